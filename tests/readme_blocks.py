@@ -25,6 +25,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from tests.ports import free_port
+
 BLOCK = re.compile(
     r"(?:<!-- before: (?P<before>.*?) -->\n)?"
     r"<!-- output: (?P<mode>\w+)(?P<goes_on>, goes on)?(?:, drawn as (?P<picture>[\w-]+\.svg))? -->\n"
@@ -40,6 +42,7 @@ REDIRECTION = {
     "doctor": "2>/dev/null",
 }
 DEADLINE_S = 200
+DOCUMENTED_PORT = "29731"
 HOME = "/home/ada"
 COLUMNS = 80
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
@@ -113,7 +116,9 @@ def run(block: Block, files: Mapping[str, str], folder: Path, draw: bool = False
         folder.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
         folder.joinpath(name).write_text(text, encoding="utf-8")
     lines = [SHOW, "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT", block.before]
+    port = free_port() if DOCUMENTED_PORT in "".join(block.commands) else 0  # of this run; two at once would collide
     for command in block.commands:
+        command = command.replace(DOCUMENTED_PORT, str(port)) if port else command
         lines += [f"show {shlex.quote('$ ' + command)}", f"{{ {command}\n}} {REDIRECTION[block.mode]}"]
     done = subprocess.run(
         # `timeout` ends the whole process group, so that no run outlives its test
@@ -126,6 +131,7 @@ def run(block: Block, files: Mapping[str, str], folder: Path, draw: bool = False
     )
     assert done.returncode != 124, f"{block}: not done after {DEADLINE_S} s"
     output = done.stdout.decode()
+    output = output.replace(str(port), DOCUMENTED_PORT) if port else output
     text = shown(_SGR.sub("", output), str(folder)).rstrip() + "\n"
     if draw and block.picture:
         PICTURES.joinpath(block.picture).write_text(drawn(text, output, str(folder)), encoding="utf-8")

@@ -120,6 +120,14 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag(
             "setup", "many", _CLUSTER, "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"
         ),
+        Flag(
+            "signal",
+            "text",
+            _CLUSTER,
+            "Signal for the ranks before the time limit, in the place of SIGTERM: USR1@120 (seconds).",
+            "NAME@N",
+            example="USR1@120",
+        ),
         Flag("requeue", "switch", _CLUSTER, "Start again after preemption, a lost node or the time limit."),
         Flag("to", "text", _CLUSTER, "slurm or kubernetes [slurm].", "CLUSTER", offers=("slurm", "kubernetes")),
         Flag(

@@ -40,8 +40,12 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
     secrets = shell_words(batch.command, environ or {})[1]
     lines += [f"# {name}: {NOT_PRINTED}; sbatch hands it on." for name in secrets]
     lines += ["# One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all."]
+    lines += [] if batch.requeue_on is None else _hand_on(*batch.requeue_on)
     lines += [f"{' '.join(batch.step)} \\"]
     lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2, taken=environ)]
+    if batch.requeue_on is not None:
+        lines[-1] += " &"
+        lines += _AFTER_STEP
     if batch.requeue_after_s is not None:
         lines += [
             "status=$?",
@@ -52,6 +56,40 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
             'exit "$status"',
         ]
     return "\n".join(lines) + "\n"
+
+
+_REQUEUE_BEFORE_S = 15  # Slurm lets nothing requeue a job that is over its time
+
+
+def _hand_on(name: str, seconds: int) -> list[str]:
+    """Return the lines that give the ranks the signal, and queue the job again if they run until the end."""
+    late = max(1, seconds - _REQUEUE_BEFORE_S)
+    return [
+        f"# {name} comes {seconds} s before the time limit, to this script, and srun hands it on to the ranks.",
+        f"# A step that still runs {_REQUEUE_BEFORE_S} s before the limit, or that failed by then, is queued again.",
+        "hand_on() {",
+        '  [ -n "$told" ] && return',
+        "  told=yes",
+        f'  kill -s {name} "$step"',
+        f'  (sleep {late}; scontrol requeue "$SLURM_JOB_ID") &',
+        "  late=$!",
+        "}",
+        "told= late=",
+        f"trap hand_on {name}",
+    ]
+
+
+#: ``wait`` returns early when a signal comes.
+_AFTER_STEP = [
+    "step=$!",
+    'wait "$step"; status=$?',
+    'while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done',
+    '[ -n "$late" ] && kill "$late" 2>/dev/null',
+    'if [ -n "$told" ] && [ "$status" -ne 0 ]; then',
+    '  scontrol requeue "$SLURM_JOB_ID" && sleep 60  # Slurm ends this script; its own end would count as the job\'s',
+    "fi",
+    'exit "$status"',
+]
 
 
 def directive_text(directive: str) -> str:

@@ -189,6 +189,82 @@ def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Clu
     assert "error[time-limit]: Slurm's signal" in explained and f"limit of job {job}" in " ".join(explained.split())
 
 
+#: Saves when USR1 comes, and has more to do; the second time it goes on from there and is through.
+CHECKPOINTING = """
+import os, signal, sys, time
+from pathlib import Path
+rank = os.environ["RANK"]
+saved = Path(f"checkpoint-{rank}")
+if saved.exists():
+    print(f"rank {rank} resumed in restart {os.environ['SLURM_RESTART_COUNT']}", flush=True)
+    sys.exit(0)
+def save(number, frame):
+    saved.write_text(signal.Signals(number).name)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+Path(f"ready-{rank}").touch()
+time.sleep(300)
+"""
+
+
+def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, place: Path) -> None:
+    (place / "save.py").write_text(CHECKPOINTING)
+    size = ("2x1", "--gpus-per-node", "1", "--time", "5", "--signal", "USR1@120", "--requeue")
+    submitted = cluster.ddplaunch("submit", *size, *HERE, "--", "save.py", cwd=place)
+    job = submitted.stdout.strip()
+    assert job.isdigit(), submitted.stderr
+    _until(lambda: (place / "ready-0").exists() and (place / "ready-1").exists(), place)
+    cluster.run(["scancel", "--batch", "--signal=USR1", job], place)  # what Slurm does before the limit
+    shown = ""
+
+    def waits_again() -> bool:
+        nonlocal shown
+        shown = cluster.run(["scontrol", "show", "job", job], place).stdout
+        return "Restarts=1" in shown and "JobState=PENDING" in shown
+
+    _until(waits_again, place)
+    assert (place / "checkpoint-0").read_text() == (place / "checkpoint-1").read_text() == "SIGUSR1"
+
+    time.sleep(3)  # a job that starts in the second in which it was killed is refused by its node
+
+    def begun() -> bool:
+        cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], place)  # it would wait two minutes
+        return "JobState=PENDING" not in cluster.run(["scontrol", "show", "job", job], place).stdout
+
+    _until(begun, place)
+    ended = cluster.finished(job)
+    log = (place / f"slurm-{job}.out").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log
+    assert "rank 0 resumed in restart 1" in log
+    assert not _left(place)
+
+
+def test_a_lost_node_is_named(cluster: Cluster, place: Path) -> None:
+    size = ("2x1", "--gpus-per-node", "1", "--time", "5")
+    job = cluster.ddplaunch("submit", *size, *HERE, "--", "train.py", "wait", cwd=place).stdout.strip()
+    _until(lambda: (place / "ready-0").exists() and (place / "ready-1").exists(), place)
+    try:
+        cluster.run(["scontrol", "update", "NodeName=vn2", "State=DOWN", "Reason=lost"], place)
+        ended = cluster.finished(job)
+    finally:
+        cluster.run(["scontrol", "update", "NodeName=vn2", "State=RESUME"], place)
+    assert ended["JobState"] == "NODE_FAIL", ended
+    said = " ".join(cluster.ddplaunch("explain", job, cwd=place).stdout.split())
+    assert f"job {job} lost a node" in said, said
+    assert not _left(place)
+
+
+def test_uneven_ranks_of_a_step(cluster: Cluster, place: Path) -> None:
+    launch = (sys.executable, "-m", "ddplaunch", "run", "2+1", "--device", "cpu", "--show", "all", *HERE)
+    srun = ("srun", "-N2", "--ntasks-per-node=1", "-c2", "--kill-on-bad-exit=1")
+    done = cluster.run([*srun, *launch, "--", "train.py", "end"], place, timeout_s=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[1:6] for line in ranks(done.stdout)] == [
+        [f"{rank}/3", "sum", "3", node, str(local)]
+        for rank, (node, local) in enumerate((("vn1", 0), ("vn1", 1), ("vn2", 0)))
+    ]
+
+
 def test_a_job_that_is_preempted_says_so_in_its_record(cluster: Cluster, place: Path) -> None:
     size = ("1x1", "--gpus-per-node", str(GPUS), "--time", "5")
     job = cluster.ddplaunch("submit", *size, *HERE, "--", "train.py", "wait", cwd=place).stdout.strip()

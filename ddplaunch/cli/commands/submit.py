@@ -34,7 +34,7 @@ _FOR_KUBERNETES = (
     *("kind", "image", "shm_size", "secret", "namespace", "volume", "toleration", "node_selector"),
     *("image_pull_secret", "queue", "rdma", "host_network", "set", "patch", "trainer"),
 )
-_FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup")
+_FOR_SLURM = ("signal", "partition", "account", "qos", "constraint", "sbatch_arg", "setup")
 #: What says the size of the job, which stands in its text and not in the command that it runs.
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 

@@ -25,7 +25,7 @@ _ARRAY = re.compile(r"--array(?:=|\Z)|-a")
 _OURS = {
     **{flag: flag for flag in ("--nodes", "--gpus-per-node", "--cpus-per-task", "--time", "--partition", "--account")},
     **{flag: flag for flag in ("--qos", "--mem", "--constraint", "--requeue", "--wait")},
-    **{"--ntasks-per-node": "NPROC", "--ntasks": "NPROC", "--signal": "--grace"},
+    **{"--ntasks-per-node": "NPROC", "--ntasks": "NPROC", "--signal": "--signal or --grace"},
 }
 _SHORT = {
     **{"-N": "--nodes", "-c": "--cpus-per-task", "-t": "--time", "-p": "--partition", "-A": "--account", "-q": "--qos"},
@@ -38,7 +38,8 @@ class BatchScript:
     """What stands in a batch script. ``directives`` are options of sbatch, ``setup`` lines of the user, as typed.
 
     ``step`` is the srun line in front of ``command``. ``requeue_after_s`` is the second of the job from
-    which on a failure means that its time was over; None: a failure is never put down to the time.
+    which on a failure means that its time was over; None: a failure is never put down to the time. After the signal
+    ``requeue_on``, which comes so many seconds before the end, the job is queued again unless the step ends well.
     """
 
     about: str
@@ -47,6 +48,7 @@ class BatchScript:
     step: tuple[str, ...]
     command: tuple[str, ...]
     requeue_after_s: int | None = None
+    requeue_on: tuple[str, int] | None = None
 
     @property
     def log(self) -> str:
@@ -86,7 +88,7 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
         *(word for name, value in named for word in _given(f"--{name}", value)),
         LOG if array is None else LOG_OF_ARRAY,
         *(["--requeue", "--open-mode=append"] if submission.requeue else ["--no-requeue"]),
-        *([f"--signal=TERM@{submission.grace_s}"] if submission.grace_s is not None else []),
+        *_signal(submission),
         *extra,
     ]
     for directive in directives:
@@ -99,6 +101,7 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
         step=(*STEP, "--ntasks-per-node=1", *cpus),
         command=command,
         requeue_after_s=_requeue_after(submission),
+        requeue_on=submission.signal if submission.requeue else None,
     )
 
 
@@ -136,6 +139,14 @@ def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
         *([f"--cpus-per-task={int(cpus) * int(tasks)}"] if counted else []),
         *("--export=ALL", "--overlap"),
     )
+
+
+def _signal(submission: Submission) -> list[str]:
+    """Return sbatch's option. ``B:`` is for the batch script alone, which hands the signal on and queues again."""
+    if submission.signal is not None:
+        name, seconds = submission.signal
+        return [f"--signal={'B:' if submission.requeue else ''}{name}@{seconds}"]
+    return [f"--signal=TERM@{submission.grace_s}"] if submission.grace_s is not None else []
 
 
 def _about(submission: Submission) -> str:

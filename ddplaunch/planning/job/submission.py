@@ -22,7 +22,8 @@ class Submission:
     """One job. ``script`` names the script to people.
 
     ``processes`` are those of each node, None where the cluster's GPUs decide it. ``grace_s`` seconds before the end
-    of ``time_s`` the ranks are told to end. ``memory`` is per node, as typed.
+    of ``time_s`` the ranks are told to end, or get ``signal``, a name and its own seconds.
+    ``memory`` is per node, as typed.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Submission:
     time_s: int | None = None
     grace_s: int | None = None
     requeue: bool = False
+    signal: tuple[str, int] | None = None
 
 
 def decide_submission(options: Options, asked: Mapping[str, Any], script: str) -> Submission:
@@ -63,7 +65,7 @@ def decide_submission(options: Options, asked: Mapping[str, Any], script: str) -
     memory = asked.get("mem")
     if memory is not None and not _MEMORY.match(memory):
         raise impossible_value("mem", memory, "it is memory per node: a number with K, M, G or T behind it", "200G")
-    requeue = bool(asked.get("requeue"))
+    requeue, signal = bool(asked.get("requeue")), _signal(options, asked.get("signal"))
     time_s = None if time is None else parse_time(time)
     return Submission(
         name=job_name(asked.get("job_name") or script),
@@ -75,8 +77,9 @@ def decide_submission(options: Options, asked: Mapping[str, Any], script: str) -
         memory=memory,
         time=time,
         time_s=time_s,
-        grace_s=_grace(options, requeue, time_s),
+        grace_s=None if signal else _grace(options, requeue, time_s),
         requeue=requeue,
+        signal=signal,
     )
 
 
@@ -179,6 +182,27 @@ def _refuse_what_the_cluster_decides(options: Options) -> None:
                 fix=fix,
                 where=str(value.source),
             )
+
+
+_SIGNAL = re.compile(r"(?:SIG)?(USR1|USR2|TERM|INT|HUP)@([1-9][0-9]{0,5})\Z")
+
+
+def _signal(options: Options, text: str | None) -> tuple[str, int] | None:
+    """Return the signal of `--signal USR1@120`. Raises UsageError for another spelling, and beside `--grace`."""
+    if text is None:
+        return None
+    match = _SIGNAL.match(text)
+    if match is None:
+        why = "it is USR1, USR2, TERM, INT or HUP, `@`, and the seconds before the time limit"
+        raise impossible_value("signal", text, why, "USR1@120")
+    if options.grace_s is not None:
+        raise usage(
+            f"`--signal {text}` with `--grace {options.grace_s.value:g}`",
+            why="Slurm sends one signal before the time limit, and both ask for one: `--grace` for SIGTERM",
+            fix=f"one of them; `--grace {match[2]}` is `--signal TERM@{match[2]}`",
+            where="flag: --signal",
+        )
+    return match[1], int(match[2])
 
 
 def _grace(options: Options, requeue: bool, time_s: int | None) -> int | None:
