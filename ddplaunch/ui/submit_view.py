@@ -71,7 +71,7 @@ def _hand_on(name: str, seconds: int) -> list[str]:
         '  [ -n "$told" ] && return',
         "  told=yes",
         f'  kill -s {name} "$step"',
-        f'  (sleep {late}; scontrol requeue "$SLURM_JOB_ID") &',
+        f"  (trap 'kill $!' TERM; sleep {late} & wait $! && scontrol requeue \"$SLURM_JOB_ID\") &",
         "  late=$!",
         "}",
         "told= late=",
