@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import selectors
 import signal
 import subprocess
@@ -218,6 +217,8 @@ class Links:
 
 def allow_many(hosts: int) -> None:
     """Raise the soft limit of open files to what ``hosts`` sessions need. Raises RefusedError beyond the hard limit."""
+    import resource  # not on Windows
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and hard < wanted:

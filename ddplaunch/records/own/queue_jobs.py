@@ -6,7 +6,6 @@ may hold a secret that has to be passed on. Changes are made under a lock.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ddplaunch.records.json_files import as_number, as_text, as_whole, read_object, replace_file
-from ddplaunch.records.own.own_files import closing, open_to_write, read_file, try_lock
+from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, closing, open_to_write, read_file, try_lock
 from ddplaunch.values.codec import plain
 from ddplaunch.values.frozen import dataclass
 
@@ -110,7 +109,7 @@ def changing(base: Path) -> Iterator[list[QueuedJob]]:
     """Yield the jobs while nobody else changes them. Raises OSError, TimeoutError too, where that cannot be had."""
     with closing(open_to_write(queue_folder(base) / "lock", os.O_RDWR)) as descriptor:
         until_s = time.monotonic() + _LOCK_S
-        while not try_lock(descriptor, fcntl.LOCK_EX):
+        while not try_lock(descriptor, LOCK_ALONE):
             if time.monotonic() > until_s:
                 raise TimeoutError(110, "another command changes the queue and does not end", str(queue_folder(base)))
             time.sleep(_PAUSE_S)
@@ -121,7 +120,7 @@ def changing(base: Path) -> Iterator[list[QueuedJob]]:
 def running_queue(base: Path) -> Iterator[bool]:
     """Be the one who works the queue off, until the end; yield False where somebody else does."""
     with closing(open_to_write(queue_folder(base) / "runner", os.O_RDWR)) as descriptor:
-        taken = try_lock(descriptor, fcntl.LOCK_EX)
+        taken = try_lock(descriptor, LOCK_ALONE)
         if taken:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -134,5 +133,5 @@ def runner_of(base: Path) -> int | None:
     with suppress(OSError, ValueError):
         if path.exists():
             with closing(open_to_write(path, os.O_RDWR)) as descriptor:
-                return None if try_lock(descriptor, fcntl.LOCK_SH) else int(read_file(path, 64))
+                return None if try_lock(descriptor, LOCK_SHARED) else int(read_file(path, 64))
     return None
