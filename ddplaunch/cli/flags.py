@@ -79,12 +79,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("dry_run", "switch", _OUTPUT, "Print the launch as shell text; start nothing."),
         Flag("json", "switch", _OUTPUT, "With --dry-run: the whole plan as JSON."),
         *HOSTS,
-        Flag(
-            "sync",
-            "switch",
-            _SEVERAL,
-            "First copy this directory's tracked files to every host, as they are now; deletes nothing.",
-        ),
+        Flag("sync", "switch", _SEVERAL, "First copy the files that git tracks here to every host; deletes nothing."),
         Flag("join_secret", "text", _SEVERAL, "Without --hosts: a file that all nodes have, and nobody else.", "FILE"),
     ),
     "plan": (
@@ -121,12 +116,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
             "setup", "many", _CLUSTER, "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"
         ),
         Flag(
-            "signal",
-            "text",
-            _CLUSTER,
-            "Signal for the ranks before the time limit, in the place of SIGTERM: USR1@120 (seconds).",
-            "NAME@N",
-            example="USR1@120",
+            "signal", "text", _CLUSTER, "Instead of SIGTERM before the limit: USR1@120.", "NAME@N", example="USR1@120"
         ),
         Flag("requeue", "switch", _CLUSTER, "Start again after preemption, a lost node or the time limit."),
         Flag("to", "text", _CLUSTER, "slurm or kubernetes [slurm].", "CLUSTER", offers=("slurm", "kubernetes")),
