@@ -153,7 +153,7 @@ def test_sizes_of_each_host(options: Options, slots: tuple[int | None, ...]) -> 
     found = sized(options, ("a", "b"), slots)
     meeting = Meeting("10.0.0.1", 29500, ("10.0.0.1", "10.0.0.2"))
     parts = [options_from_json(options_json(part(found, node, meeting, "run", None))) for node in (0, 1)]
-    assert [value_of(each.nproc, None) for each in parts] == [8, 4]
+    assert [None if each.nproc is None else each.nproc.value for each in parts] == [8, 4]
     assert {value_of(each.node_sizes, ()) for each in parts} == {(8, 4)}
 
 
