@@ -126,6 +126,7 @@ class Host:
         answers: dict[str, dict[str, Any]] = {
             "listen": {"port": order.get("port") or 29500, "addresses": [address]},
             "reach": {"reached": dict.fromkeys(order.get("addresses", ()), address)},
+            "sources": {"files": dict.fromkeys(order.get("files", ()), "alike"), "tree": None},
         }
         answer = {"id": order["id"], **answers[what]}
         play.after(2 * play.script.round_trip_s, lambda: self.say(Kind.ANSWER, answer))

@@ -216,11 +216,11 @@ class RankCpus:
         handlers = POPEN.owner()
         popen = handlers._popen
 
-        def start_one(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
+        def start_one(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
             before = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self.of(env) or before)
             try:
-                return popen(self, args, env)
+                return popen(handler, args, env)
             finally:
                 os.sched_setaffinity(0, before)
 
