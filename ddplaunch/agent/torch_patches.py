@@ -149,13 +149,25 @@ def start_ranks_by(
 
     ``cold()`` starts it as torchrun itself does.
     """
+
+    def start_one(handler: Any, args: Sequence[str], env: Mapping[str, str], cold: Callable[[], Any]) -> Any:
+        if not (hasattr(handler, "_stdout") and hasattr(handler, "_stderr")):
+            return cold()
+        return start(args, env, (handler._stdout, handler._stderr), cold)
+
+    _start_each_by(start_one)
+
+
+def _start_each_by(start: Callable[[Any, Sequence[str], Mapping[str, str], Callable[[], Any]], Any]) -> None:
+    """Have torchrun start each rank by ``start(handler, args, environment, before)``, which may call ``before()``.
+
+    ``before`` starts it as it was started until now.
+    """
     handlers = POPEN.owner()
     popen = handlers._popen
 
     def start_one(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
-        if not (hasattr(self, "_stdout") and hasattr(self, "_stderr")):
-            return popen(self, args, env)
-        return start(args, env, (self._stdout, self._stderr), lambda: popen(self, args, env))
+        return start(self, args, env, lambda: popen(self, args, env))
 
     handlers._popen = start_one
 
@@ -167,11 +179,9 @@ def tolerate_exit_aborts(ended_well: Callable[[str], bool]) -> bool:
     """
     if not POPEN.is_known():
         return False
-    handlers = POPEN.owner()
-    popen = handlers._popen
 
-    def start_one(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
-        process, note = popen(self, args, env), env.get(ENDED)
+    def start_one(_: Any, args: Sequence[str], env: Mapping[str, str], start: Callable[[], Any]) -> Any:
+        process, note = start(), env.get(ENDED)
         look = process.poll
 
         def poll() -> Any:
@@ -181,7 +191,7 @@ def tolerate_exit_aborts(ended_well: Callable[[str], bool]) -> bool:
         process.poll = poll
         return process
 
-    handlers._popen = start_one
+    _start_each_by(start_one)
     return True
 
 
@@ -213,18 +223,16 @@ class RankCpus:
         if not POPEN.is_known():
             self._tell("this torch starts them in a way unknown to ddplaunch")
             return
-        handlers = POPEN.owner()
-        popen = handlers._popen
 
-        def start_one(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
+        def start_one(_: Any, args: Sequence[str], env: Mapping[str, str], start: Callable[[], Any]) -> Any:
             before = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self.of(env) or before)
             try:
-                return popen(handler, args, env)
+                return start()
             finally:
                 os.sched_setaffinity(0, before)
 
-        handlers._popen = start_one
+        _start_each_by(start_one)
 
     def _tell(self, why: str) -> None:
         if not self._told:
