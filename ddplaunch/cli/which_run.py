@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -127,20 +127,24 @@ def other_hosts(directory: Path) -> list[str]:
     return sorted({node.host for node in read_processes(directory) if node.node not in ended} - {"", host_name()})
 
 
-def kept_elsewhere(directory: Path, here: Collection[int]) -> Launched | None:
+def kept_elsewhere(directory: Path) -> Launched | None:
     """Return the hosts of a run launched from here that have what is not brought yet; None where nothing is missing.
 
-    ``here`` are the nodes with files in ``directory``. A run that is over has brought its records; one whose launcher
-    was killed has not.
+    They are those of nodes without output in ``directory``. A run that is over has brought its records; one whose
+    launcher was killed has not.
     """
     launched = read_launched(directory)
     if launched is None or launched.host != host_name() or foreign(directory) is not None:
         return None
-    lives = launcher_of(launched, process_table(), boot_id(), host_name()) is not None
-    if not lives and (read_record(directory).outcomes or not all(place.record for place in launched.places)):
+    if not _lives(launched) and (read_record(directory).outcomes or not all(place.record for place in launched.places)):
         return None
+    here = {file.node for file in log_files(directory)}
     away = tuple(place for place in launched.places if place.node not in here)
     return replace(launched, places=away) if away else None
+
+
+def _lives(launched: Launched) -> bool:
+    return launcher_of(launched, process_table(), boot_id(), host_name()) is not None
 
 
 @contextmanager
@@ -149,15 +153,13 @@ def with_what_hosts_have(directory: Path) -> Iterator[Path]:
 
     The record itself gets what hosts have where nobody else will bring it. What could not be asked is told.
     """
-    here = {file.node for file in log_files(directory)}
-    launched = kept_elsewhere(directory, here)
+    launched = kept_elsewhere(directory)
     if launched is None:
         yield directory
         return
-    lives = launcher_of(launched, process_table(), boot_id(), host_name()) is not None
     with ExitStack() as stack:
         place = directory
-        if lives:  # it brings them at the end, to the same place
+        if _lives(launched):  # it brings them at the end, to the same place
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-"))) / directory.name
             for path in directory.glob("*.json"):
                 replace_file(place / path.name, read_plain(path, 64 << 20).decode())

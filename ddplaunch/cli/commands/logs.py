@@ -82,8 +82,7 @@ def _print(
 ) -> int:
     """Print the ``last`` lines (None: all) of each file of these ranks from ``since_s`` on, and what follows them."""
     files = log_files(directory, ranks)
-    here = frozenset(file.node for file in (files if ranks is None else log_files(directory)))
-    away = kept_elsewhere(directory, here)
+    away = kept_elsewhere(directory)
     if not files and not follow and away is None:
         raise _nothing_there(directory, ranks)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -107,7 +106,7 @@ def _print(
             open_ended = _follow(directory, ranks, screen, parts)
         elif open_ended and follow and away is not None:
             asked |= {"follow": True, "since_s": since_s}
-            open_ended = _follow_hosts(directory, ranks, screen, parts, here, EachHost(away, "logs", **asked))
+            open_ended = _follow_hosts(directory, ranks, screen, parts, away, asked)
     except KeyboardInterrupt:
         write_bytes(b"\n" if on_terminal else b"")
         raise
@@ -172,17 +171,18 @@ def _follow_hosts(
     ranks: frozenset[int] | None,
     screen: _Shown,
     parts: Sequence[LogPart],
-    here: frozenset[int],
-    hosts: EachHost,
+    away: Launched,
+    asked: Mapping[str, Any],
 ) -> bool:
-    """Show what all hosts print until none has more to say, and what nodes print whose files are ``here``."""
+    """Show what the hosts of ``away`` print until none has more to say, and what nodes print whose files are here."""
+    asked_nodes = {place.node for place in away.places}
     positions = {part.file.path: part.end for part in parts}
     show = screen.show
-    with hosts:
+    with EachHost(away, "logs", **asked) as hosts:
         tell_findings(hosts.problems)
         known = len(hosts.problems)
         for file, data in follow_files(directory, ranks, positions, lambda: not hosts.open):
-            shown = show.take(file, data) if file is not None and file.node in here else b""
+            shown = show.take(file, data) if file is not None and file.node not in asked_nodes else b""
             if file is None:
                 told = [_told(directory, place, body) for place, kind, body in hosts.frames(0.0) if kind is Kind.OUT]
                 shown = b"".join(show.take(one, said) for one, said, _ in told)
