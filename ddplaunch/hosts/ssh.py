@@ -134,6 +134,27 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
     return _connection_failure(host, shlex.join(["ssh", host]), status, said)
 
 
+def ssh_missing() -> Finding:
+    """Return the finding for a machine from which no host can be reached."""
+    return error(
+        "ssh-missing",
+        "there is no `ssh` on PATH",
+        why="hosts are reached by OpenSSH's own client",
+        fix="install it: `apt-get install openssh-client`, `dnf install openssh-clients`",
+    )
+
+
+def misunderstood(host: str, problem: str) -> Finding:
+    """Return the finding for a host whose answer says nothing here; ``problem`` is a clause."""
+    return error(
+        "host-answer-unknown",
+        f"{host} gave an answer that this ddplaunch does not understand: {problem}",
+        why="the ddplaunch there is another version, or failed",
+        fix="install the same version on all hosts",
+        where=host,
+    )
+
+
 def _connection_failure(host: str, login: str, status: int | None, said: str) -> Finding:
     last, denied = _last_line(said), _last_line(said, _DENIED).rstrip(".")
     removal = _REMOVAL.search(said)

@@ -193,13 +193,14 @@ def joined_sample(samples: Sequence[Sample]) -> Sample:
         ranks += [each if each.gpu is None else replace(each, gpu=each.gpu + at * most) for each in sample.ranks]
         gpus += [replace(each, index=each.index + at * most) for each in sample.gpus]
     hosts = [sample.host for sample in samples]
+
+    def total(name: str) -> int | None:
+        known = [value for each in hosts if (value := getattr(each, name)) is not None]
+        return sum(known) if len(known) == len(hosts) else None
+
     cpus = sum(each.cpus for each in hosts)
     used = [each.cpus * each.cpu_percent for each in hosts if each.cpu_percent is not None]
-    sums = {
-        name: sum(known) if len(known) == len(hosts) else None
-        for name in (field.name for field in fields(HostSample) if field.name not in ("cpus", "cpu_percent"))
-        if (known := [value for each in hosts if (value := getattr(each, name)) is not None]) is not None
-    }
+    sums = {field.name: total(field.name) for field in fields(HostSample) if not field.name.startswith("cpu")}
     return Sample(
         at_s=max(sample.at_s for sample in samples),
         name=listed([sample.name for sample in samples], 3),

@@ -27,7 +27,7 @@ from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import digest_of_file
 from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet, sync, tracked, with_sources
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import command
+from ddplaunch.hosts.ssh import command, ssh_missing
 from ddplaunch.planning.gpus import exported
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
@@ -37,7 +37,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.script.source import locate
-from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning
+from ddplaunch.values.finding import Finding, RefusedError, Severity, UsageError, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
 
@@ -134,12 +134,7 @@ def facts_of(
     try:
         return ask_all(links, [host.name for host in hosts], start, question)
     except FileNotFoundError as exception:
-        raise usage(
-            "there is no `ssh` on PATH",
-            why="hosts are reached by OpenSSH's own client",
-            fix="install it: `apt-get install openssh-client`, `dnf install openssh-clients`",
-            code="ssh-missing",
-        ) from exception
+        raise UsageError(ssh_missing()) from exception
 
 
 def plan(

@@ -22,7 +22,7 @@ from ddplaunch.hosts.session.answers import digest_of_file
 from ddplaunch.hosts.session.fan_out import FanOut, body_of
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import failure
+from ddplaunch.hosts.ssh import failure, misunderstood
 from ddplaunch.machine.facts import Facts, ProbeRequest
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, named
 from ddplaunch.values import codec
@@ -123,21 +123,11 @@ def replies(links: Links, asked: Sequence[Link], kind: Kind, deadline_s: float) 
                     yield event.link.name, body_of(event)
 
 
-def _misunderstood(name: str, problem: str) -> Finding:
-    return error(
-        "host-answer-unknown",
-        f"{name} gave an answer that this ddplaunch does not understand: {problem}",
-        why="the ddplaunch there is another version, or failed",
-        fix="install the same version on all hosts",
-        where=name,
-    )
-
-
 def _report(
     name: str, question: Question, answer: Mapping[str, Any], clock: tuple[float, float]
 ) -> HostReport | Finding:
     if "problem" in answer:
-        return _misunderstood(name, str(answer["problem"]))
+        return misunderstood(name, str(answer["problem"]))
     try:
         extra = answer["extra"]
         return HostReport(
@@ -154,7 +144,7 @@ def _report(
             clock_unsure_s=clock[1],
         )
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        return _misunderstood(name, str(problem))
+        return misunderstood(name, str(problem))
 
 
 def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float]]:
@@ -205,7 +195,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     first.send(Kind.ASK, {"id": 1, "what": "listen", "port": port, "nonce": nonce})
     answer = dict(replies(links, [first], Kind.ANSWER, _MEET_S)).get(first.name, {"problem": "no answer"})
     if "problem" in answer:
-        return (_misunderstood(first.name, str(answer["problem"])),)
+        return (misunderstood(first.name, str(answer["problem"])),)
     if "port_problem" in answer:
         return (
             error(
@@ -218,7 +208,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
         )
     found, listed = answer.get("port"), answer.get("addresses")
     if type(found) is not int or not 0 < found < 1 << 16 or not isinstance(listed, list):
-        return (_misunderstood(first.name, "it names no port and addresses"),)
+        return (misunderstood(first.name, "it names no port and addresses"),)
     addresses = [address] if address else list(map(str, listed))
     for link in others:
         link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})

@@ -12,9 +12,9 @@ from typing import Any
 from ddplaunch.hosts.session.fan_out import FanOut, Reached
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.hosts.session.links import Event, Link, Links, allow_many
-from ddplaunch.hosts.ssh import command, failure
+from ddplaunch.hosts.ssh import command, failure, misunderstood, ssh_missing
 from ddplaunch.records.launchers import Launched, Place
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.finding import Finding, warning
 
 _PART_HERE = "ddplaunch.cli.part_here"
 _ANSWER_S = 30.0
@@ -44,14 +44,7 @@ class EachHost:
         try:
             reached = FanOut(self._links, self._start, self._order, self._answer_s).ask(list(self._places))
         except FileNotFoundError:
-            self.problems = (
-                error(
-                    "ssh-missing",
-                    "there is no `ssh` on PATH",
-                    why="the hosts of the run are reached by OpenSSH's own client",
-                    fix="install it: `apt-get install openssh-client`, `dnf install openssh-clients`",
-                ),
-            )
+            self.problems = (ssh_missing(),)
             return self
         for each in reached:
             self._take_answer(each)
@@ -72,15 +65,7 @@ class EachHost:
         if answer is None:
             self.problems += (failure(place.host, place.python, reached.status, reached.said, reached.tries),)
         elif "problem" in answer:
-            self.problems += (
-                error(
-                    "host-answer-unknown",
-                    f"{place.host} cannot say what it knows of the run: {answer['problem']}",
-                    why="the ddplaunch there is another version, or failed",
-                    fix="install the same version on all hosts",
-                    where=place.host,
-                ),
-            )
+            self.problems += (misunderstood(place.host, str(answer["problem"])),)
         else:
             self.answers[place.node] = answer
             self._by_link[reached.link] = place
