@@ -13,7 +13,8 @@ from ddplaunch.values.frozen import dataclass
 #: "observed": a line says it. "likely": the lines fit this best. "unknown": nothing decides.
 Certainty = Literal["observed", "likely", "unknown"]
 
-
+#: Codes that tell so little that another node, Slurm or a cluster may know more.
+VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
 #: What comes from outside or needs luck: coming twice, it says nothing.
 _BY_CHANCE = frozenset(
     {"unknown", "killed", "terminated", "time-limit", "scheduler-error", "rendezvous-failed", "port-taken"}

@@ -17,7 +17,7 @@ from ddplaunch.script.declared import absl_options, argparse_options, docopt_opt
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
 from ddplaunch.script.meaning import RANK_NAME, candidate, instead, understood
-from ddplaunch.script.mistakes.all_rules import mistakes_of
+from ddplaunch.script.mistakes import mistakes_of
 from ddplaunch.script.names import dotted, last, last_word, records_of, string
 from ddplaunch.script.process_groups import (
     asked_for,

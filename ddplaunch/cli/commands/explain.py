@@ -9,15 +9,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli.commands.logs import job_meant, unanswered
+from ddplaunch.cli.hosts.cluster_jobs import explain_job, job_meant
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, explanation_json
-from ddplaunch.hosts.kubernetes import ClusterJob, diagnosis_of, logs_of, state_of
+from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.records.directory import path_text, runs_directory
@@ -35,13 +33,11 @@ from ddplaunch.records.find import (
 from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError, usage
+from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
 if TYPE_CHECKING:
     from ddplaunch.checks.check import Check
 
-#: Codes that tell so little that another node, or Slurm, may know more.
-_VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
 _JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%-]+\]))?)\Z")
 _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
 _SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)(?::|\r?$)", re.MULTILINE)
@@ -62,7 +58,7 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         if len(targets) == 2 and (runs := _two_runs(targets, base)):
             return _compared(runs, bool(json))
         if len(targets) == 1 and not Path(targets[0]).exists() and (job := job_meant(base, targets[0])) is not None:
-            return _explain_job(job, bool(json))
+            return explain_job(job, bool(json))
         with ExitStack() as stack:
             subject = _subject(targets, base, stack)
             explanation = explained(subject)
@@ -105,42 +101,11 @@ def _with_what_else_is_known(explanation: Explanation, subject: Subject, running
     if running and (found is None or found.code == "unknown"):
         return Explanation(None)  # a run that goes on has no end to explain
     found = explanation.diagnosis
-    if running or (found is not None and found.code not in _VAGUE):
+    if running or (found is not None and found.code not in VAGUE):
         return explanation
     if found is None and subject.record is not None and not subject.record.outcomes:
         explanation = Explanation(unsaid(subject.record))
     return _with_slurms_reason(explanation, subject)
-
-
-def _explain_job(job: ClusterJob, json: bool) -> int:
-    """Explain a job on Kubernetes: what its pods printed, and what the cluster knows that no log tells."""
-    from ddplaunch.explain.explain_logs import explain_texts
-    from ddplaunch.ui.outcome_view import told_in_log
-
-    state = state_of(job, os.environ)
-    if state.state == "unknown":
-        raise RefusedError(unanswered(job, state))
-    logs = logs_of(job, state.pods, os.environ)
-    sources = [LogSource(name, BytesIO(text), None, name) for name, text in logs]
-    found = explain_texts(sources) if sources else Explanation(None)
-    of_cluster = diagnosis_of(state)
-    if found.diagnosis is None or found.diagnosis.code in _VAGUE:
-        told = (told_in_log(text.decode(errors="replace"), name) for name, text in logs)
-        of_cluster = of_cluster or next(filter(None, told), None)
-        going = state.state in ("running", "queued", "pending", "succeeded")
-        found = Explanation(of_cluster) if of_cluster else Explanation(None) if going else found
-    names = f"job {job.name}, which is {state.state}"
-    if state.state == "gone":
-        by = "deleted by `ddplaunch stop`" if job.stopped_s else "no longer in the cluster"
-        names = f"what is left of job {job.name}: it was {by}, its output with it"
-    if json:
-        answer_json({**explanation_json(found), "job": job.name, "namespace": job.namespace, "state": state.state})
-    else:
-        from ddplaunch.ui.explain_view import explanation_text
-
-        names += f" ({state.why})" if state.why and state.state != "gone" else ""
-        answer(explanation_text(found, names, Terminal.of(sys.stdout)))
-    return ExitStatus.DONE if found.diagnosis is None else ExitStatus.FINDINGS
 
 
 def _two_runs(words: Sequence[str], base: Path) -> tuple[Path, ...]:
@@ -238,10 +203,10 @@ def explained(subject: Subject) -> Explanation:
     if stored is not None:
         return stored  # made when the run ended, with what the kernel and the cgroup said then
     found = explain_texts(subject.sources, subject.facts)
-    if record is None or found.diagnosis is None or found.diagnosis.code not in _VAGUE:
+    if record is None or found.diagnosis is None or found.diagnosis.code not in VAGUE:
         return found
     nodes = [outcome.explanation for outcome in record.outcomes.values()]
-    named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in _VAGUE]
+    named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in VAGUE]
     outside = [each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, found.diagnosis)]
     failed = record.outcome is not None and record.outcome.state == "failed"
     if failed and not (named or outside) and found.diagnosis.code == "terminated":  # of the nodes that srun ended

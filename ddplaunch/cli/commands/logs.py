@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import selectors
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.flags import whole_number
+from ddplaunch.cli.hosts.cluster_jobs import job_logs, job_meant
 from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere
-from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState, job_called, log_words, state_of
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.machine.processes.process_table import process_table
@@ -34,11 +32,9 @@ from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.run_states import locate_run, recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write_bytes
-from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
+from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.words import LENGTH, duration_s, host_name
 
-_ASK_AGAIN_S = 2.0
-_MOST_PODS = 64
 _LAST_LINES = 10  # of each rank when following, as tail(1) has it
 
 
@@ -53,6 +49,8 @@ def logs(
 ) -> int:
     """Print what ranks printed; with ``follow`` go on until the run is over."""
     base = runs_directory(os.environ, run_dir, Path.cwd())
+    since_s = None if since is None else moment_s(since, time.time())
+    pattern = _parse_pattern(grep)
     if (job := job_meant(base, run)) is not None:
         if rank is not None:
             raise usage(
@@ -61,15 +59,10 @@ def logs(
                 fix=f"`ddplaunch logs {job.name} --grep PATTERN`",
                 where="flag: --rank",
             )
-        return job_logs(job, bool(follow), lines, since, grep)
+        return job_logs(job, bool(follow), _parse_lines(lines), since_s, pattern)
     directory = locate_run(base, run, run_dir is None)
-    ranks = parse_ranks(rank)
-    last = _LAST_LINES if follow and since is None else None
-    if lines is not None:
-        why, fix = "it is how many of each rank's last lines to begin with", "`--lines 100`, or `--lines all`"
-        last = None if lines == "all" else whole_number("--lines", lines, "lines", why, fix)
-    since_s = None if since is None else moment_s(since, time.time())
-    return _print(directory, ranks, last, since_s, _parse_pattern(grep), bool(follow))
+    last = _LAST_LINES if follow and since is None and lines is None else _parse_lines(lines)
+    return _print(directory, parse_ranks(rank), last, since_s, pattern, bool(follow))
 
 
 def _print(
@@ -211,105 +204,6 @@ def is_over(directory: Path) -> Callable[[], bool]:
     return over
 
 
-def job_meant(base: Path, name: str | None) -> ClusterJob | None:
-    """Return the job on Kubernetes of this name, unless a run here has it."""
-    return None if name is None or (base / "runs" / name).is_dir() else job_called(base, name)
-
-
-def job_logs(
-    job: ClusterJob, follow: bool, lines: str | None = None, since: str | None = None, grep: str | None = None
-) -> int:
-    """Print what the pods of a job wrote; with ``follow`` go on, with new pods too, until the job is over."""
-    last = None if lines in (None, "all") else whole_number("--lines", lines or "", "lines", "it is a number", "`100`")
-    since_s = None if since is None else max(1, round(time.time() - moment_s(since, time.time())))
-    readers: dict[str, subprocess.Popen[bytes]] = {}
-    show = Lines(
-        lambda file: f"[{file.path.name}] ".encode(),
-        _parse_pattern(grep),
-        sys.stdout is not None and sys.stdout.isatty(),
-    )
-    told = ""
-    try:
-        while True:
-            state = state_of(job, os.environ)
-            if state.state == "unknown" and not follow:
-                raise RefusedError(unanswered(job, state))
-            for pod in state.pods if len(readers) < _MOST_PODS else ():
-                if pod.name not in readers and pod.phase != "Pending":
-                    words = log_words(job, pod, follow, since_s, last)
-                    readers[pod.name] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-            if not readers and not follow:
-                why, fix = state.why or "no pod of it has started", f"`ddplaunch explain {job.name}` says why"
-                if state.state == "gone":
-                    why, fix = (
-                        "it is no longer in the cluster, nor are its pods",
-                        "`--run-dir` in a `--volume` keeps it",
-                    )
-                raise usage(f"job {job.name} has no output", why=why, fix=fix, code="no-output-recorded")
-            if (
-                follow
-                and not readers
-                and told != (told := f"job {job.name} is {state.state}: {state.why}".rstrip(": "))
-            ):
-                tell(f"{told}\n")
-            if not _pass_on(readers, show, until_end=not follow or state.ended) or not follow or state.ended:
-                break
-        write_bytes(show.end())
-    finally:
-        for reader in readers.values():
-            reader.kill()
-            reader.wait()
-    return ExitStatus.DONE
-
-
-def _pass_on(readers: Mapping[str, subprocess.Popen[bytes]], show: Lines, until_end: bool) -> bool:
-    """Show what comes for some seconds, or to the end of all; return False if the reader of stdout has gone."""
-    with selectors.DefaultSelector() as selector:
-        for number, (name, reader) in enumerate(readers.items()):
-            if reader.stdout is not None and not reader.stdout.closed:
-                selector.register(
-                    reader.stdout, selectors.EVENT_READ, (LogFile(Path(name), number, 0, 0, "out"), reader)
-                )
-        end_s = time.monotonic() + _ASK_AGAIN_S
-        while selector.get_map() and (until_end or time.monotonic() < end_s):
-            for key, _ in selector.select(_ASK_AGAIN_S / 4):
-                file, reader = key.data
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    selector.unregister(key.fileobj)
-                    reader.stdout.close()
-                elif not write_bytes(show.take(file, data)):
-                    return False
-        if not until_end:
-            time.sleep(max(0.0, end_s - time.monotonic()))
-    return True
-
-
-def job_status(job: ClusterJob) -> int:
-    """Say how a job on Kubernetes ended, and return 0, the exit status of the pod that failed first, or 1."""
-    state = state_of(job, os.environ)
-    if state.state == "succeeded":
-        return ExitStatus.DONE
-    failed = sorted((pod for pod in state.pods if pod.exit_status), key=lambda pod: pod.ended_s or 0)
-    status = failed[0].exit_status if failed and failed[0].exit_status else 1
-    where = (
-        f"pod {failed[0].name} ended first, with exit status {status}" if failed else (state.why or "it says no more")
-    )
-    what = f"job {job.name} {'was deleted' if state.state == 'gone' else f'is {state.state}'}"
-    tell_findings([error("job-failed", what, why=where, fix=f"`ddplaunch explain {job.name}`", where=job.namespace)])
-    return status
-
-
-def unanswered(job: ClusterJob, state: ClusterState) -> Finding:
-    """Return the finding for a cluster that does not tell about a job."""
-    return error(
-        "cluster-unreachable",
-        f"the cluster does not tell about {job.name}: {state.why}",
-        why=f"kubectl asked for it in namespace {job.namespace}, context {job.context or 'of this pod'}",
-        fix="`kubectl cluster-info` shows whether it can be reached",
-    )
-
-
 def _prefix(directory: Path, away: Launched | None) -> Callable[[LogFile], bytes]:
     """Return what says who speaks, in front of the lines of several ranks; ``away`` are hosts that are asked."""
     hosts = {node.node: node.host for node in read_processes(directory) if node.host}
@@ -356,6 +250,14 @@ def moment_s(text: str, now_s: float) -> float:
             fix='`--since 10m` or `--since "2026-11-21 14:30"`',
             where="flag: --since",
         ) from None
+
+
+def _parse_lines(text: str | None) -> int | None:
+    """Return how many of each rank's last lines to begin with; None for ``all`` and where nothing is said."""
+    if text is None or text == "all":
+        return None
+    why, fix = "it is how many of each rank's last lines to begin with", "`--lines 100`, or `--lines all`"
+    return whole_number("--lines", text, "lines", why, fix)
 
 
 def _parse_pattern(text: str | None) -> re.Pattern[bytes] | None:

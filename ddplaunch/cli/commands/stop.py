@@ -6,16 +6,13 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from json import dumps as json_text
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ddplaunch.cli.commands.logs import job_meant
+from ddplaunch.cli.hosts.cluster_jobs import delete_job, job_meant
 from ddplaunch.cli.streams import answer_json, tell, tell_findings
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
-from ddplaunch.hosts.kubernetes import ClusterJob, delete
-from ddplaunch.hosts.kubernetes import note as note_job
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.machine.files import boot_id, owner_name
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
@@ -52,7 +49,6 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
 
-_PODS_S = 120.0  # in which the pods of a job on Kubernetes end; many give their ranks a minute
 _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
 
 
@@ -60,7 +56,7 @@ def stop(run: str | None, all: bool | None, grace: float | None, json: bool | No
     """End a run, or every one of this directory; return 1 where something of it is left."""
     base = runs_directory(os.environ, run_dir, Path.cwd())
     if not all and (job := job_meant(base, run)) is not None:
-        return _delete(job, base, grace, bool(json))
+        return delete_job(job, base, grace, bool(json))
     if not all:
         return _stop(run, base, grace, bool(json))
     if run is not None:
@@ -97,28 +93,6 @@ def _stop(run: str | None, base: Path, grace: float | None, json: bool) -> int:
     if from_here is not None and from_here.host == host:
         return _stop_by_hosts(from_here, grace, json)
     return _stop_here(chosen, directory, grace, json, table)
-
-
-def _delete(job: ClusterJob, base: Path, grace_s: float | None, json: bool) -> int:
-    """Delete a job on Kubernetes, whose pods get SIGTERM and the grace that they were submitted with."""
-    if grace_s is not None:
-        raise usage(
-            f"`--grace` of {job.name}, a job on Kubernetes",
-            why="its pods have the grace that they were made with, and deleting the job cannot change it",
-            fix=f"`ddplaunch stop {job.name}`; `submit --grace` says it beforehand",
-            where="flag: --grace",
-        )
-    tell(f"deleting {job.kind} {job.name} in namespace {job.namespace}; its pods get SIGTERM\n")
-    left = delete(job, os.environ, _PODS_S)
-    note_job(base, replace(job, stopped_s=round(time.time(), 3)))
-    names = [pod.name for pod in left.pods]
-    if json:
-        answer_json({"schema": 1, "job": job.name, "namespace": job.namespace, "remaining": names})
-    elif names:
-        tell(f"still ending after {_PODS_S:.0f} s: {', '.join(names)}\n")
-    else:
-        tell(f"{job.name} and its pods are gone\n")
-    return ExitStatus.FINDINGS if names else ExitStatus.DONE
 
 
 def _is_over(base: Path, alive: Sequence[RunProcesses], run: str | None) -> bool:

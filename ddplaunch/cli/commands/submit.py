@@ -108,7 +108,7 @@ def _to_kubernetes(
     if not asked["wait"]:
         answer(f"{job.name}\n")
         return ExitStatus.DONE
-    from ddplaunch.cli.commands.logs import job_logs, job_status
+    from ddplaunch.cli.hosts.cluster_jobs import job_logs, job_status
 
     try:
         job_logs(job, follow=True)
