@@ -252,7 +252,7 @@ def test_what_a_terminal_stops_stands_still_and_goes_on_with_fg(tmp_path: Path) 
     (tmp_path / "train.py").write_text(STANDS)
     beats = [tmp_path / f"beats-{rank}" for rank in range(2)]
     words = ddplaunch(
-        *("run", "2", "--device", "cpu", "--hang-timeout", "3", "--on-hang", "stop", "--timeout", "40"),
+        *("run", "2", "--device", "cpu", "--hang-timeout", "3", "--on-hang", "stop", "--timeout", "25"),
         *("--", "train.py"),
     )
     typed: list[str] = []
@@ -270,7 +270,7 @@ def test_what_a_terminal_stops_stands_still_and_goes_on_with_fg(tmp_path: Path) 
         elif typed[-1:] == ["stop"] and b"Stopped" in shown:
             until(lambda: stands_still(beats), "the ranks stand still")
             stood.append([each.read_text() for each in beats])
-            time.sleep(max(8.0, begun_s + 45 - time.monotonic()))
+            time.sleep(max(8.0, begun_s + 28 - time.monotonic()))
             stood.append([each.read_text() for each in beats])
             typed.append("fg")
             os.write(terminal, b"fg\n")

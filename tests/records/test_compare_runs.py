@@ -205,21 +205,17 @@ def test_two_runs_are_compared_and_two_logs_are_read_as_one(folder: Path, call: 
 
 SCRIPT = """
 import argparse, os
-import torch, torch.distributed as dist
 import model
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
 lr = parser.parse_args().lr
-dist.init_process_group("gloo")
 loss = 1.0
 for step in range(6):
     loss -= lr * loss * model.SLOPE
-    if dist.get_rank() == 0:
+    if os.environ["RANK"] == "0":
         print(f"step {step} loss {loss:.4f}", flush=True)
     if loss < 0:
         raise ValueError("the loss is negative")
-dist.barrier()
-os._exit(0)
 """
 
 
