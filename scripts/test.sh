@@ -26,8 +26,9 @@ check ruff check .
 check mypy
 check lint-imports
 status=0
-# Three workers, because ranks mostly wait; a file's tests stay together, for some of them share a launch or a port.
-python -m pytest -n 3 --dist loadfile "$@" || status=$?
+# Four workers, because ranks mostly wait; a file's tests stay together, for some of them share a launch or a port, and
+# files go in the order that tests/conftest.py gives them.
+python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || status=$?
 if [ -n "$failed" ]; then
   echo "error: failed:$failed" >&2
   [ "$status" != 0 ] || status=1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -33,6 +35,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--accept-golden", action="store_true", help="write tests/golden/*.txt from what the code says now"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no worker is left with one of them when the others are done."""
+    lengths: Counter[Path] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            lengths[item.path] += 4 if item.get_closest_marker("root") is not None else 1  # hosts are made for these
+    items.sort(key=lambda item: -lengths[item.path])
 
 
 @pytest.fixture
