@@ -15,7 +15,7 @@ from ddplaunch import __version__
 from ddplaunch.cli.flags import LAUNCHING, own_values, parse_quickly, said_on_command_line
 from ddplaunch.cli.help.command_help import HELP, asks_for_help
 from ddplaunch.cli.other_spellings import as_spelled_here, unknown_command
-from ddplaunch.cli.streams import answer, end_with_starter, tell, tell_findings
+from ddplaunch.cli.streams import answer, end_with_starter, say, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, RefusedError, UsageError, usage
@@ -72,11 +72,11 @@ def occupy_standard_descriptors() -> None:
 def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
     tell_findings(problem.findings)
     if words[:1] == ["run"]:
-        tell("nothing was launched\n")
+        say("nothing was launched")
     if words[:2] == ["queue", "add"]:
-        tell("nothing was queued\n")
+        say("nothing was queued")
     if words[:1] == ["submit"]:
-        tell("nothing was submitted\n")
+        say("nothing was submitted")
     return problem.status
 
 

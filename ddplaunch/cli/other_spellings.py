@@ -29,8 +29,18 @@ PROCESSES = (*_PER_NODE, *_OF_ALL_NODES)
 _AS_EVER = ("--standalone", "--use-env", "--multi-gpu")
 #: torchrun's own, for which ddplaunch has none: they are handed on.
 _TORCHRUNS = tuple(name for name, means in TORCHRUN.items() if means.kind == "torchrun" and name.startswith("--"))
-#: accelerate's, which hands it on as this variable and as nothing else.
-_BY_VARIABLE = {"--mixed-precision": ACCELERATE["--mixed-precision"].detail}
+#: accelerate's, which hands each on as this variable and as nothing else; no script has one of these names.
+_BY_VARIABLE = {
+    name: means.detail
+    for name, means in ACCELERATE.items()
+    if means.kind == "env" and name.startswith(("--mixed", "--fsdp", "--zero", "--offload", "--deepspeed", "--num-cpu"))
+}
+_BY_SWITCH = {name: ACCELERATE[name].detail for name in ("--use-deepspeed", "--use-fsdp", "--enable-cpu-affinity")}
+#: torchrun's rendezvous, of which ddplaunch needs the address alone.
+_RENDEZVOUS = ("--rdzv-backend", "--rdzv-id", "--rdzv-endpoint")
+_HERE = ("localhost", "127.0.0.1", "[::1]", "")
+_WITH_VALUE = (*PROCESSES, *_TORCHRUNS, *_BY_VARIABLE, *_RENDEZVOUS)
+_C10D = "29400"  # torchrun's port where the endpoint names none
 _HABITS = {
     "run": {"-e": "--env"},
     "logs": {"-f": "--follow", "-n": "--lines", "--tail": "--lines", "-r": "--rank", "--ranks": "--rank"},
@@ -67,7 +77,7 @@ def as_spelled_here(command: str, words: Sequence[str]) -> list[str]:
             continue
         name, equals, value = typed.partition("=")
         name = _canonical(name, command)
-        takes_value = own[name][1] is None if name in own else name in (*PROCESSES, *_TORCHRUNS, *_BY_VARIABLE)
+        takes_value = own[name][1] is None if name in own else name in _WITH_VALUE
         is_value = rest and (name in own or not rest[0].startswith("-"))  # `--torchrun-arg --tee=3` is one of ours
         following = [rest.pop(0)] if takes_value and not equals and is_value else []
         if name in own:
@@ -78,7 +88,21 @@ def as_spelled_here(command: str, words: Sequence[str]) -> list[str]:
             said = _of_others(name, following[0] if following else value, [*found, *rest])
             has_argument = has_argument or (said is not None and name in PROCESSES)
             found += [typed, *following] if said is None else said
-    return found
+    return _gpus_of_this_machine(found) if command in LAUNCHING else found
+
+
+def _gpus_of_this_machine(words: list[str]) -> list[str]:
+    """Return DeepSpeed's ``--include localhost:0,1`` as ``--gpus 0,1`` where no hosts are named; all else stays."""
+    names = [word.partition("=")[0] for word in words]
+    if names.count("--include") != 1 or {"--hosts", "--hostfile"} & {*names}:
+        return words
+    at = names.index("--include")
+    _, equals, value = words[at].partition("=")
+    value = value if equals else "".join(words[at + 1 : at + 2])
+    host, colon, gpus = value.partition(":")
+    if host not in _HERE[:2] or not colon:
+        return words
+    return [*words[:at], "--gpus", gpus, *words[at + (1 if equals else 2) :]]
 
 
 def _canonical(name: str, command: str) -> str:
@@ -106,6 +130,10 @@ def _of_others(name: str, value: str, others: Sequence[str]) -> list[str] | None
         return [] if nodes == 1 or name != "--standalone" else None
     if name in _BY_VARIABLE and value:
         return ["--env", f"{_BY_VARIABLE[name]}={value}"]
+    if name in _BY_SWITCH:
+        return ["--env", _BY_SWITCH[name]]
+    if name in _RENDEZVOUS and value:
+        return _rendezvous(name, value, nodes)
     if name in _TORCHRUNS and value:
         return [f"--torchrun-arg={name}={value}"]
     if name in _PER_NODE and value:
@@ -115,6 +143,18 @@ def _of_others(name: str, value: str, others: Sequence[str]) -> list[str] | None
     return None
 
 
+def _rendezvous(name: str, value: str, nodes: int) -> list[str] | None:
+    """Return torchrun's rendezvous as an address; the nodes of ddplaunch find each other by that alone."""
+    if name == "--rdzv-backend":
+        return [] if value in ("c10d", "static") else None
+    if name == "--rdzv-id":  # each run has a name of its own
+        return []
+    host, _, port = value.rpartition(":") if ":" in value else (value, "", "")
+    if nodes == 1 and host in _HERE:
+        return ["--master-port", port] if port not in ("", "0", _C10D) else []
+    return ["--master-addr", host.strip("[]"), "--master-port", port or _C10D]
+
+
 def _nodes(words: Sequence[str]) -> int:
     """Return the number of nodes of a launch, 0 if that is a range or comes from a list of hosts."""
     for word, following in pairwise([*words, ""]):
@@ -122,10 +162,20 @@ def _nodes(words: Sequence[str]) -> int:
         name = _SAME.get(name.replace("_", "-"), name)
         if name in ("--hosts", "--hostfile"):
             return 0
+        if several := re.fullmatch(r"(\d+)x\d+", word):
+            return int(several[1])
         if name == "--nnodes":
             value = value if equals else following
             return int(value) if value.isdecimal() else 0
     return 1
+
+
+def others_line(name: str, value: Sequence[str], script: Sequence[str]) -> str:
+    """Return the command that translates an option of another launcher which has no own spelling; empty for no such."""
+    for program, table in (("accelerate launch", ACCELERATE), ("deepspeed", DEEPSPEED), ("torchrun", TORCHRUN)):
+        if name.partition("=")[0].replace("_", "-") in table:
+            return f"ddplaunch convert -- {program} {shlex.join([name, *value, *script])}"
+    return ""
 
 
 _ANY = "`ddplaunch --help` says what each does; a launch is `ddplaunch run 4 -- train.py`"

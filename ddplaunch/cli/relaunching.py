@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.streams import tell, tell_findings
+from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.hosts.roll_call.messages import Hello
 from ddplaunch.machine.paths import newest_below
 from ddplaunch.planning.launch import Launch
@@ -94,7 +94,7 @@ def or_status_before(back: Relaunched, launch: Callable[[], int]) -> int:
             tell(line_text(refused.findings[0].what, Terminal.of(sys.stderr).width))
         else:
             tell_findings(refused.findings)
-            tell("nothing was launched\n")
+            say("nothing was launched")
         return back.status
     except SystemExit as ended:  # node 0 says it, to the same reader
         if ended.code != ExitStatus.REFUSED:

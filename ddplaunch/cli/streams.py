@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.terminal import Terminal, speak, write
+from ddplaunch.ui.terminal import Terminal, speak, wrap, write
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
@@ -33,6 +33,12 @@ VARIABLE = "DDPLAUNCH_TOLD"
 def tell(text: str) -> None:
     """Write speech to stderr."""
     speak(text)
+
+
+def say(sentence: str) -> None:
+    """Write a sentence to stderr, in lines as wide as the terminal; commands in backticks are never broken."""
+    terminal = Terminal.of(sys.stderr)
+    tell(terminal.spell("\n".join(wrap(sentence, terminal.width, "", "  ")) + "\n"))
 
 
 def answer(text: str) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from ddplaunch.cli.flags import LAUNCHING, REPEATED, flags_of, spellings
 from ddplaunch.cli.help.command_help import HELP
-from ddplaunch.cli.other_spellings import PROCESSES
+from ddplaunch.cli.other_spellings import PROCESSES, others_line
 from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import listed
@@ -163,7 +163,10 @@ def _unknown_option(words: Sequence[str], script: Sequence[str] | None, unknown:
         value = [word for word in words[at + 1 : at + 2] if "=" not in words[at] and not word.startswith("-")]
         own = [*words[:at], *words[at + 1 + len(value) :]]
         moved = shlex.join(["ddplaunch", *own, *behind, words[at], *value])
-        fix = f"`{moved}` if it is the script's, `--torchrun-arg={unknown}` if it is torchrun's; {listed}"
+        whole = shlex.quote("=".join((words[at], *value)))
+        fix = f"`{moved}` if it is the script's, `--torchrun-arg={whole}` if it is torchrun's; {listed}"
+        if translated := others_line(words[at], value, script):
+            fix = f"`{translated}` says what stands for it here; `{moved}` if it is the script's"
     elif launches:
         fix = f"put it behind `--` if it is the script's, into `--torchrun-arg` if it is torchrun's; {listed}"
     if near and launches:

@@ -116,9 +116,9 @@ def not_here(
     """
     if run is None:
         hint = f"; `{replay}` shows what was recorded of the last" if replay else ""
-        return f"{none_here(alive, command)}{hint}\n"
+        return f"{none_here(alive, command)}{hint}"
     name = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name
-    return f"{name} does not run on this host{f'; `{replay} {name}` shows what was recorded' if replay else ''}\n"
+    return f"{name} does not run on this host{f'; `{replay} {name}` shows what was recorded' if replay else ''}"
 
 
 def other_hosts(directory: Path) -> list[str]:

@@ -82,7 +82,8 @@ def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list
     if len(rows) > most:
         rows = [("…", ""), *rows[len(rows) - max(1, most - 1) :]]
     room = min(max((cells(place) for place, source in rows if source), default=0), _WIDEST_PLACE)
-    return [cut(f"{_INDENT}{place:<{room}}  {source}".rstrip(), terminal.width) for place, source in rows]
+    padded = [(place + " " * (room - cells(place)), source) for place, source in rows]
+    return [cut(f"{_INDENT}{place}  {source}".rstrip(), terminal.width) for place, source in padded]
 
 
 def _call_rows(call: UserCall) -> list[tuple[str, str]]:

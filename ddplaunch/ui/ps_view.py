@@ -10,6 +10,7 @@ from typing import Any
 from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState
 from ddplaunch.records.own.queue_jobs import QueuedJob
 from ddplaunch.records.run_states import RunSummary
+from ddplaunch.ui.explain_view import cut
 from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.codec import plain
@@ -28,7 +29,8 @@ def ps_text(
 
     The trials of one command are one line, with their sizes; one that runs is a line of its own.
     WHO is shown where a run is somebody else's, HOSTS where one has several, DIRECTORY where the record of one is not
-    below ``base``, the run directory from which the others are.
+    below ``base``, the run directory from which the others are; where there is no room for it, ``…/`` stands before the
+    script of such a run.
     """
     if not runs:
         return "no runs\n"
@@ -84,7 +86,7 @@ def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, base: Path | Non
         least = _SHORT if "HOSTS" in _SPARED[:spared] else longest
         if room >= min(longest, least):
             if longest > room:
-                shown["SCRIPT"] = [name if len(name) <= room else name[: room - 1] + "…" for name in shown["SCRIPT"]]
+                shown["SCRIPT"] = [cut(name, room) for name in shown["SCRIPT"]]
             break
     return shown
 
@@ -109,6 +111,9 @@ def _columns(
         "DIRECTORY": _directories(runs, base, None if "whole directories" not in spared else _SHORT_PLACE),
         "SCRIPT": [_script(run.script) for run in runs],
     }
+    if "DIRECTORY" in spared:  # which are elsewhere is still seen
+        elsewhere = [place not in ("", ".") for place in _directories(runs, base, None)]
+        columns["SCRIPT"] = ["…/" * away + name for away, name in zip(elsewhere, columns["SCRIPT"], strict=True)]
     return {name: column for name, column in columns.items() if name not in spared}
 
 

@@ -26,8 +26,9 @@ from ddplaunch.records.outcome import (
     read_outcome,
     write_outcome,
 )
+from ddplaunch.ui.explain_view import calls_text
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import duration_text
 from tests.conftest import Golden
@@ -301,6 +302,13 @@ def test_the_last_screen_is_the_failed_ranks_own_story(calls: int) -> None:
         assert "said last" not in text
     else:
         assert "  rank 2 said last:\n" in text and "line 19 yy" in text
+
+
+def test_sources_stand_in_a_column_whatever_the_script_is_called() -> None:
+    calls = (UserCall("训练.py:5 in main", "go()", 0, ""), UserCall("训练模型的脚本.py:77 in go", "stop()", 0, ""))
+    first, second = calls_text(calls, Terminal(80), 9)
+    assert cells(first.partition("go()")[0]) == cells(second.partition("stop()")[0])
+    assert calls_text(calls[1:], Terminal(80), 9) == ["      训练模型的脚本.py:77 in go  stop()"]
 
 
 def test_a_story_of_many_calls_keeps_its_end() -> None:

@@ -27,8 +27,15 @@ EXAMPLES = [(name, line) for name, row in HELP.items() for line, _ in row.exampl
 
 @pytest.mark.parametrize("columns", [40, 80])
 def test_pages(golden: Golden, columns: int) -> None:
-    for name, words in {"run": ["run", "--help"], "first": ["--help"], "ps": ["help", "ps"]}.items():
+    pages = {"run": ["run", "--help"], "first": [], "all": ["--help"], "ps": ["help", "ps"]}
+    for name, words in pages.items():
         golden(f"cli-help-{name}-{columns}", page(words, Terminal(columns)).replace("0.2.0", "VERSION"))
+
+
+def test_the_first_screen_fits_a_small_terminal() -> None:
+    """Prompts before and behind it are seen too, and what to try has not scrolled away."""
+    lines = page([], Terminal(80)).splitlines()
+    assert len(lines) <= 22 and all(any(re.search(rf"\b{name}\b", line) for line in lines) for name in HELP)
 
 
 @pytest.mark.parametrize("name", HELP)

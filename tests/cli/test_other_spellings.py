@@ -34,6 +34,15 @@ __all__ = ["call", "folder"]
         ("4 --exclude a,b:0,2,c --include=d,e", "4 --exclude a --exclude b:0,2 --exclude c --include d --include e"),
         ("4 --env A=1,B=2", "4 --env A=1,B=2"),  # a value may hold commas
         ("4 -e A=1", "4 --env A=1"),
+        ("4 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 --rdzv_id 7", "4"),
+        ("4 --rdzv_backend c10d --rdzv_endpoint localhost:29555", "4 --master-port 29555"),
+        ("--nnodes=2 --rdzv_endpoint=gpu-a:29500 4", "--nnodes=2 --master-addr gpu-a --master-port 29500 4"),
+        ("2x4 --rdzv_endpoint=localhost", "2x4 --master-addr localhost --master-port 29400"),
+        ("--nnodes 1:2 --rdzv-endpoint [::1]:5 4", "--nnodes 1:2 --master-addr ::1 --master-port 5 4"),
+        ("--include localhost:0,1 --master_port 5", "--gpus 0,1 --master-port 5"),
+        ("--include=localhost:2", "--gpus 2"),
+        ("4 --use_fsdp --fsdp_version 2", "4 --env ACCELERATE_USE_FSDP=true --env FSDP_VERSION=2"),
+        ("4 --num_cpu_threads_per_process=3", "4 --env OMP_NUM_THREADS=3"),
         ("4 --mixed_precision fp16", "4 --env ACCELERATE_MIXED_PRECISION=fp16"),
     ],
 )
@@ -49,6 +58,9 @@ def test_what_means_the_same_is_read_as_such(typed: str, read: str) -> None:
         ("--num_processes 8 --hosts a,b", "--num_processes 8"),  # on how many nodes is not known yet
         ("--nnodes 2 --standalone", "--standalone"),  # contradict each other
         ("--nnodes 1:4 -n 8", "-n 8"),
+        ("4 --rdzv_backend etcd", "--rdzv_backend etcd"),
+        ("--hosts localhost,b --include localhost:0,1", "--include localhost:0,1"),
+        ("4 --gradient_accumulation_steps 2", "--gradient_accumulation_steps 2"),  # also scripts have it
         ("4 --fp16_opt_level O1", "--fp16_opt_level O1"),  # the script's
         ("4 --env A=--use_env --chdir -n", "--env A=--use_env"),  # a value
         ("4 --torchrun-arg --rdzv-conf=timeout=8", "--torchrun-arg --rdzv-conf=timeout=8"),
@@ -102,6 +114,12 @@ def test_a_wrong_first_word_is_answered_with_the_line_corrected(typed: str, scri
             "there is no option `--foo`",
             "`ddplaunch run 2 -- train.py --lr 1 --foo 3` if it is the script's",
         ),
+        (
+            "run 2 --config_file a.yaml -- train.py",
+            "there is no option `--config_file`",
+            "`ddplaunch convert -- accelerate launch --config_file a.yaml train.py` says what stands for it here",
+        ),
+        ("explain data-mising", "is no code, no run and no file", "did you mean `ddplaunch explain data-missing`?"),
         ("run --batch-sze=8 2 -- train.py", "no option `--batch-sze`", "`ddplaunch run --batch-size=8 2 -- train.py`"),
         ("top --jsno", "no option `--jsno`", "did you mean `ddplaunch top --json`?"),
         ("--verison", "no option `--verison`", "did you mean `ddplaunch --version`?"),

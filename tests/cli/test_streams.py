@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import ddplaunch.cli
 from tests.cli.cli_calls import Call, call, folder, spawn
 
 __all__ = ["call", "folder"]
@@ -124,9 +126,31 @@ def test_an_encoding_without_signs(folder: Path) -> None:
 def test_alone_it_shows_what_it_can_do(call: Call) -> None:
     said = call()
     assert said.status == 2
-    assert all(f"  {command} " in said.out for command in ("run", "plan", "doctor", "explain"))
+    assert all(f"  {command} " in call("--help").out for command in ("run", "plan", "doctor", "explain"))
+    assert "ddplaunch --help " in said.out and "ddplaunch doctor " in said.out
     for words in (["--help"], ["-h"], ["run", "-h"], ["run", "2", "--help", "--", "train.py"]):
         shown = call(*words)
         assert shown.status == 0 and shown.out.startswith(("Usage: ddplaunch", "ddplaunch 0.")) and shown.err == ""
     version = call("--version")
     assert version.status == 0 and re.fullmatch(r"ddplaunch \d+\.\d+\.\d+\n", version.out)
+
+
+def test_sentences_are_wrapped_for_the_terminal() -> None:
+    """``say`` does that; ``tell`` writes what was laid out already."""
+    room = Path(ddplaunch.cli.__file__).parent
+    for path in room.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "tell":
+                (told,) = node.args
+                parts = told.values if isinstance(told, ast.JoinedStr) else [told]
+                text = "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
+                assert text[:1] in ("", "\r", "\n"), f"{path.name}:{node.lineno}: a sentence is for `say`"
+
+
+@pytest.mark.parametrize("words", ["ps", "top", "stop", "stacks", "queue ls", "clean --dry-run", "stop --all"])
+def test_answers_about_nothing_fit_a_narrow_terminal(call: Call, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    said = call(*words.split())
+    assert said.status == 0
+    for line in (said.out + said.err).splitlines():
+        assert len(line) <= 40 or line.count("`") == 2, line

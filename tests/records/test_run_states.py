@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.launchers import NodeProcesses
 from ddplaunch.records.run_states import RunSummary, state_of
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call, call, folder
@@ -141,6 +142,10 @@ def test_runs_of_other_directories_say_which(monkeypatch: pytest.MonkeyPatch) ->
     assert lines[0].split() == ["RUN", "STATE", "AGE", "TOOK", "CAUSE", "DIRECTORY"]
     assert [line.split()[-1] for line in lines[1:]] == [".", "~/other", "/scratch", "."]
     assert "cuda-out-of-memory" in lines[3] and lines[4].split() == ["d", "terminated", "."]
+    away = replace(runs[2], script="训练模型的脚本训练模型的脚本.py")
+    lines = ps_text([runs[0], away], 0, 100.0, "ada", Terminal(48), base).splitlines()
+    assert lines[0].split() == ["RUN", "STATE", "AGE", "TOOK", "CAUSE", "SCRIPT"] or "DIRECTORY" not in lines[0]
+    assert "…/" in lines[2] and len(lines) == 3 and all(cells(line) <= 48 for line in lines)
     assert "DIRECTORY" not in ps_text([runs[0], runs[3]], 0, 100.0, "ada", Terminal(100), base)
 
 

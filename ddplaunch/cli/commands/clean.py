@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddplaunch.cli.flags import whole_number
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.hosts.local.end_orphans import Cleaned, leftovers
 from ddplaunch.hosts.local.end_orphans import clean as clean_up
 from ddplaunch.machine.files import boot_id
@@ -100,12 +100,12 @@ def _agreed(work: Work, yes: bool, listed: bool) -> _Agreed:
     if yes:
         return wanted
     if not listed or sys.stdin is None or not sys.stdin.isatty():
-        tell("nothing was changed: `ddplaunch clean --yes` does it without a question\n")
+        say("nothing was changed: `ddplaunch clean --yes` does it without a question")
         return _Agreed()
     questions = (ending_question(work), removing_question(work))
     agreed = _Agreed(*(asked and _says_yes(question) for asked, question in zip(wanted, questions, strict=True)))
     if not any(agreed):
-        tell("nothing was changed\n")
+        say("nothing was changed")
     return agreed
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.translation import CannotSay, Translation, changed
@@ -178,7 +178,7 @@ def _replace(path: Path, old: bytes, new: bytes) -> None:
             fix=f"`ddplaunch convert {shlex.quote(str(path))} | patch -p0`, or move the old copy away",
             code="file-not-writable",
         ) from problem
-    tell(f"changed {path}; the original is {copy}\n")
+    say(f"changed {path}; the original is {copy}")
 
 
 def _create(path: Path, data: bytes, like: os.stat_result) -> None:

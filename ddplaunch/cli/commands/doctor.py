@@ -17,7 +17,7 @@ from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, facts_of, hosts_of, meeting_of, once
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
-from ddplaunch.cli.streams import answer, answer_json, tell
+from ddplaunch.cli.streams import answer, answer_json, say
 from ddplaunch.cli.target import parse_target
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import run_measured
@@ -120,7 +120,7 @@ def _doctor_hosts(
         if comm and reports:
             facts = [report.facts for report in reports]
             test = _collectives(links, gathered.links, facts, options, asked.python or sys.executable, comm_timeout)
-            tell(f"testing collectives on {count(len(facts), 'host')}, each step for {test.deadline_s:.0f} s at most\n")
+            say(f"testing collectives on {count(len(facts), 'host')}, each step for {test.deadline_s:.0f} s at most")
             measured = test.run()
             measures = run_measured(measured, ignored(options))
     found = by_host(gathered.missing)
@@ -167,7 +167,7 @@ def _write_report(path: Path, text: str) -> None:
             fix="`ddplaunch doctor --report -` prints it",
             where="flag: --report",
         ) from exception
-    tell(f"report written to {path}\n")
+    say(f"report written to {path}")
 
 
 def _versions() -> dict[str, str]:

@@ -316,7 +316,9 @@ def _run(word: str, base: Path) -> Path:
     raise usage(
         f"`{word}` is no code, no run and no file",
         why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",
-        fix=f"`ddplaunch explain {near[0]}`" if near else "`ddplaunch ps` lists runs, `ddplaunch doctor --list` checks",
+        fix=f"did you mean `ddplaunch explain {near[0]}`?"
+        if near
+        else "`ddplaunch ps` lists runs, `ddplaunch doctor --list` checks",
     )
 
 

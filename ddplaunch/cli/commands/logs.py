@@ -17,7 +17,7 @@ from typing import Any
 
 from ddplaunch.cli.flags import whole_number
 from ddplaunch.cli.hosts.cluster_jobs import job_logs, job_meant
-from ddplaunch.cli.streams import tell, tell_findings
+from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import Kind
@@ -155,7 +155,7 @@ def _follow(directory: Path, ranks: frozenset[int] | None, screen: _Shown, parts
         if not screen.put(b"" if file is None else screen.show.take(file, data), with_bars=file is None):
             return False
     if not directory.is_dir():
-        tell(f"{directory.name}: its record was removed\n")
+        say(f"{directory.name}: its record was removed")
     return True
 
 
@@ -295,4 +295,4 @@ def _say_order(parts: Sequence[LogPart]) -> None:
     """Tell where the order of lines is not that in which they were printed."""
     ranks = {part.file.rank for part in parts if part.end > part.start and not has_stamps(part)}
     if len(ranks) > 1:
-        tell("lines have no timestamps, so output is grouped by rank\n")
+        say("lines have no timestamps, so output is grouped by rank")

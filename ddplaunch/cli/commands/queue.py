@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.flags import own_values, parse_quickly, said_on_command_line
 from ddplaunch.cli.prepare import errors, prepare
-from ddplaunch.cli.streams import answer, answer_json, asked, read_told, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, asked, read_told, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
@@ -100,7 +100,7 @@ def add(words: Sequence[str], script: list[str] | None) -> int:
         prepared = prepare(options, target)
         tell_findings(prepared.findings)
         if refusing := errors(prepared.findings):
-            tell(f"nothing was queued: {refusing[0].code}\n")
+            say(f"nothing was queued: {refusing[0].code}")
             return ExitStatus.REFUSED
         base = prepared.base
     except RefusedError as refused:
@@ -168,7 +168,7 @@ def _run(base: Path, slots: int | None) -> int:
 def _run_detached(base: Path, slots: int | None) -> int:
     """Have a process of its own session work the queue off, which no terminal takes along when it closes."""
     if (pid := runner_of(base)) is not None:
-        tell(f"pid {pid} works the queue off already\n")
+        say(f"pid {pid} works the queue off already")
         return ExitStatus.DONE
     words = ["queue", "run", "--run-dir", str(base), *([] if slots is None else ["--slots", str(slots)])]
     log = open_to_write(queue_folder(base) / "runner.log", os.O_WRONLY | os.O_APPEND)
@@ -185,7 +185,7 @@ def _run_detached(base: Path, slots: int | None) -> int:
     until_s = time.monotonic() + _RUNNER_S
     while child.poll() is None and runner_of(base) != child.pid and time.monotonic() < until_s:
         time.sleep(_LOOK_S / 4)
-    tell(f"pid {child.pid} works the queue off, also without this terminal; `ddplaunch queue ls` shows it\n")
+    say(f"pid {child.pid} works the queue off, also without this terminal; `ddplaunch queue ls` shows it")
     return ExitStatus.DONE if not child.returncode else child.returncode
 
 
@@ -193,7 +193,7 @@ def _stop(base: Path) -> int:
     """End whoever works the queue off, and the launches that it has started; what waits goes on waiting."""
     pid = runner_of(base)
     if pid is None:
-        tell("nobody works the queue off\n")
+        say("nobody works the queue off")
         return ExitStatus.DONE
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
@@ -201,9 +201,9 @@ def _stop(base: Path) -> int:
     while runner_of(base) == pid and time.monotonic() < until_s:
         time.sleep(_LOOK_S)
     if runner_of(base) == pid:
-        tell(f"pid {pid} has not ended its launches yet\n")
+        say(f"pid {pid} has not ended its launches yet")
         return ExitStatus.FINDINGS
-    tell("the queue stands still, and nothing of it runs\n")
+    say("the queue stands still, and nothing of it runs")
     return ExitStatus.DONE
 
 
@@ -279,7 +279,7 @@ class _Runner:
         job = replace(job, state="running", run_id=report.run_id, why="")
         write_job(self._base, job)
         self._running[-1] = started._replace(job=job)
-        tell(f"{job_line(job)}\n")
+        say(job_line(job))
         return True
 
     def _start(self, job: QueuedJob, told: Path) -> subprocess.Popen[bytes]:
@@ -306,7 +306,7 @@ class _Runner:
             write_job(self._base, job)
             if job.state != "waiting":
                 each.told.unlink(missing_ok=True)
-                tell(f"{job_line(job)}\n")
+                say(job_line(job))
         return any(each.job.run_id for each in ended)
 
     def _ended(self, each: _Started) -> QueuedJob:
@@ -346,4 +346,4 @@ class _Runner:
             write_job(self._base, job)
             each.told.unlink(missing_ok=True)
         waiting = sum(job.state == "waiting" for job in read_jobs(self._base))
-        tell(f"stopped; {len(self._running)} ended, {waiting} still wait; `ddplaunch queue run` goes on\n")
+        say(f"stopped; {len(self._running)} ended, {waiting} still wait; `ddplaunch queue run` goes on")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.cli.commands.explain import explained
-from ddplaunch.cli.streams import answer, tell
+from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import with_what_hosts_have
 from ddplaunch.records.compare_runs import across_nodes
 from ddplaunch.records.directory import path_text, runs_directory
@@ -45,7 +45,7 @@ def report(run: str | None, output: str | None, run_dir: str | None) -> int:
             fix="name a file in a directory that exists and is yours: `--output run.html`",
             where="flag: --output",
         ) from error
-    tell(f"{record.run_id} is described in {path_text(path.absolute())}\n")
+    say(f"{record.run_id} is described in {path_text(path.absolute())}")
     return ExitStatus.DONE
 
 

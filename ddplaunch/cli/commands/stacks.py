@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, say, tell_findings
 from ddplaunch.cli.which_run import launched_from_here, live_run, not_here, other_hosts
 from ddplaunch.explain.decide.collectives import Flight, flight, flight_dumps
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
@@ -41,13 +41,13 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
         return _of_hosts(launched, bool(full), bool(json))
     chosen = live_run(running, run, run_dir, "stacks", "looks at")
     if chosen is None:
-        tell(not_here(running, run, run_dir, "stacks"))
+        say(not_here(running, run, run_dir, "stacks"))
         return ExitStatus.DONE
     seen = look(chosen)
     directory = recorded_at(chosen)
     _show(chosen.run_id, host_name(), seen, None if directory is None else flight(flight_dumps(directory)), full, json)
     if directory is not None and (others := other_hosts(directory)):
-        tell(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them\n")
+        say(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them")
     tell_findings(_findings(chosen.run_id, seen, host_name()))
     return ExitStatus.DONE if any(stack.threads for stack in seen.stacks) else ExitStatus.FINDINGS
 
@@ -88,7 +88,7 @@ def _of_hosts(launched: Launched, full: bool, json: bool) -> int:
         _show(launched.run_id, host_name(), whole, None, full, json, f"on {listed(asked, 3, ' and ')}")
         tell_findings(_findings(launched.run_id, whole, None))
     elif not hosts.problems:
-        tell(f"{launched.run_id}: no rank runs on {listed([place.host for place in launched.places])} now\n")
+        say(f"{launched.run_id}: no rank runs on {listed([place.host for place in launched.places])} now")
     return ExitStatus.DONE if any(stack.threads for stack in whole.stacks) else ExitStatus.FINDINGS
 
 

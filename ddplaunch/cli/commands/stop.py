@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddplaunch.cli.hosts.cluster_jobs import delete_job, job_meant
-from ddplaunch.cli.streams import answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer_json, say, tell, tell_findings
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.machine.files import boot_id, owner_name
@@ -78,7 +78,7 @@ def _stop(run: str | None, base: Path, grace: float | None, json: bool) -> int:
     alive = with_residents(runs_in(table), residents)
     chosen = None if _is_over(base, alive, run) else choose(alive, run, base)
     if chosen is None and run is None:
-        tell(f"{none_here(alive, 'stop')}\n")
+        say(none_here(alive, "stop"))
         return ExitStatus.DONE
     for launched, launcher in residents:
         if chosen is not None and launcher in chosen.launchers:

@@ -12,7 +12,7 @@ from typing import Any
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.flags import launch_words, spelled
 from ddplaunch.cli.prepare import interpreter
-from ddplaunch.cli.streams import answer, tell, tell_findings
+from ddplaunch.cli.streams import answer, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.job_reasons import first_state, follow
 from ddplaunch.hosts.slurm.programs import JobState
@@ -113,7 +113,8 @@ def _to_kubernetes(
     try:
         job_logs(job, follow=True)
     except KeyboardInterrupt:
-        tell(f"\njob {job.name} keeps running; `ddplaunch stop {job.name}` deletes it\n")
+        tell("\n")
+        say(f"job {job.name} keeps running; `ddplaunch stop {job.name}` deletes it")
         raise
     return job_status(job)
 
@@ -153,7 +154,8 @@ def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
             job, Path(log), environ, write_bytes, lambda state: tell(changed_text(job, state, terminal.width)), state
         )
     except KeyboardInterrupt:
-        tell(f"\njob {job} keeps running; `scancel {job}` ends it\n")
+        tell("\n")
+        say(f"job {job} keeps running; `scancel {job}` ends it")
         raise
     return _tell_end(job, ended, base)
 

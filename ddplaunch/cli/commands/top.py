@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.flags import whole_number
-from ddplaunch.cli.streams import answer, tell, tell_findings
+from ddplaunch.cli.streams import answer, say, tell, tell_findings
 from ddplaunch.cli.which_run import launched_from_here, live_run, not_here
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
@@ -76,7 +76,7 @@ def top(
         return ExitStatus.DONE
     chosen = live_run(running, run, run_dir, "top", "watches")
     if chosen is None:
-        tell(not_here(running, run, run_dir, "top", replay="ddplaunch top --replay"))
+        say(not_here(running, run, run_dir, "top", replay="ddplaunch top --replay"))
     else:
         _watch(
             WatchedRun(chosen, lambda folder, ranks: Steps(folder, ranks, pattern)), interval or 1.0, most, bool(json)
@@ -248,7 +248,7 @@ def _plot(record: RunRecord, samples: Mapping[int, Sequence[Sample]], path: str)
             fix="name a file in a directory that exists and is yours",
             where="flag: --plot",
         ) from error
-    tell(f"{sum(map(len, samples.values()))} samples of {record.run_id} drawn in {path}\n")
+    say(f"{sum(map(len, samples.values()))} samples of {record.run_id} drawn in {path}")
 
 
 def _recorded(run: str | None, run_dir: str | None) -> tuple[RunRecord, Mapping[int, Sequence[Sample]]]:

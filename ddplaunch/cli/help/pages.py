@@ -21,6 +21,7 @@ _TRY = (
     ("ddplaunch run 2 -- train.py", "check, plan, and become torchrun"),
 )
 _OF_ITSELF = (
+    ("ddplaunch --help", "what each command does"),
     ("ddplaunch help run", "options and examples of a command"),
     ("ddplaunch run --help lr", "the options that mention a word"),
     ("ddplaunch explain", "after a failure: its cause, and what to do"),
@@ -34,7 +35,7 @@ def page(words: Sequence[str], terminal: Terminal) -> str:
     terminal = replace(terminal, width=min(terminal.width, _WIDEST))
     named = [word for word in words if word != "help"][:1]
     if not named or named[0] not in HELP:
-        return terminal.spell("\n".join(_first_screen(terminal)) + "\n")
+        return terminal.spell("\n".join(_first_screen(terminal, bool(words))) + "\n")
     command, topic = named[0], _topic(words)
     if topic in (None, _EVERYTHING):
         lines = _command_page(command, HELP[command], terminal, everything=topic is not None)
@@ -56,15 +57,21 @@ def _topic(words: Sequence[str]) -> str | None:
     return following if following and following[0].isalpha() and not following.endswith(".py") else None
 
 
-def _first_screen(terminal: Terminal) -> list[str]:
+def _first_screen(terminal: Terminal, described: bool) -> list[str]:
+    """Return what it is, what to try, the commands and where to go on; without what each does it fits 80x24."""
     title = f"ddplaunch {__version__}"
     first, *more = wrap(f"{title}: distributed PyTorch, launched by torchrun, checked and explained", terminal.width)
     lines = [first.replace(title, terminal.paint(title, "bold")), *more, ""]
     lines += section("Try", _pairs(_TRY, terminal), terminal)
-    for stage in dict.fromkeys(row.stage for row in HELP.values()):
-        rows = [(name, row.line) for name, row in HELP.items() if row.stage == stage]
-        lines += section(stage, _pairs(rows, terminal), terminal)
-    return [*lines, *section("Go on", _pairs(_OF_ITSELF, terminal), terminal)][:-1]
+    stages = {row.stage: [name for name in HELP if HELP[name].stage == row.stage] for row in HELP.values()}
+    for stage, names in stages.items() if described else ():
+        lines += section(stage, _pairs([(name, HELP[name].line) for name in names], terminal), terminal)
+    if not described:
+        lines += section(
+            "Commands", _pairs([(stage, ", ".join(stages[stage])) for stage in stages], terminal), terminal
+        )
+    go_on = _OF_ITSELF[described:]  # it is the page that the first names
+    return [*lines, *section("Go on", _pairs(go_on, terminal), terminal)][:-1]
 
 
 def _pairs(rows: Iterable[tuple[str, str]], terminal: Terminal) -> list[str]:

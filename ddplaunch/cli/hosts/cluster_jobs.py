@@ -13,7 +13,7 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, say, tell_findings
 from ddplaunch.explain.diagnosis import VAGUE, Explanation, LogSource, explanation_json
 from ddplaunch.hosts.kubernetes import (
     ClusterJob,
@@ -82,7 +82,7 @@ def job_logs(
                 and not readers
                 and told != (told := f"job {job.name} is {state.state}: {state.why}".rstrip(": "))
             ):
-                tell(f"{told}\n")
+                say(told)
             if not _pass_on(readers, show, until_end=not follow or state.ended) or not follow or state.ended:
                 break
         write_bytes(show.end())
@@ -171,16 +171,16 @@ def delete_job(job: ClusterJob, base: Path, grace_s: float | None, json: bool) -
             fix=f"`ddplaunch stop {job.name}`; `submit --grace` says it beforehand",
             where="flag: --grace",
         )
-    tell(f"deleting {job.kind} {job.name} in namespace {job.namespace}; its pods get SIGTERM\n")
+    say(f"deleting {job.kind} {job.name} in namespace {job.namespace}; its pods get SIGTERM")
     left = delete(job, os.environ, _PODS_S)
     note_job(base, replace(job, stopped_s=round(time.time(), 3)))
     names = [pod.name for pod in left.pods]
     if json:
         answer_json({"schema": 1, "job": job.name, "namespace": job.namespace, "remaining": names})
     elif names:
-        tell(f"still ending after {_PODS_S:.0f} s: {', '.join(names)}\n")
+        say(f"still ending after {_PODS_S:.0f} s: {', '.join(names)}")
     else:
-        tell(f"{job.name} and its pods are gone\n")
+        say(f"{job.name} and its pods are gone")
     return ExitStatus.FINDINGS if names else ExitStatus.DONE
 
 

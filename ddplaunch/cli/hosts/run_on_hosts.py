@@ -35,6 +35,7 @@ from ddplaunch.cli.relaunching import ending_by_signals
 from ddplaunch.cli.streams import (
     answer,
     answer_json,
+    say,
     tell,
     tell_findings,
     tell_findings_to_starter,
@@ -302,7 +303,7 @@ def until_done(launch: Callable[[Again], LaunchEnd], policy: RelaunchPolicy | No
             following = launch(Again(number, ended.run_id))
         except RefusedError as refused:
             tell_findings(refused.findings)
-            tell("nothing was launched\n")
+            say("nothing was launched")
             if isinstance(refused, HostsMissingError):
                 ended = replace(ended, pause_s=0.0)
                 continue
