@@ -54,6 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return a page whose links out of docs/, or into it from around it, lead to the same files in the site."""
     place = page.file.src_uri
+    if place in AROUND:  # they name everything; who searches wants the page that explains it
+        page.meta["search"] = {"boost": 0.1}
     folder = posixpath.dirname(place)
     source = posixpath.dirname(place if page.file.generated_by else f"docs/{place}")
 

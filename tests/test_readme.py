@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import fields, replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +28,7 @@ from ddplaunch.planning.current import Current
 from ddplaunch.planning.script_numbers.handed_out import NAMES
 from ddplaunch.values.finding import ExitStatus
 from scripts import docs_site
+from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 from tests.explain.signature_rules import caught, idle, missed, unfilled
 from tests.readme_blocks import (
@@ -40,6 +44,9 @@ from tests.readme_blocks import (
     shown,
     words_of_picture,
 )
+from tests.ui.test_report_in_browser import browser, scheme
+
+__all__ = ["browser"]
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -158,7 +165,7 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
+def test_the_site_has_no_broken_link_and_is_searched(tmp_path: Path, browser: Any) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
         cwd=ROOT,
@@ -175,6 +182,47 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     options = (tmp_path / "site" / "reference" / "options.html").read_text(encoding="utf-8")
     flags = [flag for command in OWN for flag in flags_of(command)]
     assert [flag.flag for flag in flags if not flag.kind.startswith("argument") and flag.flag not in options] == []
+    handler = functools.partial(SilentFiles, directory=tmp_path / "site")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            look_at_site(browser, f"http://127.0.0.1:{server.server_address[1]}/")
+        finally:
+            server.shutdown()
+
+
+class SilentFiles(SimpleHTTPRequestHandler):
+    """Gives the files of a folder over HTTP."""
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing about requests."""
+
+
+def look_at_site(browser: Any, address: str) -> None:
+    """The search finds the page that explains a word, and the site is as light or dark as the system."""
+    for name in ("light", "dark", "light"):
+        scheme(browser, name)
+        browser.get(f"{address}hangs.html")
+        background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        bright = sum(int(each) for each in re.findall(r"\d+", background)[:3]) > 380
+        assert bright == (name == "light"), (name, background)
+    box = browser.find_element("css selector", "input.md-search__input")
+    for words, first in (
+        ("hang-timeout", "hangs.html"),
+        ("shm too small", "reference/c"),
+        ("learning rate", "numbers"),
+    ):
+        browser.execute_script("arguments[0].focus()", box)
+        box.clear()
+        box.send_keys(words)
+        until(lambda first=first: first in "".join(found_pages(browser)[:1]), f"{first} for `{words}`", 60)
+    assert [each for each in browser.get_log("browser") if each["level"] == "SEVERE"] == []
+
+
+def found_pages(browser: Any) -> list[str]:
+    """Return where the results of the search lead."""
+    script = "return [...document.querySelectorAll('.md-search-result__link')].map(each => each.href)"
+    return [str(each) for each in browser.execute_script(script)]
 
 
 def test_flags_in_the_documents_exist() -> None:

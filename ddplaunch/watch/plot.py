@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from ddplaunch.watch.samples import Sample, Value, of_gpu, of_rank
+from ddplaunch.watch.samples import GpuSample, RankSample, Sample, Value, of_gpu, of_rank
 
 _WIDTH, _HEIGHT = 460, 150  # of one plot
 _LEFT, _TOP, _GAP = 60, 70, 60
@@ -20,9 +20,15 @@ _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#
 _DASHES = ("", "6 3", "2 2", "8 3 2 3")  # the next eight ranks have the same colours, dashed
 
 
+def _loss(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the loss that was printed last; a gap where it is no number."""
+    return rank.loss if isinstance(rank.loss, float) else None
+
+
 #: Title, value, and what the axis reaches at least.
 _PLOTS: tuple[tuple[str, Value, float], ...] = (
     ("steps per second", of_rank("step_rate"), 0),
+    ("loss", _loss, 0),
     ("CPU of the rank, % of one", of_rank("cpu_percent"), 100),
     ("CPU of its DataLoader workers, % of one", of_rank("workers_cpu_percent"), 100),
     ("memory of the rank, GiB", of_rank("rss_bytes", _GIB), 0),
@@ -108,20 +114,21 @@ def _thinned(line: list[tuple[float, float | None]]) -> list[tuple[float, float 
 
 
 def _drawn(title: str, top: float, lines: _Lines, span_s: float, x: int, y: int) -> list[str]:
-    greatest = max(value for line in lines.values() for _, value in line if value is not None)
-    top = _round_up(max(greatest, top)) or 1.0
+    known = [value for line in lines.values() for _, value in line if value is not None]
+    bottom = -_round_up(-min(known))  # below zero only where a value is, as a loss may be
+    top = _round_up(max(*known, top)) or (0.0 if bottom else 1.0)
     parts = [f'<text x="{x}" y="{y - 8}" font-weight="bold">{escape(title)}</text>']
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         at, below = y + _HEIGHT * (1 - share), f'x="{x + _WIDTH * share:g}" y="{y + _HEIGHT + 16}"'
         parts += [
             f'<line x1="{x}" y1="{at:g}" x2="{x + _WIDTH}" y2="{at:g}" stroke="#dddddd"/>',
-            f'<text x="{x - 6}" y="{at + 4:g}" text-anchor="end">{top * share:g}</text>',
+            f'<text x="{x - 6}" y="{at + 4:g}" text-anchor="end">{bottom + (top - bottom) * share:g}</text>',
             f'<text {below} text-anchor="{anchor}">{_clock(span_s * share)}</text>',
         ]
     for rank, line in lines.items():
         path = _path(
             [
-                (x + _WIDTH * at_s / span_s, None if value is None else y + _HEIGHT * (1 - value / top))
+                (x + _WIDTH * at_s / span_s, None if value is None else y + _HEIGHT * (top - value) / (top - bottom))
                 for at_s, value in line
             ]
         )

@@ -16,7 +16,7 @@ import pytest
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import UsageError
 from ddplaunch.watch.gpu_usage import GpuOfRank, GpuReading
-from ddplaunch.watch.plot import metrics_svg
+from ddplaunch.watch.plot import metrics_svg, small_plots
 from ddplaunch.watch.recording import interval_s, line_of, metrics_file, read_metrics, record, sample_json, sample_of
 from ddplaunch.watch.sampler import HostUsage, RankUsage
 from ddplaunch.watch.samples import RankIdentity
@@ -333,10 +333,23 @@ def test_the_plot_is_an_svg_of_what_was_recorded() -> None:
     ElementTree.fromstring(metrics_svg({}, "nothing"))
 
 
+def test_the_loss_is_drawn_where_ranks_print_one() -> None:
+    samples = run_samples(6, 2, gpu=False)
+    assert ">loss<" not in metrics_svg({0: samples}, "t")
+    losses = with_rank(samples, 0, loss=2.5)
+    losses[2:4] = [*with_rank(losses[2:3], 0, loss="nan"), *with_rank(losses[3:4], 0, loss=-0.5)]
+    (plot,) = [svg for title, svg in small_plots({0: losses}) if title == "loss"]
+    root = ElementTree.fromstring(plot)
+    (line,) = root.iter("{http://www.w3.org/2000/svg}path")
+    assert (line.get("d") or "").count("M") == 2, "a loss that is no number is a gap"
+    assert [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")][1::2] == ["-0.5", "1", "2.5"]
+
+
 def test_numbers_of_the_plot_are_inside_of_it() -> None:
     """Every point lies within its plot, whatever the values: a line above the top would hide what matters."""
-    for value in (0.0, 0.003, 1.0, 7.3, 99.9, 640.0, 12345.0):
-        samples = with_rank(run_samples(5, 1, gpu=False), 0, step_rate=value)
+    values = [{"step_rate": value} for value in (0.0, 0.003, 1.0, 7.3, 99.9, 640.0, 12345.0)]
+    for value in [*values, *({"step_rate": None, "loss": loss} for loss in (-0.7, -640.0, 0.0, 2.3))]:
+        samples = with_rank(run_samples(5, 1, gpu=False), 0, **value)
         root = ElementTree.fromstring(metrics_svg({0: samples}, "t"))
         path = next(iter(root.iter("{http://www.w3.org/2000/svg}path"))).get("d") or ""
         heights = [float(point.split()[1]) for point in path.replace("M", "L").split("L") if point]

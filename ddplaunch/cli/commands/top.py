@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.flags import whole_number
-from ddplaunch.cli.streams import answer, say, tell, tell_findings
+from ddplaunch.cli.streams import answer, say, tell_findings
 from ddplaunch.cli.which_run import launched_from_here, live_run, not_here
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
@@ -113,20 +113,22 @@ def _watch(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | No
     watched.look()  # rates begin with the second
     time.sleep(min(interval_s, 0.5))
     on_screen = not json and _is_screen()
+    left = True  # by whoever watches
     with suppress(KeyboardInterrupt):  # the usual way to end it
         if on_screen:
-            _on_screen(watched, interval_s, most)
+            left = _on_screen(watched, interval_s, most)
         else:
             _in_lines(watched, interval_s, most, json)
+    if on_screen and (watched.ended or not left):  # the screen is gone with all that it showed
+        about = watched.about()
+        about = replace(about, words=("at the end", *about.words[1:])) if watched.ended else about
+        write("\n".join(_frame(watched, about, Look(Terminal.of(sys.stdout), bars=False))) + "\n\n")
     if watched.ended:
-        if on_screen:  # which is gone with all that it showed
-            about = watched.about()
-            look = Look(Terminal.of(sys.stdout), bars=False)
-            write("\n".join(_frame(watched, replace(about, words=("at the end", *about.words[1:])), look)) + "\n\n")
-        tell(_last_words(watched))
+        say(_last_words(watched))
 
 
-def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None) -> None:
+def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None) -> bool:
+    """Draw until the run ends, ``most`` times at most, or until somebody leaves; return whether somebody did."""
     first, sort = 0, "rank"
     with Screen(sys.stdout) as screen:
         next_s, taken = time.monotonic(), 0
@@ -141,13 +143,14 @@ def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int 
                 screen.draw(_frame(watched, replace(watched.about(), keys=keys), look))
                 key = screen.wait(next_s)
                 if key == "q":
-                    return
+                    return True
                 first += _scrolled(key, look.height or 0)
                 sort = _next_sort(watched, sort) if key == "s" else sort
                 if key is None:
                     break
             if taken == most:
-                return
+                break
+    return False
 
 
 def _scrolled(key: str | None, height: int) -> int:
@@ -206,8 +209,8 @@ def _last_words(watched: WatchedRun | WatchedHosts) -> str:
     record = None if watched.directory is None else read_record(watched.directory)
     state = record.outcome.state if record is not None and record.outcome is not None else None
     if state == "failed":
-        return f"{run_id} failed; `ddplaunch explain {run_id}` says why\n"
-    return f"{run_id} has ended{f': {state}' if state else ''}\n"
+        return f"{run_id} failed; `ddplaunch explain {run_id}` says why"
+    return f"{run_id} has ended{f': {state}' if state else ''}"
 
 
 _STEP_S = 0.1
