@@ -263,6 +263,9 @@ def test_the_last_table_stays_when_the_run_ends(start_run: StartRun, folder: Pat
     terminal.until(b"sorted by rank")
     os.write(terminal.master, b"s\x1b[6~\x1b[5~")
     terminal.until(b"sorted by CPU")
+    counted = Terminal(["top", run.run_id, "--count", "1"], folder)
+    assert counted.end() == 0
+    assert "running" in (left := counted.output.rpartition(b"\x1b[?1049l")[2].decode()) and "RANK" in left
     run.end()
     assert terminal.end() == 0
     left = terminal.output.rpartition(b"\x1b[?1049l")[2].decode()

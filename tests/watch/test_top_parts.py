@@ -347,7 +347,9 @@ def test_the_loss_is_drawn_where_ranks_print_one() -> None:
 
 def test_numbers_of_the_plot_are_inside_of_it() -> None:
     """Every point lies within its plot, whatever the values: a line above the top would hide what matters."""
-    values = [{"step_rate": value} for value in (0.0, 0.003, 1.0, 7.3, 99.9, 640.0, 12345.0)]
+    values: list[dict[str, float | None]] = [
+        {"step_rate": value} for value in (0.0, 0.003, 1.0, 7.3, 99.9, 640.0, 12345.0)
+    ]
     for value in [*values, *({"step_rate": None, "loss": loss} for loss in (-0.7, -640.0, 0.0, 2.3))]:
         samples = with_rank(run_samples(5, 1, gpu=False), 0, **value)
         root = ElementTree.fromstring(metrics_svg({0: samples}, "t"))
