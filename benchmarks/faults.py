@@ -1,8 +1,9 @@
-"""How often a real failure is named rightly: ``python -m benchmarks.faults [NAME ...] [--held-out]``.
+"""How often a real failure is named rightly: ``python -m benchmarks.faults [NAME ...] [--held-out | --later]``.
 
 Each fault of benchmarks/fault_list.py is launched with two ranks and gloo. Looked at are the code, the rank, the exit
 status, and whether the last screen (24 lines of 80 columns) holds the words that somebody needs to mend it. A third
-(crc32 of the name) is held out: it runs only with ``--held-out``, after the rules have been mended on the others. The
+(crc32 of the name) was held out once: it runs only with ``--held-out``, after the rules had been mended on the others.
+``--later`` are those of benchmarks/later_faults.py, of other kinds; "unseen" are the figures of their first run. The
 figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints the last screens.
 """
 
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.fault_list import ALL, ANY, Fault
+from benchmarks.later_faults import LATER
 from benchmarks.publishing import RESULTS, parser, publish
 from tests.faults.catalogue import INIT
 from tests.hosts.launching import clean_environment, ddplaunch
@@ -53,11 +55,12 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("names", nargs="*", metavar="NAME", help="only these faults; nothing is written")
     options.add_argument("--held-out", action="store_true", help="the third that rules are not mended on")
+    options.add_argument("--later", action="store_true", help="those that were written last")
+    options.add_argument("--unseen", action="store_true", help="it is the first run of --later, before any mending")
     options.add_argument("--show", action="store_true", help="print the last screen of each")
     arguments = options.parse_args()
-    faults = [each for each in ALL if each.name in arguments.names] or [
-        each for each in ALL if held_out(each) == arguments.held_out
-    ]
+    chosen = LATER if arguments.later else [each for each in ALL if held_out(each) == arguments.held_out]
+    faults = [each for each in (*ALL, *LATER) if each.name in arguments.names] or chosen
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(answer, faults))
     for each in answers:
@@ -66,6 +69,7 @@ def main() -> int:
         if arguments.show:
             print(each.screen)
     half = "held out" if arguments.held_out else "mended on"
+    half = ("unseen" if arguments.unseen else "later, mended") if arguments.later else half
     path = RESULTS / "faults.json"
     values = json.loads(path.read_text()) if path.exists() else {}
     values[half] = [asdict(replace(each, screen="")) for each in answers]

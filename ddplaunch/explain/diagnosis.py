@@ -110,22 +110,28 @@ class Diagnosis:
 class Explanation:
     """The root cause of a log or run, None if nothing failed, and what followed from it.
 
-    ``stops_at``: the last line of a log in which nothing failed, where it reports a step before the last one.
+    ``stops_at``: the last line of a log in which nothing failed, where it reports a step before the last one. ``cut``:
+    the compressed log that is cut off or damaged, so that its end is not known.
     """
 
     diagnosis: Diagnosis | None
     cascade: tuple[Echo, ...] = ()
     stops_at: str = ""
+    cut: str = ""
 
 
 @dataclass(frozen=True)
 class LogSource:
-    """One log. ``read`` is a path or an open binary stream; a record's files have a rank and a host."""
+    """One log. ``read`` is a path or an open binary stream; a record's files have a rank and a host.
+
+    ``cut``: it is compressed, and ends before its end.
+    """
 
     name: str
     read: Path | BinaryIO
     rank: int | None = None
     host: str | None = None
+    cut: bool = False
 
 
 @dataclass(frozen=True)

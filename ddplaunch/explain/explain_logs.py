@@ -63,17 +63,20 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
 
 
 def _explained(logs: Iterable[tuple[LogSource, list[Numbered]]], facts: RunFacts | None) -> Explanation:
-    scanned = scan(_lines(logs))
+    cut: list[str] = []
+    scanned = scan(_lines(logs, cut))
     cause = decide(scanned, facts)
     if cause is not None:
         return Explanation(worded(cause, facts, scanned), _echoes(cause))
     last = stops_short(scanned.lines) if facts is None else None
-    return Explanation(None, stops_at=last.text.strip() if last is not None else "")
+    return Explanation(None, stops_at=last.text.strip() if last is not None else "", cut="".join(cut[:1]))
 
 
-def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]]) -> Iterator[Line]:
+def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]], cut: list[str]) -> Iterator[Line]:
+    """Yield all lines; ``cut`` gets the names of the logs that are cut off."""
     first = 0
     for source, numbered in logs:
+        cut += [source.name] if source.cut else []
         for line in read_lines(numbered, source.name, Speaker(source.rank, source.host), first):
             yield line
             first = line.at + 1

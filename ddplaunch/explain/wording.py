@@ -16,9 +16,9 @@ from ddplaunch.explain.command_fixes import (
     who_asked,
 )
 from ddplaunch.explain.decide.candidates import NOISE
-from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
+from ddplaunch.explain.decide.collectives import Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, notes_below, status_text, words_above
+from ddplaunch.explain.decide.endings import BareExit, notes_below, reason_text, status_text, words_above
 from ddplaunch.explain.decide.outside_logs import aborted_when_through, bus_error
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
@@ -26,8 +26,8 @@ from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY
 from ddplaunch.explain.signatures.signature import Signature
-from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
-from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name
+from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER, TOGETHER, left_early
+from ddplaunch.values.words import SIGNALS, ranks_text, signal_name
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
 _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"
@@ -35,13 +35,16 @@ _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
 _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
-_TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
 
 #: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
 _LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
 _SINGLE = "run once with `num_workers=0`: what ends the worker then shows in the rank"
-_LOST_WORKER = ("lost a DataLoader worker that handed over a batch: it left by itself, crashed or was killed", _SINGLE)
+_LOST_WORKER = (
+    "a worker that raises or crashes says so; one that is gone without a word was killed, mostly by the kernel for "
+    "lack of memory, or left by `os._exit`",
+    (_DMESG, _SINGLE),
+)
 _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 _OF_EXCEPTIONS = {
@@ -59,6 +62,7 @@ _OF_EXCEPTIONS = {
     "BrokenPipeError": _LOST,
 }
 
+_LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")
@@ -89,11 +93,11 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
         if raised.type.endswith("CalledProcessError") and (said := words_above(cause.candidate.line, scanned)):
             who = f"rank {cause.rank}" if cause.rank is not None else "the script"
-            above = f"above the traceback stands: {said[0].text.strip()[:_QUOTED]}"
+            above = f"above the traceback stands: {reason_text(said)[:_QUOTED]}"
             words = words._replace(why=f"{who} started a program that failed; {above}")
     elif line.startswith("Fatal Python error: Aborted") and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
-        words = words._replace(what=_aborted_after(cause, said[0])) if said else words
+        words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
     return Diagnosis(
         cause.code,
         _certainty(cause),
@@ -123,7 +127,8 @@ def _certainty(cause: RootCause) -> Certainty:
     if cause.code == "unknown":
         return "unknown"
     if cause.candidate is not None:
-        return "likely" if cause.candidate.is_hint else "observed"
+        guessed = cause.candidate.is_hint or (cause.code == "killed" and cause.candidate.signature is None)
+        return "likely" if guessed else "observed"
     bare_exit = not cause.told and cause.outside is None
     return "likely" if bare_exit and cause.code in ("killed", "aborted", "terminated") else "observed"
 
@@ -133,7 +138,7 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     if cause.told:
         return _Words(*signal_to_launcher(cause.code, facts, _DMESG))
     if cause.left is not None:
-        return _left_early(cause.left, cause.stuck)
+        return _Words(*left_early(cause.left, cause.stuck))
     if cause.outside is not None:
         return _outside(cause, cause.outside)
     if cause.ended is not None:
@@ -162,11 +167,11 @@ def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
 def _exception(cause: RootCause, raised: Raised) -> _Words:
     name = raised.type.rpartition(".")[2]
     special, worker = _OF_EXCEPTIONS.get(name), _WORKER_LEFT.match(raised.message)
-    if special is _LOST and cause.candidate is not None and cause.candidate.in_loader:
-        special = _LOST_WORKER
-    said = f"{name}: {raised.message}" if raised.message else name
+    said = _LONG.sub(r"\1…\2", f"{name}: {raised.message}" if raised.message else name)
     what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
     who = f"rank {cause.rank}" if cause.rank is not None else "the script"
+    if cause.code == "killed":
+        return _Words(f"a DataLoader worker of {who} was gone as it handed over a batch: {what}", *_LOST_WORKER)
     if worker:  # it is raised wherever the rank is when the worker ends
         return _Words(what, f"{who} {_ENDED_WORKER[0]}", (_ENDED_WORKER[1],))
     where = "look at the traceback above this line: the script's own frames are not in it"
@@ -175,7 +180,11 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
         where = f"look at `{raised.frame.split(' ')[0]}`: the exception is raised {below}"
     elif cause.candidate is not None and cause.candidate.bare:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
-    why = f"{who} ended by an uncaught exception; errors on other ranks are consequences"
+    others = any(hit.signature.code not in NOISE for hit in cause.echoes)
+    told = {each.speaker.rank for each in cause.losers if each.raised and each.raised.type == raised.type}
+    alike = cause.rank is None and len(told - {None}) > 0
+    why = f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception"
+    why += "; errors on other ranks are consequences" if others and not alike else ""
     fixes = (where,)
     return _Words(what, f"{who} {special[0]}" if special else why, (special[1], *fixes) if special else fixes)
 
@@ -185,7 +194,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
     nobody = "the ranks" if ended.exit.seen else "a rank"
     who = nobody if cause.rank is None else f"rank {cause.rank}"
     how = status_text(ended.exit.code, ended.exit.seen)
-    said = f": {ended.said[0].text.strip()[:_QUOTED]}" if ended.gives_reason else ""
+    said = f": {reason_text(ended.said)[:_QUOTED]}" if ended.gives_reason else ""
     at = f", at {cause.frame}" if cause.frame else ""
     again = () if ended.exit.seen else (_NATIVE,)  # ddplaunch has set it
     if ended.code == "killed":
@@ -226,7 +235,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
         return _Words(
             f"{who} ended with {how} because it lost another rank of its node, which had left with status 0",
             "the launcher lists ranks that fail, and lists no other one: that one had fewer batches, or returned early",
-            (EQUAL_BATCHES, _TOGETHER, _RECORD),
+            (EQUAL_BATCHES, TOGETHER, _RECORD),
         )
     if cause.own_echo is not None:
         return _Words(
@@ -237,11 +246,11 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
     return _plain_exit(cause, ended, who, how)
 
 
-def _aborted_after(cause: RootCause, said: Line) -> str:
+def _aborted_after(cause: RootCause, said: str) -> str:
     """Return what native code said before it aborted a rank, and where in the script that was."""
     who = f"rank {cause.rank}" if cause.rank is not None else "a process"
     at = f", at {cause.frame}" if cause.frame else ""
-    return f"{who} aborted in native code, which said: {said.text.strip()[:_QUOTED]}{at}"
+    return f"{who} aborted in native code, which said: {said[:_QUOTED]}{at}"
 
 
 def _at_exit(cause: RootCause, end: RankEnd) -> _Words:
@@ -260,7 +269,7 @@ def _at_exit(cause: RootCause, end: RankEnd) -> _Words:
 
 def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words:
     """Return the words for a rank that left with a status, after what it said last."""
-    text = ended.said[0].text.strip()[:_QUOTED] if ended.said else ""
+    text = reason_text(ended.said)[:_QUOTED]
     why = "no exception and no signal: it left by `sys.exit()` or `os._exit()`, or it is a program or shell script"
     if ended.exit.seen and ended.exit.code - 128 in _CRASHES:
         signalled = signal_name(ended.exit.code - 128)
@@ -336,23 +345,6 @@ def _unknown(cause: RootCause) -> _Words:
         "the log ends without saying how the run ended",
         "no error, no exit status and no sign of completion: it still runs, hangs, or was cut off",
         ("`py-spy dump --pid PID` for every rank while it hangs; else the exit status and " + _DMESG, _RECORD),
-    )
-
-
-def _left_early(left: Left, stuck: Stuck | None) -> _Words:
-    """Return the words for ranks that ended with status 0 while another one still waited for them."""
-    waits = stuck.waited if stuck is not None else ()
-    waited = next((each for each in waits if each.rank == left.waiting), None)
-    call = waited.described if waited is not None and waited.op else left.call
-    where = f" in {call}" if call else " in a collective"
-    who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
-    what = f"{who} left with status 0 while rank {left.waiting} still waited{where}"
-    since = f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else ""
-    return _Words(
-        f"{what}, at {left.frame}" if left.frame else what,
-        f"a collective needs all ranks, and {they} had ended{since}: fewer batches than the others, or a `return`, "
-        "`break` or `sys.exit` that not all ranks take",
-        (EQUAL_BATCHES, _TOGETHER),
     )
 
 

@@ -36,6 +36,8 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
     found = explanation.diagnosis
     if found is None:
         said = f"nothing failed in {names}"
+        if explanation.cut:
+            said += f" as far as it can be read: {explanation.cut} is cut off or damaged, and its end is not in it"
         if explanation.stops_at:
             said += f"; it stops before the last step, at `{explanation.stops_at[-_EXAMPLE:]}`: {_SHORT}"
         return "\n".join(wrap(visible(said), terminal.width)) + "\n"

@@ -95,6 +95,10 @@ def test_of_a_compressed_log_that_was_cut_off_the_rest_counts(folder: Path, call
     data = gzip.compress((LOG + noise).encode())
     Path("cut.log.gz").write_bytes(data[: len(data) // 2])
     assert "shard 7 is empty" in call("explain", "cut.log.gz").out
+    healthy = gzip.compress("".join(f"step {step}: loss {1 / step:.6f}\n" for step in range(1, 9999)).encode())
+    Path("well.log.gz").write_bytes(healthy[: len(healthy) // 2])
+    said = call("explain", "well.log.gz")
+    assert said.status == 0 and "well.log.gz is cut off or damaged" in " ".join(said.out.split())
 
 
 def test_zstd_is_read_where_python_can_and_else_said(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

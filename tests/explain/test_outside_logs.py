@@ -312,10 +312,16 @@ def test_a_lost_connection_inside_a_dataloader_is_one_of_its_workers() -> None:
     loader = f'  File "{TORCH}/utils/data/dataloader.py", line 1291, in _try_get_data\n    data = queue.get()\n'
     text = raised(None, "ConnectionResetError: [Errno 104] Connection reset by peer")
     found = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + loader), ended(1, 1)))
-    assert (found.code, found.rank) == ("script-exception", 1)
-    assert "DataLoader worker" in found.why and "num_workers=0" in found.fixes[0]
+    assert (found.code, found.rank, found.certainty) == ("killed", 1, "likely")
+    assert "DataLoader worker of rank 1 was gone" in found.what and "num_workers=0" in found.fixes[1]
+    full = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + loader), ended(1, 1)), oom_kills=1)
+    assert full.code == "host-out-of-memory"
     plain = recorded(("", told(0)), (text, ended(1, 1)))
-    assert "DataLoader" not in plain.why and "num_workers" not in " ".join(plain.fixes)
+    assert (
+        plain.code == "script-exception"
+        and "DataLoader" not in plain.why
+        and "num_workers" not in " ".join(plain.fixes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -383,3 +389,64 @@ def test_the_source_of_a_crash_is_read_while_the_script_is_what_ran(tmp_path: Pa
     ranks = (RankEnd(1, "a", signal="SIGSEGV", ended_by="itself"),)
     found = explain_texts([source], RunFacts(ranks=ranks, state="failed", just_ended=just_ended)).diagnosis
     assert found is not None and found.calls[0].source == ("reader.seek(8)" if just_ended else "")
+
+
+def test_a_program_that_is_missing_is_no_data() -> None:
+    frame = (
+        '  File "/usr/lib/python3.11/subprocess.py", line 1917, in _execute_child\n    raise child_exception_type()\n'
+    )
+    text = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: 'ffmpegg'")
+    started = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + frame), ended(1, 1)))
+    assert (started.code, started.rank) == ("script-not-found", 1)
+    assert "`command -v ffmpegg`" in started.fixes[0]
+    assert recorded(("", told(0)), (text, ended(1, 1))).code == "dataset-missing"
+
+
+def test_what_other_ranks_said_is_named_a_consequence_only_where_they_said_something_else() -> None:
+    text = raised(None, "KeyError: 'lr'")
+    alone = recorded(("", told(0)), (text, ended(1, 1)))
+    assert alone.why == "rank 1 ended by an uncaught exception"
+    alike = recorded((text, ended(0, 1)), (text, ended(1, 1)))
+    assert alike.why == "the ranks ended alike, by an uncaught exception"
+    others = recorded((lost(0), ended(0, 1, 5.4)), (text, ended(1, 1)))
+    assert others.why == "rank 1 ended by an uncaught exception; errors on other ranks are consequences"
+
+
+def test_a_line_that_announces_the_next_one_is_quoted_with_it() -> None:
+    panic = (
+        "thread '<unnamed>' panicked at src/bpe.rs:12:9:\nassertion failed: vocab\nnote: run with `RUST_BACKTRACE=1`\n"
+    )
+    dump = f"{panic}Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
+    found = recorded(("", told(0)), (dump, ended(1, "SIGABRT")))
+    assert "panicked at src/bpe.rs:12:9: assertion failed: vocab" in found.what
+    left = recorded(("", told(0)), (panic, ended(1, 101)))
+    assert "panicked at src/bpe.rs:12:9: assertion failed: vocab" in left.what
+
+
+def test_a_program_that_exec_does_not_find_is_named_by_the_line_that_calls_it() -> None:
+    frame = '  File "<frozen os>", line 610, in _execvpe\n'
+    text = raised(None, "FileNotFoundError: [Errno 2] No such file or directory")
+    text = text.replace("    step()\n", "    os.execvp('nvtop-x', ['nvtop-x'])\n" + frame)
+    found = recorded(("", told(0)), (text, ended(1, 1)))
+    assert found.code == "script-not-found" and "`nvtop-x`" in found.what
+
+
+def test_a_time_out_of_asyncio_is_no_cancellation() -> None:
+    chain = raised(None, "asyncio.exceptions.CancelledError")
+    chain += "\nThe above exception was the direct cause of the following exception:\n\n" + raised(None, "TimeoutError")
+    assert "TimeoutError" in recorded(("", told(0)), (chain, ended(1, 1))).what
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "slurmstepd: error: Detected 2 oom_kill events in StepId=7.0.\nThe job did not complete successfully.\n",
+            "host-out-of-memory",
+        ),
+        ('  File "/v/dynamic_rendezvous.py", line 437, in sync\n    raise RendezvousConnectionError(\n', "unknown"),
+        ("RuntimeError: DataLoader worker (pid(s) 164244) exited unexpectedly\n", "script-exception"),
+    ],
+)
+def test_what_is_cut_or_not_completed_has_failed(text: str, code: str) -> None:
+    assert diagnosed(text).code == code

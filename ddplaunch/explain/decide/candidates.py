@@ -14,6 +14,7 @@ from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.read.trailer import RankExit
+from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from ddplaunch.values.frozen import dataclass
 
@@ -36,14 +37,8 @@ _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 #: Exceptions of the program's own logic: they show a signature only if it has an example of that type.
 _OF_LOGIC = frozenset(
     (
-        "ValueError",
-        "TypeError",
-        "KeyError",
-        "IndexError",
-        "AttributeError",
-        "NameError",
-        "AssertionError",
-        "LookupError",
+        *("ValueError", "TypeError", "KeyError", "IndexError"),
+        *("AttributeError", "NameError", "AssertionError", "LookupError"),
     )
 )
 #: Codes of what machines, drivers and schedulers do, which such an exception only mentions.
@@ -104,8 +99,13 @@ class Candidate:
 
     @property
     def code(self) -> str:
-        """The code of the signature, ``script-exception`` for an exception that no signature knows."""
-        return "script-exception" if self.hit is None else self.hit.signature.code
+        """The code of the signature, ``script-exception`` for an exception that no signature knows.
+
+        A DataLoader worker that crashes or raises says so; one that is gone without a word was killed.
+        """
+        if self.hit is not None:
+            return self.hit.signature.code
+        return "killed" if self.in_loader and self.maybe_own else "script-exception"
 
     @property
     def signature(self) -> Signature | None:
@@ -209,14 +209,16 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: 
         for hit in _hits_in(part, by_line):
             if hit.signature.tier != Tier.ECHO:
                 if not (context.contradicts(hit) or traceback.store_lost or _is_own_wait(hit.signature, part)):
-                    roots.append((hit, part))
+                    no_program = part.starts_program and hit.signature.code == "dataset-missing"
+                    roots.append((hit._replace(signature=PROGRAM_MISSING) if no_program else hit, part))
             elif hit.line.at == part.line.at:
                 echo = echo or hit
     if roots:
         hit, part = min(roots, key=lambda pair: (pair[0].signature.tier, pair[1] is not traceback.root))
         best = _of_hit(hit, traceback.speaker, part.raised)
         return survived(replace(best, logged=True)) if traceback.logged else best
-    if echo is not None and (traceback.launcher or traceback.bare or echo.signature.code not in _STARTED_ECHOES):
+    bare = traceback.bare and not traceback.lost_worker
+    if echo is not None and (traceback.launcher or bare or echo.signature.code not in _STARTED_ECHOES):
         return echo
     return _of_exception(traceback)
 
@@ -252,6 +254,8 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
     """Return the candidate for an exception that no signature knows."""
     raised = traceback.raised
     name = raised.type.rpartition(".")[2]
+    if name == "FileNotFoundError" and (program := traceback.program):
+        return _of_hit(Hit(PROGRAM_MISSING, traceback.root.line, {"path": program}), traceback.speaker, raised)
     if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | _STARTED | _ASKED_TO_END):
         return None
     own_wait = _is_own_wait(None, traceback.root)

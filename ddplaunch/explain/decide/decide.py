@@ -46,8 +46,8 @@ from ddplaunch.explain.decide.outside_logs import (
 from ddplaunch.explain.diagnosis import RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
-from ddplaunch.explain.read.traceback import dumped_calls
 from ddplaunch.explain.signatures.signature import Tier
+from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import SIGNALS
 

@@ -23,7 +23,8 @@ _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated
 _RARE_SIGNALS = {3: "terminated", 10: "terminated", 12: "terminated", 24: "time-limit"}
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
 _DONE = re.compile(
-    r"\b(?<!last )(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
+    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
+    r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
     r"|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
     r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over"
@@ -61,7 +62,10 @@ _REASON = re.compile(
     r"|wrong|bad|corrupt(?:ed)?|illegal|broken|too (?:small|large|big|few|many|long|short)|do(?:es)?(?: not|n't)"
     r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^panic: |^[EF]\d{4} "
 )
-_LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):")
+#: A level, or the place of an error in a shell script.
+_LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: line \d+: ")
+#: Lines of launchers that nobody signs, and that give no reason.
+_REPORTS = re.compile(r"^Traceback |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
 _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
     r"|--|\s*\+-"
@@ -138,7 +142,8 @@ def with_last_words(ended: BareExit, lines: Sequence[Line]) -> BareExit:
     for line in lines:
         if line.at >= until or line.speaker.rank != rank or not line.text or line.text[0] in " \t":
             continue
-        if not (_NOISE.search(line.text) or line.file.endswith("launcher.err")):
+        noise = _NOISE.search(line.text) or _REPORTS.search(line.text)
+        if not (noise or line.file.endswith("launcher.err")):
             own.setdefault(line.file, []).append(line)
     if not (own or ended.exit.seen):
         return replace(ended, said=_unsigned(lines, until))
@@ -173,6 +178,12 @@ def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
     return tuple(found)
 
 
+def reason_text(lines: Sequence[Line]) -> str:
+    """Return the first of a rank's last words, with the line that it announces by a colon, as panics of Rust do."""
+    texts = [line.text.strip() for line in lines]
+    return " ".join(texts[:2]) if texts[:1] and texts[0].endswith(":") else "".join(texts[:1])
+
+
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
     """Return what stands above the traceback that ends at ``line`` and reads like a reason: a program's own words.
 
@@ -198,7 +209,7 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
 def _unsigned(lines: Sequence[Line], until: float) -> tuple[Line, ...]:
     """Return the last line before the launcher's report that reads like a reason, and that no rank has signed."""
     found = [line for line in lines if line.at < until and line.speaker.rank is None and line.text[:1] not in ("", " ")]
-    told = [line for line in found if not _NOISE.search(line.text)][-_LAST:]
+    told = [line for line in found if not (_NOISE.search(line.text) or _REPORTS.search(line.text))][-_LAST:]
     return tuple(line for line in told if _gives_reason(line.text))[-1:]
 
 

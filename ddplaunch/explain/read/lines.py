@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -254,7 +255,8 @@ def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, li
             with open(source.read, "rb") as file:
                 packed = unpacked(file)
                 if packed is not None:
-                    yield source, _stream(packed, share)
+                    lines = _stream(packed, share)
+                    yield replace(source, cut=getattr(packed, "broken", False)), lines
                 else:
                     yield source, _numbered(file.read(), 1) if whole or size <= share else _big(file, size, share)
         else:

@@ -53,6 +53,11 @@ class Unpacked:
     def __init__(self, inner: Any) -> None:
         self._inner, self._broken = inner, False
 
+    @property
+    def broken(self) -> bool:
+        """Whether what was read so far ended where the file was cut off or damaged."""
+        return self._broken
+
     def read(self, size: int) -> bytes:
         """Return ``size`` bytes, fewer at the end."""
         pieces: list[bytes] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,13 +47,11 @@ _CHAINED = {
 #: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER = "DataLoader worker (pid"
+#: Functions of subprocess.py and os.py that start a program.
+_STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
+_NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
-_DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
-_DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):")
-_DUMPED_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+)$')
-_NEAR = 12  # lines that may stand between a crash's first words and its stacks
 _SOURCE = 160  # characters of a line of source
-_DUMPED = 400  # lines that the stacks of all threads may take
 _FOREIGN = 12  # lines of others that may stand inside a traceback
 
 
@@ -76,6 +73,14 @@ class ChainedException:
     def calls(self) -> tuple[UserCall, ...]:
         """The calls in the user's own code, outermost first."""
         return user_calls(self.frames, self.sources)
+
+    @property
+    def starts_program(self) -> bool:
+        """Whether it was raised as a program was to be started."""
+        return any(
+            name in _STARTS and file.endswith(("subprocess.py", "os.py", "<frozen os>"))
+            for file, _, name in self.frames
+        )
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,19 @@ class Traceback:
         return said.startswith(_WORKER) and "signal: Terminated" in said
 
     @property
+    def program(self) -> str:
+        """The program that was to be started as the root was raised, by the user's own line; "" for none."""
+        if not self.root.starts_program:
+            return ""
+        named = _NAMED_PROGRAM.search(self.calls[-1].source if self.calls else "")
+        return named[1] if named else "PROGRAM"
+
+    @property
+    def lost_worker(self) -> bool:
+        """Whether a DataLoader says that one of its workers is gone."""
+        return self.root.raised.message.startswith(_WORKER)
+
+    @property
     def in_loader(self) -> bool:
         """Whether a DataLoader raised it as it took a batch from one of its workers."""
         frames = (frame for part in self.parts for frame in part.frames)
@@ -131,6 +149,8 @@ class Traceback:
             return inner[-1]
         for position, part in enumerate(self.parts[:-1]):
             following = self.parts[position + 1].link
+            if part.raised.type.endswith("CancelledError"):
+                continue  # asyncio: a time-out cancels what it waits for, and says so then
             if following == "cause" or part.raised.type.rpartition(".")[2] not in _MISSES:
                 return part
         return self.parts[-1]
@@ -158,6 +178,7 @@ class _Open:
         self.first = -1
         self.seen = -1
         self.begun: Line | None = None
+        self.at: Line | None = None  # its first line, where the head was cut off
         self.header = False
         self.link = ""
         self.handled = self.logged = self.side = False
@@ -247,7 +268,7 @@ class Tracebacks:
             if match is None:
                 return
             state = self._open[line.speaker] = _Open()  # the head was cut off
-            state.first = line.at
+            state.first, state.at = line.at, line
         if match and (state.header or not state.parts):
             state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
             state.sources.append("")
@@ -294,6 +315,8 @@ class Tracebacks:
         if state.header and state.begun is not None and not state.handled:
             self.cut.append(state.begun)
         if not state.parts:
+            if not state.header and state.sources and state.sources[-1].startswith("raise ") and state.at is not None:
+                self.cut.append(state.at)  # its head is missing as well
             return
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
         parts, speaker = tuple(state.parts), state.speaker or who
@@ -351,32 +374,3 @@ def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -
                 last, folded=last.folded + 1, library=package[1] if package else last.library or "Python"
             )
     return tuple(calls[-_MOST_CALLS:])
-
-
-def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserCall, ...]:
-    """Return the user's calls in the stacks that faulthandler prints below the first of ``lines``, none if it did not.
-
-    Of several threads it is the current one, else the last: faulthandler prints the main thread at the end. Other words
-    of the crash may stand between the first line and the stacks. A dump has no source lines: ``read_files`` takes them
-    from the files that it names.
-    """
-    who = lines[0].speaker
-    near = [line for line in lines[:_NEAR] if line.speaker == who]
-    first = next((line for line in near if _DUMP.match(line.text)), None)
-    if first is None:
-        return ()
-    threads: list[list[tuple[str, int, str]]] = []
-    current: list[tuple[str, int, str]] | None = None
-    for line in lines[first.at - lines[0].at + 1 :][:_DUMPED]:
-        if line.speaker != who:
-            continue
-        if _DUMPED_THREAD.match(line.text):
-            threads.append([])
-            current = threads[-1] if line.text.startswith("Current") else current
-        elif threads and (match := _DUMPED_FRAME.match(line.text)):
-            threads[-1].append((match[1], int(match[2]), match[3]))
-        elif line.text:
-            break
-    chosen = current if current is not None else threads[-1] if threads else []
-    frames = chosen[::-1]
-    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames] if read_files else ())

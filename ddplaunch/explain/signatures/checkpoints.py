@@ -39,6 +39,7 @@ SIGNATURES: tuple[Signature, ...] = (
         code="checkpoint-mismatch",
         tier=Tier.CAUSE,
         patterns=(
+            r"Size mismatch between saved \S.{0,80} and current: \S.{0,80} for \S+",
             r"loaded state dict (?:contains a parameter group that doesn't match|has a different number of) .*",
             r"(?:Missing|Unexpected) key in checkpoint state_dict: \S+",
             r"(?:unexpected|missing) keys? \"?[^\"]*\"? in (?:source )?state_dict",
@@ -50,6 +51,7 @@ SIGNATURES: tuple[Signature, ...] = (
         why=_FIT_WHY,
         fixes=_FIT_FIXES,
         examples=(
+            "ValueError: Size mismatch between saved torch.Size([4, 2]) and current: torch.Size([8]) for model.w",
             "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
             "ValueError: loaded state dict has a different number of parameter groups",
             "RuntimeError: Missing key in checkpoint state_dict: optim.state.0.exp_avg.",

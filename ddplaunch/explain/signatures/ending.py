@@ -175,12 +175,42 @@ SIGNATURES: tuple[Signature, ...] = (
         code="aborted",
         tier=Tier.SYMPTOM,
         patterns=(
-            r"Fatal Python error: Aborted",
             r"double free or corruption",
-            r"(?:free|realloc)\(\): invalid (?:pointer|(?:next |old )?size)",
-            r"malloc\(\): [a-z ]+",
+            r"(?:free|realloc)\(\): (?:invalid (?:pointer|(?:next |old )?size)|double free detected in tcache \d+)",
+            r"malloc(?:_consolidate)?\(\): [a-z ]+",
             r"munmap_chunk\(\): invalid pointer",
             r"corrupted size vs\. prev_size",
+            r"corrupted double-linked list",
+        ),
+        what="a process aborted because its heap is damaged: glibc says `{line}`",
+        why="native code freed memory twice, or wrote past the end of a block, maybe long before; Python cannot do "
+        "that, an extension or a library can",
+        fixes=(
+            "`--env LD_PRELOAD=libc_malloc_debug.so.0 --env MALLOC_CHECK_=3` aborts nearer to the call that does it "
+            "(glibc 2.34 or newer; older ones need no LD_PRELOAD)",
+            _NATIVE_FIXES[0],
+            "take out suspects one at a time: own extensions, packages built for another torch or NumPy, an "
+            "LD_PRELOAD of tcmalloc or jemalloc",
+        ),
+        examples=(
+            "double free or corruption (!prev)",
+            "free(): double free detected in tcache 2",
+            "free(): invalid pointer",
+            "free(): invalid next size (fast)",
+            "malloc(): unsorted double linked list corrupted",
+            "malloc_consolidate(): unaligned fastbin chunk detected",
+            "munmap_chunk(): invalid pointer",
+            "corrupted size vs. prev_size",
+            "corrupted double-linked list",
+        ),
+        near_misses=("malloc(): ", "note: free() invalid in this state", "the corrupted double linked sample"),
+        source="https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c",
+    ),
+    Signature(
+        code="aborted",
+        tier=Tier.SYMPTOM,
+        patterns=(
+            r"Fatal Python error: Aborted",
             r"\*\*\* stack smashing detected \*\*\*",
             r"pure virtual method called",
             r"Signal: Aborted \(6\)",
@@ -191,12 +221,6 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=_NATIVE_FIXES,
         examples=(
             "Fatal Python error: Aborted",
-            "double free or corruption (!prev)",
-            "free(): invalid pointer",
-            "free(): invalid next size (fast)",
-            "malloc(): unsorted double linked list corrupted",
-            "munmap_chunk(): invalid pointer",
-            "corrupted size vs. prev_size",
             "*** stack smashing detected ***: terminated",
             "pure virtual method called",
             "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGABRT: 6>.",

@@ -34,6 +34,20 @@ _LOCAL_RANK_FIXES = (
     'default=int(os.environ.get("LOCAL_RANK", 0)))`.',
 )
 
+#: What a rank is told with that could not start a program; the exception is that of any other file that is missing.
+PROGRAM_MISSING = Signature(
+    code="script-not-found",
+    tier=Tier.CAUSE,
+    patterns=(),
+    what="the script starts `{path}`, and that is not there: no such program, or no such folder to start it in",
+    why="a name without a slash is looked for along the rank's PATH, on its own node",
+    fixes=(
+        "`command -v {path}` on the node that failed, as the ranks' user: install it there, or give its full path",
+        "if it is there: another PATH (a container, `env=` in the script) hides it; or its `cwd=` is not there",
+    ),
+    examples=(),
+)
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="script-arguments",

@@ -123,6 +123,47 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://man7.org/linux/man-pages/man2/write.2.html",
     ),
     Signature(
+        code="storage-failed",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"Error: \[Errno (?:5|107|116|121)\] (?P<line>(?:Input/output error|Stale (?:NFS )?file handle|Transport "
+            r"endpoint is not connected|Remote I/O error): ['\"][^'\"]+['\"])",
+            r"Error: \[Errno (?:116|121)\] (?P<line>Stale (?:NFS )?file handle|Remote I/O error)",
+        ),
+        what="a disk or file server failed: {line}",
+        why="the kernel could not read or write what is there: a disk or its cable, a file server or FUSE mount that "
+        "went away, or a file that another host replaced while this one had it open (stale)",
+        fixes=(
+            "`dmesg -T | tail -50` on the node that failed names the disk; `findmnt -T PATH` the server or mount",
+            "stale: write new files under new names, and let nobody replace them while ranks read",
+        ),
+        examples=(
+            "OSError: [Errno 5] Input/output error: '/data/shard-3.bin'",
+            "OSError: [Errno 116] Stale file handle: '/mnt/nfs/train.bin'",
+            "OSError: [Errno 116] Stale file handle",
+            "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/gcs/train'",
+        ),
+        near_misses=(
+            "[checkpoint] write of step_5000.tmp failed: [Errno 116] Stale file handle, retry 1/3",
+            "OSError: [Errno 107] Transport endpoint is not connected",
+        ),
+        source="https://man7.org/linux/man-pages/man3/errno.3.html",
+    ),
+    Signature(
+        code="storage-failed",
+        tier=Tier.UNCERTAIN,
+        patterns=(r"Error: \[Errno 5\] (?P<line>Input/output error)$",),
+        what="a read or write failed in the kernel: {line}",
+        why="a disk or file server failed; a terminal that was closed gives the same to what prints",
+        fixes=(
+            "`dmesg -T | tail -50` on the node that failed tells of a disk; `findmnt -T PATH` of a server or mount",
+            "if the line that failed prints: the terminal was gone; `ddplaunch run --detach`, or nohup, outlives it",
+        ),
+        examples=("OSError: [Errno 5] Input/output error",),
+        near_misses=("kernel: nvme0n1: I/O error, retrying",),
+        source="https://man7.org/linux/man-pages/man3/errno.3.html",
+    ),
+    Signature(
         code="disk-full",
         tier=Tier.CAUSE,
         patterns=(r"Error: \[Errno 27\] File too large",),

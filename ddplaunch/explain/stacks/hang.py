@@ -17,7 +17,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
 if TYPE_CHECKING:
-    from ddplaunch.explain.decide.collectives import Flight
+    from ddplaunch.explain.decide.collectives import Flight, Left, Stuck
 
 _READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
@@ -27,6 +27,7 @@ SAME_ORDER = "look for collectives under an `if` on the rank, a `break` or an ex
 EQUAL_BATCHES = (
     "give every rank equally many batches: DistributedSampler with `drop_last=True`, or `with Join([model]):`"
 )
+TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _TRANSPORT = "`--nccl-debug INFO` or `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` shows what the group waits for"
 _EVIDENCE = 4  # places that a diagnosis names
 _THREADS = 2  # that ended by an exception and are named
@@ -108,6 +109,31 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         fixes=(fix, *found.fixes) if fix else found.fixes,
         rank=found.rank if rank is None else rank,
         evidence=(*found.evidence, *evidence),
+    )
+
+
+def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ...]]:
+    """Return what, why and fixes of ranks that ended with status 0 while another one still waited for them.
+
+    A collective that the script itself calls has a place that these ranks did not come to. In `backward`, and where
+    nothing tells the call, ranks meet once a batch.
+    """
+    waits = stuck.waited if stuck is not None else ()
+    waited = next((each for each in waits if each.rank == left.waiting), None)
+    call = waited.described if waited is not None and waited.op else left.call
+    where = f" in {call}" if call else " in a collective"
+    who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
+    what = f"{who} left with status 0 while rank {left.waiting} still waited{where}"
+    since = f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else ""
+    batches, branch = "fewer batches than the others", "a `return`, `break` or `sys.exit` that not all ranks take"
+    called = bool(left.frame) and left.call not in ("", "backward")
+    reasons = f"{branch}, or {batches}" if called else f"{batches}, or {branch}"
+    place = left.frame.partition(" ")[0]
+    missed = f"look for what lets {who} end before `{place}`: {branch}, or fewer turns of the loop around it"
+    return (
+        f"{what}, at {left.frame}" if left.frame else what,
+        f"a collective needs all ranks, and {they} had ended{since}: {reasons}",
+        (missed, TOGETHER, EQUAL_BATCHES) if called else (EQUAL_BATCHES, TOGETHER),
     )
 
 

@@ -6,16 +6,25 @@ faulthandler: https://docs.python.org/3/library/faulthandler.html; py-spy: https
 from __future__ import annotations
 
 import json
+import linecache
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from ddplaunch.explain.diagnosis import UserCall
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.traceback import user_calls
 from ddplaunch.values.frozen import dataclass
 
 _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$"
 )
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
+_DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):")
+_DUMPED_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+)$')
+_NEAR = 12  # lines that may stand between a crash's first words and its stacks
+_DUMPED = 400  # lines that the stacks of all threads may take
 
 
 @dataclass(frozen=True)
@@ -257,3 +266,32 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
         owner = _CLASSES.get(short(frame.file))
         return f"{owner}.{name}" if owner and name.startswith("__") else name
     return ""
+
+
+def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserCall, ...]:
+    """Return the user's calls in the stacks that faulthandler prints below the first of ``lines``, none if it did not.
+
+    Of several threads it is the current one, else the last: faulthandler prints the main thread at the end. Other words
+    of the crash may stand between the first line and the stacks. A dump has no source lines: ``read_files`` takes them
+    from the files that it names.
+    """
+    who = lines[0].speaker
+    near = [line for line in lines[:_NEAR] if line.speaker == who]
+    first = next((line for line in near if _DUMP.match(line.text)), None)
+    if first is None:
+        return ()
+    threads: list[list[tuple[str, int, str]]] = []
+    current: list[tuple[str, int, str]] | None = None
+    for line in lines[first.at - lines[0].at + 1 :][:_DUMPED]:
+        if line.speaker != who:
+            continue
+        if _DUMPED_THREAD.match(line.text):
+            threads.append([])
+            current = threads[-1] if line.text.startswith("Current") else current
+        elif threads and (match := _DUMPED_FRAME.match(line.text)):
+            threads[-1].append((match[1], int(match[2]), match[3]))
+        elif line.text:
+            break
+    chosen = current if current is not None else threads[-1] if threads else []
+    frames = chosen[::-1]
+    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames] if read_files else ())
