@@ -1,7 +1,8 @@
-"""``python -m ddplaunch.api.rank_call FOLDER``: one rank of a function that ``ddplaunch.launch`` runs.
+"""``python -m ddplaunch.api.rank_call FOLDER NAME``: one rank of a function that ``ddplaunch.launch`` runs.
 
-``call.pickle`` in the folder has two pickles: ``sys.path`` of the program that launches, then function, arguments and
-keyword arguments, by cloudpickle. Each rank leaves ``rank-N.pickle``: ``(True, result)`` or ``(False, exception)``.
+NAME is the function's, which panels show. ``call.pickle`` in the folder has two pickles: ``sys.path`` of the program
+that launches, then function, arguments and keyword arguments, by cloudpickle. Each rank leaves ``rank-N.pickle``:
+``(True, result)`` or ``(False, exception)``.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from ddplaunch.records.own.own_files import NotOursError, foreign, own_folders, 
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.variable_names import RANK_CALL
 
 _MOST_METRICS = 1 << 28  # bytes
 _MOST_TASKS = 4_000_001  # Slurm's largest MaxArraySize
@@ -51,8 +52,11 @@ class RunRecord:
 
     @property
     def script(self) -> str | None:
-        """What the ranks run, as it was typed."""
-        return as_text(self.value("plan", "target", "name"))
+        """What the ranks run, as it was typed; ``name()`` for a Python function."""
+        name, words = as_text(self.value("plan", "target", "name")), self.value("plan", "target", "args")
+        if name == RANK_CALL and isinstance(words, list) and len(words) > 1:
+            return f"{words[1]}()"
+        return name
 
     @property
     def outcome(self) -> RunOutcome | None:

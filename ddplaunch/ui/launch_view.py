@@ -17,6 +17,7 @@ from ddplaunch.ui.terminal import Terminal, cells, speak, visible
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Unavailable
 from ddplaunch.values.secrets import hide_text, hide_value
+from ddplaunch.values.variable_names import RANK_CALL
 from ddplaunch.values.words import count, listed, numbers_text, tallied
 
 if TYPE_CHECKING:  # most launches call no roll
@@ -32,9 +33,11 @@ def number_text(value: float | str) -> str:
 
 
 def target_text(target: Target | None) -> str:
-    """Return what every rank runs as it was typed, without its arguments."""
+    """Return what every rank runs as it was typed, without its arguments; ``name()`` for a Python function."""
     if target is None:
         return "no script"
+    if target.name == RANK_CALL and len(target.args) > 1:
+        return f"{target.args[1]}()"
     return f"-m {target.name}" if target.kind == "module" else target.name
 
 

@@ -39,5 +39,7 @@ TYPED = "DDPLAUNCH_TYPED"
 EXECUTED = "DDPLAUNCH_EXECUTED"
 #: What all nodes of a launch know and strangers do not (``hosts/roll_call/messages.py``).
 JOIN_SECRET = "DDPLAUNCH_JOIN_SECRET"
+#: The module that is a rank of a function: ``python -m MODULE FOLDER NAME`` (``api/rank_call.py``).
+RANK_CALL = "ddplaunch.api.rank_call"
 #: How a launch is typed where a script became ddplaunch (``ui/speech.py``, ``scripts/with_ddplaunch.sh``).
 CALLED_AS = "DDPLAUNCH_CALLED_AS"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from ddplaunch import LaunchRefused, Outcome, RunFailed, launch
+from ddplaunch.records.find import read_record, run_directories
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +101,7 @@ def test_a_refusal_has_the_findings_of_the_command(project: Path) -> None:
     assert not (project / ".ddplaunch" / "runs").exists()
 
 
-def test_a_function_returns_what_its_ranks_return(project: Path) -> None:
+def test_a_function_returns_what_its_ranks_return(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     offset = 10
 
     def added(number: int, times: int = 1) -> tuple[float, str]:
@@ -111,7 +113,9 @@ def test_a_function_returns_what_its_ranks_return(project: Path) -> None:
         dist.all_reduce(value)
         return value.item() + offset, os.environ["RANK"]
 
-    assert launch(added, 2, args=[3], kwargs={"times": 2}, show_output=False) == (24.0, "0")
+    assert launch(added, 2, args=[3], kwargs={"times": 2}) == (24.0, "0")
+    assert ": added() on 2 processes" in capfd.readouterr().err
+    assert [record.script for record in map(read_record, run_directories(project / ".ddplaunch"))] == ["added()"]
     everyone = launch(added, 2, args=[3], all_ranks=True, show_output=False)
     assert everyone == [(17.0, "0"), (17.0, "1")]
 
@@ -191,20 +195,21 @@ def test_a_users_script_is_typed(tmp_path: Path) -> None:
         losses: list[dict[str, float]] = launch(train, nproc=2, args=[0.1], all_ranks=True)
         status: int = outcome.status
         plan: int | None = ddplaunch.current().batch_size
+        options: ddplaunch.RunOptions = {"hosts": ["a", "b"], "timeout": "2h", "phases": True, "base_lr": 0.1}
+        launch("train.py", **options)
+        text: str = launch(train, nproc=2, args=[0.1])  # wrong
+        launch("train.py", nproc=4, batchsize=8)  # wrong
+        launch("train.py", nproc=4, phases="yes")  # wrong
         """
     )
     (tmp_path / "use.py").write_text(script)
+    wrong = [str(number) for number, line in enumerate(script.splitlines(), 1) if line.endswith("# wrong")]
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "use.py"]
     environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[2])}
     said = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
-    assert said.returncode == 0, said.stdout
-    (tmp_path / "use.py").write_text(script + "\nwrong: str = launch(train, nproc=2, args=[0.1])\n")
-    said = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert said.stdout.count("error:") == 1, said.stdout
+    assert sorted(set(re.findall(r"^use\.py:(\d+): error:", said.stdout, re.M))) == wrong, said.stdout
 
 
 SWEEP = """
