@@ -29,10 +29,13 @@ def _declared() -> set[str]:
 def _imported() -> set[str]:
     found = set()
     for path in (ROOT / "ddplaunch").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        guards = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        unseen = {id(node) for guard in guards for node in guard.body}  # type checkers bring what these name
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
+            elif isinstance(node, ast.ImportFrom) and node.module and id(node) not in unseen:
                 found.add(node.module.partition(".")[0])
     return found
 
