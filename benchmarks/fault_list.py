@@ -241,7 +241,7 @@ PLAIN = (
     Fault(
         "no_command",
         MEET + "import subprocess\nif r == 0:\n    subprocess.run(['ffmpegg', '-i', 'a.mp4'], check=True)\nreduce()\n",
-        EXCEPTION,
+        ("script-not-found", *EXCEPTION),
         0,
         1,
         ("'ffmpegg'", "subprocess.run(['ffmpegg'"),

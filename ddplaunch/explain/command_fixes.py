@@ -24,6 +24,9 @@ _NO_HALF = (
     "weights and optimizer state"
 )
 
+#: Flags with which ranks show where they are.
+_STACKS = frozenset(("--stacks", "--no-stacks", "--timeout", "--hang-timeout"))
+
 
 def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tuple[str, ...]:
     """Return what can be typed after a failure with ``code``; empty unless the command was a known ``run``.
@@ -41,6 +44,8 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     if code in ("host-out-of-memory", "process-limit") and (limit := _value(own, "--memory")):
         smaller = _smaller_batch(_Command(own, behind, facts.plan or {}))
         return (f"more for each rank than `--memory {limit}`, if the machine has it", *smaller)
+    if code == "collective-timeout" and not _STACKS.intersection(word.partition("=")[0] for word in own):
+        return (f"`{shlex.join((*own, '--stacks', *behind))}` then says where each rank was when the first gave up",)
     if code == "too-many-open-files":
         return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
     if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):

@@ -65,7 +65,7 @@ _OF_EXCEPTIONS = {
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
-_GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")
+_GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port|py-spy dump")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _QUOTED = 160  # characters of a rank's last words in one line
 _WIDEST = 300  # characters of a line that is evidence
@@ -361,8 +361,9 @@ def _stuck(cause: RootCause, found: Stuck) -> _Words | None:
             (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
         )
     if cause.code == "collective-timeout" and cause.rank is not None and cause.rank in found.absent:
+        at = f", at {first.frame}" if first.frame else ""
         return _Words(
-            f"rank {cause.rank} did not come to {first.described}; {waiting} waited in vain",
+            f"rank {cause.rank} did not come to {first.described}; {waiting} waited in vain{at}",
             "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
             (f"look at what rank {cause.rank} did last; {_STACKS}", EQUAL_BATCHES),
         )

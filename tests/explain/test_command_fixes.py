@@ -123,6 +123,13 @@ def test_other_whole_commands() -> None:
     assert "`ddplaunch run 2 -- t.py`" in first_fix("ddplaunch run 2 --master-port 29500 -- t.py", taken)
 
 
+def test_a_time_out_gets_the_command_that_says_where_each_rank_was() -> None:
+    late = "RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
+    assert "`ddplaunch run 2 --stacks -- t.py` then says where" in first_fix("ddplaunch run 2 -- t.py", late)
+    for followed in ("--stacks", "--timeout=5m", "--hang-timeout 9s"):
+        assert "then says where" not in first_fix(f"ddplaunch run 2 {followed} -- t.py", late)
+
+
 @pytest.mark.parametrize("typed", ["2", "auto", "2x8"])
 def test_an_example_takes_the_number_of_processes_that_was_typed(typed: str) -> None:
     fix = "correct the arguments after `--`: `ddplaunch run 4 -- train.py …`"

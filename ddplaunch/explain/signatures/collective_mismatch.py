@@ -111,7 +111,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Received data size doesn't match expected size",
             r"NCCL WARN (?P<line>Mismatched collective detected.*? rank \d+)",
             r"NCCL WARN .*(?P<line>collective mismatch error, local size \d+ remote size \d+)",
-            r"NCCL WARN .*(?P<line>[Mm]essage truncated ?: receiv\w+ \d+ bytes instead of \d+)",
+            r"NCCL WARN .*(?P<line>message truncated : receiving \d+ bytes instead of \d+)",
         ),
         what="ranks issued different collectives or sizes: `{line}`",
         why="a collective pairs with whatever the other ranks call next; NCCL or gloo noticed that the sizes do "
@@ -128,7 +128,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "around rank 39.",
             "NCCL WARN NET/IB : req 0/1 tag 0 peer 10.10.23.6<58683> collective mismatch error, local size "
             "496640 remote size 65536",
-            "bootstrap.cc:77 NCCL WARN Message truncated : received 256 bytes instead of 4",
             "NCCL WARN NET/Socket : peer 10.1.2.3<47> message truncated : receiving 524288 bytes instead of 65536",
         ),
         near_misses=("UserWarning: message truncated to 100 characters",),

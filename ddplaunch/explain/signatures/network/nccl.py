@@ -136,6 +136,24 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=("NCCL version 2.20.5+cuda12.4",),
     ),
     Signature(
+        code="nccl-version-mismatch",
+        tier=Tier.UNCERTAIN,
+        patterns=(r"NCCL WARN .*(?P<line>Message truncated : received \d+ bytes instead of \d+)",),
+        what="ranks do not understand each other as NCCL connects them: {line}",
+        why="these messages have fixed sizes in each version of NCCL: another version sent it, or another job that "
+        "came to the same address",
+        fixes=(
+            "install the same torch on every node: compare `python -c 'import torch; print(torch.__version__, "
+            "torch.cuda.nccl.version())'`; `ddplaunch doctor --hosts A,B` does",
+            "if they are equal: another `--master-port`, and `ddplaunch ps` on each node for a job that is left over",
+        ),
+        examples=("n1:7:9 [0] bootstrap.cc:77 NCCL WARN Message truncated : received 256 bytes instead of 4",),
+        near_misses=(
+            "NCCL WARN NET/Socket : peer 10.1.2.3<47> message truncated : receiving 524288 bytes instead of 65536",
+        ),
+        source="https://github.com/NVIDIA/nccl/blob/master/src/bootstrap.cc",
+    ),
+    Signature(
         code="nccl-unavailable",
         tier=Tier.CAUSE,
         patterns=(
