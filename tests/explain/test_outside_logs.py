@@ -314,6 +314,12 @@ def test_a_lost_connection_inside_a_dataloader_is_one_of_its_workers() -> None:
     found = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + loader), ended(1, 1)))
     assert (found.code, found.rank, found.certainty) == ("killed", 1, "likely")
     assert "DataLoader worker of rank 1 was gone" in found.what and "num_workers=0" in found.fixes[1]
+    for words, code in (
+        ("Fatal Python error: Segmentation fault", "segmentation-fault"),
+        ("free(): invalid pointer", "aborted"),
+    ):
+        crash = f"{words}\n\n" + text.replace("    step()\n", "    step()\n" + loader)
+        assert recorded(("", told(0)), (crash, ended(1, 1))).code == code, "the worker said it"
     full = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + loader), ended(1, 1)), oom_kills=1)
     assert full.code == "host-out-of-memory"
     plain = recorded(("", told(0)), (text, ended(1, 1)))

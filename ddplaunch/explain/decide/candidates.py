@@ -27,31 +27,20 @@ _LOST = frozenset(
     ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "EOFError")
 )
 #: Exceptions that a rank raises because another rank is gone.
-_LOST_PEER = frozenset(
-    ("DistNetworkError", "DistBackendError", "DistStoreError", "ActorDiedError", "RayActorError", "WorkerCrashedError")
-)
+_OF_RAY = ("ActorDiedError", "RayActorError", "WorkerCrashedError")
+_LOST_PEER = frozenset(("DistNetworkError", "DistBackendError", "DistStoreError", *_OF_RAY))
 #: Exceptions that end a process which was asked to end, or whose input ended.
 _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
 #: Codes of echoes that may as well be of a process that the rank had started itself.
 _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 #: Exceptions of the program's own logic: they show a signature only if it has an example of that type.
-_OF_LOGIC = frozenset(
-    (
-        *("ValueError", "TypeError", "KeyError", "IndexError"),
-        *("AttributeError", "NameError", "AssertionError", "LookupError"),
-    )
-)
+_LOOKUPS = ("KeyError", "IndexError", "LookupError", "AttributeError", "NameError")
+_OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
 #: Codes of what machines, drivers and schedulers do, which such an exception only mentions.
 _OF_MACHINES = frozenset(
     (
-        *(
-            "cuda-out-of-memory",
-            "gpu-fault",
-            "device-side-assert",
-            "cudnn-error",
-            "host-out-of-memory",
-            "shm-too-small",
-        ),
+        *("cuda-out-of-memory", "gpu-fault", "device-side-assert", "cudnn-error"),
+        *("host-out-of-memory", "shm-too-small"),
         *("disk-full", "killed", "segmentation-fault", "aborted", "terminated", "time-limit", "scheduler-error"),
         *("collective-timeout", "infiniband-error", "wrong-network-interface", "too-many-open-files", "port-taken"),
     )
@@ -67,6 +56,7 @@ _VOICES = re.compile(
 )
 #: Codes of exits that tell more than an abort or an exit status of the script.
 _CRASHES = ("segmentation-fault", "killed")
+_OF_WORKERS = (*_CRASHES, "aborted", "shm-too-small", "host-out-of-memory")  # what ends DataLoaders' workers
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
 _TOGETHER = 2  # lines between tracebacks of one story: those of a group of exceptions
 _MESSAGE_LINES = 12  # an exception's message may go on for as many lines
@@ -116,6 +106,11 @@ class Candidate:
     def groups(self) -> dict[str, str]:
         """The named groups of the signature's pattern."""
         return {} if self.hit is None else self.hit.groups
+
+    @property
+    def of_worker(self) -> bool:
+        """Whether it may be the last words of a DataLoader's worker, which prints into its rank's file."""
+        return self.hit is not None and self.code in _OF_WORKERS
 
     @property
     def is_hint(self) -> bool:
@@ -183,6 +178,8 @@ def _is_quoted(each: Candidate) -> bool:
 
 def _is_old(each: Candidate, final: Traceback | None) -> bool:
     if final is None or each.speaker.rank is None or _VOICES.search(each.line.text):
+        return False
+    if each.of_worker and (final.in_loader or final.lost_worker):
         return False
     grouped = each.raised is not None and each.raised.frame is not None
     return final.parts[0].first - each.line.at > (_TOGETHER if grouped else 0)

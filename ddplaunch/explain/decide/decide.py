@@ -277,7 +277,9 @@ def _own_where_nobody_else_failed(
     """
     first = first_by_itself(facts)
     if first is not None:
-        own = {each.line.at for each in found if each.maybe_own and each.speaker.rank == first.rank}
+        told = {each.speaker for each in found if each.of_worker and not each.old}  # how a worker of a DataLoader ended
+        mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
+        own = {each.line.at for each in mine if not (each.in_loader and each.speaker in told)}
     else:
         speakers = {each.speaker for each in found if each.tier < Tier.HINT}
         speakers |= {hit.line.speaker for hit in echoes if hit.signature.code not in NOISE}
