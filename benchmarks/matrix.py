@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAIRS = ("3.10:2.4.0", "3.12:2.6.0", "3.13:2.8.0", "3.14:newest")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 DEADLINE_S, TESTS_DEADLINE_S = 150, 900
-TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis", "detect-secrets", "numpy")
+TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis", "detect-secrets")
 WITHOUT_TORCH = ("tests/values", "tests/scaling", "tests/script")
 
 #: What a rank does is the first argument; it fails in the first attempt only.
@@ -132,9 +132,16 @@ def _two_nodes(place: Place) -> str | None:
 
 
 def _pasted(place: Place) -> str | None:
-    shown = place.start("run", "2", "--device", "cpu", "--no-capture", "--dry-run", "--", "train.py", "train")
-    line, _ = shown.communicate(timeout=DEADLINE_S)
-    (place.folder / "pasted.sh").write_text(line)
+    options = ("--device", "cpu", "--no-capture", "--dry-run")
+    shown = subprocess.run(
+        [place.python, "-m", "ddplaunch", "run", "2", *options, "--", "train.py", "train"],
+        cwd=place.folder,
+        env=clean_environment(),
+        capture_output=True,  # a warning is no part of what one pastes
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    (place.folder / "pasted.sh").write_text(shown.stdout)
     pasted = subprocess.run(
         ["sh", "pasted.sh"],
         cwd=place.folder,
@@ -201,7 +208,7 @@ def environment(folder: Path, python: str, torch: str, index: str | None) -> Pat
     there = folder / "bin" / "python"
     wanted = "torch" if torch == "newest" else f"torch=={torch}"
     uv("pip", "install", "-q", "-p", there, wanted, *(("--index-url", index) if index else ()))
-    uv("pip", "install", "-q", "-p", there, "-e", ROOT, *TOOLS)
+    uv("pip", "install", "-q", "-p", there, "-e", f"{ROOT}[dev]")
     return there
 
 
@@ -270,7 +277,7 @@ def without_torch() -> int:
                 for each in re.findall(r'^ +"(.*)",$', text.partition("\n]")[0], re.MULTILINE)
                 if "torch" not in each
             ]
-            uv("pip", "install", "-q", "-p", there, *needed, *TOOLS[:-1])
+            uv("pip", "install", "-q", "-p", there, *needed, *TOOLS)
             uv("pip", "install", "-q", "-p", there, "--no-deps", "-e", ROOT)
             place = Place(Path(folder), there)
             (place.folder / "train.py").write_text("import torch\n")

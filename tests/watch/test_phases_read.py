@@ -98,7 +98,7 @@ def test_who_is_late_hardly_waits() -> None:
 #: Ranks and CPUs, and what holds them back.
 HELD = {
     "rank-late": ([rank(0, 0.1, 0.01, 0.02, 0.02, 0.05), rank(1, 0.1, 0.06, 0.02, 0.02)], 8),
-    "input-bound": ([rank(0, 0.1, 0.06, 0.02, 0.02), rank(1, 0.1, 0.06, 0.02, 0.01, 0.01)], 8),
+    "input-bound": ([rank(0, 0.1, 0.06, 0.02, 0.02), rank(1, 0.1, 0.06, 0.02, 0.015, 0.005)], 8),
     "threads-exceed-cpus": ([rank(0, 0.1, 0.0, 0.04, 0.05, threads=8), rank(1, 0.1, 0.0, 0.04, 0.05, threads=8)], 8),
     "communication-bound": ([rank(0, 0.1, 0.0, 0.02, 0.03, 0.04), rank(1, 0.1, 0.0, 0.02, 0.03, 0.04)], 8),
 }

@@ -43,7 +43,7 @@ _THERE = "it is how ranks start anyway"
 _OF_TORCHRUN = {
     **_all("torchrun", "--tee --redirects --log-dir --local-ranks-filter --monitor-interval --rdzv-conf --role"),
     **_all("torchrun", "--start-method --event-log-handler --numa-binding --signals-to-handle --shutdown-timeout"),
-    **_all("torchrun", "--duplicate-stdout-filters --duplicate-stderr-filters"),
+    **_all("torchrun", "--duplicate-stdout-filters --duplicate-stderr-filters --log-line-prefix-template"),
     **_all("drop", "--rdzv-backend --local-addr --logs-specs", _ITSELF),
 }
 _PLACE = {
@@ -65,6 +65,7 @@ TORCHRUN: Mapping[str, Meaning] = {
     **_all("drop", "--standalone", "one node finds a free port by itself", 0),
     **_all("use_env", "--use-env", values=0),
     **_all("drop", "--virtual-local-rank --run-path", "ddplaunch has nothing that means the same", 0),
+    **_all("cannot", "--print-completion", "it launches nothing"),
     "-r": Meaning("torchrun", "--redirects"),
     "-t": Meaning("torchrun", "--tee"),
 }
