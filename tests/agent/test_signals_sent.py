@@ -221,7 +221,7 @@ def test_torchrun_reads_what_makes_it_interruptible_and_nothing_of_it_stays(tmp_
     (tmp_path / "shows.py").write_text(shows)
     for before in ({}, {"PYTHONPATH": str(tmp_path)}):
         given = {**clean_environment(), "PYTHONPATH": "", **before}
-        argv = (sys.executable, "-P", "-m", "shows")
+        argv = (sys.executable, "-P" if sys.version_info >= (3, 11) else "-u", "-m", "shows")
         more = interruptible(argv, given)
         done = subprocess.run(argv, cwd=tmp_path, env={**given, **more}, capture_output=True, text=True)
         if before:
