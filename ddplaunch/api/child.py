@@ -40,16 +40,17 @@ def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str
     An interrupt (KeyboardInterrupt) is passed on, once for each, and the end of the ranks is awaited. If this program
     is killed, its ranks end.
     """
-    with tempfile.TemporaryDirectory(prefix="ddplaunch-") as folder:
-        told = Path(folder) / "told.jsonl"
-        told.touch()
+    with (
+        tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True) as folder,
+        open(told := Path(folder) / "told.jsonl", "xb") as kept,
+    ):
         command = own_command(sys.executable, "ddplaunch", *words)
         variables = {**os.environ, **asked(told), **(environment or {})}
         if show and _has_console():
             code, interrupted = _with_our_console(command, variables)
         else:
             code, interrupted = _with_pipes(command, variables, told, show)
-        return Ended(code, interrupted, read_told(told))
+        return Ended(code, interrupted, read_told(kept.fileno()))
 
 
 def _has_console() -> bool:

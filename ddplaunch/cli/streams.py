@@ -1,7 +1,7 @@
 """What commands write: speech to stderr, data to stdout, and events to a program that has started ``ddplaunch run``.
 
-Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID:PATH``: its process, and a file to which each event
-is a line of JSON,
+Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID@SECONDS:PATH``: its process, the monotonic clock, and
+a file to which each event is a line of JSON,
 
     {"findings": [{"code": …, "severity": …, "what": …, "why": …, "fix": …, "where": […]}, …]}
     {"launched": {"run_id": …, "directory": "/…/runs/RUN_ID" or null}}
@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 VARIABLE = "DDPLAUNCH_TOLD"
+_BEGINNING_S = 10.0  # from being asked to the first lines of this program
 
 
 def tell(text: str) -> None:
@@ -69,7 +71,7 @@ class StartReport:
 
 def asked(path: Path) -> dict[str, str]:
     """Return the variable with which a child of this process tells ``path``."""
-    return {VARIABLE: f"{os.getpid()}:{path}"}
+    return {VARIABLE: f"{os.getpid()}@{time.monotonic():.1f}:{path}"}
 
 
 def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
@@ -79,6 +81,8 @@ def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
     process that nobody wants to be told of.
     """
     if _path(environ) is None:
+        if _was_left(environ):
+            os.kill(os.getpid(), signal.SIGTERM)
         return
     from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # which a launch does not need
 
@@ -100,23 +104,44 @@ def tell_launch_to_starter(run_id: str, directory: Path | str) -> None:
     _tell({"launched": {"run_id": run_id, "directory": known}})
 
 
-def read_told(path: Path) -> StartReport:
-    """Return what was told to ``path``."""
+def read_told(path: Path | int) -> StartReport:
+    """Return what was told to ``path``, or the open file of it: what tidies /tmp may have taken its name.
+
+    A line that a full disk has cut is left out. Raises OSError.
+    """
     from ddplaunch.records.outcome import findings_from_json  # which a launch does not need
 
     findings: list[Finding] = []
     run_id, directory = None, None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
-        findings += findings_from_json(event.get("findings"))
-        if launched := event.get("launched"):
-            run_id, directory = launched["run_id"], launched["directory"]
+    with open(path, "rb", closefd=isinstance(path, Path)) as file:
+        file.seek(0)
+        text = file.read()
+    for line in text.decode("utf-8", "replace").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            event = json.loads(line)
+            findings += findings_from_json(event.get("findings"))
+            if launched := event.get("launched"):
+                run_id, directory = str(launched["run_id"]), launched["directory"]
     return StartReport(tuple(dict.fromkeys(findings)), run_id, None if directory is None else Path(directory))
 
 
 def _path(environ: Mapping[str, str] = os.environ) -> str | None:
-    pid, _, path = environ.get(VARIABLE, "").partition(":")
-    return path if pid == str(os.getppid()) else None
+    starter, _, path = environ.get(VARIABLE, "").partition(":")
+    return path if starter.partition("@")[0] == str(os.getppid()) else None
+
+
+def _was_left(environ: Mapping[str, str]) -> bool:
+    """Whether the program that has just started this process was gone before this could be said to the kernel."""
+    pid, _, asked_s = environ.get(VARIABLE, "").partition(":")[0].partition("@")
+    try:
+        if not 0.0 <= time.monotonic() - float(asked_s) < _BEGINNING_S:
+            return False
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, OverflowError, OSError):
+        return False
+    return False
 
 
 def _tell(event: Mapping[str, object]) -> None:

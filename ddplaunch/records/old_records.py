@@ -18,7 +18,7 @@ from ddplaunch.records.find import numbered, read_record, run_directories
 from ddplaunch.records.json_files import read_object
 from ddplaunch.records.launchers import NodeProcesses, read_processes
 from ddplaunch.records.own.own_files import NotOursError, closing, open_runs, own_folders, remove_folder
-from ddplaunch.records.own.run_lock import is_held
+from ddplaunch.records.own.run_lock import hold_ended, is_held
 from ddplaunch.records.run_states import state_of
 from ddplaunch.values.frozen import dataclass
 
@@ -115,11 +115,15 @@ def _lives(node: NodeProcesses, table: ProcessTable, boot: str | None) -> bool:
 def remove_record(directory: Path) -> str | None:
     """Remove one record and a ``latest`` that points to it; return why not, None if it is gone.
 
-    What is removed is looked at once more: between a list and the answer to a question somebody may put another there.
+    What is removed is looked at once more: between a list and the answer to a question somebody may put another there,
+    or launch with the same id.
     """
     base, name = directory.parent.parent, directory.name
+    held = hold_ended(directory)
+    if held is None:
+        return f"a launch has begun in it: {directory}"
     try:
-        with closing(open_runs(base, links=False)) as runs:
+        with held, closing(open_runs(base, links=False)) as runs:
             if name in own_folders(runs) and name not in _claims(directory):
                 return f"no run.json in it names this run: {directory}"
             remove_folder(runs, name, last="run.json")

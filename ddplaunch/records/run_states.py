@@ -147,6 +147,19 @@ def recorded_at(run: RunProcesses) -> Path | None:
     return None
 
 
+def live_run(directory: Path, launcher: int, launch: str = "") -> RunProcesses | None:
+    """Return what lives here of the run of ``directory``: its ``launcher``'s, that token's, or recorded there.
+
+    A run of the same id may be another user's, or of another directory.
+    """
+    for run in runs_in(process_table()):
+        if run.run_id == directory.name and run.uid == own_id():
+            own = launch == run.launch if launch else any(each.pid == launcher for each in run.launchers)
+            if own or recorded_at(run) == directory.resolve():
+                return run
+    return None
+
+
 def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunSummary:
     """Return one run; ``directory`` (of its record) or ``run`` may be missing, not both."""
     record = None if directory is None else read_record(directory)

@@ -61,7 +61,7 @@ def _make(path: str, home: str) -> None:
         raise PermissionError(f"{home} belongs to somebody else")  # sudo: the user could not read it later
     folder = os.path.dirname(path)  # noqa: PTH120
     os.makedirs(folder, 0o700, exist_ok=True)  # noqa: PTH103
-    draft = f"{folder}/.key.{os.getpid()}"
+    draft = f"{folder}/.key.{os.urandom(8).hex()}"  # hosts that share it may have the same pid
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, os.urandom(_BYTES))

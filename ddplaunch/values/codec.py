@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from ddplaunch.values.resolved import Unavailable
 
 SCHEMA = 1
 _REASON = "unavailable"
+_LARGEST_FLOAT = sys.float_info.max
 T = TypeVar("T")
 
 
@@ -54,13 +56,15 @@ def _build(data: Any, wanted: Any, place: str) -> Any:
         return _tuple(data, inner, place)
     if origin is frozenset:
         return frozenset(_build(item, inner[0], place) for item in _checked(data, list, place))
-    if origin is dict:
+    if origin in (dict, Mapping):
         if inner[1] is str and all(type(item) is str for item in _checked(data, dict, place).values()):
             return data
         return {key: _build(item, inner[1], f"{place}.{key}") for key, item in _checked(data, dict, place).items()}
     if wanted is Any:
         return data
     if wanted is float and type(data) is int:
+        if abs(data) > _LARGEST_FLOAT:
+            raise ValueError(f"{place}: a number that no float holds")
         return float(data)
     return _checked(data, wanted, place)
 

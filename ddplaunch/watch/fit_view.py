@@ -8,7 +8,7 @@ from typing import Any
 from ddplaunch.scaling.largest_batch import MemoryModel, Tried
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import column_table
-from ddplaunch.ui.terminal import Terminal, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
@@ -84,7 +84,7 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
     lines += [""] if found.best is not None else []
     for label, text in _answer(found):
         lines += wrap(text, terminal.width, f"  {label:<9}", " " * 11)
-    if outside := sorted({path for each in order for path in each.outside}):
+    if outside := sorted({visible(path) for each in order for path in each.outside}):
         lines += wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "  ", "    ")
     for command in found.commands:
         lines += ["", *wrap(_title(command), terminal.width, "", "  "), f"  {shlex.join(command.words)}"]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from ddplaunch.ui.terminal import visible
 from ddplaunch.watch.samples import GpuSample, RankSample, Sample, Value, of_gpu, of_rank
 
 _WIDTH, _HEIGHT = 460, 150  # of one plot
@@ -53,9 +54,9 @@ def metrics_svg(samples: Mapping[int, Sequence[Sample]], title: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="12" fill="#222222">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{escape(visible(title))}</title>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="28" font-size="16">{escape(title)}</text>',
+        f'<text x="{_LEFT}" y="28" font-size="16">{escape(visible(title))}</text>',
     ]
     for number, (name, top, lines) in enumerate(plots):
         x = _LEFT + number % columns * (_WIDTH + _LEFT)

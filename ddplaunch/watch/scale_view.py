@@ -10,7 +10,7 @@ from typing import Any
 
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import section, table
-from ddplaunch.ui.terminal import Terminal, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, listed, size_text
 from ddplaunch.watch.phases import milliseconds, percent
@@ -69,7 +69,7 @@ def scale_text(
         ]
     for one in sizes:
         lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
-    if outside := sorted({path for one in sizes for path in one.outside}):
+    if outside := sorted({visible(path) for one in sizes for path in one.outside}):
         lines += ["", *wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "", "  ")]
     return terminal.spell("\n".join(lines).strip("\n") + "\n")
 
@@ -174,9 +174,9 @@ def scale_svg(sizes: Sequence[SizeMeasured], title: str, *, strong: bool) -> str
     height = _TOP + _HEIGHT + 60
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="{escape(title)}: speed-up, and the phases of a step, by number of processes">',
+        f'aria-label="{escape(visible(title))}: speed-up, and the phases of a step, by number of processes">',
         f"<style>{_STYLE}</style>",
-        f'<text class="title" x="30" y="20">{escape(title)}</text>',
+        f'<text class="title" x="30" y="20">{escape(visible(title))}</text>',
         *_speed_panel(30, found),
         *_phase_panel(30 + _PANEL + _GAP, [one for one, _ in found]),
         "</svg>",

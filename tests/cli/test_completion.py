@@ -83,13 +83,14 @@ def test_hosts_are_those_of_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_runs_are_those_of_the_directory(folder: Path) -> None:
-    for name in ("first-run", "second run"):
+    own = f"{os.getpid()}-{time.monotonic_ns()}"  # live runs of the whole machine are offered, those of other tests too
+    for name in (f"{own}-run", f"blank {own} run"):
         (folder / ".ddplaunch" / "runs" / name).mkdir(parents=True)
         (folder / ".ddplaunch" / "runs" / name / "run.json").write_text("{}")
-    assert offered("ddplaunch logs first") == ["first-run"]
-    assert offered("ddplaunch explain first") == ["first-run"]
-    assert offered("ddplaunch stop first") == []  # it does not run
-    assert offered("ddplaunch logs second") == []  # no shell would take it as one word
+    assert offered(f"ddplaunch logs {own}") == [f"{own}-run"]
+    assert offered(f"ddplaunch explain {own}") == [f"{own}-run"]
+    assert offered(f"ddplaunch stop {own}") == []  # it does not run
+    assert offered(f"ddplaunch logs 'blank {own}") == []  # no shell would take it as one word
 
 
 def test_bash_takes_words_apart_at_signs(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,13 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from tests.records.fake_runs import StartRun, start_run
+
+__all__ = ["start_run"]
 
 _OUT = Path("/out")
+OTHERS = "0123"
+GROUP = f"scale-test-{os.getpid()}"  # that nobody else on the machine has
 
 
 def declared(*flags: str, kind: str | None = None) -> DeclaredOption:
@@ -101,21 +108,29 @@ def trial(*words: str, processes: str = "2", timeout_s: float = 120, run_words: 
     report = ScriptReport("train.py", (declared("--output-dir"),))
     measuring = Measuring(seconds=1.0, timeout_s=timeout_s)
     said = {"device": Resolved("cpu", Source("flag", "--device"))}
-    order = TrialOrder("scale-test", processes, processes, said, ("train.py", *words), run_words, measuring=measuring)
+    order = TrialOrder(GROUP, processes, processes, said, ("train.py", *words), run_words, measuring=measuring)
     result = run_trial(order, report)
-    assert not any(run.run_id == order.run_id for run in runs_in(process_table())), "nothing is left"
+    left = [run for run in runs_in(process_table()) if run.run_id == order.run_id and run.launch != OTHERS]
+    assert not left, "nothing is left"
     return result
 
 
 @pytest.mark.slow
-def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path) -> None:
+def test_a_measured_trial_leaves_nothing_but_its_record(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, start_run: StartRun
+) -> None:
+    """A run of the same id, of another directory, lives on."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    other = start_run("x", ranks=1, cwd=elsewhere, DDPLAUNCH_RUN_ID=f"{GROUP}.2", DDPLAUNCH_LAUNCH=OTHERS)
+    shutil.rmtree(folder / "bin")
     result = trial()
+    assert other.launcher.poll() is None and len(other.session_pids) == 1
     assert result.status == "measured" and result.world_size == 2, result.findings
     assert [rank.rank for rank in result.ranks] == [0, 1] and all(rank.steps >= 5 for rank in result.ranks)
     assert result.step_s and result.step_s >= 0.005 and result.samples_per_s and result.peak_bytes
     assert result.samples_per_s == pytest.approx(8 / result.ranks[0].mean_s, rel=0.3)
     assert set(result.outside) == {str(folder / f"beside-{rank}") for rank in (0, 1)}
-    assert (folder / "beside-0").read_text() == "scale-test/2"
+    assert (folder / "beside-0").read_text() == f"{GROUP}/2"
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "beside-0", "beside-1", "train.py"]
     assert (result.record / "outcome.json").exists() and not (folder / ".ddplaunch" / "trials").exists()
 

@@ -14,11 +14,13 @@ import pytest
 
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.collect import Question, ask_all
+from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.fan_out import TRIES, FanOut, Window, delay_s
 from ddplaunch.hosts.session.frames import GREETING, Kind, pack
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import RefusedError
 from tests.hosts.launching import links
 
@@ -155,6 +157,22 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
     assert refused.value.findings[0].what == (
         "after 2 sessions this machine starts no more: Resource temporarily unavailable"
     )
+
+
+def test_what_is_refused_midway_leaves_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = tuple(Place(number, f"host{number}", sys.executable) for number in range(3))
+    asking = EachHost(Launched("one", tmp_path, "here", "boot", 1, 1, places), "samples")
+
+    def start(name: str) -> Link:
+        if name == "host2":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return asking._links.open(name, ["cat"])
+
+    monkeypatch.setattr(asking, "_start", start)
+    with pytest.raises(RefusedError), asking:
+        raise AssertionError("it went on")
+    assert len(asking._links.all) == 2
+    assert all(link.closed and link.process.returncode is not None for link in asking._links.all)
 
 
 def test_a_host_without_an_echo_is_waited_for_once(

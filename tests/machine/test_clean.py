@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.orphans import Orphans, Segment, held_segments
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.records.old_records import old_records, remove_record
+from ddplaunch.records.own import run_lock
+from ddplaunch.records.own.own_files import try_lock
+from ddplaunch.records.own.run_lock import hold_run
 from ddplaunch.ui.clean_view import (
     Work,
     clean_findings,
@@ -37,6 +41,7 @@ from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.conftest import Golden
 from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
+from tests.planning.sample_launch import launch
 from tests.records.fake_runs import FakeRun, StartRun, outcome, processes_json, record, start_run, unique, wait_for
 
 __all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
@@ -245,6 +250,29 @@ def test_records_are_removed_beyond_those_to_keep(call: Call, folder: Path) -> N
     assert outside.exists() and not (base / "latest").is_symlink()
     assert remove_record(base / "runs" / "r1") is None  # somebody was quicker
     assert call("clean", "--keep", "some").status == 2
+
+
+def test_a_launch_that_begins_during_the_question_keeps_its_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id of an old record is used again between the list and the answer; or while its record is being removed."""
+    base, one = folder / ".ddplaunch", launch(run_id="again")
+    directory = record(base, "again", begun_s=time.time() - 3600)
+    outcome(directory)
+    (listed,) = old_records(base, 0, (), process_table(), host_name(), boot_id()).removable
+    with hold_run(base, one):
+        assert "a launch has begun in it" in str(remove_record(listed)) and (directory / ".lock-0").exists()
+    removals = [directory]
+
+    def removed_before(lock: int, operation: int) -> bool:
+        while removals:
+            shutil.rmtree(removals.pop())
+        return try_lock(lock, operation)
+
+    monkeypatch.setattr(run_lock, "try_lock", removed_before)
+    with hold_run(base, one) as run:
+        assert not removals and run.locks
+        assert run_lock.is_held(directory), "what it holds has no name any more"
 
 
 @pytest.mark.usefixtures("no_orphans")

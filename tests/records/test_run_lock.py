@@ -24,6 +24,7 @@ from ddplaunch.records.find import read_record
 from ddplaunch.records.old_records import old_records
 from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.run_lock import Holder, end_with_this_program, hold_run, is_held, refuse_taken
+from ddplaunch.records.run_states import live_run
 from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Resolved, Source
@@ -234,6 +235,18 @@ def test_two_launches_of_one_id_are_two_runs(twins: tuple[str, list[int], list[i
     found = [run for run in runs_in(process_table()) if run.run_id == run_id]
     assert {run.launch: [each.pid for each in run.ranks] for run in found} == {"aaaa": first, "bbbb": second}
     assert [len(run.launchers) for run in found] == [1, 1]
+
+
+def test_what_lives_of_a_launch_is_not_that_of_another_directory(start_run: StartRun, tmp_path: Path) -> None:
+    one = start_run("twin", ranks=1, DDPLAUNCH_LAUNCH="aaaa")
+    directory = tmp_path / "other" / ".ddplaunch" / "runs" / one.run_id
+    assert live_run(directory, os.getpid()) is None and live_run(directory, os.getpid(), "bbbb") is None
+    for found in (live_run(directory, one.launcher.pid), live_run(directory, 0, "aaaa")):
+        assert found is not None and found.launch == "aaaa"
+    one.lose_launcher()
+    assert live_run(directory, one.launcher.pid, "aaaa") is not None and live_run(directory, one.launcher.pid) is None
+    (tmp_path / ".ddplaunch" / "runs" / one.run_id).mkdir(parents=True)
+    assert live_run(tmp_path / ".ddplaunch" / "runs" / one.run_id, 0) is not None, "its record says so"
 
 
 def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int], list[int]]) -> None:

@@ -176,11 +176,13 @@ def _running(record: RunRecord) -> bool:
     from ddplaunch.machine.processes.process_table import process_table
     from ddplaunch.machine.processes.run_processes import runs_in
     from ddplaunch.records.launchers import residents_in, with_residents
+    from ddplaunch.records.run_states import recorded_at
     from ddplaunch.values.words import host_name
 
     table = process_table()
     alive = with_residents(runs_in(table), residents_in(table, host_name()))
-    return any(run.run_id == record.run_id and (run.launchers or run.guards) for run in alive)
+    same = [run for run in alive if run.run_id == record.run_id and (run.launchers or run.guards)]
+    return any(recorded_at(run) in (None, record.directory.resolve()) for run in same)
 
 
 def _written(subject: Subject, explanation: Explanation) -> bool:

@@ -6,7 +6,7 @@ import json as json_text
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,18 +28,21 @@ from ddplaunch.records.own.own_files import write_named
 from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.scaling.numbers import Numbers, format_lr
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.codec import plain
+from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import count
 from ddplaunch.watch.phases import RankPhases
+from ddplaunch.watch.samples import PHASES
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 
 _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
 _SECONDS = 10.0
 _SAVED = "size.json"
+_LARGEST = 1 << 62
+_MOST_OF_A_STEP = 100  # phases overlap, but not in so many threads
 
 
 def scale(
@@ -270,19 +273,38 @@ def _save(record: Path, key: str, one: SizeMeasured) -> None:
 def saved(base: Path, key: str) -> SizeMeasured | None:
     """Return the newest size under ``base`` that was measured with the same words; None where there is none."""
     for directory in run_directories(base):
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, ValueError):
             data = read_object(directory / _SAVED)
-            if data["key"] == key:
-                return _size_of(data["size"])
+            if data.get("key") == key:
+                return _size_of(data.get("size"))
     return None
 
 
-def _size_of(data: Mapping[str, Any]) -> SizeMeasured:
-    """Return the size in a record. Raises KeyError, TypeError or ValueError for what no trial wrote."""
-    ranks = tuple(RankPhases(**each) for each in data["ranks"])
-    if not ranks or not all(float(one.mean_s) > 0 and isinstance(one.shares, dict) for one in ranks):
+def _size_of(data: Any) -> SizeMeasured:
+    """Return the size in a record. Raises ValueError for what no trial wrote."""
+    one = from_plain(data, SizeMeasured)
+    if not one.ranks or one.problem is not None or not all(map(_is_measured, one.ranks)):
         raise ValueError("no ranks")
-    return SizeMeasured(**{**data, "ranks": ranks, "outside": tuple(data["outside"]), "problem": None})
+    counts = (one.samples_per_s, one.effective_batch, one.gpu_bytes, one.busy_cpus)
+    sizes = (one.processes, one.nodes, one.cpus)
+    if _SIZE.match(one.size) is None or not all(0 < each < _LARGEST for each in sizes):
+        raise ValueError("no size")
+    if not all(0 <= (each or 0) < _LARGEST for each in counts):
+        raise ValueError("no numbers")
+    return one
+
+
+def _is_measured(rank: RankPhases) -> bool:
+    """Whether these are times and shares of steps, and no numbers that cannot be reckoned with."""
+    times = rank.step_s, rank.fastest_s, rank.slowest_s, rank.mean_s
+    shares = [share for share in rank.shares.values() if share is not None]
+    counts = rank.rank, rank.steps, rank.samples_per_s or 0, rank.peak_bytes or 0
+    return (
+        all(0 < each < _LARGEST for each in times)
+        and rank.shares.keys() == {*PHASES, "rest"}
+        and all(0 <= share < _MOST_OF_A_STEP for share in shares)
+        and all(0 <= each < _LARGEST for each in counts)
+    )
 
 
 def _refuse_plot(plot: str | None) -> None:

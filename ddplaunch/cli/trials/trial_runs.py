@@ -32,11 +32,11 @@ from ddplaunch.cli.trials.trial_orders import (
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.stop_run import stop_run
 from ddplaunch.machine.hardware import busy_cpus
-from ddplaunch.machine.processes.process_table import process_table
-from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import numbered
 from ddplaunch.records.launchers import read_processes
 from ddplaunch.records.outcome import RunOutcome, read_outcome
+from ddplaunch.records.run_states import live_run
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import ExitStatus, Finding
 from ddplaunch.values.frozen import dataclass
@@ -159,6 +159,7 @@ class _Running:
         self.findings: tuple[Finding, ...] = ()
         self._open: set[str] = set()
         self._looked_s = self._recorded = 0.0
+        self._launch = ""  # the token of the launch, once its launcher was seen
         self._child = subprocess.Popen(
             words,
             env={**os.environ, **asked(places.told)},
@@ -309,6 +310,7 @@ class _Running:
         said = self._order.said.get("grace")
         grace_s = _GRACE_S if said is None else float(said.value)
         try:
+            self._alive()  # to know what is of this launch when the launcher is gone
             if self._child.poll() is None:
                 self._child.terminate()
                 with suppress(subprocess.TimeoutExpired):
@@ -331,7 +333,9 @@ class _Running:
             time.sleep(_LOOK_S)  # the guard writes how it ended
 
     def _alive(self) -> RunProcesses | None:
-        return next((run for run in runs_in(process_table()) if run.run_id == self._order.run_id), None)
+        found = live_run(self._places.record, self._child.pid, self._launch)
+        self._launch = self._launch if found is None else found.launch
+        return found
 
     def _written_to(self) -> Iterator[str]:
         """Yield the files outside the trial's folders that ranks have open to write now."""

@@ -161,7 +161,7 @@ def read_hello(line: bytes) -> Hello | None:
     said = _object(line).get("hello")
     try:
         hello = codec.from_plain(said, Hello)
-    except (ValueError, OverflowError):  # of a number that no float holds
+    except ValueError:
         return None
     whole = all(0 <= number < 1 << 31 for number in (hello.node_rank, hello.pid, hello.protocol))
     if not whole or not all(0 <= seconds < _LAST_S for seconds in (hello.started_s, hello.clock_s)):  # NaN is not

@@ -6,6 +6,7 @@ ends when its session does, and nothing of the run depends on it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,17 +40,19 @@ class EachHost:
 
     def __enter__(self) -> EachHost:
         """Ask all at once. Raises RefusedError where this machine cannot open so many sessions."""
-        self._links.__enter__()
         allow_many(len(self._places))
-        try:
-            reached = FanOut(self._links, self._start, self._order, self._answer_s).ask(list(self._places))
-        except FileNotFoundError:
-            self.problems = (ssh_missing(),)
-            return self
-        for each in reached:
-            self._take_answer(each)
-        for link in self._by_link:
-            link.send(Kind.ASK)  # to go on; before, nobody would have listened
+        with contextlib.ExitStack() as begun:
+            begun.enter_context(self._links)
+            try:
+                reached = FanOut(self._links, self._start, self._order, self._answer_s).ask(list(self._places))
+            except FileNotFoundError:
+                self.problems = (ssh_missing(),)
+                reached = ()
+            for each in reached:
+                self._take_answer(each)
+            for link in self._by_link:
+                link.send(Kind.ASK)  # to go on; before, nobody would have listened
+            begun.pop_all()
         return self
 
     def __exit__(self, *problem: object) -> None:

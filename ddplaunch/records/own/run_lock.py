@@ -38,6 +38,7 @@ Holder = Literal["node", "launcher", "host"]
 
 _WAIT_S = 3.0  # the guard of a run that has just ended lets go a moment after torchrun
 _PAUSE_S = 0.02
+_TRIES = 3
 _HOLDER_LENGTH = 200
 _LOCK = re.compile(r"\.lock(-\d+)?")
 _NODE = re.compile(r"node-\d{1,9}")
@@ -108,8 +109,12 @@ def _locked(base: Path, launch: Launch, holder: Holder, *, create: bool) -> tupl
     unlocked = None
     try:
         directory = run_directory(base, launch.run_id)
-        with closing(open_run(directory, create=create)) as folder:
-            _take(locks, folder, directory, _wanted(_node(launch), holder), create=create)
+        for _ in range(_TRIES):
+            with closing(open_run(directory, create=create)) as folder:
+                _take(locks, folder, directory, _wanted(_node(launch), holder), create=create)
+            if all(os.fstat(lock).st_nlink for lock in locks):
+                break
+            _release(locks)  # `clean` held them while it removed the record
     except NotOursError as problem:
         raise _not_yours(problem) from None
     except (OSError, ValueError) as problem:
@@ -191,15 +196,30 @@ def end_with_this_program() -> None:
                 os.set_inheritable(int(path.name), False)
 
 
-def is_held(directory: Path) -> bool:
-    """Whether a live launch holds the run of ``directory``; False where that cannot be seen."""
+def hold_ended(directory: Path) -> HeldRun | None:
+    """Hold an ended run against launches that would use its id again; None where a live launch holds it.
+
+    What cannot be locked is not held.
+    """
+    locks: list[int] = []
     with suppress(OSError), closing(open_run(directory)) as folder:
         for name in os.listdir(folder):  # noqa: PTH208 - by descriptor
             if name.startswith(".lock"):
-                with suppress(OSError), closing(open_file(folder, name, os.O_RDWR)) as lock:
-                    if not try_lock(lock, LOCK_ALONE):
-                        return True
-    return False
+                with suppress(OSError):
+                    locks.append(open_file(folder, name, os.O_RDWR))
+                    if not try_lock(locks[-1], LOCK_ALONE):
+                        _release(locks)
+                        return None
+    return HeldRun(tuple(locks))
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a live launch holds the run of ``directory``; False where that cannot be seen."""
+    held = hold_ended(directory)
+    if held is None:
+        return True
+    with held:
+        return False
 
 
 def _taken(directory: Path, holder: str) -> RefusedError:
