@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from ddplaunch.cli.streams import StartReport, asked, read_told
 from ddplaunch.records.find import numbered
+from ddplaunch.records.own.own_files import LOCK_SHARED, closing, try_lock
 from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import duration_text
 from ddplaunch.watch.step_rate import Steps
@@ -40,10 +41,7 @@ def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str
     An interrupt (KeyboardInterrupt) is passed on, once for each, and the end of the ranks is awaited. If this program
     is killed, its ranks end.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True) as folder,
-        open(told := Path(folder) / "told.jsonl", "xb") as kept,
-    ):
+    with held_folder() as folder, open(told := folder / "told.jsonl", "x+b") as kept:
         command = own_command(sys.executable, "ddplaunch", *words)
         variables = {**os.environ, **asked(told), **(environment or {})}
         if show and _has_console():
@@ -51,6 +49,19 @@ def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str
         else:
             code, interrupted = _with_pipes(command, variables, told, show)
         return Ended(code, interrupted, read_told(kept.fileno()))
+
+
+@contextlib.contextmanager
+def held_folder() -> Iterator[Path]:
+    """Make a folder in /tmp, or where TMPDIR says, for as long as the block takes, which may be weeks.
+
+    What tidies /tmp by age leaves it alone while it is locked: https://systemd.io/TEMPORARY_DIRECTORIES/.
+    """
+    with contextlib.ExitStack() as held:
+        name = held.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True))
+        with contextlib.suppress(OSError):  # a file system without locks
+            try_lock(held.enter_context(closing(os.open(name, os.O_RDONLY))), LOCK_SHARED)
+        yield Path(name)
 
 
 def _has_console() -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict, TypeVar, overload
 
-from ddplaunch.api.child import Ended, run_child
+from ddplaunch.api.child import Ended, held_folder, run_child
 from ddplaunch.api.rank_call import read_result, write_call
 from ddplaunch.cli.flags import flags_of
 from ddplaunch.explain.diagnosis import Diagnosis
@@ -231,10 +230,9 @@ def launch(
         return outcome
     if elsewhere := [each for each in ("hosts", "hostfile", "nnodes") if options.get(each) is not None]:
         raise TypeError(f"`{elsewhere[0]}`: a function runs on this machine; launch a script on several")
-    with tempfile.TemporaryDirectory(prefix="ddplaunch-") as name:
-        folder = Path(name)
+    with held_folder() as folder:
         write_call(folder, what, args, kwargs or {})
-        target = ["-m", RANK_CALL, name, getattr(what, "__name__", type(what).__name__)]
+        target = ["-m", RANK_CALL, str(folder), getattr(what, "__name__", type(what).__name__)]
         outcome = _outcome(run_child(["run", *words, "--", *target], show=show_output))
         if outcome.status:
             _raise_failed(folder, outcome)

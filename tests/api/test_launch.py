@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,14 @@ import psutil
 import pytest
 
 from ddplaunch import LaunchRefused, Outcome, RunFailed, launch
+from ddplaunch.api.child import held_folder
 from ddplaunch.records.find import read_record, run_directories
+from ddplaunch.records.own.own_files import LOCK_ALONE, closing, try_lock
 
 pytestmark = pytest.mark.slow
 
 TRAIN = """
-import argparse
+import argparse, os, shutil
 import torch.distributed as dist
 import ddplaunch
 
@@ -39,6 +42,8 @@ dist.barrier()
 for step in range(3):
     ddplaunch.log_metrics({"val_loss": 1 / (step + 1), "rank": dist.get_rank()}, step=step)
 dist.barrier()
+if dist.get_rank() == 0:  # as what tidies /tmp does
+    shutil.rmtree(os.path.dirname(os.environ["DDPLAUNCH_TOLD"].partition(":")[2]))
 dist.destroy_process_group()
 """
 WAITS = """
@@ -73,6 +78,15 @@ def test_a_script_gets_its_numbers_and_gives_its_metrics(project: Path, capsys: 
     out, err = capsys.readouterr()
     assert out == "rank 0 has 8\n"
     assert "batch 16 = 8 per process" in err
+
+
+def test_what_tidies_the_temporary_folder_finds_it_locked() -> None:
+    with held_folder() as folder, closing(os.open(folder, os.O_RDONLY)) as other:
+        assert not try_lock(other, LOCK_ALONE)
+        (folder / "x").touch()
+    assert not folder.exists()
+    with held_folder() as folder:
+        shutil.rmtree(folder)
 
 
 def test_a_failure_is_raised_with_its_diagnosis(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,15 @@ def test_a_hello_that_is_none(change: dict[str, Any]) -> None:
     assert words.read_hello(json.dumps({"hello": {**said, **change}}).encode()) is None
 
 
+@pytest.mark.parametrize("identity", ["a\0b", "a\x1b]0;t\x07", "a\nb", "x" * 9999, 7, ["a"]])
+def test_a_verdict_that_torchrun_could_not_be_given(identity: object) -> None:
+    line = json.dumps({"verdict": True, "rendezvous_id": identity, "findings": []}).encode()
+    assert words.read_verdict(line) is None
+    many = {"expected": 1 << 40, "joined": 1, "names": []}
+    assert words.read_status(json.dumps({"waiting": many}).encode(), 0) is None
+    assert words.read_status(json.dumps({"waiting": {**many, "expected": 4}}).encode(), 0) is not None
+
+
 @pytest.mark.parametrize("line", [b"", b"\xff\xfe", b"[1]", b"1", b'{"verdict":1}', b'{"waiting":[]}', b"[" * 50000])
 def test_lines_that_are_nothing(line: bytes) -> None:
     assert words.read_hello(line) is None and words.read_verdict(line) is None

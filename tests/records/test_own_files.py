@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -323,7 +324,7 @@ def writes(node: ast.AST) -> bool:
     opened = node.args[0] if node.args else None
     by_descriptor = isinstance(opened, ast.Call) or (isinstance(opened, ast.Name) and opened.id == "descriptor")
     return not by_descriptor and (
-        any(mode in ("w", "wb", "a", "ab", "x", "xb", "r+", "w+b", "r+b") for mode in modes)
+        any(re.fullmatch(r"[wax][bt+]*|r[bt]?\+[bt]?", mode) for mode in modes)
         or any(flag in ast.unparse(node) for flag in FLAGS)
     )
 

@@ -191,7 +191,7 @@ def read_status(line: bytes, waited_s: float) -> Status | None:
     said = _object(line).get("waiting")
     if not isinstance(said, dict) or not isinstance(said.get("names"), list):
         return None
-    if type(said.get("expected")) is not int or type(said.get("joined")) is not int:
+    if not all(type(said.get(name)) is int and 0 <= said[name] < 1 << 31 for name in ("expected", "joined")):
         return None
     missing = tuple(str(name)[:_TEXT_CHARS] for name in said["names"])
     return Status(said["expected"], missing, waited_s, joined=said["joined"])
@@ -209,7 +209,7 @@ def read_verdict(line: bytes) -> Verdict | None:
     """Return the verdict in ``line``, None where it is something else."""
     said = _object(line)
     go, identity = said.get("verdict"), said.get("rendezvous_id")
-    if type(go) is not bool or not (identity is None or type(identity) is str):
+    if type(go) is not bool or not (identity is None or _is_name(identity)):
         return None
     try:
         found = tuple(
@@ -219,6 +219,11 @@ def read_verdict(line: bytes) -> Verdict | None:
     except (TypeError, ValueError):
         return None
     return Verdict(go, found, identity)
+
+
+def _is_name(value: object) -> bool:
+    """Whether it may stand in torchrun's arguments: no program can be given a NUL."""
+    return type(value) is str and len(value) <= _TEXT_CHARS and value.isprintable()
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
