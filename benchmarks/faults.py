@@ -145,7 +145,8 @@ def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
             *(sum(getattr(each, name) for each in answers) for name in ("rank", "status", "helps", "fits")),
         ]
         lines.append(f"| {half} | {' | '.join(map(str, sums))} |")
-    return "\n".join(lines) + "\n"
+    sets = "\n\n`held out`, `unseen`: the first run of faults on which no rule had been mended. The others: after it.\n"
+    return "\n".join(lines) + sets
 
 
 if __name__ == "__main__":
