@@ -456,3 +456,10 @@ def test_a_time_out_of_asyncio_is_no_cancellation() -> None:
 )
 def test_what_is_cut_or_not_completed_has_failed(text: str, code: str) -> None:
     assert diagnosed(text).code == code
+
+
+def test_a_thread_without_python_does_not_end_a_dump() -> None:
+    dump = DUMP.format(head="Fatal Python error: Floating point exception", current="Current thread")
+    first, gap, rest = dump.partition("\n\n")
+    text = f"{first}{gap}Thread 0x00007f1ad33136c0 (most recent call first):\n  <no Python frame>\n\n{rest}"
+    assert "train.py:77 in load" in recorded(("", told(0)), (text, ended(1, "SIGFPE"))).what

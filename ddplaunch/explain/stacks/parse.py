@@ -290,7 +290,7 @@ def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserC
             current = threads[-1] if line.text.startswith("Current") else current
         elif threads and (match := _DUMPED_FRAME.match(line.text)):
             threads[-1].append((match[1], int(match[2]), match[3]))
-        elif line.text:
+        elif line.text and not line.text.startswith("  "):  # as `  <no Python frame>` does
             break
     chosen = current if current is not None else threads[-1] if threads else []
     frames = chosen[::-1]
