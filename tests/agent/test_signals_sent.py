@@ -57,12 +57,14 @@ def test_nothing_survives_the_death_of_the_process_group(start: str, tmp_path: P
 def test_nothing_survives_timeout_s_kill(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\nopen('up', 'w').close()\ntime.sleep(300)")
     words = ddplaunch("run", "2", "--device", "cpu", "--", "train.py")
-    timed = ["timeout", "-s", "KILL", "20", *words]
+    timed = ["timeout", "-s", "KILL", "600", *words]
     launch = subprocess.Popen(
         timed, cwd=tmp_path, env=clean_environment(), start_new_session=True, stderr=subprocess.PIPE
     )
-    launch.communicate()
-    assert launch.returncode == -signal.SIGKILL and (tmp_path / "up").exists()
+    until((tmp_path / "up").exists, "a rank is up")
+    launch.send_signal(signal.SIGALRM)  # the timer of timeout(1), which is over now
+    launch.communicate(timeout=120)
+    assert launch.returncode == -signal.SIGKILL
     within(lambda: not of_folder(tmp_path))
 
 
