@@ -102,7 +102,7 @@ class RunOptions(TypedDict, total=False):
     join_secret: Word | None
 
 
-_NOT_HERE = ("dry_run", "json")  # they print in place of launching
+_NOT_HERE = ("dry_run", "json", "detach")  # they leave no outcome to return
 _WITH_COMMAS = ("hosts", "show", "gpus", "preload")
 
 

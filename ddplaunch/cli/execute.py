@@ -1,7 +1,8 @@
-"""The last step of a launch: this process becomes torchrun, with the launch's arguments and environment."""
+"""The last step of a launch: this process becomes torchrun; or another does, which no terminal takes along."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,17 +12,20 @@ from pathlib import Path
 from typing import NoReturn
 
 import ddplaunch
-from ddplaunch.cli.streams import tell, tell_findings
+from ddplaunch.cli.streams import answer, asked, read_told, say, tell, tell_findings
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.ui.launch_view import launch_line, launch_panel
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import value_of
-from ddplaunch.values.variable_names import EXECUTED, LAUNCH, SETTINGS, TYPED
+from ddplaunch.values.variable_names import EXECUTED, LAUNCH, SETTINGS, TYPED, own_command
 
 _TYPED_S = time.time()  # a moment after it, when the command line was read
 _LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
+_LOOK_S = 0.05
+#: In the record of a detached run: what `ddplaunch run` would have shown.
+_CONSOLE = "console.log"
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
@@ -96,3 +100,72 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
         environment.update(quiet)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is told what to do, a moment later
     os.execve(launch.argv[0], list(launch.argv), environment)
+
+
+def launch_detached(base: Path) -> int:
+    """Have the command that was typed, without ``--detach``, launch in a session of its own; wait until it has.
+
+    What it says until then is told here, then its run id is answered; where it launches nothing, its exit status is
+    returned. Raises UsageError in a task of Slurm, and RefusedError where its output could not be kept.
+    """
+    import subprocess  # these are for the launches that ask for it
+    import tempfile
+
+    from ddplaunch.cli.target import split_arguments
+    from ddplaunch.records.own.own_files import open_to_write
+
+    if "SLURM_PROCID" in os.environ:
+        raise usage(
+            "`--detach` inside a job of Slurm",
+            why="Slurm ends what a step leaves behind",
+            fix="leave it out, or `ddplaunch submit … -- train.py` where jobs are submitted",
+            where="flag: --detach",
+        )
+    ours, script = split_arguments(sys.argv[1:])
+    words = [word for word in ours if word != "--detach"] + ([] if script is None else ["--", *script])
+    console = base / f".{_CONSOLE}-{os.getpid()}"
+    try:
+        written = open_to_write(console, os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
+    except OSError as problem:
+        raise RefusedError(
+            error(
+                "record-not-writable",
+                f"`{base}` cannot be written: {problem.strerror}",
+                why="what a detached launch says is kept there",
+                fix="`--run-dir DIR` names another place",
+                where="flag: --detach",
+            )
+        ) from problem
+    with open(console, "rb") as said, tempfile.TemporaryDirectory(prefix="ddplaunch-") as folder:
+        told = Path(folder, "told.jsonl")
+        told.touch()
+        child = subprocess.Popen(
+            own_command(sys.executable, "ddplaunch", *words),
+            env={**os.environ, **asked(told, outlives=True)},
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            start_new_session=True,
+        )
+        os.close(written)
+        try:
+            while (launched := read_told(told)).run_id is None and child.poll() is None:
+                tell(said.read().decode(errors="replace"))
+                time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)
+            child.wait()
+        tell(said.read().decode(errors="replace"))
+        launched = read_told(told)  # it may have been launched and have ended meanwhile
+    if launched.run_id is None:
+        console.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            base.rmdir()  # where it was made for this launch
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    if launched.directory is not None:
+        console.replace(launched.directory / _CONSOLE)
+    child.returncode = 0  # it goes on, and is waited for by nobody
+    name = launched.run_id
+    say(f"detached: `ddplaunch logs {name} --follow` shows what it prints, `ddplaunch stop {name}` ends it")
+    answer(f"{name}\n")
+    return ExitStatus.DONE

@@ -78,6 +78,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _PROFILE,
         Flag("dry_run", "switch", _OUTPUT, "Print the launch as shell text; start nothing."),
         Flag("json", "switch", _OUTPUT, "With --dry-run: the whole plan as JSON."),
+        Flag("detach", "switch", _OUTPUT, "Launch, print the run's id and go on without this terminal."),
         *HOSTS,
         Flag("sync", "switch", _SEVERAL, "First copy the files that git tracks here to every host; deletes nothing."),
         Flag("join_secret", "text", _SEVERAL, "Without --hosts: a file that all nodes have, and nobody else.", "FILE"),

@@ -1,7 +1,7 @@
 """What commands write: speech to stderr, data to stdout, and events to a program that has started ``ddplaunch run``.
 
 Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID@SECONDS:PATH``: its process, the monotonic clock, and
-a file to which each event is a line of JSON,
+a file to which each event is a line of JSON (``PID@SECONDS+:PATH`` where the launch outlives it: ``run --detach``),
 
     {"findings": [{"code": …, "severity": …, "what": …, "why": …, "fix": …, "where": […]}, …]}
     {"launched": {"run_id": …, "directory": "/…/runs/RUN_ID" or null}}
@@ -69,9 +69,12 @@ class StartReport:
     directory: Path | None = None
 
 
-def asked(path: Path) -> dict[str, str]:
-    """Return the variable with which a child of this process tells ``path``."""
-    return {VARIABLE: f"{os.getpid()}@{time.monotonic():.1f}:{path}"}
+def asked(path: Path, *, outlives: bool = False) -> dict[str, str]:
+    """Return the variable with which a child of this process tells ``path``.
+
+    The child ends with this process; one that ``outlives`` it does so only until it has launched.
+    """
+    return {VARIABLE: f"{os.getpid()}@{time.monotonic():.1f}{'+' if outlives else ''}:{path}"}
 
 
 def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
@@ -101,6 +104,11 @@ def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
 def tell_launch_to_starter(run_id: str, directory: Path | str) -> None:
     """Tell what is launched; ``directory`` is its record, or why it has none."""
     known = str(directory.absolute()) if isinstance(directory, Path) else None
+    if _path() is not None and os.environ[VARIABLE].partition(":")[0].endswith("+"):
+        from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
+
+        with contextlib.suppress(OSError, AttributeError):
+            signal_at_parents_end(0)
     _tell({"launched": {"run_id": run_id, "directory": known}})
 
 
@@ -134,7 +142,7 @@ def _was_left(environ: Mapping[str, str]) -> bool:
     """Whether the program that has just started this process was gone before this could be said to the kernel."""
     pid, _, asked_s = environ.get(VARIABLE, "").partition(":")[0].partition("@")
     try:
-        if not 0.0 <= time.monotonic() - float(asked_s) < _BEGINNING_S:
+        if asked_s.endswith("+") or not 0.0 <= time.monotonic() - float(asked_s) < _BEGINNING_S:
             return False
         os.kill(int(pid), 0)
     except ProcessLookupError:

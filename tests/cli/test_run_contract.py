@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.values.finding import ExitStatus
+from tests.agent.plugin_runs import of_folder, on_terminal, within
+from tests.cli.cli_calls import Call, call, folder
 from tests.hosts.launching import clean_environment, ddplaunch, write_script
+
+__all__ = ["call", "folder"]  # fixtures
 
 TIMEOUT_S = 240
 
@@ -160,3 +164,50 @@ def test_dry_run_of_a_refused_launch_is_4_and_prints_it(tmp_path: Path) -> None:
         done = run(tmp_path, "take.py", before=("1", "--device", "cpu", "--master-port", port, "--dry-run"))
     assert done.returncode == 4
     assert "torch.distributed.run" in done.stdout and port in done.stdout
+
+
+# A launch that needs no terminal
+
+GOES_ON = """
+import time
+from pathlib import Path
+print("begun", flush=True)
+while not Path("go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_a_detached_run_goes_on_when_its_terminal_is_gone(tmp_path: Path) -> None:
+    write_script(tmp_path / "train.py", GOES_ON.splitlines())
+    status, shown = on_terminal(ddplaunch("run", "1", "--device", "cpu", "--detach", "--", "train.py"), tmp_path)
+    said = shown.decode().splitlines()
+    run_id = said[-1]
+    assert status == 0 and f"{run_id}: train.py on 1 process" in said[0], said
+    assert f"detached: `ddplaunch logs {run_id} --follow` shows what it prints" in said[-3], said
+    followed = subprocess.Popen(
+        ddplaunch("logs", run_id, "--follow"),
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    (tmp_path / "go").touch()
+    assert "begun" in followed.communicate(timeout=TIMEOUT_S)[0]
+    record = tmp_path / ".ddplaunch" / "runs" / run_id
+    within(lambda: "done after" in (record / "console.log").read_text())
+    within(lambda: not of_folder(tmp_path))
+    assert {path.name for path in (tmp_path / ".ddplaunch").iterdir()} == {".gitignore", "latest", "runs"}
+
+
+@pytest.mark.slow
+def test_what_is_refused_is_not_detached(tmp_path: Path) -> None:
+    done = run(tmp_path, "missing.py", before=("1", "--device", "cpu", "--detach"))
+    assert done.returncode == ExitStatus.USAGE and "`missing.py` does not exist" in done.stderr
+    assert done.stdout == "" and "detached" not in done.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_detached_from_a_step_of_slurm(monkeypatch: pytest.MonkeyPatch, folder: Path, call: Call) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    said = call("run", "1", "--device", "cpu", "--detach", "--", "train.py")
+    assert said.status == ExitStatus.USAGE and "`--detach` inside a job of Slurm" in said.err

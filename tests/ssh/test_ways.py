@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import INTERFACE, in_network
 from tests.ssh.lab import Lab, lab
-from tests.ssh.launched import TRAIN, Launched
+from tests.ssh.launched import TRAIN, WAIT, Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -85,6 +86,23 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         assert "incomplete: alpha1: its record was not brought" in run.flat
     finally:
         host.run(["mount", "-o", "remount,bind,rw", str(debian.work)], Path("/"), clean_environment())
+
+
+def test_a_detached_run_is_followed_and_stopped_from_another_terminal(debian: Lab) -> None:
+    debian.write("wait.py", WAIT)
+    words = ("--device", "cpu", "--hosts", debian.names, "--run-id", "detached", "--detach", "--", "wait.py")
+    done = debian.login.run(ddplaunch("run", "2x1", *words), debian.work, clean_environment())
+    assert (done.returncode, done.stdout) == (0, "detached\n"), done.stderr
+    until(lambda: "rank 1 waits" in _printed(debian, "detached"), "both ranks are shown")
+    done = debian.login.run(ddplaunch("stop", "detached"), debian.work, clean_environment())
+    assert done.returncode == 0, done.stderr
+    debian.nothing_left("detached", 60)
+    console = debian.work / ".ddplaunch" / "runs" / "detached" / "console.log"
+    until(lambda: "ended by SIGTERM" in console.read_text(), "its launcher has said so")
+
+
+def _printed(made: Lab, run_id: str) -> str:
+    return made.login.run(ddplaunch("logs", run_id), made.work, clean_environment()).stdout
 
 
 def test_jump_hosts_and_questions(debian: Lab) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.execute import announce, environment_of, execute, new_token, refuse_too_long
+from ddplaunch.cli.execute import announce, environment_of, execute, launch_detached, new_token, refuse_too_long
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import (
     answer,
@@ -22,7 +22,7 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.relaunch import RELAUNCHED
-from ddplaunch.records.directory import path_text
+from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.records.write import write_record
@@ -31,6 +31,7 @@ from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.resolved import value_of
 
 if TYPE_CHECKING:
     from ddplaunch.planning.relaunch import Relaunched
@@ -43,15 +44,19 @@ def run(
     dry_run: bool | None,
     json: bool | None,
     join_secret: str | None = None,
+    detach: bool | None = None,
     **hosts: Any,
 ) -> int:
-    """Launch what ``script`` names; return only where nothing is to be launched. ``hosts`` are flags of its own."""
+    """Launch what ``script`` names; return only where this process does not. ``hosts`` are flags of its own."""
     if json and not dry_run:
         raise usage(
             "`--json` without `--dry-run`",
             why="stdout belongs to the script once it runs",
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
+    if detach and not dry_run:
+        options = with_configuration(said, profile, working_directory())
+        return launch_detached(runs_directory(os.environ, value_of(options.run_dir, None), working_directory()))
     if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the launches that have other hosts
 
@@ -135,11 +140,11 @@ def _start(
     held.pass_on()
     findings, base, code = prepared.findings, prepared.base, prepared.code
     noted = write_record(launch, sys.argv, environment, prepared.facts, findings, base, of, code)
-    tell_launch_to_starter(launch.run_id, noted)
     tell_findings_to_starter(findings)
     if not silent:
         record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
         announce(launch, prepared.findings, prepared.facts, record)
+    tell_launch_to_starter(launch.run_id, noted)
     execute(launch, told, new_token())
 
 
