@@ -102,7 +102,7 @@ class RunOptions(TypedDict, total=False):
     join_secret: Word | None
 
 
-_NOT_HERE = ("dry_run", "json", "detach")  # they leave no outcome to return
+NOT_HERE = ("dry_run", "json", "detach")  # they leave no outcome to return
 _WITH_COMMAS = ("hosts", "show", "gpus", "preload")
 
 
@@ -250,7 +250,7 @@ def _raise_failed(folder: Path, outcome: Outcome) -> NoReturn:
 
 def _option_words(options: Mapping[str, Option]) -> list[str]:
     """Return options as words of the command line. Raises TypeError for a name that no option has."""
-    known = {flag.name: flag for flag in flags_of("run") if flag.kind != "argument" and flag.name not in _NOT_HERE}
+    known = {flag.name: flag for flag in flags_of("run") if flag.kind != "argument" and flag.name not in NOT_HERE}
     words: list[str] = []
     for name, value in options.items():
         if name not in known:
