@@ -69,8 +69,8 @@ def test_what_a_rank_takes_is_what_its_limit_counts(tmp_path: Path, start: str) 
 def test_without_a_limit_it_is_what_was_resident() -> None:
     memory = Memory(on_gpu=False)
     assert memory.limit_bytes() is None
-    least = _resident_at_most()
-    assert least <= memory.peak_bytes(1) <= _resident_at_most()
+    least, peak = _resident_at_most(), memory.peak_bytes(1)
+    assert peak is not None and least <= peak <= _resident_at_most()
 
 
 def _resident_at_most() -> int:
