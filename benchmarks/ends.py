@@ -14,7 +14,6 @@ import argparse
 import collections
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import time
 from pathlib import Path
 
 from benchmarks.timing import machine
+from tests.hosts.launching import run_to_end
 
 RESULTS = Path(__file__).with_name("results") / "ends.md"
 DEADLINE_S = 300
@@ -65,28 +65,14 @@ def one(way: str, ranks: int, script: Path, expected: int) -> str:
     words = [word.format(ranks=ranks) for word in WAYS[way]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory(dir=script.parent) as folder:
-        process = subprocess.Popen(
-            [sys.executable, *words, str(script)],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return f"hung for {DEADLINE_S} s"
+        status, said = run_to_end([sys.executable, *words, str(script)], Path(folder), environment, DEADLINE_S)
+    if status is None:
+        return f"hung for {DEADLINE_S} s"
     if "without an active exception" in said or "exitcode  : -6" in said or "SIGABRT" in said:
         return "aborted"
     if way == "warm" and "cold start" in said:
         return "not warm"
-    return "ok" if process.returncode == expected else f"status {process.returncode}"
+    return "ok" if status == expected else f"status {status}"
 
 
 def table(counts: dict[tuple[str, str], collections.Counter[str]], about: str) -> str:

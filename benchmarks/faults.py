@@ -10,10 +10,8 @@ figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints th
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import zlib
@@ -26,7 +24,7 @@ from benchmarks.fault_list import ALL, ANY, Fault
 from benchmarks.later_faults import LATER
 from benchmarks.publishing import RESULTS, parser, publish
 from tests.faults.catalogue import INIT
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 
 DEADLINE_S, AT_ONCE, LINES, COLUMNS = 240, 2, 24, 80
 
@@ -88,23 +86,11 @@ def answer(fault: Fault) -> Answer:
         for name, text in {**fault.files, "train.py": INIT + fault.body}.items():
             Path(folder, name).write_text(text)
         words = ddplaunch("run", "2", "--device", "cpu", "--no-checks", *fault.options, "--", "train.py", *fault.args)
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=clean_environment(COLUMNS=str(COLUMNS), PG_TIMEOUT=str(fault.timeout_s)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="backslashreplace",
-            start_new_session=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said = process.communicate()[0] + f"\nended after {DEADLINE_S} s"
-        return judged(fault, Path(folder), process.returncode, said)
+        variables = clean_environment(COLUMNS=str(COLUMNS), PG_TIMEOUT=str(fault.timeout_s))
+        status, said = run_to_end(words, Path(folder), variables, DEADLINE_S)
+        if status is None:
+            status, said = -signal.SIGKILL, f"{said}\nended after {DEADLINE_S} s"
+        return judged(fault, Path(folder), status, said)
 
 
 def judged(fault: Fault, folder: Path, status: int, said: str) -> Answer:

@@ -1,4 +1,4 @@
-"""One rank of a measured launch: has torch, does one all-reduce over gloo, waits to be looked at; refuses to train.
+"""One rank of a measured launch: has torch, does one all-reduce over gloo, and waits to be looked at.
 
 `launches.py` gives the path of the socket as the last argument. Answers are seconds of the machine's monotonic clock.
 """

@@ -1,4 +1,4 @@
-"""What people type to start N local ranks, with torchrun, its peers and ddplaunch; refuses to run any of it."""
+"""What people type to start N local ranks, with torchrun, its peers and ddplaunch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One launch, looked at from outside: until all ranks have met, what they hold then, how it ends; refuses to compare.
+"""One launch, looked at from outside: until all ranks have met, what they hold then, how it ends.
 
 All ranks report on a socket after their first all-reduce and wait. While they wait, the memory of every process of the
 launch is read; the seconds that this takes are left out of ``wall``.

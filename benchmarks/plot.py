@@ -1,4 +1,4 @@
-"""Draws results/startup.json as a picture for the README: ``python -m benchmarks.plot``; refuses to measure.
+"""Draws results/startup.json as a picture for the README: ``python -m benchmarks.plot``.
 
 Two panels of bars: seconds until all ranks have met, and the memory that all processes hold then.
 """

@@ -1,4 +1,4 @@
-"""What every benchmark does with its arguments and its findings; refuses to measure."""
+"""What every benchmark does with its arguments and its findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of every launcher with several numbers of ranks, in turns, and what is said of them; refuses to write files.
+"""Launches of every launcher with several numbers of ranks, in turns, and what is said of them.
 
 A ratio is the median over rounds of both sides' figures in one round: they ran within a minute of each other.
 """

@@ -1,4 +1,4 @@
-"""Wall times of commands, taken in turns so that a drift of the machine falls on all alike; refuses to judge them."""
+"""Wall times of commands, taken in turns so that a drift of the machine falls on all alike."""
 
 from __future__ import annotations
 

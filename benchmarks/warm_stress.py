@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks.timing import machine
+from tests.hosts.launching import run_to_end
 
 RESULTS = Path(__file__).with_name("results") / "warm_stress.json"
 SCRIPT = str(Path(__file__).with_name("warm_stress_rank.py"))
@@ -34,23 +34,19 @@ def one(number: int, ranks: int, folder: Path) -> str:
     with tempfile.TemporaryDirectory(dir=folder) as answers:
         words = ["run", str(ranks), "--device", "cpu", "--start", "warm", "--run-dir", f"{answers}.runs"]
         command = [sys.executable, "-m", "ddplaunch", *words, "--", SCRIPT, answers, "fail" if fails else "end"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        try:
-            _, errors = process.communicate(timeout=HUNG_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        status, said = run_to_end(command, folder, os.environ, HUNG_S)
+        if status is None:
             return f"hung for {HUNG_S} s"
         left = naming(answers)
-        said = sorted(path.read_text() for path in Path(answers).iterdir())
+        answered = sorted(path.read_text() for path in Path(answers).iterdir())
     shutil.rmtree(f"{answers}.runs", ignore_errors=True)
-    if b"cold start" in errors:
-        return errors.decode().split("cold start", 1)[1].splitlines()[0]
-    if process.returncode != (FAILURE if fails else 0):
-        return f"exit status {process.returncode}"
+    if "cold start" in said:
+        return said.split("cold start", 1)[1].splitlines()[0]
+    if status != (FAILURE if fails else 0):
+        return f"exit status {status}"
     if left:
         return f"{left} processes were left"
-    return "ok" if said == [f"forked, sum {ranks}"] * ranks else f"ranks said {said}"
+    return "ok" if answered == [f"forked, sum {ranks}"] * ranks else f"ranks said {answered}"
 
 
 def naming(answers: str) -> int:

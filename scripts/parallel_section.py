@@ -1,4 +1,4 @@
-"""Print what a TrainerDDP configuration says about its launch, as words for ddplaunch; refuses to guess a world size.
+"""Print what a TrainerDDP configuration says about its launch, as words for ddplaunch.
 
 Example: `3 --master-port 12355 --batch-size 64`.
 """

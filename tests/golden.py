@@ -1,4 +1,4 @@
-"""Compares what users read with tests/golden/NAME.txt; refuses to write there unless told to."""
+"""Compares what users read with tests/golden/NAME.txt, or writes it when told to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the commands that a document shows and hands back what they print; refuses to edit what it has read.
+"""Runs the commands that a document shows and hands back what they print.
 
 A block is a fence behind ``<!-- output: MODE -->``. Its lines with ``$`` are run by bash in an empty directory that
 holds the files of all documents; all other lines are output. MODE says which stream is shown (``stdout``, ``stderr``,

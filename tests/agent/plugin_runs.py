@@ -1,4 +1,4 @@
-"""Starts `ddplaunch run` on a script that needs no torch, and reads what is left of it; refuses to judge."""
+"""Starts `ddplaunch run` on a script that needs no torch, and reads what is left of it."""
 
 from __future__ import annotations
 

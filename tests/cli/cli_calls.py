@@ -1,4 +1,4 @@
-"""Calls the command line in this process or in a new one; refuses to let a call in this process launch anything."""
+"""Calls the command line in this process, which then launches nothing, or in a new one."""
 
 from __future__ import annotations
 

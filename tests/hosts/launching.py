@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,32 @@ def clean_environment(**more: str) -> dict[str, str]:
     """Return this process's environment without traces of a launch, with ``more``."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_LEFT) and name not in _NAMES}
     return {**kept, **more}
+
+
+def run_to_end(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], deadline_s: float
+) -> tuple[int | None, str]:
+    """Run ``words`` in ``folder``; return the exit status and what stdout and stderr said.
+
+    After ``deadline_s`` its process group is killed, and the status is None.
+    """
+    with subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=deadline_s)
+            return process.returncode, said
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None, process.communicate()[0]
 
 
 FINISH_S = 150

@@ -1,4 +1,4 @@
-"""Samples of runs as they would be taken, healthy unless changed; refuses to read a machine."""
+"""Samples of runs as they would be taken, healthy unless changed."""
 
 from __future__ import annotations
 
