@@ -111,6 +111,7 @@ def launch_detached(base: Path) -> int:
     import subprocess  # these are for the launches that ask for it
     import tempfile
 
+    from ddplaunch.cli.other_spellings import as_spelled_here
     from ddplaunch.cli.target import split_arguments
     from ddplaunch.records.own.own_files import open_to_write
 
@@ -122,7 +123,8 @@ def launch_detached(base: Path) -> int:
             where="flag: --detach",
         )
     ours, script = split_arguments(sys.argv[1:])
-    words = [word for word in ours if word != "--detach"] + ([] if script is None else ["--", *script])
+    words = [word for word in as_spelled_here("run", ours[1:]) if word != "--detach"]  # a relaunch is typed so, too
+    words = ["run", *words, *([] if script is None else ["--", *script])]
     console = base / f".{_CONSOLE}-{os.getpid()}"
     try:
         written = open_to_write(console, os.O_WRONLY | os.O_APPEND | os.O_TRUNC)

@@ -42,7 +42,7 @@ _HERE = ("localhost", "127.0.0.1", "[::1]", "")
 _WITH_VALUE = (*PROCESSES, *_TORCHRUNS, *_BY_VARIABLE, *_RENDEZVOUS)
 _C10D = "29400"  # torchrun's port where the endpoint names none
 _HABITS = {
-    "run": {"-e": "--env"},
+    "run": {"-e": "--env", "-d": "--detach"},
     "logs": {"-f": "--follow", "-n": "--lines", "--tail": "--lines", "-r": "--rank", "--ranks": "--rank"},
     "ps": {"-a": "--all"},
     "stop": {"-a": "--all"},
@@ -57,6 +57,7 @@ _COMMANDS = {
     "stop": ("kill", "cancel", "end"),
     "ps": ("status", "list", "ls", "runs"),
     "logs": ("tail", "output"),
+    "logs --follow": ("attach", "follow"),
     "doctor": ("check", "env", "test"),
     "explain": ("why", "diagnose"),
     "top": ("watch", "monitor"),
@@ -187,7 +188,7 @@ def unknown_command(words: Sequence[str], script: Sequence[str] | None) -> Usage
     known = [name for name, others in _COMMANDS.items() if words[0] in others]
     near = known or difflib.get_close_matches(words[0], list(HELP), n=1)
     if near:
-        fix = f"did you mean `{shlex.join(['ddplaunch', near[0], *words[1:], *behind])}`?"
+        fix = f"did you mean `{shlex.join(['ddplaunch', *near[0].split(), *words[1:], *behind])}`?"
     else:
         launch = ["run", *as_spelled_here("run", words)]
         missing = misplaced_script(launch, script)

@@ -95,6 +95,11 @@ def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def outlives_starter() -> bool:
+    """Whether the program that has started this process waits only until it has launched."""
+    return _path() is not None and os.environ[VARIABLE].partition(":")[0].endswith("+")
+
+
 def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
     """Tell what is wrong, or might be. What cannot be written is not."""
     if findings:
@@ -104,7 +109,7 @@ def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
 def tell_launch_to_starter(run_id: str, directory: Path | str) -> None:
     """Tell what is launched; ``directory`` is its record, or why it has none."""
     known = str(directory.absolute()) if isinstance(directory, Path) else None
-    if _path() is not None and os.environ[VARIABLE].partition(":")[0].endswith("+"):
+    if outlives_starter():
         from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
         with contextlib.suppress(OSError, AttributeError):

@@ -82,6 +82,7 @@ def test_what_has_no_equal_stays_as_it_was_typed(typed: str, stays: str) -> None
         ("stop", "-a", "--all"),
         ("top", "-n 1 -d 2", "--count 1 --interval 2"),
         ("clean", "-f", "--yes"),
+        ("run", "2 -d", "2 --detach"),
         ("stop", "-n 4 --cpu", "-n 4 --cpu"),  # mean nothing here
     ],
 )
@@ -94,6 +95,7 @@ def test_habits_of_other_commands(command: str, typed: str, read: str) -> None:
     [
         ("launch 4", "train.py --lr 1", "ddplaunch run 4 -- train.py --lr 1"),
         ("rnu 4", "train.py", "ddplaunch run 4 -- train.py"),
+        ("attach aurora", None, "ddplaunch logs --follow aurora"),
         ("4", "train.py", "ddplaunch run 4 -- train.py"),
         ("4 train.py --epochs 3", None, "ddplaunch run 4 -- train.py --epochs 3"),
         ("train.py", None, "ddplaunch run -- train.py"),

@@ -180,7 +180,7 @@ while not Path("go").exists():
 @pytest.mark.slow
 def test_a_detached_run_goes_on_when_its_terminal_is_gone(tmp_path: Path) -> None:
     write_script(tmp_path / "train.py", GOES_ON.splitlines())
-    status, shown = on_terminal(ddplaunch("run", "1", "--device", "cpu", "--detach", "--", "train.py"), tmp_path)
+    status, shown = on_terminal(ddplaunch("run", "1", "--device", "cpu", "-d", "--", "train.py"), tmp_path)
     said = shown.decode().splitlines()
     run_id = said[-1]
     assert status == 0 and f"{run_id}: train.py on 1 process" in said[0], said

@@ -90,7 +90,7 @@ def add(words: Sequence[str], script: list[str] | None) -> int:
     if flag := next((name for name, value in own.items() if value not in (None, []) and name != "profile"), None):
         raise usage(
             f"`--{flag.replace('_', '-')}` cannot wait in a queue",
-            why="the launches of a queue are of this machine, and start one after the other",
+            why="what waits there is launched on this machine, later and without this terminal",
             fix="leave it out",
         )
     options = with_configuration(said_on_command_line(values), own["profile"], working_directory())

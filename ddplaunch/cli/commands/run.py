@@ -13,6 +13,7 @@ from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import (
     answer,
     answer_json,
+    outlives_starter,
     tell,
     tell_findings,
     tell_findings_to_starter,
@@ -54,7 +55,7 @@ def run(
             why="stdout belongs to the script once it runs",
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
-    if detach and not dry_run:
+    if detach and not dry_run and not outlives_starter():
         options = with_configuration(said, profile, working_directory())
         return launch_detached(runs_directory(os.environ, value_of(options.run_dir, None), working_directory()))
     if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
