@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import ddplaunch
-from ddplaunch.cli.streams import answer, asked, read_told, say, tell, tell_findings
+from ddplaunch.cli.streams import StartReport, answer, asked, read_told, say, tell, tell_findings
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.ui.launch_view import launch_line, launch_panel
@@ -20,6 +20,9 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import EXECUTED, LAUNCH, SETTINGS, TYPED, own_command
+
+if TYPE_CHECKING:
+    import subprocess
 
 _TYPED_S = time.time()  # a moment after it, when the command line was read
 _LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
@@ -113,6 +116,7 @@ def launch_detached(base: Path) -> int:
 
     from ddplaunch.cli.other_spellings import as_spelled_here
     from ddplaunch.cli.target import split_arguments
+    from ddplaunch.records.directory import path_text
     from ddplaunch.records.own.own_files import open_to_write
 
     if "SLURM_PROCID" in os.environ:
@@ -150,24 +154,34 @@ def launch_detached(base: Path) -> int:
             start_new_session=True,
         )
         os.close(written)
-        try:
-            while (launched := read_told(told)).run_id is None and child.poll() is None:
-                tell(said.read().decode(errors="replace"))
-                time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)
-            child.wait()
-        tell(said.read().decode(errors="replace"))
-        launched = read_told(told)  # it may have been launched and have ended meanwhile
+        launched = _until_launched(child, said, told)
     if launched.run_id is None:
         console.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             base.rmdir()  # where it was made for this launch
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
-    if launched.directory is not None:
-        console.replace(launched.directory / _CONSOLE)
     child.returncode = 0  # it goes on, and is waited for by nobody
     name = launched.run_id
-    say(f"detached: `ddplaunch logs {name} --follow` shows what it prints, `ddplaunch stop {name}` ends it")
+    shown = f"`ddplaunch logs {name} --follow` shows what it prints"
+    if launched.directory is None:
+        shown = f"`tail -f {path_text(console)}` shows what it prints"
+    else:
+        console.replace(launched.directory / _CONSOLE)
+    say(f"detached: {shown}, `ddplaunch stop {name}` ends it")
     answer(f"{name}\n")
     return ExitStatus.DONE
+
+
+def _until_launched(child: subprocess.Popen[bytes], said: BinaryIO, told: Path) -> StartReport:
+    """Tell each line that ``child`` writes to ``said`` until it has launched or ended; return what it ``told``."""
+    rest = b""
+    try:
+        while read_told(told).run_id is None and child.poll() is None:
+            lines, newline, rest = (rest + said.read()).rpartition(b"\n")
+            tell((lines + newline).decode(errors="replace"))
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        child.wait()
+    tell((rest + said.read()).decode(errors="replace"))
+    return read_told(told)  # it may have been launched and have ended meanwhile
