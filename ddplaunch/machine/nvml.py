@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -114,6 +115,32 @@ def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | Non
     finally:
         with suppress(api.NVMLError):
             api.nvmlShutdown()
+
+
+def gpu_links() -> str:
+    """Return what connects this machine's GPUs, each pair of them: ``NVLink``, ``PCIe``, or both; "" if nobody knows.
+
+    One GPU has no links. Never raises for a broken driver.
+    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html (nvmlDeviceGetP2PStatus)
+    """
+    api, _ = start_nvml()
+    if isinstance(api, Unavailable):
+        return ""
+    try:
+        handles = [api.nvmlDeviceGetHandleByIndex(number) for number in range(api.nvmlDeviceGetCount())]
+        linked = [
+            ask(api, lambda: int(api.nvmlDeviceGetP2PStatus(*pair, api.NVML_P2P_CAPS_INDEX_NVLINK)))  # noqa: B023
+            for pair in combinations(handles, 2)
+        ]
+        if not linked or any(isinstance(status, Unavailable) for status in linked):
+            return ""
+        by_nvlink = [status == api.NVML_P2P_STATUS_OK for status in linked]
+    except api.NVMLError:
+        return ""
+    finally:
+        with suppress(api.NVMLError):
+            api.nvmlShutdown()
+    return "NVLink" if all(by_nvlink) else "NVLink and PCIe" if any(by_nvlink) else "PCIe"
 
 
 def _facts(api: Any, details: bool) -> NvmlFacts:

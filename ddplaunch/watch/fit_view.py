@@ -112,7 +112,7 @@ def _sure(found: Fitted) -> str:
     best, model, parts = found.best, found.model, []
     if best is not None and best.peak_bytes and found.predicted_bytes is not None:
         off = abs(found.predicted_bytes / best.peak_bytes - 1)
-        parts.append(f"foretold for {best.batch}: {_size(found.predicted_bytes)}, {_percent(off)} off")
+        parts.append(f"predicted for {best.batch}: {_size(found.predicted_bytes)}, {_percent(off)} off")
     if model is not None and model.off is not None:
         parts.append(f"trials differ from this by {_percent(model.off)} at most")
     return "".join(f"; {part}" for part in parts)

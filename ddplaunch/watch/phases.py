@@ -53,7 +53,7 @@ class StepLine(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """What a rank wrote so far. ``facts`` are rank, world_size, device, threads, loader, gradient_bytes."""
+    """What a rank wrote so far. ``facts`` are rank, world_size, device, threads, loader, gradient_bytes, backend."""
 
     facts: Mapping[str, Any]
     lines: tuple[StepLine, ...]

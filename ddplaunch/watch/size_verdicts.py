@@ -28,8 +28,9 @@ class SizeMeasured:
 
     ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
     ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
-    the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU. ``busy_cpus`` were kept busy by others
-    before it began. ``settled`` is False where step times still moved. Sizes are in bytes, times in seconds.
+    the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU, ``links`` what connects its GPUs
+    (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``busy_cpus`` were kept busy by others before it
+    began. ``settled`` is False where step times still moved. Sizes are in bytes, times in seconds.
     """
 
     size: str
@@ -41,6 +42,7 @@ class SizeMeasured:
     lr: str | None = None
     cpus: int = 1
     gpu_bytes: int | None = None
+    links: str = ""
     busy_cpus: float = 0.0
     settled: bool = True
     outside: tuple[str, ...] = ()
@@ -169,6 +171,10 @@ def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:
         return found
     moved = 2 * (one.processes - 1) / one.processes * size
     where = "over the network" if one.nodes > 1 else "within this machine"
+    if one.nodes == 1 and one.links:
+        where += f", whose GPUs {one.links} {'connect' if ' and ' in one.links else 'connects'}"
+    elif one.nodes == 1 and all(rank.facts.get("backend") == "gloo" for rank in one.ranks):
+        where += ", through sockets of gloo"
     seen = f"{found.what}, {size_text(round(moved / waits_s))} in a second {where}"
     return warning(found.code, seen, why=found.why, fix=found.fix)
 

@@ -320,13 +320,22 @@ def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """The run that nobody measures."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "train.py").write_text(TRAIN)
+    return launched(folder, "2", "--device", "cpu", "--start", "cold", "--no-checks")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["cold", "warm"])
-def test_a_run_says_where_its_time_went_and_who_was_late(tmp_path: Path, start: str) -> None:
+def test_a_run_says_where_its_time_went_and_who_was_late(
+    tmp_path: Path, start: str, plain: subprocess.CompletedProcess[str]
+) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    words = ["2", "--device", "cpu", "--start", start, "--no-checks", "--run-id"]
-    plain = launched(tmp_path, *words, "plain")
-    done = launched(tmp_path, *words, "r", "--phases", "--record-metrics")
+    words = ["2", "--device", "cpu", "--start", start, "--no-checks", "--run-id", "r"]
+    done = launched(tmp_path, *words, "--phases", "--record-metrics")
     assert (plain.returncode, done.returncode) == (0, 0), done.stderr
     assert plain.stdout == done.stdout and "loss" in done.stdout
     said = " ".join(done.stderr.split())
@@ -335,7 +344,12 @@ def test_a_run_says_where_its_time_went_and_who_was_late(tmp_path: Path, start: 
     assert "waiting for data takes it longer" in said
     assert "phases:" not in plain.stderr
     files = read_phases(tmp_path / ".ddplaunch" / "runs" / "r" / "node-0" / "attempt-0", [0, 1])
-    assert len(files) == 2 and files[0].facts["gradient_bytes"] == 36 and files[1].facts["loader"]["batch_size"] == 8
+    assert (
+        len(files) == 2
+        and files[0].facts["gradient_bytes"] == 36
+        and files[0].facts["backend"] == "gloo"
+        and files[1].facts["loader"]["batch_size"] == 8
+    )
     late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))
     assert late > 2 * other
     assert sum(line.comm_s or 0 for line in files[0].lines) > 2 * sum(line.comm_s or 0 for line in files[1].lines)

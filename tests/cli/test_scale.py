@@ -122,15 +122,15 @@ def found(folder: Path, *more: str, planted: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("planted", "code"), CODES.items())
-def test_what_is_planted_is_named(folder: Path, planted: str, code: str | None) -> None:
+@pytest.mark.parametrize("planted", sorted(CODES.keys() - {"saving"}))  # a rank that is late, as in "late"
+def test_what_is_planted_is_named(folder: Path, planted: str) -> None:
     two = found(folder, planted=planted)
     finding = two["verdict"]["finding"]
-    assert (None if finding is None else finding["code"]) == code, two["verdict"]
+    assert (None if finding is None else finding["code"]) == CODES[planted], two["verdict"]
     if planted == "late":
         assert two["slowest_rank"] == 1 and "rank 1" in finding["what"]
     if planted == "communication":
-        assert "in a second within this machine" in finding["what"]
+        assert "in a second within this machine, through sockets of gloo" in finding["what"]
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def rank(number: int, step_s: float = 0.1, spread: float = 1.1, **more: Any) -> 
 
 
 def size(processes: int, step_s: float = 0.1, nodes: int = 1, **more: Any) -> SizeMeasured:
-    of_ranks = {name: more.pop(name) for name in ("shares", "spread", "device", "threads") if name in more}
+    of_ranks = {name: more.pop(name) for name in ("shares", "spread", "device", "threads", "backend") if name in more}
     ranks = more.pop("ranks", tuple(rank(number, step_s, **of_ranks) for number in range(processes)))
     each = processes // nodes
     return SizeMeasured(
@@ -105,6 +105,21 @@ def test_verdicts(case: str) -> None:
         assert found.text == "scaling as it should: 91 % of the ideal"
     if code == "communication-bound":
         assert "in a second within this machine" in found.text
+
+
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        ({"links": "NVLink"}, "within this machine, whose GPUs NVLink connects"),
+        ({"links": "NVLink and PCIe"}, "within this machine, whose GPUs NVLink and PCIe connect"),
+        ({"backend": "gloo"}, "within this machine, through sockets of gloo"),
+        ({"backend": "nccl"}, "within this machine"),
+        ({"backend": "gloo", "nodes": 2}, "over the network"),
+    ],
+)
+def test_the_links_are_named(more: dict[str, Any], where: str) -> None:
+    found = verdict(size(4, 0.2, shares=changed(comm=0.5, forward=0.15, backward=0.25), **more), None, strong=False)
+    assert found is not None and found.finding is not None and found.finding.what.endswith(f"in a second {where}")
 
 
 def test_what_is_unsure() -> None:

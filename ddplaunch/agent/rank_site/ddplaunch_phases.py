@@ -314,6 +314,7 @@ class _Rank:
         if self._memory is None:
             self._memory = Memory(self._comm.on_gpu)
             self._tell("memory_limit_bytes", self._memory.limit_bytes())
+            self._tell("backend", _backend())
         peak = self._memory.peak_bytes(step)
         data = (times[DATA] or 0.0) if self._fetches and marks else None
         optimizer = times[OPTIMIZER]
@@ -342,6 +343,13 @@ class _Noticed:
         if one is not None:
             self._notice(one)
         return self._method.__get__(one, owner)
+
+
+def _backend() -> str | None:
+    """Return the backend of the default process group; None without one."""
+    distributed = sys.modules.get("torch.distributed")
+    known = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return str(distributed.get_backend()) if known and distributed is not None else None
 
 
 def _leave_to_the_interpreter() -> None:

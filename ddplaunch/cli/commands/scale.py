@@ -21,6 +21,7 @@ from ddplaunch.cli.trials.trial_machines import Size, TrialMachines
 from ddplaunch.cli.trials.trial_runs import TrialResult
 from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of
 from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.machine.nvml import gpu_links
 from ddplaunch.planning.options import Said
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
@@ -190,6 +191,7 @@ class _Trials:
             lr=", ".join(format_lr(rate.value) for rate in rates) or None,
             cpus=1 if isinstance(cpu, Unavailable) else cpu.usable,
             gpu_bytes=self._gpu_bytes(),
+            links=self._links(size),
             busy_cpus=result.busy_cpus,
             settled=result.settled,
             outside=result.outside,
@@ -206,6 +208,11 @@ class _Trials:
             return None
         sizes = [gpu.memory_total_bytes for gpu in nvml.gpus]
         return min((size for size in sizes if isinstance(size, int)), default=None)
+
+    def _links(self, size: Size) -> str:
+        """Return what connects the GPUs of this machine; "" of one rank, and where other machines train."""
+        several = size.each > 1 and self.first.launch.device.value == "cuda" and self._machines.here
+        return gpu_links() if several else ""
 
     def _key(self, size: Size) -> str:
         """Return what two trials have in common of which one can stand for the other."""
