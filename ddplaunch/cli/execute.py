@@ -105,11 +105,11 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
     os.execve(launch.argv[0], list(launch.argv), environment)
 
 
-def launch_detached(base: Path) -> int:
-    """Have the command that was typed, without ``--detach``, launch in a session of its own; wait until it has.
+def launch_detached(base: Path, more: Sequence[str] = ()) -> int:
+    """Have the command that was typed, without ``--detach`` and with ``more``, launch in a session of its own.
 
-    What it says until then is told here, then its run id is answered; where it launches nothing, its exit status is
-    returned. Raises UsageError in a task of Slurm, and RefusedError where its output could not be kept.
+    What it says until it has launched is told here, then its run id is answered; where it launches nothing, its exit
+    status is returned. Raises UsageError in a task of Slurm, and RefusedError where its output could not be kept.
     """
     import subprocess  # these are for the launches that ask for it
     import tempfile
@@ -128,7 +128,7 @@ def launch_detached(base: Path) -> int:
         )
     ours, script = split_arguments(sys.argv[1:])
     words = [word for word in as_spelled_here("run", ours[1:]) if word != "--detach"]  # a relaunch is typed so, too
-    words = ["run", *words, *([] if script is None else ["--", *script])]
+    words = ["run", *words, *more, *([] if script is None else ["--", *script])]
     console = base / f".{_CONSOLE}-{os.getpid()}"
     try:
         written = open_to_write(console, os.O_WRONLY | os.O_APPEND | os.O_TRUNC)

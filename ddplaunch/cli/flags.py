@@ -57,6 +57,9 @@ HOSTS = (
 )
 _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 
+_LIVE_RUN = Flag(
+    "run", "argument", "", "Id of the run, or a part of it [the youngest of this directory].", "RUN", offers="live runs"
+)
 _SIZES = "Numbers of processes: 1,2,4,2x4 [1, 2, 4 … up to the GPUs, or CPUs, of all machines]."
 _TRIALS = "Trials"
 #: How long trials are, and what is kept of them.
@@ -81,6 +84,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("detach", "switch", _OUTPUT, "Launch, print the run's id and go on without this terminal."),
         *HOSTS,
         Flag("sync", "switch", _SEVERAL, "First copy the files that git tracks here to every host; deletes nothing."),
+        Flag("orphan_grace", "duration", _SEVERAL, "Time hosts go on without launcher [0; with --detach 10m].", "TIME"),
         Flag("join_secret", "text", _SEVERAL, "Without --hosts: a file that all nodes have, and nobody else.", "FILE"),
     ),
     "plan": (
@@ -214,14 +218,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "top": (
-        Flag(
-            "run",
-            "argument",
-            "",
-            "Id of the run, or a part of it [the youngest of this directory].",
-            "RUN",
-            offers="live runs",
-        ),
+        _LIVE_RUN,
         Flag("interval", "duration", "", "Time between samples: 1, 5s [1; with --replay 0.1].", "TIME"),
         Flag("count", "text", "", "Stop after N samples [when the run ends].", "N"),
         Flag(
@@ -236,15 +233,12 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "Every sample as a line of JSON."),
         _RUN_DIR,
     ),
+    "attach": (
+        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
+        _RUN_DIR,
+    ),
     "stacks": (
-        Flag(
-            "run",
-            "argument",
-            "",
-            "Id of the run, or a part of it [the youngest of this directory].",
-            "RUN",
-            offers="live runs",
-        ),
+        _LIVE_RUN,
         Flag("full", "switch", "", "Every frame of every thread."),
         Flag("json", "switch", "", "All stacks as JSON."),
         _RUN_DIR,

@@ -121,7 +121,8 @@ def dispatch(words: list[str]) -> int:
         values = parse(ours, script)
     if (missing := needs_linux(command)) is not None:
         raise RefusedError(missing)
-    function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
+    room = "hosts" if command == "attach" else "commands"
+    function = getattr(import_module(f"ddplaunch.cli.{room}.{command}"), command)
     return int(function(**_behind(command, values, script), **own_values(command, values)))
 
 

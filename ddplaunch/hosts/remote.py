@@ -1,7 +1,8 @@
 """``python -m ddplaunch.hosts.remote``: a host's side of a session, which serves one launcher over stdin and stdout.
 
 When stdin ends, or nothing arrives for ``SILENCE_S``, the launcher is dead, asleep or cut off: whatever it had started
-here is ended. There is one thread, because a child that is to die with its parent dies with the thread that made it.
+here is ended, at once or after the launch's ``orphan_s``; until then another launcher may take its place. There is one
+thread, because a child that is to die with its parent dies with the thread that made it.
 At the end the run's record goes back as pieces of a tar archive, small files before large ones: a launcher that stops
 waiting then has most of what explains a failure.
 """
@@ -40,7 +41,12 @@ class Service:
         self._job: Any = None
         self._ended = False
         self._leaving = False
-        self._orphaned = False  # the launcher is gone
+        self._told_end = False
+        self._orphaned = False  # the launcher is gone, and none is waited for
+        self._until_s: float | None = None  # how long another launcher is waited for, where none is heard
+        self._open = True  # the session with the launcher
+        self._door: Any = None
+        self._killed: list[int] = []
         self._order: dict[str, Any] = {}
         self._heard_s = time.monotonic()
         self._meeting: Any = None
@@ -55,9 +61,13 @@ class Service:
                 self._job.kill_if_due()
                 if self._job.process.poll() is not None:
                     self._finish()
+            if self._ended and not self._told_end and not self._alone:
+                self._tell_end()
             patience_s = SILENCE_S if self._job is not None else _UNUSED_S
-            if not self._orphaned and time.monotonic() - self._heard_s > patience_s:
-                self.launcher_lost()
+            if not self._alone and time.monotonic() - self._heard_s > patience_s:
+                self.launcher_lost(silent=True)
+            if self._until_s is not None and time.monotonic() > self._until_s:
+                self.end_job()
             if self._orphaned and (self._job is None or self._ended):
                 return 0
         return 0
@@ -65,21 +75,23 @@ class Service:
     def _turn(self, timeout_s: float) -> None:
         """Wait for input and pass it on, for at most ``timeout_s`` seconds."""
         self._flush()
-        if self._queue and not self._orphaned:
+        if self._queue and self._open:
             timeout_s = min(timeout_s, 0.02)
         for key, _ in self._selector.select(timeout_s):
             if key.fd == self._incoming:
                 self._read()
+            elif self._door is not None and key.fd == self._door.fileno():
+                self._take_over()
             elif self._meeting is not None and key.fd == self._meeting.fileno():
                 self._meeting.greet()
-            elif len(self._queue) < _QUEUE or self._orphaned:
+            elif len(self._queue) < _QUEUE or self._alone:
                 self._output(key.fd, key.data)
             else:
                 time.sleep(0.01)
         self._flush()
 
     def _flush(self) -> None:
-        while self._queue and not self._orphaned:
+        while self._queue and self._open:
             try:
                 written = os.write(self._outgoing, self._queue[:_READ])
             except BlockingIOError:
@@ -88,11 +100,16 @@ class Service:
                 self.launcher_lost()
                 return
             del self._queue[:written]
-        if self._orphaned:
+        if not self._open:
             self._queue.clear()
 
+    @property
+    def _alone(self) -> bool:
+        """Whether no launcher is heard."""
+        return self._orphaned or self._until_s is not None
+
     def _send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
-        if not self._orphaned:
+        if not self._alone:
             self._queue += pack(kind, body)
 
     def _read(self) -> None:
@@ -105,17 +122,43 @@ class Service:
         if not data:
             self.launcher_lost()
             return
-        self._heard_s = time.monotonic()
+        self._heard_s, self._until_s = time.monotonic(), None
         for kind, body in self._frames.feed(data):
             self._act(kind, unpack(body) if body else {})
 
-    def launcher_lost(self) -> None:
-        """End the job: SIGTERM, then SIGKILL when its grace is over."""
-        if self._orphaned:
+    def launcher_lost(self, silent: bool = False) -> None:
+        """Wait for another launcher where the launch says so, else end the job. One that was ``silent`` may go on."""
+        if self._door is None:
+            self.end_job()
             return
-        self._orphaned = True
+        if not silent:
+            self._close_session()
+        if not self._alone:
+            self._until_s = time.monotonic() + float(self._order["orphan_s"])
+
+    def _close_session(self) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._incoming)
+        self._open = False
+
+    def _take_over(self) -> None:
+        """Let another launcher in, where none is heard."""
+        connection = self._door.accepted(self._alone and not self._orphaned)
+        if connection is None:
+            return
+        self._close_session()
+        self._incoming = self._outgoing = connection
+        self._frames, self._queue = Frames(), bytearray()
+        self._open, self._told_end = True, False
+        self._heard_s, self._until_s = time.monotonic(), None
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def end_job(self) -> None:
+        """End the job: SIGTERM, then SIGKILL when its grace is over. No launcher is waited for."""
+        if self._orphaned:
+            return
+        self._orphaned, self._until_s = True, None
+        self._close_session()
         if self._job is not None and not self._ended:
             self._job.end(signal.SIGTERM)
 
@@ -135,7 +178,7 @@ class Service:
         elif kind is Kind.LEAVE:
             self._leaving = True
             if self._job is not None and not self._ended:
-                self.launcher_lost()
+                self.end_job()
 
     def _answer(self, order: dict[str, Any]) -> None:
         from ddplaunch.hosts.session import answers
@@ -157,19 +200,23 @@ class Service:
             self._meeting = None
 
     def _launch(self, order: dict[str, Any]) -> None:
-        from ddplaunch.hosts.session.job import HostJob
+        from ddplaunch.hosts.session.job import HostJob, LauncherDoor
 
         self._order = order
         self._close_meeting()
         try:
             self._job = HostJob(order)
         except OSError as error:
-            self._ended = True
+            self._ended = self._told_end = True
             self._send(Kind.ENDED, {"status": 126, "problem": f"{error.strerror}: {error.filename}"})
             return
         for descriptor, name in self._job.streams.items():
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ, name)
+        if order.get("orphan_s"):
+            with contextlib.suppress(OSError):
+                self._door = LauncherDoor(str(order["token"]), int(order["node"]))
+                self._selector.register(self._door, selectors.EVENT_READ)
 
     def _output(self, descriptor: int, name: str) -> bool:
         """Pass on what is there; return whether there was something."""
@@ -188,20 +235,24 @@ class Service:
         return True
 
     def _finish(self) -> None:
-        """The program is gone: end what it left, pass on its last output, say how it ended, send the record."""
+        """The program is gone: end what it left, and pass on its last output."""
         self._ended = True
         killed = self._job.sweep(self._turn)
         for descriptor, name in list(self._job.streams.items()):
             while descriptor in self._job.streams and self._output(descriptor, name):
                 self._turn(0)
+        self._killed = killed
+
+    def _tell_end(self) -> None:
+        """Say how the program ended, and send the record."""
+        self._told_end = True
         status = self._job.process.returncode
-        self._send(Kind.ENDED, {"status": status if status >= 0 else 128 - status, "killed": killed})
-        if not self._orphaned:
-            for piece in pieces(self._order.get("record"), self._order.get("marker")):
-                self._send(Kind.RECORD, piece)
-                while len(self._queue) > _QUEUE and not self._orphaned:
-                    self._turn(_TICK_S)
-            self._send(Kind.RECORD)
+        self._send(Kind.ENDED, {"status": status if status >= 0 else 128 - status, "killed": self._killed})
+        for piece in pieces(self._order.get("record"), self._order.get("marker")):
+            self._send(Kind.RECORD, piece)
+            while len(self._queue) > _QUEUE and not self._alone:
+                self._turn(_TICK_S)
+        self._send(Kind.RECORD)
 
 
 def main() -> int:
@@ -215,7 +266,7 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     service = Service(incoming, outgoing)
-    signal.signal(signal.SIGTERM, lambda *_: service.launcher_lost())
+    signal.signal(signal.SIGTERM, lambda *_: service.end_job())
     return service.serve()
 
 

@@ -32,13 +32,14 @@ _GRACE_S = 30.0
 class Place:
     """One host of a run: its node rank, what ssh is given, the interpreter there, and the run's directory there.
 
-    Notes of earlier versions do not say the directory.
+    ``clock_ahead_s`` is how far its clock is before the launcher's. Notes of earlier versions do not say the directory.
     """
 
     node: int
     host: str
     python: str
     record: str = ""
+    clock_ahead_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Launched:
 
     ``start_ticks`` is as in ``Process``; ``grace_s`` is how long it lets ranks take to end, in seconds.
     ``launch`` is the token by which its processes are known on every host. ``marker`` is the name of a file in the
-    run's directory here, by which a host sees that it has the same one.
+    run's directory here, by which a host sees that it has the same one. ``begun_s`` is when the launch began;
+    ``orphan_s`` how long its hosts go on without a launcher, in seconds.
     """
 
     run_id: str
@@ -60,21 +62,34 @@ class Launched:
     grace_s: float = _GRACE_S
     launch: str = ""
     marker: str | None = None
+    begun_s: float = 0.0
+    orphan_s: float = 0.0
 
 
-@contextmanager
-def holding(
+def launched_by_me(
     directory: Path,
     run_id: str,
     places: Sequence[Place],
     grace_s: float,
     launch: str = "",
     marker: str | None = None,
-) -> Iterator[None]:
-    """Note this process as the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted."""
+    *,
+    begun_s: float = 0.0,
+    orphan_s: float = 0.0,
+) -> Launched:
+    """Return what this process notes of itself as the launcher of a run."""
+    me = read_process(os.getpid())
+    start = me.start_ticks if me is not None else 0
+    where = (os.uname().nodename, boot_id() or "", os.getpid(), start)
+    return Launched(run_id, directory, *where, tuple(places), grace_s, launch, marker, begun_s, orphan_s)
+
+
+@contextmanager
+def holding(launched: Launched) -> Iterator[None]:
+    """Note the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted."""
     with suppress(OSError):
-        _write(directory, run_id, places, grace_s, launch, marker)
-    with still_holding(directory):
+        _write(launched)
+    with still_holding(launched.directory):
         yield
 
 
@@ -91,22 +106,21 @@ def still_holding(directory: Path | None) -> Iterator[None]:
         yield
 
 
-def _write(
-    directory: Path, run_id: str, places: Sequence[Place], grace_s: float, launch: str, marker: str | None
-) -> None:
-    me = read_process(os.getpid())
+def _write(launched: Launched) -> None:
     data = {
         "schema": 1,
-        "run_id": run_id,
-        "launch": launch,
-        "host": os.uname().nodename,
-        "boot_id": boot_id(),
-        "launcher": {"pid": os.getpid(), "start_time": me.start_ticks if me is not None else None},
-        "grace_s": grace_s,
-        "marker": marker,
-        "nodes": plain(places),
+        "run_id": launched.run_id,
+        "launch": launched.launch,
+        "host": launched.host,
+        "boot_id": launched.boot_id,
+        "launcher": {"pid": launched.pid, "start_time": launched.start_ticks},
+        "grace_s": launched.grace_s,
+        "marker": launched.marker,
+        "begun_s": launched.begun_s,
+        "orphan_s": launched.orphan_s,
+        "nodes": plain(launched.places),
     }
-    replace_file(directory / FILE, json.dumps(data) + "\n")
+    replace_file(launched.directory / FILE, json.dumps(data) + "\n")
 
 
 def read_launched(directory: Path) -> Launched | None:
@@ -122,12 +136,20 @@ def read_launched(directory: Path) -> Launched | None:
             pid=int(launcher["pid"]),
             start_ticks=int(launcher["start_time"]),
             places=tuple(
-                Place(int(node["node"]), str(node["host"]), str(node["python"]), str(node.get("record", "")))
+                Place(
+                    int(node["node"]),
+                    str(node["host"]),
+                    str(node["python"]),
+                    str(node.get("record", "")),
+                    as_number(node.get("clock_ahead_s")) or 0.0,
+                )
                 for node in nodes
             ),
             grace_s=as_number(data.get("grace_s")) or _GRACE_S,
             launch=str(data.get("launch", "")),
             marker=as_text(data.get("marker")),
+            begun_s=as_number(data.get("begun_s")) or 0.0,
+            orphan_s=as_number(data.get("orphan_s")) or 0.0,
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

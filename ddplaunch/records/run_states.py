@@ -166,7 +166,7 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
     nodes = () if directory is None else read_processes(directory)
     launched = None if directory is None else read_launched(directory)
     state = state_of(record, run, nodes, host)
-    if state == "elsewhere" and launched is not None and launched.host == host:
+    if state == "elsewhere" and launched is not None and launched.host == host and not launched.orphan_s:
         state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
     hosts = () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
     outcome = None if run is not None or record is None else record.outcome

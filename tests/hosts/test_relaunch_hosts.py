@@ -22,7 +22,7 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.planning.hosts_plan import HostReport, sized
 from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.planning.relaunch import RelaunchPolicy, RunProgress
-from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
+from ddplaunch.records.launchers import Place, holding, launched_by_me, launcher_of, read_launched
 from ddplaunch.records.outcome import AttemptOutcome, RunOutcome
 from ddplaunch.values.finding import RefusedError, Severity, error
 from ddplaunch.values.resolved import DEFAULT, Resolved
@@ -152,7 +152,7 @@ def test_a_pause_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     seen: list[tuple[int | None, float]] = []
     monkeypatch.setattr(time, "sleep", lambda seconds: seen.append((found(), seconds)))
-    with holding(tmp_path, "a", (Place(0, "gpu-a", "python"),), 30.0):
+    with holding(launched_by_me(tmp_path, "a", (Place(0, "gpu-a", "python"),), 30.0)):
         pass
     ended = LaunchEnd(1, "a", LIVED, pause_s=35.0, directory=tmp_path)
     assert until_done(Launches(ended, LaunchEnd(0, "b")), POLICY) == 0

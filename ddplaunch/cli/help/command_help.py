@@ -140,6 +140,15 @@ HELP: dict[str, Help] = {
             ("ddplaunch stacks --full", "every frame of every thread"),
         ),
     ),
+    "attach": Help(
+        WATCH,
+        "Take the place of a lost launcher of `run --hosts`.",
+        (
+            ("ddplaunch attach", "the newest run of this directory"),
+            ("ddplaunch attach night-3", "that run; its status is this command's, Ctrl-C ends it"),
+        ),
+        more="The hosts wait for `--orphan-grace` [0; with --detach 10m], then they end the run.",
+    ),
     "stop": Help(
         WATCH,
         "End a run and the processes that it started.",

@@ -96,9 +96,20 @@ def unsaid(record: RunRecord) -> Diagnosis | None:
 
     A launcher that ends by itself, or by a signal that can be caught, writes how the run ended.
     """
-    if not record.run or summary(record.directory, None, host_name()).state != "ended":
+    if not record.run:
         return None
-    launched = read_launched(record.directory)
+    launched, state = read_launched(record.directory), summary(record.directory, None, host_name()).state
+    if launched is not None and launched.orphan_s and state == "elsewhere":
+        return Diagnosis(
+            "launcher-lost",
+            "unknown",
+            f"the launcher on {launched.host} is gone; {hosts_named(launched)} may still run its part of the run",
+            f"the hosts go on for {duration_text(launched.orphan_s)} without a launcher, then they end the run",
+            (f"`ddplaunch attach {record.run_id}` takes it over", f"`ddplaunch stop {record.run_id}` ends it now"),
+            host=launched.host,
+        )
+    if state != "ended":
+        return None
     what = f"how run {record.run_id} ended is not recorded, and its launcher is gone"
     why = (
         "`kill -9`, the kernel when memory is short, or a loss of power leaves a program no time to say anything; a "

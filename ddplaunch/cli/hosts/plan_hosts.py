@@ -57,6 +57,7 @@ class AskedHosts:
     python: str | None = None
     join_timeout: float | None = None
     sync: bool | None = None
+    orphan_grace: float | None = None
 
 
 def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:

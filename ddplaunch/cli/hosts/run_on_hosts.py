@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from ddplaunch.cli.streams import (
 )
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.collect import Gathered
-from ddplaunch.hosts.session.links import Links, allow_many
+from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
 from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.hosts_plan import HostReport, named, options_json, sized
@@ -54,7 +54,7 @@ from ddplaunch.planning.relaunch import decide as decide_relaunch
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import TIME_LIMIT
 from ddplaunch.records.hosts_record import Pieces, without_skew, write_for_all
-from ddplaunch.records.launchers import Place, holding, still_holding
+from ddplaunch.records.launchers import Launched, Place, holding, launched_by_me, still_holding
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.own.run_lock import hold_run
@@ -70,7 +70,7 @@ from ddplaunch.values.finding import ExitStatus, RefusedError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.words import count
+from ddplaunch.values.words import count, duration_text
 
 _GRACE_S = 30.0
 _ENDS_ITSELF_S = 5.0  # after its grace, a host that was lost has ended what ran there
@@ -121,7 +121,7 @@ def run_on_hosts(
                 return LaunchEnd(ExitStatus.REFUSED)
             if dry_run:
                 return LaunchEnd(_print(gathered, planned, json, copied, plan_only))
-            return _launch(links, gathered, planned, required(script), begun_s, again)
+            return _launch(links, gathered, planned, required(script), (begun_s, asked.orphan_grace or 0.0), again)
 
     return until_done(launch, None if dry_run else options.relaunch_policy)
 
@@ -156,8 +156,9 @@ def _print(
 
 
 def _launch(
-    links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float, again: Again
+    links: Links, gathered: Gathered, planned: Planned, script: list[str], times_s: tuple[float, float], again: Again
 ) -> LaunchEnd:
+    begun_s, orphan_s = times_s
     first = planned.launches[0]
     notes = (f"relaunch {again.number}, because {again.of} failed",) if again.of is not None else ()
     names, facts = tuple(report.name for report in gathered.reports), gathered.reports[0].facts
@@ -171,24 +172,46 @@ def _launch(
     record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
     announce(first, planned.findings, facts, record)
     tell_launch_to_starter(first.run_id, noted)
-    console, pieces = HostsConsole(names, first.options.show is not None), Pieces(directory)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
-    running = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
     typed = {"script": script, "argv": hide_words(sys.argv), "relaunch_of": again.of, "marker": marker, "token": token}
     orders = [
-        _order(launch, mine, report, typed, grace_s)
+        {**_order(launch, mine, report, typed, grace_s), "orphan_s": orphan_s}
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
     ]
     pythons = [launch.argv[0] for launch in planned.launches]
     records = [order["record"] for order in orders]
-    places = [Place(node, *place) for node, place in enumerate(zip(names, pythons, records, strict=True))]
-    with held, holding(directory, first.run_id, places, grace_s, token, marker):
+    ahead = [report.clock_ahead_s for report in gathered.reports]
+    places = [Place(node, *place) for node, place in enumerate(zip(names, pythons, records, ahead, strict=True))]
+    launched = launched_by_me(
+        directory, first.run_id, places, grace_s, token, marker, begun_s=begun_s, orphan_s=orphan_s
+    )
+    with held:
+        return stay(launched, links, gathered.links, orders, first.options.show is not None)
+
+
+def stay(
+    launched: Launched, links: Links, hosts: Sequence[Link], orders: Sequence[dict[str, Any]] | None, chosen: bool
+) -> LaunchEnd:
+    """Be the launcher of a run until it has ended on all hosts; ``orders`` are None where it runs there.
+
+    ``chosen`` is whether `--show` says whose output is shown.
+    """
+    directory, grace_s = launched.directory, launched.grace_s
+    console, pieces = HostsConsole(tuple(place.host for place in launched.places), chosen), Pieces(directory)
+    running = LaunchOnHosts(links, hosts, console.show, pieces.keep, grace_s, console.say)
+    with holding(launched):
         ends = running.run(orders)
         console.close()
+        if launched.orphan_s and running.interrupted is None and all(end.lost is not None for end in ends):
+            say(
+                f"all hosts were lost; what runs there goes on for {duration_text(launched.orphan_s)}, and "
+                f"`ddplaunch attach {launched.run_id}` takes it over"
+            )
+            return LaunchEnd(ExitStatus.FINDINGS, launched.run_id)
         pieces.unpack()
-        if marker is not None:
-            (directory / marker).unlink(missing_ok=True)
-        ended = _conclude(directory, first.run_id, ends, gathered.reports, running.interrupted, begun_s)
+        if launched.marker is not None:
+            (directory / launched.marker).unlink(missing_ok=True)
+        ended = _conclude(launched, ends, running.interrupted)
         lost = any(end.lost is not None for end in ends)
         return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0, directory=directory)
 
@@ -223,6 +246,7 @@ def _order(
         "run_id": launch.run_id,
         "grace_s": grace_s,
         "record": str(record),
+        "node": node,
         "marker": typed["marker"],
         "token": typed["token"],
         "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
@@ -230,20 +254,14 @@ def _order(
     }
 
 
-def _conclude(
-    directory: Path,
-    run_id: str,
-    ends: tuple[HostEnd, ...],
-    reports: tuple[HostReport, ...],
-    interrupted: int | None,
-    begun_s: float,
-) -> LaunchEnd:
+def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | None) -> LaunchEnd:
     """Find out where it began, write one outcome for all, and say it."""
+    directory, run_id, begun_s = launched.directory, launched.run_id, launched.begun_s
     outcomes: dict[int, RunOutcome] = {}
-    for end, report in zip(ends, reports, strict=True):
+    for end, place in zip(ends, launched.places, strict=True):
         found = read_outcome(directory, end.node)
         if isinstance(found, RunOutcome):
-            found = without_skew(found, report.clock_ahead_s)
+            found = without_skew(found, place.clock_ahead_s)
             if found.ended_s > begun_s - _CLOCK_S:  # an id may be used again
                 outcomes[end.node] = found
     outcome = decide(directory, run_id, begun_s, ends, outcomes, interrupted)

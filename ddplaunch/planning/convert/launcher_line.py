@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.planning.convert.launch_words import Word, attached, divided, find_launcher, known, option_of
 from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, Meaning, canonical
-from ddplaunch.planning.convert.srun_step import step_of
-from ddplaunch.planning.convert.translation import OF_MPI, CannotSay, Note, Translation, literal, of_ranks, unsure
+from ddplaunch.planning.convert.translation import (
+    OF_MPI,
+    CannotSay,
+    Note,
+    Translation,
+    literal,
+    of_ranks,
+    step_of,
+    unsure,
+)
 
 _PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
 _ONE = ("1", "1:1")

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.planning.convert.launch_words import Word, is_python, known
+from ddplaunch.planning.convert.launch_words import (
+    LauncherPlace,
+    Word,
+    attached,
+    divided,
+    in_arithmetic,
+    is_python,
+    known,
+    option_of,
+)
 from ddplaunch.planning.script_numbers.handed_out import as_literal
 from ddplaunch.values.frozen import dataclass
 
@@ -103,3 +112,83 @@ def literal(word: Word) -> Word:
     """Return an argument so that ddplaunch finds no placeholder in it."""
     source = as_literal(word.source)
     return word if source == word.source else Word(source, None if word.text is None else as_literal(word.text))
+
+
+# A step of Slurm that starts one task per rank, as one that starts ddplaunch on each node
+
+_SWITCHES = ("--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--verbose", "-v", "-K", "-O", "-Z")
+_SIZES = {
+    "-N": "--nodes",
+    "-n": "--ntasks",
+    "-c": "--cpus-per-task",
+    **{name: name for name in ("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-task")},
+    "--tasks-per-node": "--ntasks-per-node",
+}
+
+
+def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], list[Word]]:
+    """Return the sizes that options of srun or sbatch say, the other options, and the words behind the options."""
+    sizes: dict[str, Word] = {}
+    kept: list[Word] = []
+    at = 0
+    while at < len(words) and (name := option_of(words[at])[0]):
+        value, taken = option_of(words[at])[1], 1
+        if value is None and not name.startswith("--") and len(name) > 2:
+            name, value = name[:2], known(name[2:])
+        if value is None and name not in _SWITCHES and "=" not in words[at].source and at + 1 < len(words):
+            value, taken = words[at + 1], 2
+        if name in _SIZES and value is not None:
+            sizes[_SIZES[name]] = value
+        else:
+            kept += words[at : at + taken]
+        at += taken
+    return sizes, kept, list(words[at:])
+
+
+def step_of(words: Sequence[Word], place: LauncherPlace) -> Translation | None:
+    """Return ``srun --ntasks-per-node=1 … ddplaunch run K -- …`` for a step of K tasks a node.
+
+    None where the line does not say that there are several: a step may be anything.
+    """
+    sizes, kept, rest = sizes_and_rest(words[place.options :])
+    try:
+        tasks, nodes = _tasks(sizes)
+        if tasks is None or not rest:
+            return None
+        unknown = [
+            Note("how the script finds its rank", "torchrun sets RANK and LOCAL_RANK; SLURM_PROCID is the node's")
+        ]
+        target = of_ranks(rest, unknown)
+        step = [*kept, *([attached("--nodes=", nodes)] if nodes else []), known("--ntasks-per-node=1")]
+        step.append(attached("--ntasks=", nodes) if nodes else Word('--ntasks="$SLURM_JOB_NUM_NODES"'))
+        for option, of_node in (("--cpus-per-task", "--cpus-per-task"), ("--gpus-per-task", "--gpus-per-node")):
+            if option in sizes:
+                step.append(attached(f"{of_node}=", _times(sizes[option], tasks, option)))
+    except CannotSay as cannot:
+        return Translation("srun", place.start, unknown=(cannot.note,))
+    said = [words[place.start], *step, known("ddplaunch"), known("run"), tasks, known("--"), *target]
+    return Translation("srun", place.start, tuple(said), (), tuple(unknown))
+
+
+def _tasks(sizes: dict[str, Word]) -> tuple[Word | None, Word | None]:
+    """Return tasks per node and nodes. Raises CannotSay."""
+    nodes, total, of_node = (sizes.get(name) for name in ("--nodes", "--ntasks", "--ntasks-per-node"))
+    if of_node is not None:
+        return of_node, nodes or (divided(total, of_node) if total is not None else None)
+    if total is None:
+        return None, nodes
+    tasks = divided(total, nodes) if nodes is not None else None
+    if tasks is None:
+        raise CannotSay(f"`--ntasks={total.source}`", "how many tasks each node gets is not said")
+    return tasks, nodes
+
+
+def _times(one: Word, tasks: Word, option: str) -> Word:
+    """Return what all tasks of a node get together. Raises CannotSay."""
+    numbers = one.number(), tasks.number()
+    if numbers[0] is not None and numbers[1] is not None:
+        return known(str(numbers[0] * numbers[1]))
+    sides = [in_arithmetic(word) for word in (one, tasks)]
+    if None in sides:
+        raise CannotSay(f"`{option}={one.source}`", "it is no number that the text of the line tells")
+    return Word(f"$(({sides[0]} * {sides[1]}))")

@@ -1,0 +1,96 @@
+"""``ddplaunch attach``: takes the place of a launcher that is gone, while the hosts of its run go on without one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddplaunch.cli.hosts.run_on_hosts import stay
+from ddplaunch.cli.streams import say, tell_findings
+from ddplaunch.hosts.session.each_host import EachHost
+from ddplaunch.hosts.session.frames import SILENCE_S
+from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.find import find_run, read_record
+from ddplaunch.records.launchers import Launched, launched_by_me, launcher_of, read_launched
+from ddplaunch.values.finding import ExitStatus, Finding, error, usage
+from ddplaunch.values.words import host_name, listed
+
+_PATIENCE_S = SILENCE_S + 5.0  # a host notices so late that a launcher is silent
+_ANSWER_S = 30.0
+
+
+def attach(run: str | None, run_dir: str | None) -> int:
+    """Be the launcher of a run until its end, and return its exit status; 1 where it cannot be taken over.
+
+    Raises UsageError for a run without a launcher of its own, and for one whose launcher lives here.
+    """
+    directory = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run)
+    launched = read_launched(directory)
+    name = directory.name
+    if launched is None:
+        raise usage(
+            f"`{name}` was not launched over ssh",
+            why="only `run --hosts` has a launcher beside the hosts that train",
+            fix=f"`ddplaunch logs {name} --follow` shows what it prints",
+        )
+    if (launcher := launcher_of(launched, process_table(), boot_id(), host_name())) is not None:
+        raise usage(
+            f"the launcher of `{name}` lives: pid {launcher.pid}",
+            why="a run has one launcher",
+            fix=f"`ddplaunch logs {name} --follow` shows what it prints, `ddplaunch stop {name}` ends it",
+        )
+    if read_record(directory).outcome is not None:
+        say(f"{name} is over: `ddplaunch explain {name}`")
+        return ExitStatus.DONE
+    with EachHost(launched, "attach", _PATIENCE_S + _ANSWER_S, patience_s=_PATIENCE_S) as hosts:
+        if problems := (
+            *hosts.problems,
+            *_refused(launched, {node: str(each["why"]) for node, each in hosts.answers.items()}),
+        ):
+            tell_findings(problems)
+            return ExitStatus.FINDINGS
+        links, sessions = hosts.sessions
+        mine = launched_by_me(
+            directory,
+            launched.run_id,
+            launched.places,
+            launched.grace_s,
+            launched.launch,
+            launched.marker,
+            begun_s=launched.begun_s,
+            orphan_s=launched.orphan_s,
+        )
+        say(f"attached to {name} on {listed([place.host for place in mine.places], 4)}; Ctrl-C ends the run")
+        return stay(mine, links, sessions, None, chosen=False).status
+
+
+def _refused(launched: Launched, why: dict[int, str]) -> tuple[Finding, ...]:
+    """Return what is wrong with hosts that let no launcher in."""
+    held = [place.host for place in launched.places if why.get(place.node) == "held"]
+    gone = [place.host for place in launched.places if why.get(place.node) == "gone"]
+    found: tuple[Finding, ...] = ()
+    if held:
+        found += (
+            error(
+                "launcher-lives",
+                f"{listed(held)} still {'hears' if len(held) == 1 else 'hear'} a launcher of `{launched.run_id}`",
+                why="a run has one launcher; it was started or attached on another machine, or in another container",
+                fix=f"`ddplaunch logs {launched.run_id} --follow` shows what the run prints",
+                where=tuple(held),
+            ),
+        )
+    if gone:
+        found += (
+            error(
+                "run-not-waiting",
+                f"nothing of `{launched.run_id}` waits for a launcher on {listed(gone)}",
+                why="hosts end what they run when their launcher is gone for longer than `--orphan-grace`, which is 0 "
+                "without `--detach`",
+                fix=f"`ddplaunch explain {launched.run_id}` says what became of it, `ddplaunch stop {launched.run_id}` "
+                "ends what is left",
+                where=tuple(gone),
+            ),
+        )
+    return found
