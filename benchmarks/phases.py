@@ -43,7 +43,7 @@ for (batch,) in DataLoader(TensorDataset(torch.randn(4 * {STEPS}, 8)), batch_siz
     now = time.thread_time()
     taken.append(now - ended - spun)
     ended = now
-print("STEP", statistics.median(taken[20:]), loss.item().hex())
+print("STEP", statistics.median(taken[20:]), loss.item().hex(), flush=True)
 os._exit(0)
 """
 
