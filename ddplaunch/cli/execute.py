@@ -162,7 +162,7 @@ def launch_detached(base: Path, more: Sequence[str] = ()) -> int:
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
     child.returncode = 0  # it goes on, and is waited for by nobody
     name = launched.run_id
-    shown = f"`ddplaunch logs {name} --follow` shows what it prints"
+    shown = f"`ddplaunch attach {name}` shows what it prints"
     if launched.directory is None:
         shown = f"`tail -f {path_text(console)}` shows what it prints"
     else:

@@ -57,7 +57,7 @@ _COMMANDS = {
     "stop": ("kill", "cancel", "end"),
     "ps": ("status", "list", "ls", "runs"),
     "logs": ("tail", "output"),
-    "logs --follow": ("attach", "follow"),
+    "logs --follow": ("follow",),
     "doctor": ("check", "env", "test"),
     "explain": ("why", "diagnose"),
     "top": ("watch", "monitor"),

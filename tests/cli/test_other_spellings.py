@@ -95,7 +95,7 @@ def test_habits_of_other_commands(command: str, typed: str, read: str) -> None:
     [
         ("launch 4", "train.py --lr 1", "ddplaunch run 4 -- train.py --lr 1"),
         ("rnu 4", "train.py", "ddplaunch run 4 -- train.py"),
-        ("attach aurora", None, "ddplaunch logs --follow aurora"),
+        ("follow aurora", None, "ddplaunch logs --follow aurora"),
         ("4", "train.py", "ddplaunch run 4 -- train.py"),
         ("4 train.py --epochs 3", None, "ddplaunch run 4 -- train.py --epochs 3"),
         ("train.py", None, "ddplaunch run -- train.py"),

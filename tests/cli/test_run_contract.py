@@ -174,6 +174,7 @@ from pathlib import Path
 print("begun", flush=True)
 while not Path("go").exists():
     time.sleep(0.05)
+raise SystemExit(3)
 """
 
 
@@ -184,18 +185,20 @@ def test_a_detached_run_goes_on_when_its_terminal_is_gone(tmp_path: Path) -> Non
     said = shown.decode().splitlines()
     run_id = said[-1]
     assert status == 0 and f"{run_id}: train.py on 1 process" in said[0], said
-    assert f"detached: `ddplaunch logs {run_id} --follow` shows what it prints" in said[-3], said
+    assert f"detached: `ddplaunch attach {run_id}` shows what it prints" in said[-3], said
     followed = subprocess.Popen(
-        ddplaunch("logs", run_id, "--follow"),
+        ddplaunch("attach", run_id),
         cwd=tmp_path,
         env=clean_environment(),
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert followed.stdout is not None and "begun" in followed.stdout.readline()
     (tmp_path / "go").touch()
-    assert "begun" in followed.communicate(timeout=TIMEOUT_S)[0]
+    followed.communicate(timeout=TIMEOUT_S)
+    assert followed.returncode == 3
     record = tmp_path / ".ddplaunch" / "runs" / run_id
-    within(lambda: "done after" in (record / "console.log").read_text())
+    within(lambda: "failed (exit status 3)" in (record / "console.log").read_text())
     within(lambda: not of_folder(tmp_path))
     assert {path.name for path in (tmp_path / ".ddplaunch").iterdir()} == {".gitignore", "latest", "runs"}
 

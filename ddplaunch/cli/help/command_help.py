@@ -142,12 +142,12 @@ HELP: dict[str, Help] = {
     ),
     "attach": Help(
         WATCH,
-        "Take the place of a lost launcher of `run --hosts`.",
+        "Show a run again to its end; replace a lost launcher.",
         (
             ("ddplaunch attach", "the newest run of this directory"),
-            ("ddplaunch attach night-3", "that run; its status is this command's, Ctrl-C ends it"),
+            ("ddplaunch attach night-3", "that run; its exit status is this command's"),
         ),
-        more="The hosts wait for `--orphan-grace` [0; with --detach 10m], then they end the run.",
+        more="Ctrl-C leaves the run alone; one whose launcher was lost is led from here, and Ctrl-C ends it.",
     ),
     "stop": Help(
         WATCH,

@@ -1,49 +1,46 @@
-"""``ddplaunch attach``: takes the place of a launcher that is gone, while the hosts of its run go on without one."""
+"""``ddplaunch attach``: shows a run again until its end, and is its launcher where the hosts go on without one."""
 
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 
+from ddplaunch.cli.commands.logs import logs
 from ddplaunch.cli.hosts.run_on_hosts import stay
-from ddplaunch.cli.streams import say, tell_findings
+from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import SILENCE_S
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
-from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.launchers import Launched, launched_by_me, launcher_of, read_launched
-from ddplaunch.values.finding import ExitStatus, Finding, error, usage
+from ddplaunch.ui.outcome_view import outcome_text
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import ExitStatus, Finding, error
 from ddplaunch.values.words import host_name, listed
 
 _PATIENCE_S = SILENCE_S + 5.0  # a host notices so late that a launcher is silent
 _ANSWER_S = 30.0
+_ENDS_S, _LOOK_S = 10.0, 0.05  # its outcome is written after its last line
 
 
 def attach(run: str | None, run_dir: str | None) -> int:
-    """Be the launcher of a run until its end, and return its exit status; 1 where it cannot be taken over.
+    """Show what a run prints until its end, and return its exit status; 1 where it has none.
 
-    Raises UsageError for a run without a launcher of its own, and for one whose launcher lives here.
+    Where its hosts wait for a launcher, this is it from then on, and Ctrl-C ends the run; elsewhere it goes on.
+    Raises UsageError where there is no such run.
     """
     directory = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run)
     launched = read_launched(directory)
+    if (outcome := read_record(directory).outcome) is not None:
+        say(f"{directory.name} is over: `ddplaunch explain {directory.name}`")
+        return outcome.exit_status
+    if launched is None or launcher_of(launched, process_table(), boot_id(), host_name()) is not None:
+        return _follow(directory, run_dir)
     name = directory.name
-    if launched is None:
-        raise usage(
-            f"`{name}` was not launched over ssh",
-            why="only `run --hosts` has a launcher beside the hosts that train",
-            fix=f"`ddplaunch logs {name} --follow` shows what it prints",
-        )
-    if (launcher := launcher_of(launched, process_table(), boot_id(), host_name())) is not None:
-        raise usage(
-            f"the launcher of `{name}` lives: pid {launcher.pid}",
-            why="a run has one launcher",
-            fix=f"`ddplaunch logs {name} --follow` shows what it prints, `ddplaunch stop {name}` ends it",
-        )
-    if read_record(directory).outcome is not None:
-        say(f"{name} is over: `ddplaunch explain {name}`")
-        return ExitStatus.DONE
     with EachHost(launched, "attach", _PATIENCE_S + _ANSWER_S, patience_s=_PATIENCE_S) as hosts:
         if problems := (
             *hosts.problems,
@@ -64,6 +61,20 @@ def attach(run: str | None, run_dir: str | None) -> int:
         )
         say(f"attached to {name} on {listed([place.host for place in mine.places], 4)}; Ctrl-C ends the run")
         return stay(mine, links, sessions, None, chosen=False).status
+
+
+def _follow(directory: Path, run_dir: str | None) -> int:
+    """Follow a run that needs nobody, and say how it ended."""
+    say(f"{directory.name} needs no terminal: what it prints follows, and Ctrl-C leaves it running")
+    logs(directory.name, None, True, None, None, None, run_dir)
+    until_s = time.monotonic() + _ENDS_S
+    while (outcome := read_record(directory).outcome) is None and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    if outcome is None:
+        say(f"how {directory.name} ended was not recorded: `ddplaunch explain {directory.name}`")
+        return ExitStatus.FINDINGS
+    tell(outcome_text(outcome, path_text(directory), Terminal.of(sys.stderr)))
+    return outcome.exit_status
 
 
 def _refused(launched: Launched, why: dict[int, str]) -> tuple[Finding, ...]:
