@@ -264,7 +264,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "convert": (
-        Flag("files", "arguments", "", "Shell and sbatch scripts, or files of other launchers.", "FILE"),
+        Flag("files", "arguments", "", "Shell and sbatch scripts, or files of other launchers; - for stdin.", "FILE"),
         Flag("write", "switch", "", "Change the scripts, and keep a copy of each as FILE.orig."),
         Flag("json", "switch", "", "Every line with its translation, as JSON."),
     ),

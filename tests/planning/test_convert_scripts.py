@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ddplaunch.planning.convert.shell_script import sites_of
 from ddplaunch.planning.convert.translation import changed
 from tests.cli.cli_calls import Call, call, folder
+from tests.hosts.launching import ddplaunch
 
 __all__ = ["call", "folder"]
 
@@ -172,3 +174,18 @@ def test_a_link_is_not_followed(call: Call, folder: Path) -> None:
     said = call("convert", "--write", "link.sh")
     assert said.status == 2 and "is a link" in said.err and (folder / "link.sh").is_symlink()
     assert (folder / "old.sh").read_text() == "torchrun train.py\n"
+
+
+def from_stdin(folder: Path, data: bytes, *words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(ddplaunch("convert", *words, "-"), input=data, capture_output=True, cwd=folder, check=False)
+
+
+def test_a_script_on_stdin(folder: Path) -> None:
+    script = b"set -e\ntorchrun --nproc_per_node=4 train.py\n"
+    seen = from_stdin(folder, script)
+    assert seen.returncode == 0 and b"+ddplaunch run 4 -- train.py\n" in seen.stdout, seen.stderr
+    written = from_stdin(folder, script, "--write")
+    assert (written.returncode, written.stdout) == (0, b"set -e\nddplaunch run 4 -- train.py\n"), written.stderr
+    refused = from_stdin(folder, b"\0")
+    assert refused.returncode == 2 and b"`stdin` is no text" in refused.stderr
+    assert not list(folder.glob("*.orig"))

@@ -14,7 +14,7 @@ from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.translation import CannotSay, Translation, changed
 from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
 _LARGEST = 64 << 20  # of a script, in bytes
@@ -74,7 +74,9 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
     from ddplaunch.planning.convert.launch_files import line_of
     from ddplaunch.planning.convert.shell_script import sites_of  # a parser, which a line has no need of
 
-    data = _read(name)
+    stdin = name == "-"
+    data = _read(name) if not stdin else _read_stdin()
+    name = "stdin" if stdin else name
     try:
         line = line_of(name, data)
     except CannotSay as cannot:
@@ -88,6 +90,8 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
     status = ExitStatus.DONE
     if json:
         answer_json({"schema": 1, "file": name, "launches": [_site_json(site) for site in sites]})
+    elif write and stdin:
+        write_bytes(new)  # there is no file to change: `convert --write - < old.sh > new.sh`
     elif write and new != data:
         _replace(Path(name), data, new)
     elif new != data:
@@ -133,6 +137,19 @@ def _read(name: str) -> bytes:
         data = path.read_bytes()
     except OSError as problem:
         raise _no_script(name, f"cannot be read: {problem.strerror}") from problem
+    return _text(name, data)
+
+
+def _read_stdin() -> bytes:
+    """Return the bytes of a script on stdin. Raises UsageError for what is none."""
+    with open(0, "rb", closefd=False) as stream:
+        data = stream.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise _no_script("stdin", "is larger than 64 MiB")
+    return _text("stdin", data)
+
+
+def _text(name: str, data: bytes) -> bytes:
     if b"\0" in data:
         raise _no_script(name, "is no text")
     return data
