@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -162,7 +163,7 @@ def _die_with_parent() -> Callable[[], None]:
 class LauncherDoor:
     """Where another launcher asks for the place of one that is gone: a socket without a file (unix(7), abstract).
 
-    It is named by the launch's token, which only this user's processes know, and answers this user alone.
+    It is named after the launch's token, which only this user's processes know, and answers this user alone.
     """
 
     def __init__(self, token: str, node: int) -> None:
@@ -217,7 +218,8 @@ def knock(token: str, node: int, patience_s: float) -> tuple[socket.socket | Non
 
 
 def _door_name(token: str, node: int) -> str:
-    return f"\0ddplaunch-{token}-{node}"
+    named = hashlib.sha256(f"{token}-{node}".encode()).hexdigest()  # everybody can read it in /proc/net/unix
+    return f"\0ddplaunch-{named}"
 
 
 def _is_own(peer: socket.socket) -> bool:
