@@ -176,6 +176,13 @@ def test_a_link_is_not_followed(call: Call, folder: Path) -> None:
     assert (folder / "old.sh").read_text() == "torchrun train.py\n"
 
 
+def test_a_launch_in_another_programs_text_is_named_at_its_line() -> None:
+    program = b"python - <<EOF\nimport os\nos.system('torchrun train.py')\n# torchrun\nEOF\n"
+    (site,) = sites_of(program + b"cat <<EOF\nby torchrun x.py\nEOF\n")
+    assert (site.line, site.aside, site.replacement) == (3, True, b"")
+    assert site.said.unknown[0].what == "a launch in the text of another program"
+
+
 def from_stdin(folder: Path, data: bytes, *words: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(ddplaunch("convert", *words, "-"), input=data, capture_output=True, cwd=folder, check=False)
 

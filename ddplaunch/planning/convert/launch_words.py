@@ -114,6 +114,16 @@ def is_python(word: Word) -> bool:
 
 
 @dataclass(frozen=True)
+class Definition:
+    """The one value that a script gives to a variable: its words, and the variables that they use."""
+
+    words: tuple[Word, ...]
+    uses: tuple[str, ...]
+    start: int
+    plain: bool
+
+
+@dataclass(frozen=True)
 class LauncherPlace:
     """Where a launcher stands among words: it begins at ``start``, its options at ``options``.
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddplaunch.planning.convert.launch_words import Word, assigns, find_launcher, known, option_of, split, variable_of
+from ddplaunch.planning.convert.launch_words import (
+    Definition,
+    Word,
+    assigns,
+    find_launcher,
+    known,
+    option_of,
+    split,
+    variable_of,
+)
 from ddplaunch.planning.convert.launcher_line import ReadConfig, translate
 from ddplaunch.planning.convert.launcher_options import PROGRAMS, named_in
-from ddplaunch.planning.convert.translation import Note, Site, Translation
-from ddplaunch.values.frozen import dataclass
+from ddplaunch.planning.convert.translation import Note, ReadSourced, Site, Sourcing, Translation
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -21,30 +29,14 @@ if TYPE_CHECKING:
 _SHELLS = ("bash", "sh", "zsh", "dash", "eval", "ssh")
 _SKIPPED = ("heredoc_body", "file_redirect", "heredoc_redirect", "herestring_redirect")
 CARRIAGE_RETURNS = Note("lines that end in CR LF", "bash takes the carriage return for a part of the last word")
+_UNPARSED = Note("the shell's grammar does not take it", "the lines around it are not a complete command")
+_ELSEWHERE = Note("a launch in the text of another program", "only what a shell runs is read")
+_OTHERS = re.compile(r"(.*/)?(python|perl|ruby|node|julia|Rscript)[\d.]*")
+_BETWEEN = re.compile(rb"[\s\"'(),\[\]]+")
 _BLANK = re.compile(r"<[\w -]+>")
 _ALL = ('"$@"', "$@", '"$*"', "$*")
 _PROGRAMS = frozenset(name.encode() for name in (*PROGRAMS, "accelerate"))
 _QUOTES = "'\"\\`"
-#: Reads a file that is sourced; None for one that cannot be read.
-ReadSourced = Callable[[str], "bytes | None"]
-
-
-@dataclass(frozen=True)
-class _Sourcing:
-    """How sourced files are read, and those within which the text at hand is sourced."""
-
-    read: ReadSourced | None = None
-    within: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Definition:
-    """The one value that a script gives to a variable: its words, and the variables that they use."""
-
-    words: tuple[Word, ...]
-    uses: tuple[str, ...]
-    start: int
-    plain: bool
 
 
 @cache
@@ -64,7 +56,7 @@ def sites_of(
     the script ``name`` sources: their variables count, their launches do not.
     """
     ends = [Site(1, "", Translation("", 0, unknown=(CARRIAGE_RETURNS,)), aside=True)] if b"\r\n" in data else []
-    found = ends + list(_Reader(data, config, 0, 1, sourcing=_Sourcing(read, (posixpath.normpath(name),))).sites())
+    found = ends + list(_Reader(data, config, 0, 1, sourcing=Sourcing(read, (posixpath.normpath(name),))).sites())
     lines = {site.line for site in found if site.replacement}  # a line of what the grammar does not take may be whole
     kept = []
     for site in sorted(found, key=lambda site: (site.line, site.start)):
@@ -93,7 +85,7 @@ class _Reader:
         offset: int,
         line: int,
         quote: str = "",
-        sourcing: _Sourcing = _Sourcing(),  # noqa: B008 - it is frozen
+        sourcing: Sourcing = Sourcing(),  # noqa: B008 - it is frozen
     ) -> None:
         self.data, self.config, self.offset, self.line, self.quote = data, config, offset, line, quote
         self.sourcing = sourcing
@@ -131,7 +123,7 @@ class _Reader:
         if file in self.sourcing.within:
             self._note(node, "it is read within itself, again and again: what it sets is not followed")
             return
-        inner = _Reader(data, self.config, 0, 1, sourcing=_Sourcing(read, (*self.sourcing.within, file)))
+        inner = _Reader(data, self.config, 0, 1, sourcing=Sourcing(read, (*self.sourcing.within, file)))
         at = node.start_byte if node.parent is not None and node.parent.type in ("program", "list") else -1
         for variable in {*inner.assigned, *inner.sourced}:
             self.sourced.setdefault(variable, []).append((at, inner))
@@ -162,17 +154,20 @@ class _Reader:
             yield from self._in_command(node, taken)
         for node in self.others:
             if node.type == "heredoc_body":
-                yield from self._inside(node.start_byte, node.end_byte, "")
-            elif node.type == "ERROR" and named_in(self.data[node.start_byte : node.end_byte]):
-                yield from self._not_parsed(node)
+                inside = list(self._inside(node.start_byte, node.end_byte, ""))
+                yield from inside or self._lines_naming(node, _ELSEWHERE, _is_program(node, self))
+            elif node.type == "ERROR":
+                yield from self._lines_naming(node, _UNPARSED, True)
 
-    def _not_parsed(self, node: Node) -> Iterator[Site]:
-        for number, line in enumerate(self.data[node.start_byte : node.end_byte].splitlines()):
-            words = line.partition(b"#")[0].split()
+    def _lines_naming(self, node: Node, note: Note, looked_at: bool) -> Iterator[Site]:
+        """Yield the lines of a text that name a launcher, which stay."""
+        data = self.data[node.start_byte : node.end_byte] if looked_at else b""
+        for number, line in enumerate(data.splitlines() if named_in(data) else ()):
+            words = _BETWEEN.split(line.partition(b"#")[0])
             if any(word.rpartition(b"/")[2] in _PROGRAMS or word.startswith(b"torch.distributed.") for word in words):
-                note = Note("the shell's grammar does not take it", "the lines around it are not a complete command")
                 text = line.strip().decode("utf-8", "replace")
-                yield Site(self.line + node.start_point[0] + number, text, Translation("", 0, unknown=(note,)))
+                at = self.line + node.start_point[0] + number
+                yield Site(at, text, Translation("", 0, unknown=(note,)), aside=note is _ELSEWHERE)
 
     def _in_command(self, node: Node, taken: set[int]) -> Iterator[Site]:
         children = [child for child in node.children if child.type not in _SKIPPED and child.is_named]
@@ -394,3 +389,11 @@ class _Reader:
 def _variable_of(node: Node, reader: _Reader) -> str:
     name = node.child_by_field_name("name")
     return reader.text(name) if name is not None else ""
+
+
+def _is_program(body: Node, reader: _Reader) -> bool:
+    """Whether a here-document is what an interpreter other than a shell reads."""
+    statement = body.parent.parent if body.parent is not None else None
+    command = statement.child_by_field_name("body") if statement is not None else None
+    name = command.child_by_field_name("name") if command is not None else None
+    return name is not None and _OTHERS.fullmatch(reader.text(name)) is not None

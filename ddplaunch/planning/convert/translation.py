@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ddplaunch.planning.convert.launch_words import (
     LauncherPlace,
@@ -43,6 +43,18 @@ class Translation:
     def source(self) -> str:
         """The shell text of the words."""
         return " ".join(word.source for word in self.words)
+
+
+#: Reads a file that is sourced; None for one that cannot be read.
+ReadSourced = Callable[[str], "bytes | None"]
+
+
+@dataclass(frozen=True)
+class Sourcing:
+    """How sourced files are read, and those within which the text at hand is sourced."""
+
+    read: ReadSourced | None = None
+    within: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
