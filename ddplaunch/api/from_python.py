@@ -98,6 +98,7 @@ class RunOptions(TypedDict, total=False):
     chdir: Word | None
     python: Word | None
     join_timeout: float | str | None
+    orphan_grace: float | str | None
     sync: bool | None
     join_secret: Word | None
 

@@ -29,7 +29,9 @@ pytest_plugins = ("tests.machine.fake_nvml",)
 #: Says that it began, and goes on until the file ``go`` is there. It needs no torch.
 WAITS = """
 import os, pathlib, sys, time
-pathlib.Path("began-" + sys.argv[1]).write_text(str(os.getpid()))
+draft = pathlib.Path("draft-" + sys.argv[1])
+draft.write_text(str(os.getpid()))
+draft.rename("began-" + sys.argv[1])
 end = time.time() + 200
 while not pathlib.Path("go").exists() and time.time() < end:
     time.sleep(0.05)
