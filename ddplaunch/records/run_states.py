@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.process_table import ProcessTable, process_table, start_s
-from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.processes.run_processes import RunProcesses, is_python, runs_in
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
 from ddplaunch.records.json_files import as_text, as_whole
@@ -163,6 +163,8 @@ def live_run(directory: Path, launcher: int, launch: str = "") -> RunProcesses |
 def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunSummary:
     """Return one run; ``directory`` (of its record) or ``run`` may be missing, not both."""
     record = None if directory is None else read_record(directory)
+    if run is not None and record is not None and record.outcome is not None and _is_detached(run):
+        run = None
     nodes = () if directory is None else read_processes(directory)
     launched = None if directory is None else read_launched(directory)
     state = state_of(record, run, nodes, host)
@@ -188,6 +190,11 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
         findings=outcome.findings if outcome is not None else () if directory is None else read_findings(directory),
         **known,
     )
+
+
+def _is_detached(run: RunProcesses) -> bool:
+    """Whether all that lives was detached by a rank, as ``setsid tensorboard`` is: then the run itself is over."""
+    return not (run.launchers or run.guards or any(map(is_python, run.ranks)))
 
 
 def _no_record(run: RunProcesses | None) -> str | None:

@@ -155,7 +155,8 @@ def test_answers_about_nothing_fit_a_narrow_terminal(call: Call, monkeypatch: py
     said = call(*words.split())
     assert said.status == 0
     for line in (said.out + said.err).splitlines():
-        assert len(line) <= 40 or line.count("`") == 2, line
+        # A command to type and a path (`clean` names every user's ranks without a record) are not broken.
+        assert len(line) <= 40 or line.count("`") == 2 or " " not in line.strip(), line
 
 
 def left(pid: int, seconds_ago: float) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,13 @@ def children() -> set[int]:
     }
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def open_files() -> set[tuple[str, str]]:
+    """Return the descriptors with what they lead to: one that a collector closes meanwhile hides none that is new."""
+    found = set()
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(FileNotFoundError):  # the one that lists the directory
+            found.add((entry.name, str(entry.readlink())))
+    return found
 
 
 def hang_on_dead(path: str, role: Role) -> dict[str, Any]:
@@ -100,8 +106,8 @@ def test_a_dead_path_does_not_hide_the_others_and_leaves_nothing(
     dead, alive = begin_looks([("/dead", "data"), (str(tmp_path), "data")], 2)()
     assert (dead.kind, dead.error) == ("unreachable", "no answer within 2 s")
     assert alive.kind == "directory"
-    until(lambda: children() == processes, "a busy machine takes a while to end what was killed")
-    assert open_files() == descriptors
+    until(lambda: children() <= processes, "a busy machine takes a while to end what was killed")
+    assert not open_files() - descriptors
 
 
 def test_a_look_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +144,7 @@ def test_a_real_mount_whose_server_never_answers(tmp_path: Path) -> None:
         before = children()
         dead, below, alive = begin_looks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")], 3)()
         assert (dead.kind, below.kind, alive.kind) == ("unreachable", "unreachable", "directory")
-        until(lambda: children() == before, "a busy machine takes a while to end what was killed")
+        until(lambda: children() <= before, "a busy machine takes a while to end what was killed")
     finally:
         os.close(server)  # ends the connection: the mount now answers ENOTCONN
         gone = look(target, "data")

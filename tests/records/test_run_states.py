@@ -15,7 +15,7 @@ from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.launchers import NodeProcesses
-from ddplaunch.records.run_states import RunSummary, state_of
+from ddplaunch.records.run_states import RunSummary, state_of, summary
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.variable_names import SETTINGS
@@ -27,6 +27,7 @@ from tests.records.fake_runs import StartRun, outcome, record, start_run
 __all__ = ["call", "folder", "start_run"]
 
 RANK = Process(20, 1, 20, "S", 20, 7, "python")
+DETACHED = Process(21, 1, 21, "S", 20, 7, "tensorboard")
 NODE = NodeProcesses(0, "r", host_name(), "b", 0, None, ())
 AWAY = NodeProcesses(1, "r", "node-9", "b", 0, None, ())
 
@@ -40,6 +41,9 @@ def test_states(tmp_path: Path) -> None:
     assert state_of(read_record(directory), RunProcesses("r", 7, (), (RANK,)), (), host) == "orphaned"
     outcome(directory, "failed", exit_status=42)
     assert state_of(read_record(directory), None, (NODE, AWAY), host) == "failed"
+    assert summary(directory, RunProcesses("r", 7, (), (RANK,)), host).state == "orphaned"
+    over = summary(directory, RunProcesses("r", 7, (), (DETACHED,)), host)
+    assert (over.state, over.exit_status, over.ranks) == ("failed", 42, ())
     outcome(directory, "failed", ended_s=3.0)  # of an earlier run with this id
     assert state_of(read_record(directory), None, (), host) == "ended"
     (directory / "outcome.json").write_text('{"schema": 2, "state": "failed"}')

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddplaunch.machine import files
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, descendants
-from ddplaunch.machine.processes.run_processes import is_guard, is_launcher, rank_of
+from ddplaunch.machine.processes.run_processes import is_guard, is_launcher, is_python, rank_of
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 
@@ -57,7 +57,7 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
             looked_after.add(run)
         elif process.parent in (0, 1) if parent is None else adopts(parent):
             roots.setdefault(run, []).append(process)
-    groups = ((run, [process for process in found if _is_python(process)]) for run, found in sorted(roots.items()))
+    groups = ((run, [process for process in found if is_python(process)]) for run, found in sorted(roots.items()))
     return tuple(_orphans(run, found, table) for run, found in groups if found and run not in looked_after)
 
 
@@ -74,11 +74,6 @@ def _run_of(process: Process) -> _Run | None:
     if process.mark("CROSS_RANK") is not None and process.mark("LOCAL_SIZE") is not None:
         return _Run(process.uid, "deepspeed", "none", port)
     return None
-
-
-def _is_python(process: Process) -> bool:
-    program = process.command[0].rpartition("/")[2] if process.command else process.name
-    return program.startswith(("python", "pypy", "pt_"))
 
 
 def _orphans(run: _Run, roots: list[Process], table: ProcessTable) -> Orphans:

@@ -63,6 +63,12 @@ def is_guard(process: Process) -> bool:
     return any(_GUARD in word for word in process.command)
 
 
+def is_python(process: Process) -> bool:
+    """Return whether the program is Python, as far as its name tells: a rank, and no tool that one detached."""
+    program = process.command[0].rpartition("/")[2] if process.command else process.name
+    return program.startswith(("python", "pypy", "pt_"))
+
+
 def runs_in(table: ProcessTable) -> tuple[RunProcesses, ...]:
     """Return ddplaunch's runs, as the environment of their processes names them; the youngest first.
 
