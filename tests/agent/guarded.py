@@ -14,6 +14,7 @@ import sys
 import time
 import tty
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -29,6 +30,15 @@ CODE = (
     "from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
 )
 PATIENCE_S = 60.0
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Return the descriptors with what they lead to: one that a collector closes meanwhile hides none that is new."""
+    found = set()
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(FileNotFoundError):  # the one that lists the directory
+            found.add((entry.name, str(entry.readlink())))
+    return found
 
 
 def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:

@@ -52,6 +52,7 @@ from ddplaunch.agent.torch_patches import (
 from ddplaunch.agent.warm import fresh
 from ddplaunch.agent.warm.template_process import first_path, may_start_again
 from ddplaunch.planning.settings import Settings
+from tests.agent.guarded import open_files
 from tests.hosts.launching import clean_environment
 
 LONG_S = 300.0  # no test waits for it
@@ -257,10 +258,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.communicate(b"\n", timeout=60)
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_a_pause_is_over_when_the_last_rank_has_ended() -> None:
     ranks = [child(), child()]
     pause = Pause()
@@ -291,18 +288,18 @@ def test_nothing_spins_when_no_rank_runs() -> None:
 
 def test_a_restart_is_watched_anew() -> None:
     first, second = child(), child()
-    before = descriptors()
+    before = open_files()
     pause = Pause()
     pause.watch([first.pid])
     pause.watch([second.pid])
-    assert descriptors() == before + 1
+    assert len(open_files() - before) == 1
     end(first)
     began = time.monotonic()
     pause.sleep(0.1)
     assert time.monotonic() - began >= 0.1
     end(second)
     pause.sleep(LONG_S)
-    assert descriptors() <= before
+    assert not open_files() - before
 
 
 def test_a_process_that_cannot_be_watched_leaves_pauses_as_they_are() -> None:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ddplaunch.machine import deadline, paths
 from ddplaunch.machine.facts import PathFact
 from ddplaunch.machine.paths import Role, begin_looks, describe
 from ddplaunch.machine.processes.process_table import read_stat
-from tests.agent.guarded import until
+from tests.agent.guarded import open_files, until
 
 
 def children() -> set[int]:
@@ -26,15 +25,6 @@ def children() -> set[int]:
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         if (one := read_stat(int(pid))) is not None and one.alive
     }
-
-
-def open_files() -> set[tuple[str, str]]:
-    """Return the descriptors with what they lead to: one that a collector closes meanwhile hides none that is new."""
-    found = set()
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        with suppress(FileNotFoundError):  # the one that lists the directory
-            found.add((entry.name, str(entry.readlink())))
-    return found
 
 
 def hang_on_dead(path: str, role: Role) -> dict[str, Any]:

@@ -86,6 +86,40 @@ def measured() -> SizeMeasured:
     return SizeMeasured("2", 2, ranks=ranks, samples_per_s=160.0, effective_batch=16, lr="0.1", cpus=4, record="r")
 
 
+def of_others(place: Path) -> None:
+    """A folder that belongs to somebody else, with what a base holds."""
+    for each in (place, place / "runs", place / "queue"):
+        each.mkdir()
+        os.chown(each, NOBODY, NOBODY)
+
+
+PLACES: dict[str, Callable[[Path], object]] = {
+    "file": Path.touch,
+    "pipe": os.mkfifo,
+    "link to nothing": lambda path: path.symlink_to("/nowhere/at/all"),
+    "of others": of_others,
+}
+OF_A_BASE = (
+    *("ps", "logs", "stop", "stop --all", "explain", "stacks", "attach", "report", "clean --yes", "top --count 1"),
+    *("queue ls", "queue run", "queue run --detach", "queue rm 1", "queue stop", "queue add 1 --device cpu -- t.py"),
+)
+
+
+@pytest.mark.parametrize("kind", [*list(PLACES)[:-1], pytest.param("of others", marks=pytest.mark.root)])
+@pytest.mark.parametrize("below", ["", "runs", "queue"])
+def test_a_base_that_is_none(call: Call, folder: Path, kind: str, below: str) -> None:
+    place = folder / ".ddplaunch" / below
+    place.parent.mkdir(exist_ok=True)
+    PLACES[kind](place)
+    (folder / "t.py").write_text("print('never')")
+    for words in OF_A_BASE:
+        said = call(*words.split())
+        assert said.status in (0, 1, 2, 4), (words, said)
+        assert "Traceback" not in said.err and "never" not in said.out, (words, said)
+    if (below, kind) == ("queue", "of others"):
+        assert "error[record-not-yours]" in call("queue", "ls").err
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_size_to_resume_in_such_a_file(tmp_path: Path, kind: str) -> None:
     path = complete(tmp_path) / "size.json"

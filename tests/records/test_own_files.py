@@ -18,6 +18,7 @@ import ddplaunch
 from ddplaunch.agent.guard.record_file import RecordFile
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.cli.commands.scale import _Trials
+from ddplaunch.cli.flags import OWN
 from ddplaunch.cli.trials.trial_machines import Size
 from ddplaunch.cli.trials.trial_orders import Measuring
 from ddplaunch.planning.settings import Settings
@@ -30,6 +31,7 @@ from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.words import host_name
 from ddplaunch.watch.recording import metrics_file
+from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.planning.sample_launch import launch
 from tests.records.fake_runs import outcome, record
@@ -372,7 +374,15 @@ def ssh_that_tells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return called
 
 
-COMMANDS = (("stop",), ("explain",), ("logs",), ("stacks",), ("top", "--replay"), ("top", "--plot", "x.svg"))
+COMMANDS = (
+    *(("stop",), ("explain",), ("explain", "mine"), ("logs",), ("stacks",), ("attach",), ("report", "-o", "x.html")),
+    *(("top", "--replay"), ("top", "--plot", "x.svg")),
+)
+
+
+def test_every_command_that_takes_a_run_is_tried_on_a_record_of_others() -> None:
+    takes = {name for name, flags in OWN.items() if any(flag.metavar.startswith("RUN") for flag in flags)}
+    assert takes - {"clean"} <= {words[0] for words in COMMANDS}  # of one run, clean looks at processes alone
 
 
 @pytest.mark.root
@@ -382,6 +392,7 @@ def test_no_command_acts_on_a_record_of_others(
     call: Call, folder: Path, theirs: Path, words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = ssh_that_tells(folder, monkeypatch)
+    outcome(record(folder / ".ddplaunch", "mine"))
     said = call(words[0], named, *words[1:])
     assert said.status == 2, said
     assert "error[record-not-yours]" in said.err and "belongs to nobody" in " ".join(said.err.split())
@@ -419,8 +430,8 @@ def test_a_file_that_somebody_else_put_into_a_record_is_not_believed(tmp_path: P
 
 def test_a_descriptor_stays_closed_when_it_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     for _ in range(3):
         with pytest.raises(NotOursError):
             open_to_write(tmp_path / "pipe", os.O_WRONLY)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not open_files() - before

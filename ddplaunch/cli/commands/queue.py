@@ -25,6 +25,7 @@ from ddplaunch.records.own.queue_jobs import (
     QueuedJob,
     changing,
     log_path,
+    opened,
     queue_folder,
     read_jobs,
     remove_job,
@@ -171,7 +172,8 @@ def _run_detached(base: Path, slots: int | None) -> int:
         say(f"pid {pid} works the queue off already")
         return ExitStatus.DONE
     words = ["queue", "run", "--run-dir", str(base), *([] if slots is None else ["--slots", str(slots)])]
-    log = open_to_write(queue_folder(base) / "runner.log", os.O_WRONLY | os.O_APPEND)
+    with opened(base):
+        log = open_to_write(queue_folder(base) / "runner.log", os.O_WRONLY | os.O_APPEND)
     try:
         child = subprocess.Popen(
             own_command(sys.executable, "ddplaunch", *words),
@@ -185,8 +187,11 @@ def _run_detached(base: Path, slots: int | None) -> int:
     until_s = time.monotonic() + _RUNNER_S
     while child.poll() is None and runner_of(base) != child.pid and time.monotonic() < until_s:
         time.sleep(_LOOK_S / 4)
+    if child.returncode:
+        say(f"nobody works it off: that ended with exit status {child.returncode}; `ddplaunch queue run` says why")
+        return child.returncode
     say(f"pid {child.pid} works the queue off, also without this terminal; `ddplaunch queue ls` shows it")
-    return ExitStatus.DONE if not child.returncode else child.returncode
+    return ExitStatus.DONE
 
 
 def _stop(base: Path) -> int:

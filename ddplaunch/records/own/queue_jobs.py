@@ -14,9 +14,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
+from ddplaunch.records.directory import not_yours, path_text
 from ddplaunch.records.json_files import as_number, as_text, as_whole, read_object, replace_file
-from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, closing, open_to_write, read_file, try_lock
+from ddplaunch.records.own.own_files import (
+    LOCK_ALONE,
+    LOCK_SHARED,
+    NotOursError,
+    closing,
+    foreign,
+    open_to_write,
+    read_file,
+    try_lock,
+)
 from ddplaunch.values.codec import plain
+from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
 JobWord = Literal["waiting", "starting", "running", "done", "failed", "refused", "interrupted"]
@@ -66,9 +77,15 @@ def log_path(base: Path, number: int) -> Path:
 
 
 def read_jobs(base: Path) -> list[QueuedJob]:
-    """Return all jobs in their order; a file that is broken or somebody else's is none."""
+    """Return all jobs in their order; a file that is broken or somebody else's is none.
+
+    Raises RefusedError where the folder is somebody else's.
+    """
     found = []
     folder = queue_folder(base)
+    if folder.exists() and (reason := foreign(folder)) is not None:
+        with opened(base):
+            raise NotOursError(reason, str(folder))
     for name in sorted(each.name for each in folder.glob("*.json")) if folder.is_dir() else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
             found.append(_read(folder / name))
@@ -105,25 +122,48 @@ def remove_job(base: Path, number: int) -> None:
 
 
 @contextmanager
+def opened(base: Path) -> Iterator[None]:
+    """Turn what the queue's folder does not allow into RefusedError."""
+    elsewhere = "`--run-dir DIR`, or for every command `export DDPLAUNCH_DIR=DIR`, names another place"
+    try:
+        yield
+    except NotOursError as problem:
+        raise RefusedError(not_yours(problem, elsewhere)) from problem
+    except OSError as problem:
+        place = path_text(queue_folder(base))
+        raise RefusedError(
+            error(
+                "record-not-writable",
+                f"the queue in {place} cannot be changed: {problem.strerror or problem}",
+                why="each launch that waits is a file there",
+                fix=elsewhere,
+                where=place,
+            )
+        ) from problem
+
+
+@contextmanager
 def changing(base: Path) -> Iterator[list[QueuedJob]]:
-    """Yield the jobs while nobody else changes them. Raises OSError, TimeoutError too, where that cannot be had."""
-    with closing(open_to_write(queue_folder(base) / "lock", os.O_RDWR)) as descriptor:
+    """Yield the jobs while nobody else changes them. Raises RefusedError where that cannot be had, or written."""
+    with opened(base), closing(open_to_write(queue_folder(base) / "lock", os.O_RDWR)) as descriptor:
         until_s = time.monotonic() + _LOCK_S
         while not try_lock(descriptor, LOCK_ALONE):
             if time.monotonic() > until_s:
-                raise TimeoutError(110, "another command changes the queue and does not end", str(queue_folder(base)))
+                raise TimeoutError(110, "another command changes it and does not end", str(queue_folder(base)))
             time.sleep(_PAUSE_S)
         yield read_jobs(base)
 
 
 @contextmanager
 def running_queue(base: Path) -> Iterator[bool]:
-    """Be the one who works the queue off, until the end; yield False where somebody else does."""
-    with closing(open_to_write(queue_folder(base) / "runner", os.O_RDWR)) as descriptor:
-        taken = try_lock(descriptor, LOCK_ALONE)
-        if taken:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    """Be the one who works the queue off, until the end; yield False where somebody else does. Raises RefusedError."""
+    with opened(base):
+        descriptor = open_to_write(queue_folder(base) / "runner", os.O_RDWR)
+    with closing(descriptor):
+        with opened(base):
+            if taken := try_lock(descriptor, LOCK_ALONE):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield taken
 
 
