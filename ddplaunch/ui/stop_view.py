@@ -13,9 +13,10 @@ from ddplaunch.machine.processes.run_processes import RunProcesses, is_guard, is
 from ddplaunch.records.launchers import Launched
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error, warning
-from ddplaunch.values.words import count, listed
+from ddplaunch.values.words import count, listed, ranks_text
 
 _SCHEMA = 1
+_NAMED = 8  # of so many ranks or workers the pids are told
 
 
 def begin_text(run: RunProcesses, grace_s: float) -> str:
@@ -92,11 +93,16 @@ def does_not_end(what: str, processes: Sequence[Process], still: str, shown: str
 
 
 def _listed(processes: Sequence[Process]) -> str:
-    """Return ``torchrun (pid 7), rank 0 (pid 8), 2 processes of theirs (9, 10)``."""
-    named = [f"{name} (pid {process.pid})" for process in processes if (name := _role_of(process))]
-    others = [str(process.pid) for process in processes if not _role_of(process)]
+    """Return ``torchrun (pid 7), rank 0 (pid 8), 2 processes of theirs (9, 10)``; pids of many are in the JSON."""
+    roles = [(process, _role_of(process)) for process in processes]
+    ranks = [int(name.removeprefix("rank ")) for _, name in roles if name.startswith("rank ")]
+    many = len(ranks) > _NAMED
+    named = [f"{name} (pid {one.pid})" for one, name in roles if name and not (many and name.startswith("rank "))]
+    if many:
+        named.append(ranks_text(ranks))
+    others = [str(process.pid) for process, name in roles if not name]
     if others:
-        named.append(f"{count(len(others), 'process')} of theirs ({', '.join(others)})")
+        named.append(f"{count(len(others), 'process')} of theirs ({listed(others, _NAMED)})")
     return ", ".join(named)
 
 
@@ -106,7 +112,7 @@ def _role_of(process: Process) -> str:
         return "the guard"
     if is_launcher(process):
         return "torchrun"
-    rank = process.mark("RANK")
+    rank = process.number("RANK")
     return f"rank {rank}" if rank is not None and process.session == process.pid else ""
 
 

@@ -26,11 +26,21 @@ __all__ = ["call", "folder"]
 PACKAGE = Path(__file__).parents[2]
 
 
+ARGUMENTS = {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+
 def offered(line: str, shell: str = "fish") -> list[str]:
     """Return the words that are offered at the end of ``line``."""
-    environ = {ASKED: f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    environ = {ASKED: f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, **ARGUMENTS}
     text, _ = answer_shell(environ)
     return [each.partition("\t")[0] for each in text.splitlines()]
+
+
+def test_descriptions_have_no_holes() -> None:
+    environ = {ASKED: "complete_fish", "_TYPER_COMPLETE_ARGS": "ddplaunch explain ", **ARGUMENTS}
+    texts = dict(line.partition("\t")[::2] for line in answer_shell(environ)[0].splitlines())
+    assert texts["nccl-net-plugin"] == "NCCL\u2019s network plug-in does not work: \u2026"
+    assert not [text for text in texts.values() if "{" in text or "  " in text]
 
 
 def bash_offers(*words: str) -> list[str]:

@@ -202,6 +202,14 @@ def test_what_is_left_is_a_finding_with_a_fix() -> None:
     assert stop_findings(replace(denied, remaining=(), denied=()), ()) == ()
 
 
+def test_many_ranks_are_told_in_one_line() -> None:
+    ranks = tuple(Process(100 + n, 10, 100 + n, "S", 5, 0, "python", ("python",), {"RANK": str(n)}) for n in range(64))
+    worker = Process(300, 100, 100, "S", 6, 0, "pt_data_worker", ("python",), {"RANK": "9" * 5000})
+    run = one("r", uid=0)
+    told = stopped_text(Stopped(run, (*run.launchers, *ranks, worker), (), (), (), 0.2))
+    assert told.endswith("\n  ended: torchrun (pid 10), ranks 0-63, 1 process of theirs (300)\n")
+
+
 @pytest.mark.root
 def test_another_users_run_is_not_ended(start_run: StartRun, tmp_path: Path) -> None:
     """As nobody, whose table shows the run of root without its environment: there is no such run to stop."""

@@ -32,7 +32,8 @@ _OF_ITSELF = {
 }
 #: Words that no shell takes apart or expands; others are not offered.
 _SAFE = re.compile(r"[\w./:=,@%+-]+\Z")
-_UNSAFE = re.compile(r"[^\w ./:;=,@%+()<>*-]")  # in a description; zsh evaluates what it is given
+_FILLED_IN = re.compile(r"\{[^}]*\}")  # what a diagnosis takes from the log
+_UNSAFE = re.compile(r"[^\w ./:;=,@%+()<>*\u2019\u2026-]")  # in a description; zsh evaluates what it is given
 #: zsh loads the file at the first Tab, which Typer's script then leaves without an answer; these are the words of
 #: click's: https://github.com/pallets/click/blob/8.1.7/src/click/shell_completion.py#L65
 _AT_FIRST_TAB = """
@@ -76,7 +77,7 @@ def _for_zsh(offered: Offered) -> str:
 
 def _harmless(text: str) -> str:
     """Return a description without what a shell would evaluate, and without the default in brackets."""
-    return _UNSAFE.sub(" ", text.partition(" [")[0].replace("'", "")).strip()
+    return " ".join(_UNSAFE.sub(" ", text.partition(" [")[0].replace("'", "\u2019")).split())
 
 
 def _of_bash(environ: Mapping[str, str]) -> tuple[list[str], str]:
@@ -216,7 +217,7 @@ def _runs_and_codes() -> list[Offered]:
     from ddplaunch.checks.codes import REFUSALS
     from ddplaunch.explain.signatures import all_signatures
 
-    failures = [Offered(each.code, each.what) for each in all_signatures() if each.is_root]
+    failures = [Offered(each.code, _FILLED_IN.sub("…", each.what)) for each in all_signatures() if each.is_root]
     return [*_runs(), *_checks(), *(Offered(each.code, each.title) for each in REFUSALS), *failures]
 
 

@@ -31,6 +31,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _EXITING = 0x4
 _ENV_END = 51  # field of proc_pid_stat(5), 0 until execve(2) is through, and for whom this user may not look into
 _EXEC_PATIENCE_S = 0.25
+_MOST_DIGITS = 20  # int() refuses thousands
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -123,9 +124,9 @@ class Process(NamedTuple):  # no dataclass: the guard reads this file too, see p
         return self.environment.get(name) if self.environment is not None else None
 
     def number(self, name: str) -> int | None:
-        """Return a variable of that environment as a number, None where it is none."""
+        """Return a variable of that environment as a number, None where it is none, or one that nobody means."""
         text = self.mark(name) or ""
-        return int(text) if text.isdecimal() else None
+        return int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else None
 
     @property
     def alive(self) -> bool:
