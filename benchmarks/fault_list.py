@@ -16,7 +16,7 @@ class Fault:
     """A script for two ranks behind ``tests.faults.catalogue.INIT``, and what has to be said of it.
 
     ``codes`` are the right ones, best first; ``rank`` the guilty one, or ANY; ``status`` the exit status, or ANY;
-    ``files`` lie beside the script; ``options`` stand before ``--``, ``args`` behind the script.
+    ``files`` lie beside the script; ``options`` stand before ``--``, ``args`` behind the script. ``log``: instead of a script, what ``explain`` is given.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Fault:
     options: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     timeout_s: int = 60
+    log: str = ""
 
 
 EXCEPTION = ("script-exception",)

@@ -2,10 +2,20 @@
 """Faults for ``python -m benchmarks.faults --later``, of kinds that no rule was mended on when they were first run.
 
 The figures of that first run stand in benchmarks/results/faults.md as "unseen"; what was wrong has been mended since, and `storage-failed`
-is a code since then.
+is a code since then. ``THIRD`` are scripts and logs of other kinds again, from third_faults.txt beside this file:
+
+    === NAME; CODE|CODE; RANK or * for any; STATUS or *; WORDS|OTHER WORDS && MORE WORDS
+    #timeout SECONDS   #options --env X=1   #raw: the script is all of it   #all: for all ranks, behind a collective
+    def fail(): ...    without these two, what rank 1 calls after a collective
+
+    === log:NAME; CODES or none for a healthy log; RANK or - where none is expected; WORDS
 """
 
 from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
 
 from benchmarks.fault_list import ANY, EXCEPTION, LOADER, MEET, NET, Fault
 
@@ -489,3 +499,30 @@ LATER = (
         ("input('experiment name: ')", "EOF"),
     ),
 )
+
+_HEAD = re.compile(r"^=== (\S+); ?(.*)$", re.MULTILINE)
+_SETTING = re.compile(r"^#(timeout|options|raw|all) ?(.*)\n", re.MULTILINE)
+
+
+def _read(path: Path) -> tuple[Fault, ...]:
+    """Return the faults of a file in the form above."""
+    _, *parts = _HEAD.split(path.read_text(encoding="utf-8"))
+    return tuple(_parsed(*parts[at : at + 3]) for at in range(0, len(parts), 3))
+
+
+def _parsed(name: str, head: str, text: str) -> Fault:
+    fields = [each.strip() for each in head.split(";")]
+    codes, helps = tuple(fields[0].split("|")), tuple(each.strip() for each in fields[-1].split("&&") if each.strip())
+    rank = ANY if fields[1] in "*-" else int(fields[1])
+    if name.startswith("log:"):
+        return Fault(name, "", codes, rank, ANY, helps, log=text.removeprefix("\n"))
+    settings: dict[str, str] = dict(_SETTING.findall(text))
+    body = _SETTING.sub("", text).removeprefix("\n")
+    if "raw" not in settings:
+        body = MEET + body if "all" in settings else f"{body}{MEET}if r == 1:\n    fail()\nreduce()\n"
+    options = tuple(shlex.split(settings.get("options", "")))
+    status, timeout_s = ANY if fields[2] == "*" else int(fields[2]), int(settings.get("timeout", "60"))
+    return Fault(name, body, codes, rank, status, helps, options=options, timeout_s=timeout_s)
+
+
+THIRD = _read(Path(__file__).with_name("third_faults.txt"))

@@ -66,7 +66,8 @@ def slow(signature: Signature, seconds: float) -> list[str]:
     found = []
     for example in signature.examples:
         line = (example + " ") * (8000 // len(example) + 1)
-        for each in (*signature.patterns, *signature.unless, *signature.log_unless, *signature.log_with):
+        beside = (*signature.log_unless, *signature.log_with, *signature.log_by_several)
+        for each in (*signature.patterns, *signature.unless, *beside):
             pattern = _compiled(each)
             begun = time.process_time()
             pattern.search(line)

@@ -148,17 +148,26 @@ def spoken_against(signature: Signature, texts: Sequence[str]) -> bool:
 
 
 def _in_context(hits: Iterable[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
-    """Yield the hits whose ``log_with`` other lines match, with the groups of these."""
+    """Yield the hits whose ``log_with`` and ``log_by_several`` other lines match, with the groups of these."""
     known: dict[int, dict[str, str] | None] = {}
     for hit in hits:
-        if not hit.signature.log_with:
+        signature = hit.signature
+        if not (signature.log_with or signature.log_by_several):
             yield hit
             continue
-        key = id(hit.signature)
+        key = id(signature)
         if key not in known:
-            known[key] = _said_elsewhere(hit.signature.log_with, lines)
+            several = all(_by_several(each, lines) for each in signature.log_by_several)
+            known[key] = _said_elsewhere(signature.log_with, lines) if several else None
         if (found := known[key]) is not None:
             yield hit._replace(groups=found | hit.groups)
+
+
+def _by_several(expression: str, lines: Sequence[Line]) -> bool:
+    """Return whether two ranks print a line that matches, or one stands twice where no rank is named."""
+    said = [(line.speaker.rank, line.text) for line in lines if _compile(expression).search(line.text)]
+    nobody = [text for rank, text in said if rank is None]
+    return len({rank for rank, _ in said} - {None}) > 1 or len(nobody) > len(set(nobody))
 
 
 def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[str, str] | None:

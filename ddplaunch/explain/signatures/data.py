@@ -1,4 +1,4 @@
-"""Data that is missing, that several ranks write at once, or that cannot be downloaded."""
+"""Data that is missing or damaged, that several ranks write at once, or that cannot be downloaded."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ _NOT_DATA = (
     r"\.(?:py|sh)'|\.lock'|\.incomplete|/dev/shm|/torch_|pymp-|/tmp/tmp|/proc/|libnccl|"
     r"(?i:checkpoint|ckpt|\.pth\b|resume|pytorch_model|adapter_model|model_states|optimizer\.pt|\.safetensors|/last"
     r"\.pt|/best\.pt)"
+)
+_NOT_WHOLE = (
+    r"RuntimeError: (?P<problem>File not found or corrupted)",
+    r"EOFError: (?P<problem>Compressed file ended before the end-of-stream marker)",
+    r"ReadError: (?P<problem>unexpected end of data|not a gzip file|file could not be opened successfully|empty file"
+    r"|invalid header|bad checksum)",
+    r"BadZipFile: (?P<problem>.+)",
+    r"BadGzipFile: (?P<problem>.+)",
+)
+_NOT_WHOLE_EXAMPLES = (
+    "RuntimeError: File not found or corrupted.",
+    "EOFError: Compressed file ended before the end-of-stream marker was reached",
+    "tarfile.ReadError: unexpected end of data",
+    "zipfile.BadZipFile: File is not a zip file",
+    "gzip.BadGzipFile: CRC check failed 0x1 != 0x2",
 )
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -309,26 +324,62 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="dataset-race",
         tier=Tier.GENERAL,
-        patterns=(
-            r"RuntimeError: (?P<problem>File not found or corrupted)",
-            r"EOFError: (?P<problem>Compressed file ended before the end-of-stream marker)",
-            r"ReadError: (?P<problem>unexpected end of data|not a gzip file|file could not be opened "
-            r"successfully|empty file)",
-            r"BadZipFile: (?P<problem>File is not a zip file|Bad magic number|Bad CRC-32.*|Truncated.*)",
-            r"BadGzipFile: (?P<problem>.+)",
-        ),
+        patterns=_NOT_WHOLE,
         what="an archive or file is not whole: {problem}",
-        why="another rank was still writing it, as all prepare the same data; or a download or copy ended early",
-        fixes=(_RACE_FIXES[0], "remove the file and fetch it again, once, before the launch: the ranks then only read"),
-        examples=(
-            "RuntimeError: File not found or corrupted.",
-            "EOFError: Compressed file ended before the end-of-stream marker was reached",
-            "tarfile.ReadError: unexpected end of data",
-            "zipfile.BadZipFile: File is not a zip file",
-            "gzip.BadGzipFile: CRC check failed 0x1 != 0x2",
-        ),
+        why="several ranks fetch or unpack the same data here, so one read what another one was still writing",
+        fixes=_RACE_FIXES,
+        examples=_NOT_WHOLE_EXAMPLES,
         near_misses=("Stale archive: data.zip is older than its index",),
         unless=(r"torch\.load|PytorchStreamReader",),
+        log_by_several=(r"(?i)^\W*(?:Download|Extract|Unpack|Unzip|Untar|Decompress)(?:ing|ed)\b.*",),
         source="https://github.com/pytorch/vision/issues/2512",
+    ),
+    Signature(
+        code="data-corrupt",
+        tier=Tier.GENERAL,
+        patterns=(
+            *_NOT_WHOLE,
+            r"(?:OSError|ValueError): (?P<problem>(?:image file is truncated|broken data stream"
+            r"|unrecognized data stream|Truncated File Read).*)",
+            r"UnidentifiedImageError: (?P<problem>cannot identify image file .*)",
+            r"OSError: (?P<problem>Unable to (?:synchronously )?open file \((?:truncated file|file signature not found"
+            r"|bad object header|bad superblock).*)",
+            r"Arrow(?:Invalid|Exception): (?P<problem>.*(?:magic bytes|Not an Arrow file|footer|Corrupt|corrupt).*)",
+            r"OSError: (?P<problem>(?:Corrupt|Couldn't deserialize thrift|Unexpected end of stream|Invalid IPC).*)",
+            r"lmdb\.(?:CorruptedError|InvalidError|PageNotFoundError): (?P<problem>.+)",
+            r"(?:zlib\.error: (?P<problem>Error -?\d+ while decompressing .*)|LZMAError: .+)",
+            r"EOFError: (?P<problem>No data left in file)",
+            r"ZstdError: (?P<problem>.+)",
+            r"DataLossError: (?P<problem>.+)",
+        ),
+        what="a data file is damaged or not whole: {line}",
+        why="what the rank read is shorter or other than the file's format says: a download, copy or write that ended "
+        "early or still went on, a full disk, or another kind of file under this name",
+        fixes=(
+            "`ls -l` and `sha256sum` of the file there and where it came from; fetch or copy it again",
+            "files that a run makes: one rank writes a temporary file, `os.replace`, then `dist.barrier()`, and all "
+            "read then",
+        ),
+        examples=(
+            *_NOT_WHOLE_EXAMPLES,
+            "OSError: image file is truncated (12 bytes not processed)",
+            "PIL.UnidentifiedImageError: cannot identify image file '/d/a.jpg'",
+            "OSError: Unable to synchronously open file (truncated file: eof = 800, sblock->base_addr = 0)",
+            "pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer. Either the file is corrupted or",
+            "OSError: Corrupt snappy compressed data.",
+            "lmdb.CorruptedError: mdb_get: MDB_CORRUPTED: Located page was wrong type",
+            "zlib.error: Error -3 while decompressing data: invalid stored block lengths",
+            "_lzma.LZMAError: Input format not supported by decoder",
+            "EOFError: No data left in file",
+            "zstandard.backend_c.ZstdError: zstd decompress error: Unknown frame descriptor",
+            "tensorflow.python.framework.errors_impl.DataLossError: corrupted record at 12",
+        ),
+        near_misses=(
+            "UserWarning: Corrupt EXIF data.  Expecting to read 4 bytes but only got 0.",
+            "OSError: Unable to open file (unable to open file: name = 'x.h5', errno = 2, error message = 'No such "
+            "file')",
+        ),
+        unless=(r"torch\.load|PytorchStreamReader|errno = \d+",),
+        source="https://pillow.readthedocs.io/en/stable/reference/ImageFile.html",
     ),
 )
