@@ -24,9 +24,6 @@ _NO_HALF = (
     "weights and optimizer state"
 )
 
-#: Flags with which ranks show where they are.
-_STACKS = frozenset(("--stacks", "--no-stacks", "--timeout", "--hang-timeout"))
-
 
 def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tuple[str, ...]:
     """Return what can be typed after a failure with ``code``; empty unless the command was a known ``run``.
@@ -35,6 +32,11 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     """
     if facts is None or not facts.argv or facts.argv[1:2] != ("run",):
         return ()
+    if code == "disk-full":
+        return tuple(
+            f"make room on `{path}`: {full}; `du -xh {shlex.quote(path)} | sort -h | tail`"
+            for path, full in facts.full_disks
+        )
     words = ("ddplaunch", *facts.argv[1:])
     own = words[: words.index("--")] if "--" in words else words  # the words behind it are the script's
     behind = words[len(own) :]
@@ -44,8 +46,9 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     if code in ("host-out-of-memory", "process-limit") and (limit := _value(own, "--memory")):
         smaller = _smaller_batch(_Command(own, behind, facts.plan or {}))
         return (f"more for each rank than `--memory {limit}`, if the machine has it", *smaller)
-    if code == "collective-timeout" and not _STACKS.intersection(word.partition("=")[0] for word in own):
-        return (f"`{shlex.join((*own, '--stacks', *behind))}` then says where each rank was when the first gave up",)
+    if code == "collective-timeout" and "--no-stacks" in own:
+        shown = (*(word for word in own if word != "--no-stacks"), *behind)
+        return (f"`{shlex.join(shown)}` then says where each rank was when the first gave up",)
     if code == "too-many-open-files":
         return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
     if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):
@@ -66,6 +69,8 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
         if "--no-forward" in fix:  # said only of a launch that filled something in
             left += _filled_in(facts)
             continue
+        if facts is not None and facts.argv and facts.argv[1:2] == ("run",):
+            fix = fix.replace("`py-spy dump --pid PID` on every rank", "`ddplaunch stacks`")
         followed = _already_followed(fix, facts)
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
             left.append(CORE_DUMP)
@@ -97,6 +102,18 @@ def _filled_in(facts: RunFacts | None) -> list[str]:
         arguments = each.get("arguments") if isinstance(each, dict) else None
         words += map(str, arguments) if isinstance(arguments, list) else ()
     return [f"ddplaunch filled in `{shlex.join(words)}`: `--no-forward` leaves it out"] if words else []
+
+
+def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return what, why and the fixes of a script that waits for a rank (``culprit``) which the launch does not have."""
+    awaited, ranks = groups.get("culprit", ""), _number((facts.plan if facts else None) or {}, "world_size")
+    if not (awaited.isdecimal() and isinstance(ranks, int) and int(awaited) >= ranks):
+        return None
+    return (
+        f"the script waits for rank {awaited}, and the launch has {ranks} ranks",
+        "`init_process_group` got another number of ranks than were started, so it waits for some that never come",
+        ("look for `world_size=` in the script, and leave it out: the launcher sets WORLD_SIZE, RANK and LOCAL_RANK",),
+    )
 
 
 def stopped_by(user: str) -> tuple[str, str, tuple[str, ...]]:

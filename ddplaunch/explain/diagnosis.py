@@ -157,7 +157,8 @@ class RunFacts:
     ``state`` is from ``outcome.json``, ``signal`` the number that the launcher got, ``plan`` from ``run.json``,
     ``argv`` the command as typed, ``oom_kills`` from the cgroup's ``memory.events``, ``dmesg`` the kernel's lines since
     the run began, ``slurm_job`` from the environment of the launch, ``stopped_by`` the user who typed `ddplaunch stop`.
-    ``just_ended``: files of this machine are as the ranks saw them.
+    ``full_disks``: folders of the run without room, and how much is left. ``just_ended``: files of
+    this machine are as the ranks saw them.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -169,6 +170,7 @@ class RunFacts:
     dmesg: tuple[str, ...] = ()
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
+    full_disks: tuple[tuple[str, str], ...] = ()
     slurm_job: str | None = None
     stopped_by: str | None = None
     just_ended: bool = False

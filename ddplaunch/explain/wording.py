@@ -11,6 +11,7 @@ from ddplaunch.explain.command_fixes import (
     CORE_DUMP,
     another_port,
     command_fixes,
+    never_launched,
     signal_to_launcher,
     still_to_do,
     who_asked,
@@ -18,11 +19,12 @@ from ddplaunch.explain.command_fixes import (
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, notes_below, reason_text, status_text, words_above
+from ddplaunch.explain.decide.endings import BareExit, notes_below, reason_text, words_above
 from ddplaunch.explain.decide.outside_logs import aborted_when_through, bus_error
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned, matcher
+from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY
 from ddplaunch.explain.signatures.signature import Signature
@@ -65,7 +67,7 @@ _OF_EXCEPTIONS = {
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
-_GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port|py-spy dump")
+_GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`df -h \.|`--master-port|py-spy dump")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _QUOTED = 160  # characters of a rank's last words in one line
 _WIDEST = 300  # characters of a line that is evidence
@@ -82,6 +84,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
     words = _words(cause, facts) if through is None else _at_exit(cause, through)
+    cause = replace(cause, rank=None) if words.what.startswith("the script waits for rank") else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = command_fixes(cause.code, facts, dumped)
@@ -95,7 +98,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
             who = f"rank {cause.rank}" if cause.rank is not None else "the script"
             above = f"above the traceback stands: {reason_text(said)[:_QUOTED]}"
             words = words._replace(why=f"{who} started a program that failed; {above}")
-    elif line.startswith("Fatal Python error: Aborted") and cause.candidate is not None:
+    elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
     return Diagnosis(
@@ -152,6 +155,8 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
         assert candidate.raised is not None
         return _exception(cause, candidate.raised)
     signature = candidate.signature
+    if candidate.code == "rendezvous-failed" and (told := never_launched(candidate.groups, facts)) is not None:
+        return _Words(*told)
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     words = _of_signature(signature, candidate.groups)
@@ -365,7 +370,7 @@ def _stuck(cause: RootCause, found: Stuck) -> _Words | None:
         return _Words(
             f"rank {cause.rank} did not come to {first.described}; {waiting} waited in vain{at}",
             "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
-            (f"look at what rank {cause.rank} did last; {_STACKS}", EQUAL_BATCHES),
+            (f"look at what rank {cause.rank} did last", _STACKS, EQUAL_BATCHES),
         )
     return None
 

@@ -279,7 +279,7 @@ class Options:
         SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT", read_on_hang
     )
     stacks: Resolved[bool] | None = _switch(
-        SHOWING, "Make `ddplaunch stacks` work without py-spy [on if a time-out is set]."
+        SHOWING, "Let ranks show where they are, for `ddplaunch stacks` and after a time-out [yes]."
     )
     observe: Resolved[bool] | None = _switch(
         SHOWING, "Compare the first optimizer steps with the plan, from inside the ranks [yes]."

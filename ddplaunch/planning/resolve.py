@@ -293,17 +293,13 @@ _AS_SAID = (
 
 
 def plugin_settings(options: Options, about: Settings) -> Settings:
-    """Return ``about``, which says what was decided of run, node and start, with what the options ask of the plug-in.
-
-    Both time-outs are explained by stacks, so a run with one of them lets its ranks show theirs.
-    """
+    """Return ``about``, which says what was decided of run, node and start, with what the options ask."""
     said = {name: getattr(options, name).value for name in _AS_SAID if getattr(options, name) is not None}
     show = value_of(options.show, (0,))
     shown = show if show == "all" else ",".join(map(str, show))
-    stacks = "timeout_s" in said or "hang_timeout_s" in said
     ignore = tuple(item.value for item in options.ignore if item.value in OBSERVED)
     outputs = tuple(path.value for path in options.output)
-    return about._replace(**{"show": shown, "stacks": stacks, "ignore": ignore, "outputs": outputs, **said})
+    return about._replace(**{"show": shown, "ignore": ignore, "outputs": outputs, **said})
 
 
 #: Flags that only the guard beside torchrun heeds.

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     hang_timeout_s: float | None = None
     on_hang: Literal["report", "stop"] | None = None
     #: Let ranks print their stacks on a signal.
-    stacks: bool = False
+    stacks: bool = True
     #: Let ranks note with which numbers they train.
     observe: bool = True
     #: Those of ``OBSERVED`` that are not to be told.

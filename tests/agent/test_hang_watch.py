@@ -42,11 +42,11 @@ def asked(**said: Any) -> dict[str, object]:
     return {name: value for name, value in told.items() if name not in json.loads(Settings().to_json())}
 
 
-def test_time_limits_are_read_and_bring_stacks() -> None:
+def test_time_limits_are_read() -> None:
     assert asked() == {}
-    assert asked(stacks=True) == {"stacks": True}
-    assert asked(timeout="2h") == {"timeout_s": 7200.0, "stacks": True}
-    assert asked(hang_timeout="10m", on_hang="stop", stacks=False) == {"hang_timeout_s": 600.0, "on_hang": "stop"}
+    assert asked(stacks=False) == {"stacks": False}
+    assert asked(timeout="2h") == {"timeout_s": 7200.0}
+    assert asked(hang_timeout="10m", on_hang="stop") == {"hang_timeout_s": 600.0, "on_hang": "stop"}
 
 
 @pytest.mark.parametrize(

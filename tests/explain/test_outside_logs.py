@@ -345,6 +345,11 @@ def test_a_last_line_is_the_reason_where_it_reads_like_one(said: str, reason: bo
     assert ("no line says why" in found.what) is not reason
 
 
+def test_what_sys_exit_prints_is_the_reason_whatever_it_says() -> None:
+    found = recorded(("", told(0)), ("please install foo >= 2\n", ended(1, 1)))
+    assert (found.code, found.rank) == ("script-exception", 1) and "please install foo >= 2" in found.what
+
+
 def test_status_255_is_known_as_minus_one() -> None:
     assert "sys.exit(-1)" in recorded(("", told(0)), ("done with it\n", ended(1, 255))).why
     assert "sys.exit(-1)" not in recorded(("", told(0)), ("done with it\n", ended(1, 3))).why

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.explain.decide.endings import exit_code, status_text
-from ddplaunch.explain.read.trailer import RankExit, Trailer
+from ddplaunch.explain.read.trailer import RankExit, Trailer, exit_code, status_text
 from tests.explain.logs import failed, lines_of, summary
 
 

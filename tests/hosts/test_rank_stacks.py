@@ -349,7 +349,7 @@ def test_a_rank_that_is_a_shell_script_shows_its_python() -> None:
 def test_what_has_not_prepared_for_the_signal_is_not_sent_it() -> None:
     with running(READS, shows=False) as process:
         (one,) = take_stacks([asked(process)])
-        assert not one.threads and "without `--stacks`" in one.problem
+        assert not one.threads and "`--no-stacks`" in one.problem
         assert process.poll() is None
         caught = f"import signal\nsignal.signal({SIGNAL}, lambda *_: print('hit', flush=True))\n"
     with running(caught + READS, shows=False) as process:  # somebody's own handler of the same signal

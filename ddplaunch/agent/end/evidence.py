@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +22,14 @@ from ddplaunch.records.first_failure import failed_by_itself, first_failed
 from ddplaunch.records.json_files import as_number, as_text, read_object
 from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import size_text
 
 #: The variable with which the plug-in leaves to the guard what ``oom_kills`` was before the run.
 OOM_KILLS_BEFORE = "DDPLAUNCH_OOM_KILLS_BEFORE"
 _MOST_LINES = 400
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;([^\n]*)")
 _CLOSING = re.compile(rb"Sending process (\d+) closing signal")
-_TAIL_BYTES = 1 << 20
+_TAIL_BYTES, _FULL_BYTES = 1 << 20, 1 << 20
 
 
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
@@ -99,9 +101,30 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
         dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
         shm_free_bytes=None if isinstance(shm, Unavailable) else shm.free_bytes,
         shm_size_bytes=None if isinstance(shm, Unavailable) else shm.size_bytes,
+        full_disks=full_disks([settings.directory or ".", ".", *settings.outputs]),
         stopped_by=_stopped_by(settings, ended),
         just_ended=True,
     )
+
+
+def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return those of ``folders``, of the home and of the folder for temporary files that have no room, and their size.
+
+    Each file system once: less than 1 % or 1 MiB of it, whichever is less, is left, or no inode (statvfs(3)).
+    """
+    found: dict[int, tuple[str, str]] = {}
+    for folder in (*folders, "~", os.environ.get("TMPDIR", "/tmp")):
+        try:
+            path = Path(folder).expanduser()
+            device, status = path.stat().st_dev, os.statvfs(path)
+        except (OSError, ValueError, RuntimeError):
+            continue
+        size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+        if size and free < min(_FULL_BYTES, size // 100) + status.f_frsize:
+            found.setdefault(device, (folder, f"{size_text(free)} of {size_text(size)} are free"))
+        elif status.f_files and not status.f_favail:
+            found.setdefault(device, (folder, "no inode is free"))
+    return tuple(found.values())
 
 
 def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | None:

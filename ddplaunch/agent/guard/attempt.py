@@ -134,17 +134,14 @@ class Attempt:
     def looking_around(self, node_directory: str | None) -> Callable[[], object]:
         """Return what notes, in a thread, where the ranks are when a collective timed out: there will be little time.
 
-        What it needs is imported now, because it brings in what explains.
+        What it needs takes 80 ms to import, which is less than a rank needs to end and torchrun to notice.
         """
 
-        def work(looks: bool) -> None:
+        def work() -> None:
             with contextlib.suppress(Exception):
-                report = importlib.import_module("ddplaunch.agent.guard.hang_report")
-                if looks:
-                    report.look_around(self, node_directory)
+                importlib.import_module("ddplaunch.agent.guard.hang_report").look_around(self, node_directory)
 
-        _thread.start_new_thread(work, (False,))
-        return lambda: _thread.start_new_thread(work, (True,))
+        return lambda: _thread.start_new_thread(work, ())
 
     def look(self) -> None:
         """Note the ends of those that no pidfd tells of."""

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide.collectives import Stuck
-from ddplaunch.explain.decide.endings import StepReports, exit_code
+from ddplaunch.explain.decide.endings import StepReports
+from ddplaunch.explain.decide.outside_logs import exit_rank, only_failed_rank, rank_of_pid
 from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
-from ddplaunch.explain.read.trailer import RankExit
 from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from ddplaunch.values.frozen import dataclass
@@ -54,9 +54,13 @@ _VOICES = re.compile(
     r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: |terminate called"
     r"|what\(\):"
 )
-#: Codes of exits that tell more than an abort or an exit status of the script.
-_CRASHES = ("segmentation-fault", "killed")
-_OF_WORKERS = (*_CRASHES, "aborted", "shm-too-small", "host-out-of-memory")  # what ends DataLoaders' workers
+_OF_WORKERS = (
+    "segmentation-fault",
+    "killed",
+    "aborted",
+    "shm-too-small",
+    "host-out-of-memory",
+)  # what ends DataLoaders' workers
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
 _TOGETHER = 2  # lines between tracebacks of one story: those of a group of exceptions
 _MESSAGE_LINES = 12  # an exception's message may go on for as many lines
@@ -138,6 +142,7 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
     found: list[Candidate] = []
     echoes: list[Hit] = []
     for traceback in scanned.tracebacks:
+        traceback = _without_waits(traceback, by_line)
         told = None if traceback.handled else _of_traceback(traceback, by_line, context)
         if isinstance(told, Candidate):
             found.append(replace(told, calls=traceback.calls))
@@ -193,6 +198,29 @@ def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
         for at in range(part.first, part.line.at + 1):
             if scanned.lines[at - base].speaker == who:
                 yield at
+
+
+def _without_waits(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Traceback:
+    """Return a chain without the waits for other ranks that an exception of the rank's own led to.
+
+    A rank that cleans up in a collective, as in `finally: dist.barrier()`, waits there until it times out.
+    """
+    parts = list(traceback.parts)
+    while len(parts) > 1 and parts[-1].link == "during" and _waits(parts[-1], by_line) and _is_own(parts[-2], by_line):
+        parts.pop()
+    return traceback if len(parts) == len(traceback.parts) else replace(traceback, parts=tuple(parts))
+
+
+def _waits(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
+    hits = list(_hits_in(part, by_line))
+    return bool(hits) and all(hit.signature.tier >= Tier.SYMPTOM for hit in hits)
+
+
+def _is_own(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
+    """Return whether a chain's exception was raised by the rank itself, outside of what libraries only try."""
+    name = part.raised.type.rpartition(".")[2]
+    by_others = _LOST_PEER | _LOST | _STARTED | _LAUNCHERS
+    return bool(part.calls) and name not in by_others and not _waits(part, by_line)
 
 
 def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: _Context) -> Candidate | Hit | None:
@@ -328,7 +356,7 @@ def rank_of(
         return ranks.pop() if len(ranks) == 1 else None
     if len({each.speaker for each in same}) > 1:
         return None
-    by_exit = _only_failed_rank(scanned)
+    by_exit = only_failed_rank(scanned)
     return by_exit if by_exit is not None else _only_silent_rank(found, echoes, waits)
 
 
@@ -342,7 +370,7 @@ def _own_rank(each: Candidate, scanned: Scanned) -> int | None:
     if groups.get("rank", "").isdecimal():
         return int(groups["rank"])
     pid = groups.get("pid", "")
-    if pid.isdecimal() and (rank := _rank_of_pid(int(pid), scanned)) is not None:
+    if pid.isdecimal() and (rank := rank_of_pid(int(pid), scanned)) is not None:
         return rank
     for known in scanned.exits:
         rank = exit_rank(known, scanned)
@@ -353,38 +381,6 @@ def _own_rank(each: Candidate, scanned: Scanned) -> int | None:
         if speaker.local is not None and known.local == speaker.local and known.host in (speaker.host, None):
             return rank
     return speaker.local if speaker.host is None else None
-
-
-def _rank_of_pid(pid: int, scanned: Scanned) -> int | None:
-    """Return the rank that is this process, or that printed its pid, as ranks do with their DataLoader workers'."""
-    for known in scanned.exits:
-        if known.pid == pid:
-            return exit_rank(known, scanned)
-    named = re.compile(rf"\bpids?\b\D{{0,5}}{pid}\b")
-    for line in scanned.lines:
-        if line.speaker.rank is not None and named.search(line.text):
-            return line.speaker.rank
-    return None
-
-
-def exit_rank(known: RankExit, scanned: Scanned) -> int | None:
-    """Return the global rank of an exit; on one host the local rank is the global one."""
-    if known.rank is not None or known.local is None:
-        return known.rank
-    hosts = {line.speaker.host for line in scanned.lines if line.speaker.host}
-    return known.local if len(hosts) <= 1 else None
-
-
-def _only_failed_rank(scanned: Scanned) -> int | None:
-    """Return the only rank that crashed, else the only one that failed without an abort, else the only one at all."""
-    own = [each for each in scanned.exits if not each.by_agent]
-    crashed = [each for each in own if exit_code(each.code) in _CRASHES or each.code == -7]
-    not_aborted = [each for each in own if exit_code(each.code) != "aborted"]
-    for kind in (crashed, not_aborted, own):
-        ranks = {exit_rank(each, scanned) for each in kind}
-        if ranks:
-            return ranks.pop() if len(ranks) == 1 else None
-    return None
 
 
 def _only_silent_rank(found: Sequence[Candidate], echoes: Sequence[Hit], waits: Stuck) -> int | None:

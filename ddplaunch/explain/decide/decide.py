@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.candidates import NOISE, Candidate, candidates, exit_rank, rank_of, survived
+from ddplaunch.explain.decide import outside_logs as record
+from ddplaunch.explain.decide.candidates import NOISE, Candidate, candidates, rank_of, survived
 from ddplaunch.explain.decide.collectives import (
     Left,
     Stuck,
@@ -24,6 +25,7 @@ from ddplaunch.explain.decide.collectives import (
 from ddplaunch.explain.decide.endings import (
     Afterwards,
     BareExit,
+    all_passed,
     code_with_words,
     ended_well,
     lost_while_joining,
@@ -32,16 +34,6 @@ from ddplaunch.explain.decide.endings import (
     unexplained,
     unfinished_report,
     with_last_words,
-)
-from ddplaunch.explain.decide.outside_logs import (
-    end_times,
-    ended_later,
-    first_by_itself,
-    left_before,
-    on_cpu,
-    out_of_memory,
-    shared_memory_full,
-    with_facts,
 )
 from ddplaunch.explain.diagnosis import RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line, Speaker
@@ -147,7 +139,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     """Return the root cause, None where nothing failed."""
     if facts is not None and facts.state == "succeeded":
         return None
-    scanned = with_facts(scanned, facts)
+    scanned = record.with_facts(scanned, facts)
     found, echoes = candidates(scanned)
     after = Afterwards(scanned.lines)
     failed = _failed(scanned, after, facts)
@@ -156,13 +148,13 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     waits = stuck(scanned)
     if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
         return RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
-    stopped = ended_later(facts)
+    stopped = record.ended_later(facts)
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
-    if on_cpu(facts):
+    if record.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO) if each.code in _NEEDS_A_GPU else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
     found = _own_where_nobody_else_failed(found, echoes, facts)
-    ends = end_times(facts)
+    ends = record.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
     found.sort(key=lambda each: (each.tier, each.survivor, ends.get(each.speaker.rank, first_end), each.line.at))
     ended = unexplained(scanned.exits, ends, _complaining(echoes)) if failed else None
@@ -174,7 +166,16 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
             return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
         return _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
-        return _with_memory_facts(_of_exit(with_last_words(ended, scanned.lines), found, echoes, scanned, waits), facts)
+        return _with_memory_facts(
+            _of_exit(
+                with_last_words(ended, scanned.lines, ended.exit.rank in _complaining(echoes)),
+                found,
+                echoes,
+                scanned,
+                waits,
+            ),
+            facts,
+        )
     cut = unfinished_report(scanned, after)
     if not (failed or cut) and ended_well(
         scanned, after, any(hit.signature.code not in NOISE for hit in echoes), facts
@@ -205,8 +206,8 @@ def _left_early(
     found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck, facts: RunFacts | None
 ) -> RootCause | None:
     """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
-    first = first_by_itself(facts)
-    left = left_before(facts, first) if first is not None else ()
+    first = record.first_by_itself(facts)
+    left = record.left_before(facts, first) if first is not None else ()
     if first is None or not left or (first.signal and first.signal != "SIGABRT"):
         return None
     best = found[0] if found else None
@@ -228,6 +229,8 @@ def _failed(scanned: Scanned, after: Afterwards, facts: RunFacts | None) -> bool
     """Return whether the record, or the launcher's output, says that the run failed."""
     if facts is not None and facts.state is not None:
         return facts.state != "succeeded"
+    if all_passed(scanned.lines):
+        return False
     own = [each for each in scanned.exits if not each.by_agent and not recovered(each, scanned, after)]
     return scanned.summary is not None or bool(own)
 
@@ -275,7 +278,7 @@ def _own_where_nobody_else_failed(
 
     By the record that is the rank that failed first; by a log alone, the only one that complains.
     """
-    first = first_by_itself(facts)
+    first = record.first_by_itself(facts)
     if first is not None:
         told = {each.speaker for each in found if each.of_worker and not each.old}  # how a worker of a DataLoader ended
         mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
@@ -343,8 +346,8 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         rank = None  # two ranks called different things, and either may be wrong
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
-    below = scanned.lines[best.line.at - scanned.lines[0].at :]
-    dumped = dumped_calls(below, scanned.just_ended) if code in _DUMPS else ()
+    dumps = code in _DUMPS or (not best.calls and record.was_aborted(best.speaker.rank, scanned))
+    dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended) if dumps else ()
     return RootCause(
         code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]), dumped=dumped
     )
@@ -353,11 +356,14 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
 def _of_exit(
     ended: BareExit, found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
 ) -> RootCause:
-    alike = {exit_rank(each, scanned) for each in scanned.exits if each.code == ended.exit.code and not each.by_agent}
+    alike = {
+        record.exit_rank(each, scanned) for each in scanned.exits if each.code == ended.exit.code and not each.by_agent
+    }
     complaining = _complaining(echoes)
     if ended.exit.seen and ended.exit.rank not in complaining:
         alike -= complaining  # those ended because of this one
-    rank = exit_rank(ended.exit, scanned) if len(alike) <= 1 or _says_alone(ended, scanned) else None
+    alone = len(alike) <= 1 or record.says_alone(ended.exit, ended.said, scanned)
+    rank = record.exit_rank(ended.exit, scanned) if alone else None
     first = scanned.lines[0].at if scanned.lines else 0
     own = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
     listed = [each for each in scanned.exits if each.table]
@@ -383,18 +389,12 @@ def own_abort_echo(ended: BareExit, rank: int | None, echoes: Sequence[Hit]) -> 
     return max((hit for hit in before if hit.signature.code not in NOISE), key=lambda hit: hit.line.at, default=None)
 
 
-def _says_alone(ended: BareExit, scanned: Scanned) -> bool:
-    """Return whether a rank of a record said something at its end that no other one did."""
-    said, rank = {line.text for line in ended.said}, ended.exit.rank
-    others = {line.text for line in scanned.lines if line.speaker.rank not in (rank, None)} if said else set()
-    return ended.exit.seen and not said <= others
-
-
 def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
     shell_says_killed = cause.ended is not None and cause.ended.exit.code == 128 + SIGNALS["SIGKILL"]
-    if (cause.code == "killed" or shell_says_killed) and (line := out_of_memory(facts)) is not None:
+    if (cause.code == "killed" or shell_says_killed) and (line := record.out_of_memory(facts)) is not None:
         return replace(cause, code="host-out-of-memory", outside=line)
-    if cause.ended is not None and cause.ended.exit.code == -7 and (line := shared_memory_full(facts)) is not None:
+    bus = cause.ended is not None and cause.ended.exit.code == -7
+    if bus and (line := record.shared_memory_full(facts)) is not None:
         return replace(cause, code="shm-too-small", outside=line)
     return cause

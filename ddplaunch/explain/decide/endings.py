@@ -10,17 +10,13 @@ from dataclasses import replace
 
 from ddplaunch.explain.decide.outside_logs import first_by_itself
 from ddplaunch.explain.diagnosis import RunFacts
-from ddplaunch.explain.read.lines import Line, Speaker
+from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import Traceback
-from ddplaunch.explain.read.trailer import RankExit
+from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import signal_name
 
-_SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated", 2: "terminated", 1: "terminated"}
-#: Of a negative status alone: programs leave with 128 + these numbers for reasons of their own.
-_RARE_SIGNALS = {3: "terminated", 10: "terminated", 12: "terminated", 24: "time-limit"}
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
 _DONE = re.compile(
     r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
@@ -64,6 +60,8 @@ _REASON = re.compile(
 )
 #: A level, or the place of an error in a shell script.
 _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: line \d+: ")
+#: What loggers put in front of lines that are no error.
+_RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
 #: Lines of launchers that nobody signs, and that give no reason.
 _REPORTS = re.compile(r"^Traceback |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
 _GOES_ON = re.compile(  # what follows an exception and is no part of it
@@ -110,32 +108,11 @@ def _exit_code(known: RankExit) -> str:
     return "unknown" if known.seen and known.code > 0 else exit_code(known.code)
 
 
-def exit_code(status: int) -> str:
-    """Return the diagnosis code of an exit status alone, as a log tells it."""
-    rare = _RARE_SIGNALS.get(-status, "unknown")
-    return _SIGNALS.get(signal_number(status), rare)
-
-
-def signal_number(status: int) -> int:
-    """Return the signal that a status may stand for, 0 for none.
-
-    Shells print 128 + 11, ``sys.exit(-11)`` gives 245; 255 is what ``sys.exit(-1)`` gives.
-    """
-    if status < 0:
-        return -status
-    return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 254 else 0
-
-
-def status_text(status: int, seen: bool = False) -> str:
-    """Return "SIGKILL (exit code -9)" or "exit code 3"; a positive status that the guard has ``seen`` is no signal."""
-    number = 0 if seen and status > 0 else signal_number(status)
-    return f"{signal_name(number)} (exit code {status})" if number else f"exit code {status}"
-
-
-def with_last_words(ended: BareExit, lines: Sequence[Line]) -> BareExit:
+def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> BareExit:
     """Return the exit with the last lines of its rank: of stderr, where both streams have a file and it has any.
 
-    In a log of all ranks these are the last lines before the launcher's report.
+    In a log of all ranks these are the last lines before the launcher's report. ``complains``: the rank says that it
+    lost another one.
     """
     rank, until = ended.exit.rank, math.inf if ended.exit.seen else ended.exit.line.at
     own: dict[str, list[Line]] = {}
@@ -151,10 +128,24 @@ def with_last_words(ended: BareExit, lines: Sequence[Line]) -> BareExit:
     last = own[files[0]][-_LAST:] if files else []
     if not ended.exit.seen:
         last = last[-1:]  # what stands above it may be another rank's
+    elif (
+        ended.exit.code == 1
+        and not complains
+        and files
+        and _is_message(files[0], last)
+        and not any(_gives_reason(line.text) for line in last)
+    ):
+        return replace(ended, said=tuple(last[-1:]), gives_reason=True)
     reason = next((at for at, line in enumerate(last) if _gives_reason(line.text)), None)
     if reason is None:
         return replace(ended, said=tuple(last[-1:]))
     return replace(ended, said=tuple(last[reason : reason + 4]), gives_reason=True)
+
+
+def _is_message(file: str, last: Sequence[Line]) -> bool:
+    """Return whether the last line on stderr reads like what `sys.exit("…")` leaves there, with status 1."""
+    text = last[-1].text if last and file.endswith(".err") else ""
+    return " " in text.strip() and not _PROGRESS.search(text) and not _RECORD.search(text)
 
 
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
@@ -192,9 +183,10 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
     told = next((each for each in scanned.tracebacks if any(part.line.at == line.at for part in each.parts)), None)
     first = line.at if told is None else told.parts[0].first
     own: dict[bool, list[Line]] = {True: [], False: []}
+    speakers = {line.speaker} if told is not None else {line.speaker, NOBODY}
     for each in scanned.lines:
         same = each.file == line.file
-        if each.speaker != line.speaker or (same and each.at >= first) or (line.speaker.rank is None and not same):
+        if each.speaker not in speakers or (same and each.at >= first) or (line.speaker.rank is None and not same):
             continue
         if each.text and not _NOISE.search(each.text):
             own[same].append(each)
@@ -335,6 +327,11 @@ def stops_short(lines: Sequence[Line]) -> Line | None:
     """Return the last line of a log in which nothing failed, if it reports a step before the last one."""
     told = [line for line in lines[-400:] if says_something(line.text)]
     return told[-1] if told and _unfinished([line.text for line in told]) else None
+
+
+def all_passed(lines: Sequence[Line]) -> bool:
+    """Return whether the log is that of tests of which none failed: they print failures of other programs."""
+    return any(_PASSED.search(text) for text in _said(lines[-400:])[-2:])
 
 
 class Afterwards:

@@ -1,7 +1,8 @@
-"""Evidence from outside the logs, of the record, the kernel and the cgroup, in the same shape as that of logs."""
+"""How ranks ended by the launcher, the record, the kernel and the cgroup, in the same shape as what logs say."""
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,9 +10,11 @@ from dataclasses import replace
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
 from ddplaunch.explain.read.scan import Scanned, matcher
-from ddplaunch.explain.read.trailer import RankExit
+from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.values.words import size_text
 
+#: Codes of exits that tell more than an abort or an exit status of the script.
+_CRASHES = ("segmentation-fault", "killed")
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
 
@@ -34,6 +37,50 @@ def _exit(end: RankEnd, at: int) -> RankExit:
     how = f"ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
     line = Line(at, "outcome.json", 0, f"rank {end.rank} {how}", Speaker(end.rank, end.host))
     return RankExit(code, line, end.rank, None, None, end.host, by_agent=end.ended_by == "launcher", seen=True)
+
+
+def rank_of_pid(pid: int, scanned: Scanned) -> int | None:
+    """Return the rank that is this process, or that printed its pid, as ranks do with their DataLoader workers'."""
+    for known in scanned.exits:
+        if known.pid == pid:
+            return exit_rank(known, scanned)
+    named = re.compile(rf"\bpids?\b\D{{0,5}}{pid}\b")
+    for line in scanned.lines:
+        if line.speaker.rank is not None and named.search(line.text):
+            return line.speaker.rank
+    return None
+
+
+def exit_rank(known: RankExit, scanned: Scanned) -> int | None:
+    """Return the global rank of an exit; on one host the local rank is the global one."""
+    if known.rank is not None or known.local is None:
+        return known.rank
+    hosts = {line.speaker.host for line in scanned.lines if line.speaker.host}
+    return known.local if len(hosts) <= 1 else None
+
+
+def only_failed_rank(scanned: Scanned) -> int | None:
+    """Return the only rank that crashed, else the only one that failed without an abort, else the only one at all."""
+    own = [each for each in scanned.exits if not each.by_agent]
+    crashed = [each for each in own if exit_code(each.code) in _CRASHES or each.code == -7]
+    not_aborted = [each for each in own if exit_code(each.code) != "aborted"]
+    for kind in (crashed, not_aborted, own):
+        ranks = {exit_rank(each, scanned) for each in kind}
+        if ranks:
+            return ranks.pop() if len(ranks) == 1 else None
+    return None
+
+
+def says_alone(known: RankExit, said: Sequence[Line], scanned: Scanned) -> bool:
+    """Return whether a rank of a record ``said`` something at its end that no other one did."""
+    texts = {line.text for line in said}
+    others = {line.text for line in scanned.lines if line.speaker.rank not in (known.rank, None)} if said else set()
+    return known.seen and not texts <= others
+
+
+def was_aborted(rank: int | None, scanned: Scanned) -> bool:
+    """Return whether the record says that native code aborted ``rank``."""
+    return rank is not None and any(each.seen and each.code == -6 and each.rank == rank for each in scanned.exits)
 
 
 def out_of_memory(facts: RunFacts | None) -> Line | None:

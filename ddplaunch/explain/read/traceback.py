@@ -255,7 +255,7 @@ class Tracebacks:
             state.logged = bool(_LOGGED.search(before)) or bool(_LOGGED.search(text))
             state.side = bool(_THREAD.match(before))
             state.handled = bool(_IGNORED.match(before))
-            if match := _SPAWNED.match(before):
+            if (match := _SPAWNED.match(before)) and line.speaker.rank is None:
                 state.speaker = line.speaker._replace(rank=int(match.group(1)))
         elif state.handled and not _HEADER.search(before := self._before.get(line.speaker, "")):
             state.handled = bool(_IGNORED.match(before))  # the one before was cut off
@@ -290,7 +290,9 @@ class Tracebacks:
         if match and (state.frames or _NAMED.match(text)):
             self._raised(line, match, state)
             return
-        if _SPAWNED.match(text):
+        if _SPAWNED.match(text) and state.parts and line.speaker.rank is not None:
+            state.link, state.header, state.seen = "original", False, line.at  # a process of this rank's own
+        elif _SPAWNED.match(text):
             self._close(line.speaker, state)
         elif line.at - state.seen > _FOREIGN or (state.parts and line.at - state.seen > 2 and not waiting):
             self._close(line.speaker, state)

@@ -8,7 +8,11 @@ from dataclasses import replace
 
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import signal_name
 
+_SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated", 2: "terminated", 1: "terminated"}
+#: Of a negative status alone: programs leave with 128 + these numbers for reasons of their own.
+_RARE_SIGNALS = {3: "terminated", 10: "terminated", 12: "terminated", 24: "time-limit"}
 _FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\)\s+local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
     r"|CHILD PROCESS (?:FAILED.*|(?P<pid2>\d+) \(local_rank (?P<local2>\d+)\) FAILED \(exitcode (?P<code2>-?\d+)\))"
@@ -180,3 +184,25 @@ def _number(match: re.Match[str]) -> int:
     if match["signal"]:
         return -int(getattr(signal, match["signal"], signal.SIGKILL))
     return int(match["code"])
+
+
+def exit_code(status: int) -> str:
+    """Return the diagnosis code of an exit status alone, as a log tells it."""
+    rare = _RARE_SIGNALS.get(-status, "unknown")
+    return _SIGNALS.get(signal_number(status), rare)
+
+
+def signal_number(status: int) -> int:
+    """Return the signal that a status may stand for, 0 for none.
+
+    Shells print 128 + 11, ``sys.exit(-11)`` gives 245; 255 is what ``sys.exit(-1)`` gives.
+    """
+    if status < 0:
+        return -status
+    return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 254 else 0
+
+
+def status_text(status: int, seen: bool = False) -> str:
+    """Return "SIGKILL (exit code -9)" or "exit code 3"; a positive status that the guard has ``seen`` is no signal."""
+    number = 0 if seen and status > 0 else signal_number(status)
+    return f"{signal_name(number)} (exit code {status})" if number else f"exit code {status}"

@@ -91,8 +91,7 @@ SIGNATURES: tuple[Signature, ...] = (
         why="collectives, DDP and DistributedSampler need the process group that `init_process_group` makes in "
         "the same process",
         fixes=(
-            "call `torch.distributed.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')` first, once, "
-            "at the top of `main()`",
+            "call `dist.init_process_group()` once, at the top of `main()`, and `destroy_process_group` last",
             "start it under the launcher: `ddplaunch run N -- train.py`",
             "in code that also runs alone: `if torch.distributed.is_initialized():` around collectives; "
             "SyncBatchNorm needs DDP",

@@ -97,8 +97,8 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the scheduler refused or lost the job: {line}",
         why="the step was not started or its node went away; the training program had no part in it",
         fixes=(
-            "for a refused request: compare it with the allocation (`scontrol show job $SLURM_JOB_ID`, `sinfo -N -o "
-            "'%N %G'`)",
+            "for a refused request: compare `--mem`, `--gres` and `--cpus-per-task` of the step with the allocation "
+            "(`scontrol show job $SLURM_JOB_ID`, `sinfo -N -o '%N %G'`)",
             "for a lost node: resubmit without it, `sbatch --exclude=NODE`, and tell the administrators",
             "resume from the last checkpoint",
         ),

@@ -106,7 +106,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         found,
         what=recorded.what if recorded is not None and missing else found.what,
         why="; ".join(filter(None, (*said, reason, found.why))),
-        fixes=(fix, *found.fixes) if fix else found.fixes,
+        fixes=tuple(each for each in (fix, *found.fixes) if each and not (late and "hangs shows where" in each)),
         rank=found.rank if rank is None else rank,
         evidence=(*found.evidence, *evidence),
     )

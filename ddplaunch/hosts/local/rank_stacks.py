@@ -41,7 +41,7 @@ _WORKERS = 8
 _BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
 #: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
 _READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
-_NOT_ASKED = "the run was started without `--stacks`"
+_NOT_ASKED = "it does not answer the signal (`--no-stacks`, or no Python)"
 _FACTS_S = 20.0  # a driver that hangs is one of the reasons to be asked
 _WORKS_PERCENT = 10
 

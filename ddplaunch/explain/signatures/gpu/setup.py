@@ -39,6 +39,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"no (?:CUDA|ROCm)-capable device is detected",
             r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
             r"^(?:\w+Error: )+(?P<line>(?:CUDA|Cuda) is not available)",
+            r"No supported gpu backend found",
             r"CUDA unknown error - this may be due to an incorrectly set up environment",
             r"Failed to initialize NVML: (?!Driver/library)\w[\w ]+",
             r"could not select device driver \S+ with capabilities: \[\[gpu\]\]",
@@ -70,6 +71,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: cuda runtime error (3) : initialization error at /pytorch/aten/src/THC/THCGeneral.cpp:50",
             "gpu1:70:71 [0] init.cc:52 NCCL WARN Cuda failure 'initialization error'",
             "ValueError: Cuda is not available.",
+            "lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!",
             "RuntimeError: CUDA is not available",
         ),
         near_misses=(
