@@ -148,7 +148,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     waits = stuck(scanned)
     if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
         return RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
-    stopped = record.ended_later(facts)
+    stopped = record.ended_later(facts, _complaining(echoes) - {each.speaker.rank for each in found})
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     if record.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO) if each.code in _NEEDS_A_GPU else each for each in found]

@@ -106,15 +106,18 @@ def shared_memory_full(facts: RunFacts | None) -> Line | None:
     return Line(0, "/dev/shm", 0, text, NOBODY)
 
 
-def ended_later(facts: RunFacts | None) -> frozenset[int]:
+def ended_later(facts: RunFacts | None, lost_another: frozenset[int | None]) -> frozenset[int]:
     """Return the ranks that succeeded or were ended by the launcher, if another rank failed by itself.
 
-    These ranks print errors that they survived, or failures of others that they noticed.
+    These ranks print errors that they survived, or failures of others that they noticed. Where the others only say that
+    they had ``lost_another`` one, the rank that they lost had failed first, and was ended before it was gone.
     """
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    if not any(end.ended_by == "itself" and (end.exit_code or end.signal) for end in ends):
+    failed = {end.rank for end in ends if end.ended_by == "itself" and (end.exit_code or end.signal)}
+    if not failed:
         return frozenset()
-    return frozenset(end.rank for end in ends if end.ended_by == "launcher" or end.exit_code == 0)
+    told = failed - lost_another
+    return frozenset(end.rank for end in ends if end.exit_code == 0 or (told and end.ended_by == "launcher"))
 
 
 def end_times(facts: RunFacts | None) -> dict[int | None, float]:

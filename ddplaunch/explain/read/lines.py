@@ -62,6 +62,8 @@ _STAMP = re.compile(
 _DATED = re.compile(
     r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: TP(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
 )
+#: Python's logging, where it repeats what a rank has printed.
+_REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-Z]{4,8} - (?=\[rank\d+\]: )")
 _RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
 _RANK = re.compile(r"^\[rank ?(\d{1,7})\]: ?")
 _ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
@@ -78,6 +80,8 @@ _STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])?
 _COUNTED = re.compile(r"^\[\d+\] (?=\[)")
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
+
+_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM)
 
 
 class Prefixes:
@@ -126,7 +130,7 @@ class Prefixes:
                 text, who = _bracketed(text, who)
             elif text[:1] == "(" and (match := _ACTOR.match(text)):
                 text, who = text[match.end() :], _actor(match, who)
-            elif match := _STAMP.match(text) or _RECORD.match(text) or _STREAM.match(text):
+            elif match := next(filter(None, (each.match(text) for each in _IN_FRONT)), None):
                 text = text[match.end() :]
             if text == before:
                 break

@@ -10,7 +10,7 @@ from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.values.frozen import dataclass
 
-_HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?\s*$")
+_HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?(?: \(RANK \d+\))?\s*$")
 _SIDES = "│╭╰┃┏┗"
 _BOXED_SOURCE = re.compile(r"❱ *\d+ [│ ]*(\S.*?) *[│┃]?$")
 _BOXED_FRAME = re.compile(r"^ ?(\S+\.\w+):(\d+) in (\S+)")
@@ -245,7 +245,7 @@ class Tracebacks:
 
     def _start(self, line: Line, text: str, grouped: bool) -> None:
         state = self._open.get(line.speaker)
-        inner = text.startswith("Original ")
+        inner = text.startswith("Original ") or (state is not None and ": (RANK " in text)  # of torch's checkpoints
         member = grouped and state is not None and state.grouped
         if state is None or (state.parts and not (inner or member or state.link)):
             if state is not None:

@@ -35,7 +35,8 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?P<line>ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage)\b",
             r"NCCL error.*(?P<line>remote process exited or there was a network error)",
-            r"[NR]CCL error.*(?P<line>unhandled system error|internal error(?= - please report)|unhandled cuda error)",
+            r"[NR]CCL (?:error|failure).*(?P<line>unhandled system error|internal error(?= - please report)"
+            r"|unhandled cuda error)",
             r"NCCL communicator was aborted",
         ),
         what="NCCL gave up: {line}",
@@ -54,6 +55,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "DistBackendError: NCCL error in: NCCLUtils.hpp:1, internal error - please report this issue to the "
             "NCCL developers",
             "NCCL communicator was aborted on rank 1.",
+            "NCCL failure common.cu:874 'unhandled system error'",
         ),
         near_misses=('sample: "Connection reset by peer, NCCL error" -> label: incident',),
     ),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.explain.stacks.parse import CodePlace, RankGroup, RankStack, groups, is_own, place_of
+from ddplaunch.explain.stacks.parse import CodePlace, RankGroup, RankStack, calls_of, groups, is_own, place_of
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
@@ -102,6 +102,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     ]
     evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places[:_EVIDENCE])
     rank = _only(suspects or (late[0].ranks if late else ()))
+    there = calls_of(late[0].stacks[0]) if late else ()
     return replace(
         found,
         what=recorded.what if recorded is not None and missing else found.what,
@@ -109,6 +110,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         fixes=tuple(each for each in (fix, *found.fixes) if each and not (late and "hangs shows where" in each)),
         rank=found.rank if rank is None else rank,
         evidence=(*found.evidence, *evidence),
+        calls=there or found.calls,
     )
 
 

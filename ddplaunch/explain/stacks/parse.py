@@ -268,6 +268,12 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
     return ""
 
 
+def calls_of(stack: RankStack) -> tuple[UserCall, ...]:
+    """Return the user's calls that a rank of this machine is in, outermost first, with their lines of source."""
+    frames = [(each.file, each.line, each.function) for each in reversed(stack.main)]
+    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames])
+
+
 def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserCall, ...]:
     """Return the user's calls in the stacks that faulthandler prints below the first of ``lines``, none if it did not.
 

@@ -197,6 +197,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"[Nn]o socket interface found",
             r"No interface found in the same subnet as remote address \S+",
             r"No usable listening interface found",
+            r"WARN (?P<line>Socket creation failed : Address family not supported by protocol)",
         ),
         what="NCCL found no usable network interface: {line}",
         why=_WHY,
@@ -206,6 +207,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "misc/socket.cc:238 NCCL WARN Net : No interface found in the same subnet as remote address "
             "192.168.20.14<29777>",
             "bootstrap.cc:43 NCCL WARN NET/Socket : No usable listening interface found",
+            "node-1:3171:3171 [0] include/socket.h:311 WARN Socket creation failed : Address family not supported by "
+            "protocol",
         ),
         near_misses=("NCCL INFO NET/IB : No device found.", "NCCL INFO Bootstrap : Using enp5s0:192.168.0.31<0>"),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
