@@ -7,6 +7,9 @@ import json
 import pytest
 
 from benchmarks.explain import CORPUS, score, tuned
+from benchmarks.fault_list import Fault
+from benchmarks.later_faults import THIRD
+from tests.explain.logs import explained
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="the labelled logs are not part of the repository")
@@ -16,3 +19,9 @@ def test_the_goals_hold() -> None:
     assert on_tuned.kept, on_tuned
     unseen = score([case for case in cases if not tuned(case)])
     assert unseen.right >= 0.95 * unseen.logs and unseen.wrong <= 0.04 * unseen.logs, unseen
+
+
+@pytest.mark.parametrize("fault", [each for each in THIRD if each.log], ids=lambda each: each.name)
+def test_logs_that_were_written_before_any_rule_was_mended_on_them(fault: Fault) -> None:
+    found = explained(fault.log).diagnosis
+    assert ("none" if found is None else found.code) in fault.codes

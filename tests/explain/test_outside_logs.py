@@ -468,3 +468,67 @@ def test_a_thread_without_python_does_not_end_a_dump() -> None:
     first, gap, rest = dump.partition("\n\n")
     text = f"{first}{gap}Thread 0x00007f1ad33136c0 (most recent call first):\n  <no Python frame>\n\n{rest}"
     assert "train.py:77 in load" in recorded(("", told(0)), (text, ended(1, "SIGFPE"))).what
+
+
+LATE = "gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
+KEY = raised(1, "KeyError: 'lr_min'")
+
+
+def test_what_a_rank_waited_for_in_finally_is_not_the_cause() -> None:
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    own = raised(1, "ValueError: bad sample 7") + during + raised(1, f"RuntimeError: [{LATE}")
+    found = recorded((raised(0, f"RuntimeError: [{LATE}"), told(0)), (own, ended(1, 1)))
+    assert (found.code, found.rank) == ("script-exception", 1) and "bad sample 7" in found.what
+    timed_out = raised(1, "queue.Empty").replace("/home/kim/train.py", f"{TORCH}/utils/x.py") + during
+    waits = recorded(("", told(0)), (timed_out + raised(1, f"RuntimeError: [{LATE}"), ended(1, 1)))
+    assert waits.code == "collective-timeout", "a library's own try is no cause"
+
+
+def test_a_rank_that_was_ended_is_the_cause_where_the_others_only_lost_it() -> None:
+    found = recorded((raised(0, f"RuntimeError: [{LATE}"), told(0, 5.2)), (lost(1), ended(1, 1, 5.0)))
+    assert found.code == "collective-timeout"
+    assert recorded((raised(0, f"RuntimeError: [{LATE}"), told(0, 5.2)), (KEY, ended(1, 1, 5.0))).code != found.code
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        raised(None, FULL) + "the log of the last job\n",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n",
+        "ERROR:root:no cache, going on\n" + raised(None, "FileNotFoundError: [Errno 2] No such file: '/no/such'"),
+        "",
+    ],
+)
+def test_nothing_older_or_quoted_in_the_source_beats_a_ranks_own_last_exception(before: str) -> None:
+    quoting = KEY.replace("    step()", "    print('Detected 1 oom_kill event in StepId=12.0.'); step()")
+    found = recorded(("", told(0)), (before + quoting, ended(1, 1)))
+    assert (found.code, found.rank) == ("script-exception", 1) and "lr_min" in found.what
+
+
+def test_what_the_users_own_line_raises_only_mentions_nccl() -> None:
+    own = raised(1, "RuntimeError: NCCL error was seen yesterday: unhandled system error")
+    found = recorded(("", told(0)), (own.replace("step()", 'raise RuntimeError("NCCL error …")'), ended(1, 1)))
+    assert found.code == "script-exception" and found.exception is not None and "yesterday" in found.what
+    assert recorded(("", told(0)), (own, ended(1, 1))).exception is None, "a library raised it"
+
+
+def test_a_process_that_a_rank_spawned_tells_its_exception_as_the_ranks() -> None:
+    text = raised(1, "torch.multiprocessing.spawn.ProcessRaisedException: ")
+    text += "\n-- Process 0 terminated with the following error:\n" + raised(None, "ValueError: feature 3 is empty")
+    found = recorded((lost(0), ended(0, 1, 5.5)), (text, ended(1, 1)))
+    assert (found.code, found.rank) == ("script-exception", 1) and "feature 3 is empty" in found.what
+
+
+def test_a_rank_that_was_never_launched_is_said() -> None:
+    text = raised(0, "torch.distributed.DistStoreError: wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2")
+    world = {"numbers": {"world_size": {"value": 2}}}
+    found = recorded((text, ended(0, 1)), ("", told(1)), plan=world)
+    assert found.rank is None and "waits for rank 2, and the launch has 2 ranks" in found.what
+
+
+def test_a_full_disk_is_named_with_what_is_left() -> None:
+    text = raised(0, "OSError: [Errno 28] No space left on device")
+    known = {"argv": ("ddplaunch", "run", "2", "--", "t.py"), "full_disks": (("out", "0 B of 2 MiB are free"),)}
+    found = recorded((text, ended(0, 1)), **known)
+    assert found.fixes[0] == "make room on `out`: 0 B of 2 MiB are free; `du -xh out | sort -h | tail`"
+    assert "df -h" not in " ".join(found.fixes)

@@ -61,8 +61,8 @@ _OF_WORKERS = (
     "shm-too-small",
     "host-out-of-memory",
 )  # what ends DataLoaders' workers
+_RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
-_TOGETHER = 2  # lines between tracebacks of one story: those of a group of exceptions
 _MESSAGE_LINES = 12  # an exception's message may go on for as many lines
 
 
@@ -186,8 +186,7 @@ def _is_old(each: Candidate, final: Traceback | None) -> bool:
         return False
     if each.of_worker and (final.in_loader or final.lost_worker):
         return False
-    grouped = each.raised is not None and each.raised.frame is not None
-    return final.parts[0].first - each.line.at > (_TOGETHER if grouped else 0)
+    return final.parts[0].first > each.line.at
 
 
 def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
@@ -262,17 +261,33 @@ def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[
     who = part.line.speaker
     for at in range(part.line.at, part.first - 1, -1):
         for hit in by_line.get(at, ()):
-            if hit.line.speaker != who or hit.line.text.lstrip().startswith(("raise ", "#")):
+            if hit.line.speaker != who or (at != part.line.at and _in_source(hit)):
                 continue
-            if at == part.line.at and (hit.quoted or _is_said_of_another(hit.signature, part.raised)):
+            if at == part.line.at and (hit.quoted or _is_said_of_another(hit.signature, part)):
                 continue
             yield hit
 
 
-def _is_said_of_another(signature: Signature, raised: Raised) -> bool:
-    """Return whether an exception that the program's own logic raises only mentions what ``signature`` describes."""
-    name = raised.type.rpartition(".")[2]
-    return signature.code in _OF_MACHINES and name in _OF_LOGIC and name not in raised_in(signature)
+def _in_source(hit: Hit) -> bool:
+    """Return whether a line of source inside a traceback only quotes what the signature describes, or raises it."""
+    text = hit.line.text.lstrip()
+    before = text[: max(0, text.find(hit.groups["line"]))]
+    quotes = not text.startswith('File "') and (before.count('"') % 2 or before.count("'") % 2)
+    return text.startswith(("raise ", "#")) or bool(quotes)
+
+
+def _is_said_of_another(signature: Signature, part: ChainedException) -> bool:
+    """Return whether an exception that the program's own logic raises only mentions what ``signature`` describes.
+
+    So does one that the user's own line raises, unless it has the number of an error of the system.
+    """
+    name = part.raised.type.rpartition(".")[2]
+    if signature.code not in _OF_MACHINES and signature.tier != Tier.ECHO:
+        return False
+    last = part.calls[-1] if part.calls else None
+    raises = last is not None and not last.folded and bool(_RAISES.search(last.source))
+    own = raises and "[Errno" not in part.raised.message
+    return own or (signature.code in _OF_MACHINES and name in _OF_LOGIC and name not in raised_in(signature))
 
 
 def _of_exception(traceback: Traceback) -> Candidate | None:
@@ -357,7 +372,8 @@ def rank_of(
     if len({each.speaker for each in same}) > 1:
         return None
     by_exit = only_failed_rank(scanned)
-    return by_exit if by_exit is not None else _only_silent_rank(found, echoes, waits)
+    told = {hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE}
+    return by_exit if by_exit is not None else waits.only_silent(told)
 
 
 def _own_rank(each: Candidate, scanned: Scanned) -> int | None:
@@ -381,13 +397,3 @@ def _own_rank(each: Candidate, scanned: Scanned) -> int | None:
         if speaker.local is not None and known.local == speaker.local and known.host in (speaker.host, None):
             return rank
     return speaker.local if speaker.host is None else None
-
-
-def _only_silent_rank(found: Sequence[Candidate], echoes: Sequence[Hit], waits: Stuck) -> int | None:
-    """Return the only rank that does not complain about others, where all others do."""
-    if waits.world_size is None or waits.world_size < 2:
-        return None
-    complaining = {hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE}
-    complaining |= {each.rank for each in waits.waited}
-    silent = [rank for rank in range(waits.world_size) if rank not in complaining]
-    return silent[0] if len(silent) == 1 else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,12 @@ class Stuck:
     groups: dict[int, str]
     world_size: int | None
     left: frozenset[int] = frozenset()
+
+    def only_silent(self, complaining: Collection[int | None]) -> int | None:
+        """Return the only rank that neither timed out nor is ``complaining`` of others, None for several."""
+        heard = {*complaining, *(each.rank for each in self.waited)}
+        silent = [rank for rank in range(self.world_size or 0) if rank not in heard]
+        return silent[0] if len(silent) == 1 and self.world_size != 1 else None
 
     @property
     def absent(self) -> tuple[int, ...]:

@@ -261,7 +261,7 @@ def _without_restated(found: list[Candidate]) -> list[Candidate]:
     """
     named: dict[Speaker, list[int]] = {}
     for each in found:
-        if each.signature and not (each.is_hint or each.old or each.code in _ABORTS):
+        if each.signature and not (each.is_hint or each.old or each.code in _ABORTS or each.tier == Tier.ECHO):
             named.setdefault(each.speaker, []).append(each.line.at)
     return [
         each
