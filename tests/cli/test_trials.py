@@ -107,7 +107,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trial(*words: str, processes: str = "2", timeout_s: float = 120, run_words: tuple[str, ...] = ()) -> TrialResult:
     report = ScriptReport("train.py", (declared("--output-dir"),))
     measuring = Measuring(seconds=1.0, timeout_s=timeout_s)
-    said = {"device": Resolved("cpu", Source("flag", "--device"))}
+    said = {"device": Resolved("cpu", Source("flag", "--device")), "start": Resolved("warm", Source("flag", "--start"))}
     order = TrialOrder(GROUP, processes, processes, said, ("train.py", *words), run_words, measuring=measuring)
     result = run_trial(order, report)
     left = [run for run in runs_in(process_table()) if run.run_id == order.run_id and run.launch != OTHERS]
