@@ -170,7 +170,8 @@ def _waiting_for_late(
     if not fix and late[0].place.kind == "own" and late[0].place.path:
         fix = f"look at what `{late[0].place.path}:{late[0].place.line}` waits for: a lock, a queue, another thread"
     fixes = (fix,) if fix else (EQUAL_BATCHES, SAME_ORDER)
-    return Diagnosis("collective-timeout", "likely", what, why, fixes, _only(ranks))
+    calls = calls_of(late[0].stacks[0])
+    return Diagnosis("collective-timeout", "likely", what, why, fixes, _only(ranks), calls=calls)
 
 
 def _in_different_calls(waiting: Sequence[RankGroup], since: str) -> Diagnosis:
@@ -202,7 +203,8 @@ def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[
     stands_out = computing.count(True) == 1 if any(computing) else len(known[0].ranks) < len(known[-1].ranks)
     rank = _only(known[0].ranks) if len(known) > 1 and stands_out else None
     what, fixes = f"nothing has moved {since}: {at}", (fix or "look at what the named line waits for",)
-    return Diagnosis("hang", "likely", what, why, fixes, _only(ranks) if rank is None else rank)
+    rank, calls = _only(ranks) if rank is None else rank, calls_of(known[0].stacks[0])
+    return Diagnosis("hang", "likely", what, why, fixes, rank, calls=calls)
 
 
 def _nothing_known(stacks: Sequence[RankStack], since: str) -> Diagnosis:
