@@ -44,7 +44,7 @@ _NOISE = re.compile(
     r"|destroy_process_group"
     r"|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
-    r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"  # an exception that could not be printed
+    r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
 )
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
