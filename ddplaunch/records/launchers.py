@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -25,6 +27,8 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import RUN_ID
 
 FILE = "launcher.json"
+_ALIVE_EVERY_S = 10.0
+_NOTICED_S = 60.0  # until a host has noticed the loss, and has ended what it runs
 _GRACE_S = 30.0
 
 
@@ -89,8 +93,32 @@ def holding(launched: Launched) -> Iterator[None]:
     """Note the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted."""
     with suppress(OSError):
         _write(launched)
-    with still_holding(launched.directory):
-        yield
+    over = threading.Event()
+    if launched.orphan_s:
+        threading.Thread(target=_live_on, args=(launched.directory / FILE, over), daemon=True).start()
+    try:
+        with still_holding(launched.directory):
+            yield
+    finally:
+        over.set()
+
+
+def _live_on(note: Path, over: threading.Event) -> None:
+    """Give the note a new date again and again, by which ``is_waited_for`` knows when the launcher was lost."""
+    while not over.wait(_ALIVE_EVERY_S):
+        with suppress(OSError):
+            os.utime(note)
+
+
+def is_waited_for(launched: Launched) -> bool:
+    """Whether hosts may still wait for a launcher in the place of this one, which was of this machine and is gone."""
+    if not launched.orphan_s:
+        return False
+    try:
+        seen_s = (launched.directory / FILE).stat().st_mtime
+    except OSError:
+        return True
+    return time.time() < seen_s + launched.orphan_s + _NOTICED_S
 
 
 @contextmanager
