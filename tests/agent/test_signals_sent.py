@@ -220,13 +220,15 @@ def test_nothing_is_imported_while_an_interrupt_prints_a_traceback(how: str, tmp
 
 def test_torchrun_reads_what_makes_it_interruptible_and_nothing_of_it_stays(tmp_path: Path) -> None:
     shows = "import json, os, signal; print(json.dumps([signal.getsignal(2) == signal.SIG_DFL, dict(os.environ)]))"
-    (tmp_path / "shows.py").write_text(shows)
+    (tmp_path / "shows.py").write_text(f"{shows}\nimport gc, torch; assert gc.isenabled()")
+    (tmp_path / "torch.py").write_text("import gc; assert not gc.isenabled()")
     for before in ({}, {"PYTHONPATH": str(tmp_path)}):
         given = {**clean_environment(), "PYTHONPATH": "", **before}
         argv = (sys.executable, "-P" if sys.version_info >= (3, 11) else "-u", "-m", "shows")
         more = interruptible(argv, given)
         done = subprocess.run(argv, cwd=tmp_path, env={**given, **more}, capture_output=True, text=True)
         if before:
+            assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout) == [True, {**json.loads(done.stdout)[1], **before}]
             assert not {"DDPLAUNCH_SITE", "DDPLAUNCH_INTERRUPTIBLE"} & set(json.loads(done.stdout)[1])
     assert interruptible((sys.executable, "-I", "-m", "shows"), {}) == {} == interruptible((sys.executable, "x"), {})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import importlib.machinery
 import json
 import os
 import subprocess
@@ -13,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.plugin.trace import Trace, as_svg, file_of, phases_of, read_marks, with_parts
-from ddplaunch.agent.rank_site import taking_part
+from ddplaunch.agent.rank_site import ddplaunch_marks, taking_part
 from ddplaunch.planning.settings import Settings
 from ddplaunch.values.variable_names import EXECUTED
 
@@ -105,3 +108,26 @@ def test_notes_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     file_of(tmp_path, 2).write_text('{"python_s": 1.5, "torch_s": null}')
     assert read_marks(tmp_path) == [{"python_s": 1.5}]
     assert read_marks(tmp_path / "absent") == []
+
+
+def test_an_import_without_the_collector_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The collector is as before, also behind an import that fails, and whose traceback shows the importer alone."""
+    monkeypatch.syspath_prepend(tmp_path)
+    finders = [*sys.meta_path]
+    request.addfinalizer(gc.enable)
+    for name, raises, on in (("quick_a", False, True), ("quick_b", True, True), ("quick_c", False, False)):
+        text = "import gc\nassert not gc.isenabled()\n"
+        (tmp_path / f"{name}.py").write_text(f"{text}raise ImportError('no library')\n" if raises else text)
+        (gc.enable if on else gc.disable)()
+        ddplaunch_marks.import_quickly(name)
+        if raises:
+            with pytest.raises(ImportError, match="no library") as failed:
+                importlib.import_module(name)
+            assert not any("ddplaunch_marks" in str(each.path) for each in failed.traceback)
+        else:
+            module = importlib.import_module(name)
+            assert type(module.__spec__) is importlib.machinery.ModuleSpec
+        assert (gc.isenabled(), sys.meta_path) == (on, finders)
+    assert gc.get_freeze_count() == 0

@@ -14,9 +14,11 @@ plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` im
 - looks at the first optimizer steps, unless that is not wanted (``ddplaunch_observer.py``),
 - measures the phases of each step for `--phases`, if that was asked for (``ddplaunch_phases.py``),
 - notes for `--trace` when the rank had Python, torch, and its first collective, if that was asked for,
+- lets torch be imported without the garbage collector (``ddplaunch_marks.py``),
 - imports the sitecustomize that it stands in front of, if there is one.
 
-For torchrun itself it makes Ctrl-C end the process, without a traceback, until the plug-in is there.
+For torchrun itself it makes Ctrl-C end the process, without a traceback, until the plug-in is there, and torch be
+imported in the same way.
 
 It is run by whatever Python a rank is, so it imports nothing of ddplaunch.
 """
@@ -261,21 +263,21 @@ def _take_part() -> None:
     limit_memory(os.environ)
     wanted = ("DDPLAUNCH_MARKS", "DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES")
     marks, note, phases = (os.environ.pop(each, None) for each in wanted)
-    if marks is not None or note is not None or phases is not None or STACKS in os.environ:
-        import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
+    import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
-        del sys.modules["ddplaunch_marks"]
-        if marks is not None:
-            ddplaunch_marks.begin(marks)
-        if phases is not None:
-            import ddplaunch_phases  # type: ignore[import-not-found]
+    del sys.modules["ddplaunch_marks"]
+    ddplaunch_marks.import_quickly("torch")
+    if marks is not None:
+        ddplaunch_marks.begin(marks)
+    if phases is not None:
+        import ddplaunch_phases  # type: ignore[import-not-found]
 
-            ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
-        if note is not None:
-            import ddplaunch_observer  # type: ignore[import-not-found]
+        ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
+    if note is not None:
+        import ddplaunch_observer  # type: ignore[import-not-found]
 
-            del sys.modules["ddplaunch_observer"]
-            ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
+        del sys.modules["ddplaunch_observer"]
+        ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
     if restore(os.environ):
         register(ddplaunch_marks.count_work)
