@@ -149,9 +149,11 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
     if set_ups and outside.spawns and not any(outside.is_reached(call, part) for call, part in set_ups):
         return GroupSetUp(at(outside.spawns[0][0], outside.spawns[0][1].source), True)
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
-        if obstacle is not None and obstacle[1] is not None:
+        of_one = ast.unparse(keyword(call, "world_size") or call) == "1"  # each rank by itself: no group of the launch
+        if obstacle is not None and obstacle[1] is not None and not of_one:
             behind = flow.known.options_behind(obstacle[0], obstacle[1])
             found = [option for option in options if option.dest in behind]
+            found = [each for each in found if not each.required] or found  # a file of settings is given anyway
             carried = {option.behind for option in found}  # `--hparams` is no switch, but `--hparams distributed` is
             spelled = [f"{each.behind} {each.flags[0]}".strip() for each in found if each.flags[0] not in carried]
             switches = tuple(dict.fromkeys(spelled))

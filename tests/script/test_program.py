@@ -394,6 +394,12 @@ URL = (
 GUARDED = "def main():\n    if args.distributed:\n        dist.init_process_group('nccl')\nmain()\n"
 
 
+LAUNCHER = (
+    "p.add_argument('--cfg', required=True)\np.add_argument('--launcher', default='none')\nargs = p.parse_args()\n"
+    "if args.launcher != 'none' and args.cfg != 'alone':\n    dist.init_process_group('nccl')\n"
+)
+
+
 @pytest.mark.parametrize(
     ("body", "args", "switches"),
     [
@@ -418,6 +424,8 @@ GUARDED = "def main():\n    if args.distributed:\n        dist.init_process_grou
         (URL + GUARDED, ["--dist-url", "env://"], ()),
         (SWITCH + "if 'RANK' in os.environ:\n    dist.init_process_group('nccl')\n", [], ()),
         (SWITCH + GUARDED + "import accelerate\n", [], ()),
+        (SWITCH + GUARDED.replace("'nccl'", "'nccl', world_size=1, rank=0"), [], ()),
+        (LAUNCHER, [], ("--launcher",)),
     ],
 )
 def test_a_switch_that_keeps_from_a_process_group(
