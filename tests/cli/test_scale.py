@@ -174,7 +174,8 @@ def test_what_cannot_be_measured(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_there_is(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_told_to_end_keeps_what_there_is(folder: Path, number: signal.Signals) -> None:
     command = words("1,2", "--timeout", "300", "--warmup-steps", "100000")
     command[command.index("25")] = "100000"
     running = subprocess.Popen(
@@ -183,8 +184,9 @@ def test_ctrl_c_keeps_what_there_is(folder: Path) -> None:
     end = time.monotonic() + 120
     while not list(folder.glob(".ddplaunch/runs/*/node-0/attempt-0/rank-0.phases.jsonl")) and time.monotonic() < end:
         time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 130, out + err
     assert "error[trial-interrupted]" in out and "`--resume`" in out
+    assert not list(folder.glob(".ddplaunch/trials/*"))
     assert not any(within(run, folder) for run in runs_in(process_table()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ddplaunch.cli.flags import spelled
@@ -91,7 +93,8 @@ class TrialSeries:
             elsewhere=elsewhere,
         )
         try:
-            return run_trial(order, report, TrialProgress(shown))
+            with _told_to_end_as_by_ctrl_c():
+                return run_trial(order, report, TrialProgress(shown))
         except NotOursError as problem:
             place = shlex.quote(path_text(Path(problem.filename)))
             fix = f"`--run-dir` names a directory of yours; `ls -ld {place}` shows whose that is"
@@ -215,3 +218,17 @@ def problem_of(result: TrialResult) -> Finding | None:
         fix="`--resume` goes on with the sizes that are missing",
         where=where,
     )
+
+
+@contextmanager
+def _told_to_end_as_by_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, so that `timeout` or a closed terminal leave nothing behind."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [each for each, handler in before.items() if handler is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for each in ours:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
