@@ -11,13 +11,15 @@ from tests.test_guides import Guide, distributed, quantumgrav, underwater, unire
 
 pytestmark = pytest.mark.slow
 
+#: Ranks that start warm import torch once. Each script of these has launches that start cold, as it does by itself.
+WARM = {"DDPLAUNCH_OPTIONS": "--start warm"}
 MODULE = ("-m", "underwater_ir.student.train_student")
 PATHS = ("--train-root", "Dataset/train", "--pseudo-root", "pseudo-labels/daclip")
 
 
 def test_underwater_train_ddp_4_4_20_256(tmp_path: Path) -> None:
     guide = underwater(tmp_path)
-    run = guide.run("train_ddp.sh", "4", "4", "20", "256")
+    run = guide.run("train_ddp.sh", "4", "4", "20", "256", **WARM)
     distributed(run, world_size=4, epochs=20, batch_size=4)
     assert run.ranks[0]["arguments"]["img_size"] == "256"
     assert run.ranks[0]["arguments"]["val_nonref_root"] == "Dataset/testset(non-ref)"
@@ -53,7 +55,7 @@ def test_underwater_missing_data_launches_nothing(tmp_path: Path) -> None:
     assert "fix: name the right path with TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT" in said
     assert "put `DDPLAUNCH_OPTIONS='--ignore data-missing'` in front of the command" in said
     places = {name: str(tmp_path) for name in ("TRAIN_ROOT", "VAL_REF_ROOT", "VAL_NONREF_ROOT", "PSEUDO_ROOT")}
-    distributed(guide.run("train_ddp.sh", "2", "8", "1", **places), world_size=2, epochs=1, batch_size=8)
+    distributed(guide.run("train_ddp.sh", "2", "8", "1", **places, **WARM), world_size=2, epochs=1, batch_size=8)
 
 
 def test_the_way_around_a_refusal_of_a_script_works_as_it_is_said(tmp_path: Path) -> None:
@@ -65,12 +67,12 @@ def test_the_way_around_a_refusal_of_a_script_works_as_it_is_said(tmp_path: Path
     said = " ".join(refused.stdout.split())
     assert refused.returncode == 4
     assert "put `DDPLAUNCH_OPTIONS='--ignore data-empty'` in front of the command" in said
-    run = guide.run(*typed, DDPLAUNCH_OPTIONS="--ignore data-empty")
+    run = guide.run(*typed, DDPLAUNCH_OPTIONS="--ignore data-empty --start warm")
     distributed(run, world_size=2, epochs=1, batch_size=8)
 
 
 def test_crowd_bt_train_distributed_4(tmp_path: Path) -> None:
-    run = Guide("crowd-bt", tmp_path).run("train_distributed.sh", "4", "--epochs", "20", "--batch-size", "16")
+    run = Guide("crowd-bt", tmp_path).run("train_distributed.sh", "4", "--epochs", "20", "--batch-size", "16", **WARM)
     distributed(run, world_size=4, epochs=20, batch_size=16)
     assert run.ranks[0]["arguments"]["world_size"] == "4"
     assert "Distributed training initialized with 4 processes" in run.output
