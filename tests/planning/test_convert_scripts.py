@@ -119,6 +119,21 @@ def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
     assert [site.line for site in sites if not site.replacement] == [1]
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("if true; then\n  echo a\nfi fi\ntorchrun train.py\n", "lines 1 to 3 mean"),
+        ('echo "never closed\n', "line 1 means"),
+        ("torchrun train.py\ncase $x in\n a) echo\necho done\n", "lines 1 to 4 mean"),
+        ("torchrun train.py \\\n  --amp \\\n", None),  # bash takes a backslash at the end
+        ("torchrun train.py\n", None),
+    ],
+)
+def test_where_a_script_is_no_whole_commands_is_said(text: str, lines: str | None) -> None:
+    said = [site.said.unknown[0].what for site in sites_of(text.encode()) if not site.text]
+    assert said == ([] if lines is None else [f"what {lines}"])
+
+
 def test_variables_of_sourced_files_count(call: Call, folder: Path) -> None:
     (folder / "size.sh").write_text('N=2\nOPTIONS="--nproc_per_node=4 --nnodes=$N"\nsource ./all.sh\ntorchrun x.py\n')
     (folder / "all.sh").write_text("set -e\n. size.sh\ntorchrun $OPTIONS --node_rank 0 t.py\n")

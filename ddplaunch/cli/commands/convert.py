@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
-from ddplaunch.planning.convert.translation import CannotSay, Translation, changed
+from ddplaunch.planning.convert.translation import CannotSay, Site, Translation, changed
 from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
@@ -84,7 +84,8 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
     if line is not None:
         return ExitStatus(_line(line, json))
     sites = sites_of(data, read_config, _sourced(Path(name).parent), Path(name).name)
-    if not sites:
+    if not any(site.text for site in sites):  # at most what is said of the whole script
+        _tell_asides(name, sites)
         raise _no_launcher(f"`{name}`")
     new = changed(data, sites)
     status = ExitStatus.DONE
@@ -98,10 +99,15 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
         answer(diff_text(name, data, new, Terminal.of(sys.stdout)))
     for site in sites:
         if site.aside:
-            tell(notes_text(site.said, Terminal.of(sys.stderr), f"{name}:{site.line}: "))
+            _tell_asides(name, [site])
         else:
             status = max(status, tell_notes(site.said, site.text, f"{name}:{site.line}"))
     return status
+
+
+def _tell_asides(name: str, sites: Sequence[Site]) -> None:
+    for site in sites:
+        tell(notes_text(site.said, Terminal.of(sys.stderr), f"{name}:{site.line}: "))
 
 
 def _sourced(folder: Path) -> Callable[[str], bytes | None]:

@@ -21,7 +21,7 @@ from ddplaunch.planning.convert.launch_words import (
 )
 from ddplaunch.planning.convert.launcher_line import ReadConfig, translate
 from ddplaunch.planning.convert.launcher_options import PROGRAMS, named_in
-from ddplaunch.planning.convert.translation import Note, ReadSourced, Site, Sourcing, Translation
+from ddplaunch.planning.convert.translation import Note, ReadSourced, Site, Sourcing, Translation, incomplete, walk
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -56,7 +56,8 @@ def sites_of(
     the script ``name`` sources: their variables count, their launches do not.
     """
     ends = [Site(1, "", Translation("", 0, unknown=(CARRIAGE_RETURNS,)), aside=True)] if b"\r\n" in data else []
-    found = ends + list(_Reader(data, config, 0, 1, sourcing=Sourcing(read, (posixpath.normpath(name),))).sites())
+    reader = _Reader(data, config, 0, 1, sourcing=Sourcing(read, (posixpath.normpath(name),)))
+    found = [*ends, *incomplete(reader.root), *reader.sites()]
     lines = {site.line for site in found if site.replacement}  # a line of what the grammar does not take may be whole
     kept = []
     for site in sorted(found, key=lambda site: (site.line, site.start)):
@@ -64,15 +65,6 @@ def sites_of(
             kept.append(site)
             lines |= set() if site.replacement or site.said.launcher else {site.line}
     return kept
-
-
-def _walk(root: Node) -> Iterator[Node]:
-    """Yield all nodes in the order of the text, without recursion: scripts may nest as deep as they like."""
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        yield node
-        pending += reversed(node.children)
 
 
 class _Reader:
@@ -93,7 +85,7 @@ class _Reader:
         self.assigned: dict[str, list[Node]] = {}
         self.commands: list[Node] = []
         self.others: list[Node] = []
-        for node in _walk(self.root):
+        for node in walk(self.root):
             if node.type == "variable_assignment" and (name := node.child_by_field_name("name")) is not None:
                 self.assigned.setdefault(self.text(name), []).append(node)
             elif node.type == "command":
@@ -103,7 +95,6 @@ class _Reader:
         self.loops = {
             self.text(name) for node in self.others if (name := node.child_by_field_name("variable")) is not None
         }
-
         self.sourced: dict[str, list[tuple[int, _Reader]]] = {}
         self.asides: list[Site] = []
         for node in self.commands if sourcing.read is not None else ():
@@ -207,11 +198,8 @@ class _Reader:
         name = around.child_by_field_name("name") if around is not None else None
         if name is None or not unsure:
             return said
-        calls = [
-            each
-            for each in self.commands
-            if (own := each.child_by_field_name("name")) is not None and self.text(own) == self.text(name)
-        ]
+        named = ((each, each.child_by_field_name("name")) for each in self.commands)
+        calls = [each for each, own in named if own is not None and self.text(own) == self.text(name)]
         firsts = [self.word(first) for each in calls if (first := each.child_by_field_name("argument")) is not None]
         options = [word for word in firsts if option_of(word)[0]]
         if options or any(word.value is None or not word.value.endswith(".py") for word in firsts) or not calls:
@@ -364,7 +352,7 @@ class _Reader:
         words = self._words_of(value) if value is not None and "+=" not in self.text(node)[: len(name) + 2] else None
         if words is None or value is None:
             return None
-        uses = tuple(self.text(each) for each in _walk(value) if each.type == "variable_name")
+        uses = tuple(self.text(each) for each in walk(value) if each.type == "variable_name")
         for used in uses:
             if any(node.start_byte < each.start_byte < use for each in self.assigned.get(used, [])):
                 return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ddplaunch.planning.convert.launch_words import (
     LauncherPlace,
@@ -16,6 +17,9 @@ from ddplaunch.planning.convert.launch_words import (
 )
 from ddplaunch.planning.script_numbers.handed_out import as_literal
 from ddplaunch.values.frozen import dataclass
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,31 @@ class Site:
     end: int = 0
     replacement: bytes = b""
     aside: bool = False
+
+
+def walk(root: Node) -> Iterator[Node]:
+    """Yield all nodes in the order of the text, without recursion: scripts may nest as deep as they like."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += reversed(node.children)
+
+
+def incomplete(root: Node) -> Iterator[Site]:
+    """Yield the first lines of a script that are no whole commands to the grammar, which knows less than bash."""
+    text = (root.text or b"").rstrip()
+    over = len(text.rstrip(b"\\ \t\r\n")) if text.endswith(b"\\") else len(text) + 1  # there bash ends a command
+    for node in walk(root) if root.has_error else ():
+        if node.start_byte >= over:
+            return
+        if node.is_missing or (node.type == "ERROR" and not any(child.has_error for child in node.children)):
+            lines, end = (each.end_point[0] + (each.end_point[1] > 0) for each in (root, node))
+            first = min(node.start_point[0] + 1, lines)
+            what = f"what line {first} means" if end <= first else f"what lines {first} to {end} mean"
+            why = "no complete command for the grammar that scripts are read with; `bash -n` says whether it is one"
+            yield Site(first, "", Translation("", 0, unknown=(Note(what, why),)), aside=True)
+            return
 
 
 def changed(data: bytes, sites: Sequence[Site]) -> bytes:
