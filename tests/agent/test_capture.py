@@ -8,7 +8,6 @@ import os
 import pty
 import resource
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.protocol import receive, send
-from tests.agent.guarded import Guarded, read_for, until, waits_for
+from tests.agent.guarded import Guarded, read_for, remove, until, waits_for
 
 BOTH = """
 import sys
@@ -201,7 +200,7 @@ def test_a_deleted_directory_stops_nothing(tmp_path: Path) -> None:
     with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
         guarded.attempt([program])
         until(lambda: out.read_bytes() == b"before\n", "shown")
-        shutil.rmtree(guarded.directory)
+        remove(guarded.directory)
         go.touch()
         guarded.wait()
         guarded.ranks.clear()

@@ -31,7 +31,7 @@ from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import size_text
 from ddplaunch.watch.step_rate import Steps
-from tests.agent.guarded import Guarded, until, waits_for
+from tests.agent.guarded import Guarded, remove, until, waits_for
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.records.fake_runs import record, unique
 
@@ -314,7 +314,7 @@ def test_a_removed_record_is_said_to_be_incomplete(tmp_path: Path) -> None:
     with Guarded(tmp_path, 2, 2) as guarded:
         guarded.attempt([f"print('before')\n{waits_for(go)}print('after')"])
         until(lambda: guarded.file("attempt-0/rank-0.out") == b"before\n", "recorded")
-        shutil.rmtree(guarded.directory)
+        remove(guarded.directory)
         go.touch()
         guarded.wait()
         _, ended = guarded.end()
