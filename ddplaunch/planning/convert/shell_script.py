@@ -141,8 +141,12 @@ class _Reader:
                     yield site
                     if site.replacement:
                         taken.add(node.start_byte)
+        values = (self.data[node.start_byte : node.end_byte] for nodes in self.assigned.values() for node in nodes)
+        held = bool(self.sourced) or any(map(named_in, values))  # a variable may be, or hold, a launcher
         for node in self.commands:
-            yield from self._in_command(node, taken)
+            text = self.data[node.start_byte : node.end_byte]
+            if named_in(text) or (held and b"$" in text):
+                yield from self._in_command(node, taken)
         for node in self.others:
             if node.type == "heredoc_body":
                 inside = list(self._inside(node.start_byte, node.end_byte, ""))
