@@ -10,11 +10,8 @@ benchmarks/results/both_ways.json and both_ways.md. ``--check``: a difference is
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -26,6 +23,7 @@ from benchmarks.publishing import parser, publish
 from ddplaunch.cli.commands.convert import read_config
 from ddplaunch.planning.convert.shell_script import sites_of
 from ddplaunch.planning.convert.translation import Site, changed
+from tests.hosts.launching import run_to_end
 
 DEADLINE_S = 60
 SUFFIXES = {".sh", ".sbatch", ".slurm"}
@@ -105,25 +103,9 @@ def started(script: bytes, like: str, arguments: Sequence[str], commands: Path) 
         environ = {"PATH": str(commands), "HOME": name, "PROOF_OUT": f"{name}/out", "LANG": "C.UTF-8"}
         environ |= {"PYTHON_EXEC": f"{commands}/stand-in", "BASH_ENV": f"{commands.parent}/functions.sh"}
         environ |= {"PROOF_NAMES": " ".join(variables), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        process = subprocess.Popen(
-            ["/bin/bash", "script.sh", *arguments],
-            cwd=folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            process.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            return []
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        status, _ = run_to_end(["/bin/bash", "script.sh", *arguments], folder, environ, DEADLINE_S)
         out = folder / "out"
-        return sorted(out.read_text().splitlines()) if out.exists() else []
+        return sorted(out.read_text().splitlines()) if status is not None and out.exists() else []
 
 
 def excluded(sites: Sequence[Site]) -> str:

@@ -16,7 +16,8 @@ class Fault:
     """A script for two ranks behind ``tests.faults.catalogue.INIT``, and what has to be said of it.
 
     ``codes`` are the right ones, best first; ``rank`` the guilty one, or ANY; ``status`` the exit status, or ANY;
-    ``files`` lie beside the script; ``options`` stand before ``--``, ``args`` behind the script. ``log``: instead of a script, what ``explain`` is given.
+    ``files`` lie beside the script; ``options`` stand before ``--``, ``args`` behind the script. ``log``: what
+    ``explain`` is given, instead of a launch.
     """
 
     name: str

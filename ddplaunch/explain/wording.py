@@ -20,7 +20,7 @@ from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, reason_text, words_above
-from ddplaunch.explain.decide.outside_logs import aborted_when_through, bus_error
+from ddplaunch.explain.decide.recorded import aborted_when_through, bus_error
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned, matcher
@@ -77,6 +77,7 @@ class _Words(NamedTuple):
     what: str
     why: str
     fixes: tuple[str, ...]
+    nobody: bool = False  # the rank that it speaks of is none of the launch
 
 
 def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagnosis:
@@ -84,7 +85,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
     words = _words(cause, facts) if through is None else _at_exit(cause, through)
-    cause = replace(cause, rank=None) if words.what.startswith("the script waits for rank") else cause
+    cause = replace(cause, rank=None) if words.nobody else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = command_fixes(cause.code, facts, dumped)
@@ -156,7 +157,7 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
         return _exception(cause, candidate.raised)
     signature = candidate.signature
     if candidate.code == "rendezvous-failed" and (told := never_launched(candidate.groups, facts)) is not None:
-        return _Words(*told)
+        return _Words(*told, nobody=True)
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     words = _of_signature(signature, candidate.groups)

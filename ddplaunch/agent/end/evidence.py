@@ -29,7 +29,8 @@ OOM_KILLS_BEFORE = "DDPLAUNCH_OOM_KILLS_BEFORE"
 _MOST_LINES = 400
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;([^\n]*)")
 _CLOSING = re.compile(rb"Sending process (\d+) closing signal")
-_TAIL_BYTES, _FULL_BYTES = 1 << 20, 1 << 20
+_TAIL_BYTES = 1 << 20
+_FULL_BYTES = 1 << 20  # with no more room than that, a disk is full
 
 
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:

@@ -23,7 +23,7 @@ PATH = "DDPLAUNCH_MARKS"
 
 
 class _Finder:
-    """Finds some modules as ever, each once, and says when its code has run."""
+    """Finds some modules as ever, each once, and hands its spec to a function that may change it."""
 
     def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
         self._wanted = wanted
@@ -32,21 +32,32 @@ class _Finder:
         """Return what the finders behind this one find; nothing for any other module."""
         if name not in self._wanted:
             return None
-        found = self._wanted.pop(name)
+        change = self._wanted.pop(name)
         if not self._wanted:
             sys.meta_path.remove(self)
         import importlib.util
 
         spec: Any = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_say(module: Any) -> None:
-                run(module)
-                _say(found, module)
-
-            spec.loader.exec_module = run_and_say
+        if spec is not None:
+            change(spec)
         return spec
+
+
+def _saying(found: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what changes a spec so that ``found`` is called when the module's code has run."""
+
+    def change(spec: Any) -> None:
+        if spec.loader is None:
+            return
+        run = spec.loader.exec_module
+
+        def run_and_say(module: Any) -> None:
+            run(module)
+            _say(found, module)
+
+        spec.loader.exec_module = run_and_say
+
+    return change
 
 
 def _say(found: Callable[[Any], None], module: Any) -> None:
@@ -63,7 +74,7 @@ def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:
         if name in sys.modules:
             _say(found, sys.modules[name])
         else:
-            missing[name] = found
+            missing[name] = _saying(found)
     if missing:
         sys.meta_path.insert(0, _Finder(missing))
 
@@ -74,36 +85,20 @@ def import_quickly(name: str) -> None:
     That is about a tenth of the time that torch 2.13 takes. A collector that is off stays off.
     """
     if name not in sys.modules:
-        sys.meta_path.insert(0, _QuickFinder(name))
+        sys.meta_path.insert(0, _Finder({name: _quicken}))
 
 
-class _QuickFinder:
-    """Finds one module as ever, once, with a spec that knows when its code runs."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return what the finders behind this one find; nothing for any other module."""
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        import importlib.util
-
-        spec: Any = importlib.util.find_spec(name)
-        if type(spec) is type(sys.__spec__):
-            spec.__class__ = _quick(type(spec))
-        return spec
-
-
-def _quick(plain: Any) -> Any:
-    """Return a kind of spec that is ``plain`` again when its module has run.
+def _quicken(spec: Any) -> None:
+    """Make a spec of a kind that switches the collector off, and is plain again when its module has run.
 
     ``importlib`` notes in ``_initializing`` when a module's code begins and when it has ended, also by an exception.
     Unlike a loader that was wrapped, that leaves no line in the traceback of an import that fails.
     """
+    if type(spec) is not type(sys.__spec__):
+        return
     import gc
 
+    plain: Any = type(spec)
     was_on = False
 
     class Quick(plain):  # type: ignore[misc]
@@ -123,7 +118,7 @@ def _quick(plain: Any) -> Any:
                     gc.unfreeze()
                 gc.enable()
 
-    return Quick
+    spec.__class__ = Quick
 
 
 class _Counted:

@@ -25,9 +25,9 @@ from ddplaunch.records.own.queue_jobs import (
     QueuedJob,
     changing,
     log_path,
-    opened,
     queue_folder,
     read_jobs,
+    refusing,
     remove_job,
     runner_of,
     running_queue,
@@ -172,7 +172,7 @@ def _run_detached(base: Path, slots: int | None) -> int:
         say(f"pid {pid} works the queue off already")
         return ExitStatus.DONE
     words = ["queue", "run", "--run-dir", str(base), *([] if slots is None else ["--slots", str(slots)])]
-    with opened(base):
+    with refusing(base):
         log = open_to_write(queue_folder(base) / "runner.log", os.O_WRONLY | os.O_APPEND)
     try:
         child = subprocess.Popen(

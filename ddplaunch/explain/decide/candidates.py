@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ddplaunch.explain.decide.collectives import Stuck
 from ddplaunch.explain.decide.endings import StepReports
-from ddplaunch.explain.decide.outside_logs import exit_rank, only_failed_rank, rank_of_pid
+from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank, rank_of_pid
 from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
@@ -54,13 +54,8 @@ _VOICES = re.compile(
     r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: |terminate called"
     r"|what\(\):"
 )
-_OF_WORKERS = (
-    "segmentation-fault",
-    "killed",
-    "aborted",
-    "shm-too-small",
-    "host-out-of-memory",
-)  # what ends DataLoaders' workers
+#: What ends the workers of DataLoaders.
+_OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
 _MESSAGE_LINES = 12  # an exception's message may go on for as many lines

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide import outside_logs as record
+from ddplaunch.explain.decide import recorded
 from ddplaunch.explain.decide.candidates import NOISE, Candidate, candidates, rank_of, survived
 from ddplaunch.explain.decide.collectives import (
     Left,
@@ -139,7 +139,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     """Return the root cause, None where nothing failed."""
     if facts is not None and facts.state == "succeeded":
         return None
-    scanned = record.with_facts(scanned, facts)
+    scanned = recorded.with_facts(scanned, facts)
     found, echoes = candidates(scanned)
     after = Afterwards(scanned.lines)
     failed = _failed(scanned, after, facts)
@@ -148,13 +148,13 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     waits = stuck(scanned)
     if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
         return RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
-    stopped = record.ended_later(facts, _complaining(echoes) - {each.speaker.rank for each in found})
+    stopped = recorded.ended_later(facts, _complaining(echoes) - {each.speaker.rank for each in found})
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
-    if record.on_cpu(facts):
+    if recorded.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO) if each.code in _NEEDS_A_GPU else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
     found = _own_where_nobody_else_failed(found, echoes, facts)
-    ends = record.end_times(facts)
+    ends = recorded.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
     found.sort(key=lambda each: (each.tier, each.survivor, ends.get(each.speaker.rank, first_end), each.line.at))
     ended = unexplained(scanned.exits, ends, _complaining(echoes)) if failed else None
@@ -206,8 +206,8 @@ def _left_early(
     found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck, facts: RunFacts | None
 ) -> RootCause | None:
     """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
-    first = record.first_by_itself(facts)
-    left = record.left_before(facts, first) if first is not None else ()
+    first = recorded.first_by_itself(facts)
+    left = recorded.left_before(facts, first) if first is not None else ()
     if first is None or not left or (first.signal and first.signal != "SIGABRT"):
         return None
     best = found[0] if found else None
@@ -278,7 +278,7 @@ def _own_where_nobody_else_failed(
 
     By the record that is the rank that failed first; by a log alone, the only one that complains.
     """
-    first = record.first_by_itself(facts)
+    first = recorded.first_by_itself(facts)
     if first is not None:
         told = {each.speaker for each in found if each.of_worker and not each.old}  # how a worker of a DataLoader ended
         mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
@@ -346,7 +346,7 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         rank = None  # two ranks called different things, and either may be wrong
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
-    dumps = code in _DUMPS or (not best.calls and record.was_aborted(best.speaker.rank, scanned))
+    dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))
     dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended) if dumps else ()
     return RootCause(
         code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]), dumped=dumped
@@ -356,14 +356,13 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
 def _of_exit(
     ended: BareExit, found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
 ) -> RootCause:
-    alike = {
-        record.exit_rank(each, scanned) for each in scanned.exits if each.code == ended.exit.code and not each.by_agent
-    }
+    same = (each for each in scanned.exits if each.code == ended.exit.code and not each.by_agent)
+    alike = {recorded.exit_rank(each, scanned) for each in same}
     complaining = _complaining(echoes)
     if ended.exit.seen and ended.exit.rank not in complaining:
         alike -= complaining  # those ended because of this one
-    alone = len(alike) <= 1 or record.says_alone(ended.exit, ended.said, scanned)
-    rank = record.exit_rank(ended.exit, scanned) if alone else None
+    alone = len(alike) <= 1 or recorded.says_alone(ended.exit, ended.said, scanned)
+    rank = recorded.exit_rank(ended.exit, scanned) if alone else None
     first = scanned.lines[0].at if scanned.lines else 0
     own = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
     listed = [each for each in scanned.exits if each.table]
@@ -392,9 +391,9 @@ def own_abort_echo(ended: BareExit, rank: int | None, echoes: Sequence[Hit]) -> 
 def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
     shell_says_killed = cause.ended is not None and cause.ended.exit.code == 128 + SIGNALS["SIGKILL"]
-    if (cause.code == "killed" or shell_says_killed) and (line := record.out_of_memory(facts)) is not None:
+    if (cause.code == "killed" or shell_says_killed) and (line := recorded.out_of_memory(facts)) is not None:
         return replace(cause, code="host-out-of-memory", outside=line)
     bus = cause.ended is not None and cause.ended.exit.code == -7
-    if bus and (line := record.shared_memory_full(facts)) is not None:
+    if bus and (line := recorded.shared_memory_full(facts)) is not None:
         return replace(cause, code="shm-too-small", outside=line)
     return cause

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.outside_logs import first_by_itself
+from ddplaunch.explain.decide.recorded import first_by_itself
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned

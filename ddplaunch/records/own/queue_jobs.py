@@ -33,6 +33,7 @@ from ddplaunch.values.frozen import dataclass
 JobWord = Literal["waiting", "starting", "running", "done", "failed", "refused", "interrupted"]
 _LOCK_S = 10.0
 _PAUSE_S = 0.02
+_ELSEWHERE = "`--run-dir DIR`, or for every command `export DDPLAUNCH_DIR=DIR`, names another place"
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,7 @@ def read_jobs(base: Path) -> list[QueuedJob]:
     found = []
     folder = queue_folder(base)
     if folder.exists() and (reason := foreign(folder)) is not None:
-        with opened(base):
-            raise NotOursError(reason, str(folder))
+        raise RefusedError(not_yours(NotOursError(reason, str(folder)), _ELSEWHERE))
     for name in sorted(each.name for each in folder.glob("*.json")) if folder.is_dir() else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
             found.append(_read(folder / name))
@@ -122,13 +122,12 @@ def remove_job(base: Path, number: int) -> None:
 
 
 @contextmanager
-def opened(base: Path) -> Iterator[None]:
+def refusing(base: Path) -> Iterator[None]:
     """Turn what the queue's folder does not allow into RefusedError."""
-    elsewhere = "`--run-dir DIR`, or for every command `export DDPLAUNCH_DIR=DIR`, names another place"
     try:
         yield
     except NotOursError as problem:
-        raise RefusedError(not_yours(problem, elsewhere)) from problem
+        raise RefusedError(not_yours(problem, _ELSEWHERE)) from problem
     except OSError as problem:
         place = path_text(queue_folder(base))
         raise RefusedError(
@@ -136,7 +135,7 @@ def opened(base: Path) -> Iterator[None]:
                 "record-not-writable",
                 f"the queue in {place} cannot be changed: {problem.strerror or problem}",
                 why="each launch that waits is a file there",
-                fix=elsewhere,
+                fix=_ELSEWHERE,
                 where=place,
             )
         ) from problem
@@ -145,7 +144,7 @@ def opened(base: Path) -> Iterator[None]:
 @contextmanager
 def changing(base: Path) -> Iterator[list[QueuedJob]]:
     """Yield the jobs while nobody else changes them. Raises RefusedError where that cannot be had, or written."""
-    with opened(base), closing(open_to_write(queue_folder(base) / "lock", os.O_RDWR)) as descriptor:
+    with refusing(base), closing(open_to_write(queue_folder(base) / "lock", os.O_RDWR)) as descriptor:
         until_s = time.monotonic() + _LOCK_S
         while not try_lock(descriptor, LOCK_ALONE):
             if time.monotonic() > until_s:
@@ -157,10 +156,10 @@ def changing(base: Path) -> Iterator[list[QueuedJob]]:
 @contextmanager
 def running_queue(base: Path) -> Iterator[bool]:
     """Be the one who works the queue off, until the end; yield False where somebody else does. Raises RefusedError."""
-    with opened(base):
+    with refusing(base):
         descriptor = open_to_write(queue_folder(base) / "runner", os.O_RDWR)
     with closing(descriptor):
-        with opened(base):
+        with refusing(base):
             if taken := try_lock(descriptor, LOCK_ALONE):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
