@@ -3,7 +3,9 @@
 Each folder is searched for shell scripts and for blocks of shell in Markdown that launch torchrun, torch.distributed or
 accelerate. Original and converted run one after the other, on the CPU, with a stand-in for the training script that
 writes down its arguments, its ranks and the variables that the script sets; they are the same if both leave the same
-lines. What scripts do beside it (`mkdir`, `wget`, `cd`, …) is replaced by commands that do nothing, and PATH has
+lines. A script that takes NNODES and NODE_RANK from its environment runs on two nodes: twice at once, with one port. srun is
+a stand-in that starts the tasks of one node with SLURM_PROCID and its like, which count as the ranks of the original.
+What scripts do beside it (`mkdir`, `wget`, `cd`, …) is replaced by commands that do nothing, and PATH has
 nothing else: but a path such as `/usr/bin/rm` is run, so give it only scripts that you would run. Writes
 benchmarks/results/both_ways.json and both_ways.md. ``--check``: a difference is exit status 1.
 """
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,10 +27,11 @@ from ddplaunch.cli.commands.convert import read_config
 from ddplaunch.planning.convert.shell_script import sites_of
 from ddplaunch.planning.convert.translation import Site, changed
 from tests.hosts.launching import run_to_end
+from tests.ports import free_port
 
 DEADLINE_S = 60
 SUFFIXES = {".sh", ".sbatch", ".slurm"}
-LAUNCHERS = {"torchrun", "torch.distributed.launch", "accelerate", "torchx"}
+LAUNCHERS = {"torchrun", "torch.distributed.launch", "accelerate", "torchx", "srun"}
 FENCED = re.compile(r"```(?:bash|sh|shell)?\n(.*?)```", re.S)
 #: Arguments that scripts may want, in the order in which they are tried.
 ARGUMENTS: tuple[list[str], ...] = (["2", "2", "2"], ["train.py", "2", "2"], [], ["2"])
@@ -37,21 +41,41 @@ NOTHING = "mkdir rm sleep wget cp mv tar pip git ls sudo module scontrol chmod f
 FUNCTIONS = "cd() { :; }\npushd() { :; }\nsource() { :; }\nconda() { :; }\nmodule() { :; }\n"
 STAND_IN = """#!{python} -S
 import fcntl, json, os, sys
+if "RANK" not in os.environ:
+    for name, of_slurm in {{"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "GROUP_RANK": "NODEID", "WORLD_SIZE": "NTASKS",
+                            "LOCAL_WORLD_SIZE": "NTASKS"}}.items():
+        os.environ[name] = os.environ["SLURM_" + of_slurm]
 ranks = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK CUDA_VISIBLE_DEVICES".split()
 off = ("no", "false", "default")
 kept = {{k: v for k, v in os.environ.items() if k in ranks or k in os.environ.get("PROOF_NAMES", "").split()
         or k.startswith(("ACCELERATE_", "FSDP_")) and v.lower() not in off}}
 with open(os.environ["PROOF_OUT"], "a") as file:
     fcntl.flock(file, 2)
-    file.write(json.dumps([sys.argv[1:], kept], sort_keys=True) + "\\n")
+    file.write(json.dumps([[word for word in sys.argv[1:] if word != "-u"], kept], sort_keys=True) + "\\n")
 """
 PYTHON = """#!/bin/bash
 if [ -n "$RANK" ]; then exec {bin}/stand-in "$@"; fi
 case " $* " in *" -m torch.distributed"*) exec {python} "$@";; esac
+if [ -n "$SLURM_PROCID" ]; then exec {bin}/stand-in "$@"; fi
 """
-SRUN = """#!/bin/bash
-while [ $# -gt 0 ]; do case $1 in torchrun|ddplaunch|python*|bash|accelerate) exec "$@";; esac; shift; done
+SRUN = """#!{python} -S
+import os, re, subprocess, sys
+words, sizes = sys.argv[1:], {{"nodes": "1", "ntasks": "", "ntasks-per-node": ""}}
+names = {{"-n": "ntasks", "-N": "nodes"}}
+while words and not re.fullmatch("torchrun|ddplaunch|python.*|bash|accelerate", words[0]):
+    option, equals, value = words.pop(0).partition("=")
+    name = names.get(option, option[2:])
+    if name in sizes:
+        sizes[name] = value if equals else words.pop(0)
+number = int(sizes["ntasks"] or int(sizes["nodes"]) * int(sizes["ntasks-per-node"] or 1))
+if number < 1 or sizes["nodes"] != "1":
+    sys.exit("one node alone")
+of_all = {{"SLURM_NODEID": "0", "SLURM_NTASKS": str(number)}}
+tasks = [subprocess.Popen(words, env={{**os.environ, **of_all, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}})
+         for i in range(number)]
+sys.exit(max(task.wait() for task in tasks))
 """
+ON_NODES = re.compile(r"\bNNODES\b[\s\S]*\bNODE_RANK\b|\bNODE_RANK\b[\s\S]*\bNNODES\b")
 
 
 def scripts(folders: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
@@ -78,7 +102,7 @@ def prepare(folder: Path) -> Path:
     made["torchrun"] = launch.format(shift="", what="torch.distributed.run")
     made["ddplaunch"] = launch.format(shift="shift\n", what="ddplaunch run --no-checks --device cpu")
     made["accelerate"] = launch.format(shift="shift\n", what="accelerate.commands.accelerate_cli launch --cpu")
-    made |= {"srun": SRUN, "stand-in": STAND_IN.format(python=sys.executable)}
+    made |= {"srun": SRUN.format(python=sys.executable), "stand-in": STAND_IN.format(python=sys.executable)}
     for name, text in made.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -86,8 +110,11 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def started(script: bytes, like: str, arguments: Sequence[str], commands: Path) -> list[str]:
-    """Return what a script starts, a line for each process; the files and variables are those that ``like`` names."""
+def started(script: bytes, like: str, arguments: Sequence[str], commands: Path, nodes: int = 1) -> list[str]:
+    """Return what a script starts, a line for each process; the files and variables are those that ``like`` names.
+
+    It is run once for each of several ``nodes``, at the same time.
+    """
     with tempfile.TemporaryDirectory(dir=commands.parent) as name:
         folder = Path(name)
         named = {*re.findall(r"[\w./-]+\.py", like), "train.py", *(f"{each}/main.py" for each in arguments)}
@@ -103,9 +130,16 @@ def started(script: bytes, like: str, arguments: Sequence[str], commands: Path) 
         environ = {"PATH": str(commands), "HOME": name, "PROOF_OUT": f"{name}/out", "LANG": "C.UTF-8"}
         environ |= {"PYTHON_EXEC": f"{commands}/stand-in", "BASH_ENV": f"{commands.parent}/functions.sh"}
         environ |= {"PROOF_NAMES": " ".join(variables), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        status, _ = run_to_end(["/bin/bash", "script.sh", *arguments], folder, environ, DEADLINE_S)
+        if nodes > 1:
+            environ |= {"NNODES": str(nodes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        command = ["/bin/bash", "script.sh", *arguments]
+        environs = [environ | ({"NODE_RANK": str(node)} if nodes > 1 else {}) for node in range(nodes)]
+        with ThreadPoolExecutor() as threads:
+            statuses = [
+                status for status, _ in threads.map(lambda own: run_to_end(command, folder, own, DEADLINE_S), environs)
+            ]
         out = folder / "out"
-        return sorted(out.read_text().splitlines()) if status is not None and out.exists() else []
+        return sorted(out.read_text().splitlines()) if None not in statuses and out.exists() else []
 
 
 def excluded(sites: Sequence[Site]) -> str:
@@ -114,8 +148,8 @@ def excluded(sites: Sequence[Site]) -> str:
         return "a launch stays as it is"
     if any(site.said.launcher not in LAUNCHERS for site in sites):
         return "another launcher"
-    nodes = (re.search(r"--nnodes|run \d+x|hostfile", site.said.source) for site in sites)
-    return "several nodes" if any(nodes) else ""
+    written = re.compile(r"--nnodes[= ]+[\"']?[2-9]|run [2-9]\d*x|hostfile|SLURM_|scontrol|--hosts")
+    return "several nodes" if any(written.search(site.said.source) for site in sites) else ""
 
 
 def answer(script: bytes, sites: Sequence[Site], commands: Path) -> str:
@@ -123,10 +157,12 @@ def answer(script: bytes, sites: Sequence[Site], commands: Path) -> str:
     if said := excluded(sites):
         return said
     like = script.decode("utf-8", "replace")
-    for arguments in ARGUMENTS:
-        if before := started(script, like, arguments, commands):
-            after = started(changed(script, sites), like, arguments, commands)
-            return "same" if before == after else "different"
+    for nodes in (2, 1) if ON_NODES.search(like) else (1,):
+        for arguments in ARGUMENTS:
+            if before := started(script, like, arguments, commands, nodes):
+                after = started(changed(script, sites), like, arguments, commands, nodes)
+                same = "same on two nodes" if nodes > 1 else "same"
+                return same if before == after else "different"
     return "the original starts nothing"
 
 
@@ -141,7 +177,7 @@ def main() -> int:
         commands = prepare(Path(name) / "bin")
         for script, data in scripts([folder.resolve() for folder in asked.folders]):
             sites = [site for site in sites_of(data, read_config) if not site.aside]
-            if sites and sum(each in ("same", "different") for each in found.values()) < asked.most:
+            if sites and sum(each.startswith(("same", "different")) for each in found.values()) < asked.most:
                 found[script] = answer(data, sites, commands)
                 print(f"{found[script]}: {script}", file=sys.stderr, flush=True)
     counts = Counter(found.values())

@@ -87,7 +87,7 @@ def data_parallel_under_launcher(script: ScriptReport, launch: Launch) -> Findin
     for found in _of("data-parallel-under-launcher", script, launch):
         yield _told(
             found,
-            f"DataParallel makes each rank use all GPUs for a model of its own: {found.detail}",
+            f"DataParallel makes each rank use the same GPUs for a model of its own: {found.detail}",
             "it is for one process with a thread for each GPU, and no gradients are averaged between processes",
             f"`ddplaunch run 1 -- …` as it is; or `init_process_group()` and `{found.corrected}`",
         )

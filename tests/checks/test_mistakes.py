@@ -45,7 +45,7 @@ WORDS = {
     "rendezvous-in-script": ("MASTER_PORT=12355", "the script meets at its own MASTER_PORT=12355"),
     "world-size-in-script": ("world_size=4", "the script says world_size=4 to all ranks"),
     "gpu-of-all-ranks": ("[0]", "all ranks of a node take the GPU that is written into the script: [0]"),
-    "data-parallel-under-launcher": ("net", "all GPUs for a model of its own: net"),
+    "data-parallel-under-launcher": ("net", "the same GPUs for a model of its own: net"),
     "shuffle-with-sampler": ("sampler", "`shuffle=True` beside a sampler"),
     "data-not-divided": ("train_set", "each rank trains on all samples of train_set"),
     "sampler-epoch-not-set": ("sampler train.py:9", "nothing calls `sampler.set_epoch`"),

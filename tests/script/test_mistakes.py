@@ -48,6 +48,9 @@ def train(model, loader):
     for x, y in loader:
         model(x).sum().backward()
 
+def keep(state, path):
+    torch.save(state, path)
+
 def main():
     {init}
     {seed}
@@ -106,6 +109,18 @@ FIRES = [
     ("world-size-in-script", {"init": 'os.environ["WORLD_SIZE"] = "1"\n    dist.init_process_group("nccl")'}),
     ("gpu-of-all-ranks", {"device": "pass", "wrap": "model = DDP(model)"}),
     ("gpu-of-all-ranks", {"device": "torch.cuda.set_device(0)"}),
+    *[
+        (
+            "gpu-of-all-ranks",
+            {"device": "pass", "wrap": "model = DDP(model)", "model": f"{line}model = Own().to(device)"},
+        )
+        for line in [
+            'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")\n    ',
+            'device = "cuda" if torch.cuda.is_available() else "cpu"\n    ',
+            'device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")\n    ',
+            'device = "cuda:0"\n    ',
+        ]
+    ],
     ("gpu-of-all-ranks", {"wrap": "model = DDP(model, device_ids=[0])"}),
     ("shuffle-with-sampler", {"loader": "loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=True)"}),
     ("data-not-divided", {"sampler": "pass", "epoch": "pass", "loader": f"loader = {LOADER}"}),
@@ -127,6 +142,11 @@ FIRES = [
     ("collective-on-some-ranks", {"save": 'if int(os.environ["RANK"]) != 0:\n        return\n    joined(model)'}),
     ("file-of-all-ranks", {"save": 'torch.save(model.module.state_dict(), "last.pt")'}),
     ("state-dict-prefixed", {"save": 'if rank == 0:\n        torch.save(model.state_dict(), "last.pt")'}),
+    (
+        "state-dict-prefixed",
+        {"save": 'if rank == 0:\n        state = {"model": model.state_dict()}\n        torch.save(state, "last.pt")'},
+    ),
+    ("state-dict-prefixed", {"save": 'if rank == 0:\n        keep({"model": model.state_dict()}, "last.pt")'}),
     (
         "state-dict-prefixed",
         {
@@ -202,6 +222,9 @@ SILENT = {
         "model": "model = Own().cuda()",
         "wrap": "model = DDP(model, device_ids=[local_rank], find_unused_parameters=True)",
     },
+    "a GPU by its rank": {"device": "pass", "model": 'model = Own().to(f"cuda:{rank}")', "wrap": "model = DDP(model)"},
+    "a loop that nothing leaves": {"end": "while True:\n        dist.barrier()"},
+    "a state that no file gets": {"save": 'state = {"model": model.state_dict()}\n    print(state)'},
     "loaded where it is wanted": {
         "model": "model = torchvision.models.resnet18().cuda()\n"
         '    model.load_state_dict(torch.load("last.pt", map_location="cpu"))'
@@ -263,3 +286,23 @@ def test_what_another_file_does_counts(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def begin(sampler, epoch):\n    sampler.set_epoch(epoch)\n")
     found = read(tmp_path, "from helper import begin\n" + training(epoch="begin(sampler, epoch)"))
     assert "sampler-epoch-not-set" not in codes(found)
+
+
+def test_an_address_with_size_and_rank_is_one_mistake(tmp_path: Path) -> None:
+    init = 'dist.init_process_group("nccl", init_method="tcp://localhost:9999", world_size=1, rank=0)'
+    (found,) = but_norm(read(tmp_path, training(init=init)))
+    assert (found.code, found.corrected) == ("rendezvous-in-script", "dist.init_process_group('nccl')")
+
+
+def test_the_corrected_line_can_stand_where_it_is_wanted(tmp_path: Path) -> None:
+    loader = "loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=True)"
+    (found,) = but_norm(read(tmp_path, training(loader=loader)))
+    assert found.corrected == "loader = DataLoader(data, batch_size=8, sampler=sampler)"
+    elsewhere = "def load(data):\n    sampler = torch.utils.data.distributed.DistributedSampler(data)\n"
+    elsewhere += "    return DataLoader(data, batch_size=8, sampler=sampler)\n\ndef evaluate("
+    source = training(sampler="pass", epoch="pass", loader="loader = load(data)").replace("def evaluate(", elsewhere, 1)
+    (found,) = but_norm(read(tmp_path, source))
+    assert (found.code, found.corrected) == ("sampler-epoch-not-set", "loader.sampler.set_epoch(epoch)")
+    plain = "from torch.distributed import init_process_group, get_rank\n" + training(end="pass")
+    plain = plain.replace('dist.init_process_group("nccl")', 'init_process_group("nccl")')
+    assert [each.corrected for each in but_norm(read(tmp_path, plain))] == ["destroy_process_group()"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -167,12 +168,22 @@ _SIZES = {
 }
 
 
+# A variable in front of a command, as `${SRUN_ARGS}`: by its name it holds options.
+_OPTIONS_KEPT = re.compile(r"\"?\$\{?\w*(?:ARG|OPT|FLAG)S?(?:_\w*)?(?::-)?\}?\"?", re.IGNORECASE)
+
+
 def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], list[Word]]:
     """Return the sizes that options of srun or sbatch say, the other options, and the words behind the options."""
     sizes: dict[str, Word] = {}
     kept: list[Word] = []
     at = 0
-    while at < len(words) and (name := option_of(words[at])[0]):
+    while at < len(words):
+        if _OPTIONS_KEPT.fullmatch(words[at].source) and at + 1 < len(words):
+            kept.append(words[at])
+            at += 1
+            continue
+        if not (name := option_of(words[at])[0]):
+            break
         value, taken = option_of(words[at])[1], 1
         if value is None and not name.startswith("--") and len(name) > 2:
             name, value = name[:2], known(name[2:])

@@ -47,6 +47,7 @@ def undivided(training: Training) -> Iterator[Mistake]:
             continue
         text = ast.unparse(dataset)
         corrected = call_text(call, without=("shuffle",), sampler=f"DistributedSampler({text})")
+        corrected = part.statement(call, corrected)
         yield mistake("data-not-divided", call, part, corrected, text)
         return
 
@@ -86,8 +87,17 @@ def same_order(training: Training) -> Iterator[Mistake]:
         assert loop is not None
         node, home, epoch = loop
         at = f"{home.source.shown}:{node.lineno}"
-        yield mistake("sampler-epoch-not-set", call, part, f"{owner}.set_epoch({epoch})", f"{owner} {at}")
+        seen = home is part and training.function(node, home) in (function, home.source.tree)
+        named = owner if seen or "." in owner else _sampler_in(node)
+        yield mistake("sampler-epoch-not-set", call, part, f"{named}.set_epoch({epoch})", f"{owner} {at}")
         return
+
+
+def _sampler_in(loop: ast.For) -> str:
+    """Return the sampler as a loop that does not see its name can say it: by the DataLoader that the loop names."""
+    names = [each.id for each in ast.walk(loop) if isinstance(each, ast.Name) and "load" in each.id.lower()]
+    known = dict.fromkeys(name for name in names if not _EVALUATION.search(name))
+    return f"{next(iter(known))}.sampler" if len(known) == 1 else "loader.sampler"
 
 
 def _is_sampler_of_training(owner: str, training: Training) -> bool:
@@ -134,7 +144,7 @@ def shuffled_beside_sampler(training: Training) -> Iterator[Mistake]:
             continue
         known = isinstance(sampler, ast.Call) or _only_samplers(sampler, part, training)
         if known:
-            corrected = call_text(call, without=("shuffle",))
+            corrected = part.statement(call, call_text(call, without=("shuffle",)))
             yield mistake("shuffle-with-sampler", call, part, corrected, ast.unparse(sampler))
             return
 
@@ -218,7 +228,12 @@ def prefixed(training: Training) -> Iterator[Mistake]:
     for part in training.parts:
         for call in part.calls_of("state_dict"):
             function = call.func
-            if not isinstance(function, ast.Attribute) or call.args or call.keywords or not _goes_to_a_file(call, part):
+            if (
+                not isinstance(function, ast.Attribute)
+                or call.args
+                or call.keywords
+                or not _goes_to_a_file(call, part, training)
+            ):
                 continue
             if _is_wrapped(function.value, part, training) and not _loads_into_wrapped(training):
                 name = ast.unparse(function.value)
@@ -240,11 +255,34 @@ def _is_wrapped(node: ast.AST, part: ReachablePart, training: Training) -> bool:
     )
 
 
-def _goes_to_a_file(call: ast.Call, part: ReachablePart) -> bool:
+def _goes_to_a_file(call: ast.Call, part: ReachablePart, training: Training) -> bool:
+    """Return whether a state is saved: in a call, by a name, or by a function of the program."""
+    value: ast.AST = call
     parent = part.source.parents.get(call)
     while isinstance(parent, (ast.Dict, ast.keyword)):
-        parent = part.source.parents.get(parent)
-    return isinstance(parent, ast.Call) and dotted(parent.func, part.aliases) == "torch.save"
+        value, parent = parent, part.source.parents.get(parent)
+    if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+        return _is_saved(parent.targets[0].id, training.function(call, part), part)
+    if not isinstance(parent, ast.Call) or dotted(parent.func, part.aliases) == "torch.save":
+        return isinstance(parent, ast.Call)
+    found = training.called(parent, part)
+    if found is None or value not in parent.args:
+        return False
+    function, home = found
+    names = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
+    position = parent.args.index(value) + ("self" in names[:1])
+    return position < len(names) and _is_saved(names[position], function, home)
+
+
+def _is_saved(name: str, function: ast.AST, part: ReachablePart) -> bool:
+    """Return whether ``function`` gives what a name stands for to ``torch.save``."""
+    return any(
+        isinstance(each, ast.Call)
+        and dotted(each.func, part.aliases) == "torch.save"
+        and bool(each.args)
+        and last(each.args[0]) == name
+        for each in ast.walk(function)
+    )
 
 
 def loaded_unprefixed(training: Training) -> Iterator[Mistake]:
@@ -269,7 +307,7 @@ def _saved_states(training: Training) -> Iterator[tuple[str, bool]]:
     """Yield under which key of its checkpoints a program saves a state, and whether it is of ``x.module``."""
     for part in training.parts:
         for call in part.calls_of("state_dict"):
-            if isinstance(call.func, ast.Attribute) and _goes_to_a_file(call, part):
+            if isinstance(call.func, ast.Attribute) and _goes_to_a_file(call, part, training):
                 parent = part.source.parents.get(call)
                 key = ""
                 if isinstance(parent, ast.Dict):

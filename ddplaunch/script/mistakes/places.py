@@ -12,7 +12,7 @@ from ddplaunch.script.reachable import ReachablePart, is_environ
 from ddplaunch.script.script_report import Mistake
 
 _CHOOSES = (
-    r"set_device|local_?rank|LOCAL_RANK|CUDA_VISIBLE_DEVICES|cuda:|device_ids|device_index|\.device\([\"']cuda[\"'],"
+    r"set_device|local_?rank|LOCAL_RANK|CUDA_VISIBLE_DEVICES|cuda:(?!0[\"'])|device_ids|device_index|\.device\([\"']cuda[\"'],"
     r"|torch\.cuda\.device\(|set_default_device|current_device|rank\b[^\n]*device_count|\.cuda\([^)\s]|args\.gpu"
     r"|\.to\(\w*(?:rank|gpu)"
 )
@@ -24,18 +24,31 @@ def gpu_not_chosen(training: Training) -> Iterator[Mistake]:
         return
     for part in training.parts:
         for call in part.calls_of("cuda", "device", "to"):
-            name = last(call.func)
-            first = call.args[0] if len(call.args) == 1 else None
-            bare = (
-                name == "cuda"
-                and not call.args
-                and not call.keywords
-                and dotted(call.func, part.aliases) != "torch.cuda"
-            )
-            named = string(first) == "cuda" and not call.keywords
-            if (bare or named) and training.flow.known.runs(call, part):
-                yield mistake("gpu-of-all-ranks", call, part, 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))')
+            first = call.args[0] if len(call.args) == 1 and not call.keywords else None
+            bare = last(call.func) == "cuda" and not call.args and not call.keywords
+            bare = bare and dotted(call.func, part.aliases) != "torch.cuda"
+            device = "" if bare else _gpu_named(first, call, part, training)
+            if device is not None and training.flow.known.runs(call, part):
+                corrected = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+                if device:
+                    corrected = ast.unparse(call).replace(device, "cuda")
+                    corrected = (
+                        f'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])); {part.statement(call, corrected)}'
+                    )
+                yield mistake("gpu-of-all-ranks", call, part, corrected, device)
                 return
+
+
+def _gpu_named(node: ast.expr | None, call: ast.Call, part: ReachablePart, training: Training) -> str | None:
+    """Return the GPU that ``"cuda"``, ``"cuda:0"``, or one of them ``if torch.cuda.is_available()``, is in each rank.
+
+    "" is the current one; None where it is neither. A name is followed to what the function gave it last.
+    """
+    if isinstance(node, ast.Name) and last(call.func) == "to":
+        node = training.last_value(node, part)
+    if isinstance(node, ast.IfExp) and "is_available" in ast.unparse(node.test):
+        node = node.body
+    return {"cuda": "", "cuda:0": "cuda:0"}.get(string(node) or "?")
 
 
 def gpu_written_down(training: Training) -> Iterator[Mistake]:
@@ -45,7 +58,7 @@ def gpu_written_down(training: Training) -> Iterator[Mistake]:
         if not isinstance(ids, (ast.List, ast.Tuple)) or not ids.elts:
             continue
         if all(isinstance(each, ast.Constant) and isinstance(each.value, int) for each in ids.elts):
-            corrected = call_text(call, device_ids='[int(os.environ["LOCAL_RANK"])]')
+            corrected = part.statement(call, call_text(call, device_ids='[int(os.environ["LOCAL_RANK"])]'))
             yield mistake("gpu-of-all-ranks", call, part, corrected, ast.unparse(ids))
             return
     for call, part in training.calls(frozenset({"torch.cuda.set_device"})):
@@ -84,6 +97,7 @@ def _arguments(call: ast.Call, part: ReachablePart) -> Iterator[Mistake]:
     if method is not None and method.startswith("tcp://"):
         corrected = call_text(call, without=("init_method", "world_size", "rank"))
         yield mistake("rendezvous-in-script", call, part, corrected, method)
+        return  # an address without size and rank is refused: the corrected line leaves out all three
     for name, position in (("world_size", 3), ("rank", 4)):
         value = argument(call, name, position)
         if isinstance(value, ast.Constant) and isinstance(value.value, int) and value.value >= 0:
@@ -124,7 +138,7 @@ def threads_of_one_process(training: Training) -> Iterator[Mistake]:
     for call, part in training.calls(names):
         model = ast.unparse(call.args[0]) if call.args else "model"
         corrected = f'DistributedDataParallel({model}, device_ids=[int(os.environ["LOCAL_RANK"])])'
-        yield mistake("data-parallel-under-launcher", call, part, corrected, model)
+        yield mistake("data-parallel-under-launcher", call, part, part.statement(call, corrected), model)
         return
 
 
@@ -133,8 +147,22 @@ def group_left(training: Training) -> Iterator[Mistake]:
     if not training.groups or not training.lacks("destroy_process_group|os\\._exit|destroy\\(|cleanup_distributed"):
         return
     for call, part in training.calls(INIT):
-        yield mistake("group-not-destroyed", call, part, "dist.destroy_process_group()")
+        if not _never_ends(training.function(call, part)):
+            own = ast.unparse(call.func) if part is training.parts[0] else "torch.distributed.init_process_group"
+            corrected = own.replace("init_process_group", "destroy_process_group") + "()"
+            yield mistake("group-not-destroyed", call, part, corrected)
         return
+
+
+def _never_ends(function: ast.AST) -> bool:
+    """Return whether a loop in ``function`` is left by an exception alone: no line comes after it."""
+    return any(
+        isinstance(each, ast.While)
+        and isinstance(each.test, ast.Constant)
+        and bool(each.test.value)
+        and not any(isinstance(inner, (ast.Break, ast.Return)) for inner in ast.walk(each))
+        for each in ast.walk(function)
+    )
 
 
 _NORM = re.compile(
@@ -169,7 +197,7 @@ def unused_searched(training: Training) -> Iterator[Mistake]:
             continue
         model = call.args[0]
         if _uses_all(model, part, training):
-            corrected = call_text(call, without=("find_unused_parameters",))
+            corrected = part.statement(call, call_text(call, without=("find_unused_parameters",)))
             yield mistake("unused-parameters-searched", call, part, corrected, ast.unparse(model))
 
 

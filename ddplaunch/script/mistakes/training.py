@@ -27,7 +27,7 @@ _RANK = re.compile(
     r"(?i)_?(?:global_|world_|dist_|ddp_|local_|node_|process_)?rank|get_(?:global_|local_)?rank|process_index"
 )
 _MAIN = re.compile(r"(?i)_?(?:is_)?(?:main|master|primary)(?:_process|_rank|_worker)?|is_(?:rank_?0|rank_?zero)")
-_SHORT = 100
+_SHORT = 120
 _MOST_PARSED = 30_000  # characters of files that are parsed to see what a function in them does: some 5 ms
 _MOST_FILES = 48  # that are read to be sure of what a program lacks: some 10 ms
 # Packages that neither load data, nor start ranks, nor train, beside those of which that is known anyway.
