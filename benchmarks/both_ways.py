@@ -3,8 +3,9 @@
 Each folder is searched for shell scripts and for blocks of shell in Markdown that launch torchrun, torch.distributed or
 accelerate. Original and converted run one after the other, on the CPU, with a stand-in for the training script that
 writes down its arguments, its ranks and the variables that the script sets; they are the same if both leave the same
-lines. A script that takes NNODES and NODE_RANK from its environment runs on two nodes: twice at once, with one port. srun is
-a stand-in that starts the tasks of one node with SLURM_PROCID and its like, which count as the ranks of the original.
+lines. A script that takes NNODES and NODE_RANK from its environment runs on two nodes: twice at once, with one port.
+srun is a stand-in that starts the tasks of one node with SLURM_PROCID and its like, which count as the ranks of the
+original.
 What scripts do beside it (`mkdir`, `wget`, `cd`, …) is replaced by commands that do nothing, and PATH has
 nothing else: but a path such as `/usr/bin/rm` is run, so give it only scripts that you would run. Writes
 benchmarks/results/both_ways.json and both_ways.md. ``--check``: a difference is exit status 1.
@@ -34,7 +35,7 @@ SUFFIXES = {".sh", ".sbatch", ".slurm"}
 LAUNCHERS = {"torchrun", "torch.distributed.launch", "accelerate", "torchx", "srun"}
 FENCED = re.compile(r"```(?:bash|sh|shell)?\n(.*?)```", re.S)
 #: Arguments that scripts may want, in the order in which they are tried.
-ARGUMENTS: tuple[list[str], ...] = (["2", "2", "2"], ["train.py", "2", "2"], [], ["2"])
+ARGUMENTS: tuple[list[str], ...] = (["train.py", "2", "2"], ["2", "2", "2"], [], ["2"])
 REAL = """bash sh cat echo date dirname basename seq awk grep sed tr wc expr head tail cut hostname nproc tee env true
 false test printf nohup readlink realpath sort uniq pwd"""
 NOTHING = "mkdir rm sleep wget cp mv tar pip git ls sudo module scontrol chmod find touch unzip kill"

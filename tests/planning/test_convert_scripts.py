@@ -60,6 +60,11 @@ CONVERTED = [
         "srun -p x --nodes=$((G / P)) --ntasks-per-node=1 --ntasks=$((G / P)) --cpus-per-task=$((C * P)) "
         "ddplaunch run ${P} -- t.py\n",
     ),
+    (
+        "srun -p x --ntasks=$G --ntasks-per-node=4 ${SRUN_ARGS} ${RUN_COMMAND} $X\n",
+        "srun -p x ${SRUN_ARGS} --nodes=$((G / 4)) --ntasks-per-node=1 --ntasks=$((G / 4)) "
+        "ddplaunch run 4 -- ${RUN_COMMAND} $X\n",
+    ),
     ("eval torchrun t.py --x\n", "eval ddplaunch run 1 -- t.py --x\n"),
     ("xargs -n1 torchrun t.py < list\n", "xargs -n1 ddplaunch run 1 -- t.py < list\n"),
     ("torchx run -s local_cwd dist.ddp -j 1x4 --script t.py -- --x\n", "ddplaunch run 4 -- t.py --x\n"),
