@@ -1,10 +1,11 @@
-"""How often a real failure is named rightly: ``python -m benchmarks.faults [NAME ...] [--third] [--held-out]``.
+"""How often a real failure is named rightly: ``python -m benchmarks.faults [NAME ...] [--third | --fourth] [--held-out]``.
 
 Each fault of benchmarks/fault_list.py is launched with two ranks and gloo. Looked at are the code, the rank, the exit
 status, and whether the last screen (24 lines of 80 columns) holds the words that somebody needs to mend it. A third
 (crc32 of the name) was held out once: it runs only with ``--held-out``, after the rules had been mended on the others.
 ``--later`` are those of benchmarks/later_faults.py, of other kinds; "unseen" are the figures of their first run.
 ``--third`` are those of benchmarks/third_faults.txt, of which ``--held-out`` are the 19 that were looked at once.
+``--fourth`` are those of benchmarks/fourth_faults.txt, written after all rules that the third set had led to.
 The figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints the last screens.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_list import ALL, ANY, Fault
-from benchmarks.later_faults import LATER, THIRD
+from benchmarks.later_faults import FOURTH, LATER, THIRD
 from benchmarks.publishing import RESULTS, parser, publish
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
@@ -50,7 +51,7 @@ class Answer:
     @property
     def wrong(self) -> bool:
         """Whether a code was named with confidence, and is not the right one."""
-        return not self.right and self.code not in (None, "unknown")
+        return not self.right and self.code not in (None, "unknown", "none")
 
 
 def main() -> int:
@@ -60,12 +61,13 @@ def main() -> int:
     options.add_argument("--held-out", action="store_true", help="the third that rules are not mended on")
     options.add_argument("--later", action="store_true", help="those that were written last")
     options.add_argument("--third", action="store_true", help="the third set, with logs for `explain`")
+    options.add_argument("--fourth", action="store_true", help="the fourth set, likewise")
     options.add_argument("--unseen", action="store_true", help="it is the first run, before any mending")
     options.add_argument("--show", action="store_true", help="print the last screen of each")
     arguments = options.parse_args()
     chosen = [each for each in (THIRD if arguments.third else ALL) if held_out(each) == arguments.held_out]
-    chosen = list(LATER) if arguments.later else chosen
-    faults = [each for each in (*ALL, *LATER, *THIRD) if each.name in arguments.names] or chosen
+    chosen = list(FOURTH if arguments.fourth else LATER) if arguments.fourth or arguments.later else chosen
+    faults = [each for each in (*ALL, *LATER, *THIRD, *FOURTH) if each.name in arguments.names] or chosen
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(answer, faults))
     for each in answers:
@@ -77,6 +79,8 @@ def main() -> int:
     half = ("unseen" if arguments.unseen else "later, mended") if arguments.later else half
     if arguments.third:
         half = "third, " + ("held out" if arguments.held_out else "unseen" if arguments.unseen else "mended")
+    if arguments.fourth:
+        half = "fourth, unseen" if arguments.unseen else "fourth, mended"
     path = RESULTS / "faults.json"
     values = json.loads(path.read_text()) if path.exists() else {}
     values[half] = [asdict(replace(each, screen="")) for each in answers]
@@ -114,7 +118,7 @@ def judged(fault: Fault, folder: Path, status: int, said: str) -> Answer:
     found = None
     for path in (folder / ".ddplaunch" / "latest").glob("**/outcome.json"):
         found = json.loads(path.read_text())["diagnosis"]
-    return compared(fault, found or {"code": None, "rank": None}, status, said)
+    return compared(fault, found or {"code": None if status else "none", "rank": None}, status, said)
 
 
 def compared(fault: Fault, found: dict[str, Any], status: int, said: str) -> Answer:
