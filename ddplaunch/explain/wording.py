@@ -26,7 +26,7 @@ from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.ending import ENDED_BY
+from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER, OF_EXCEPTIONS
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER, TOGETHER, left_early
 from ddplaunch.values.words import SIGNALS, ranks_text, signal_name
@@ -39,8 +39,6 @@ _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_late
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
 
-#: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
-_LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
 _SINGLE = "run once with `num_workers=0`: what ends the worker then shows in the rank"
 _LOST_WORKER = (
     "a worker that raises or crashes says so; one that is gone without a word was killed, mostly by the kernel for "
@@ -49,20 +47,6 @@ _LOST_WORKER = (
 )
 _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
-_OF_EXCEPTIONS = {
-    "CalledProcessError": (
-        "started a program that failed; the program printed its own reason above the traceback, if any",
-        "run the program by itself on that node: same folder, same environment",
-    ),
-    "DistStoreError": (
-        "waited for a key of the store that its script chose, and no rank had set it by then",
-        "look at what sets the key: that rank ended, came late, or took another branch",
-    ),
-    "ConnectionResetError": _LOST,
-    "ConnectionAbortedError": _LOST,
-    "ConnectionRefusedError": _LOST,
-    "BrokenPipeError": _LOST,
-}
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -172,7 +156,7 @@ def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
 
 def _exception(cause: RootCause, raised: Raised) -> _Words:
     name = raised.type.rpartition(".")[2]
-    special, worker = _OF_EXCEPTIONS.get(name), _WORKER_LEFT.match(raised.message)
+    special, worker = OF_EXCEPTIONS.get(name), _WORKER_LEFT.match(raised.message)
     said = _LONG.sub(r"\1…\2", f"{name}: {raised.message}" if raised.message else name)
     what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
     who = f"rank {cause.rank}" if cause.rank is not None else "the script"
@@ -276,10 +260,16 @@ def _at_exit(cause: RootCause, end: RankEnd) -> _Words:
 def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words:
     """Return the words for a rank that left with a status, after what it said last."""
     text = reason_text(ended.said)[:_QUOTED]
+    if ended.exit.code < 0:
+        why, fix = ENDED_BY_ANOTHER
+        said = f": {text}" if ended.gives_reason else ""
+        return _Words(f"{who} ended by {how}{said}", why, (fix.format(signal_name(-ended.exit.code)),))
     why = "no exception and no signal: it left by `sys.exit()` or `os._exit()`, or it is a program or shell script"
     if ended.exit.seen and ended.exit.code - 128 in _CRASHES:
         signalled = signal_name(ended.exit.code - 128)
         why = f"the rank itself got no signal; a shell gives this status where {signalled} ended a command of it"
+    elif ended.exit.seen and not ended.said:
+        why += ", or its `sys.excepthook` prints nothing"
     if ended.exit.code == 255:
         why = "no exception and no signal: `sys.exit(-1)` and `exit -1` give 255, so does ssh where a session failed"
     if cause.code == "script-not-found":

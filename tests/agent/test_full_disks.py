@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -265,6 +266,7 @@ def test_last_words_in_memory_explain_a_failure_and_are_shown(run: Path, monkeyp
     (text,) = heard
     assert "error[script-exception]: KeyError: 'bird' at train.py:3" in text
     assert "the last lines of rank 1, which are in no file:\n    Traceback" in text and "    KeyError: 'bird'\n" in text
+    assert not re.search(r"rank-1.err:\d", text)  # its line is not in that file
     heard.clear()
     conclude(Settings("r", str(run), show="all"), ended, heard.append)
     assert "KeyError: 'bird' at" in heard[0] and "in no file" not in heard[0]  # they are on the console

@@ -495,3 +495,42 @@ def test_what_a_healthy_rank_of_gloo_says_is_no_reason_for_its_end() -> None:
     connected = "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
     assert not endings._gives_reason(connected)
     assert endings._gives_reason("expected 4 channels, found 3")
+
+
+def test_a_lost_connection_that_was_logged_before_is_not_what_ended_the_rank() -> None:
+    refused = "ERROR:root:shard {}: trying again\n" + raised(
+        None, "ConnectionRefusedError: [Errno 111] Connection refused"
+    )
+    text = refused.format(0) + refused.format(1) + raised(None, "ValueError: no shard could be read")
+    found = recorded((text, ended(1, 1)), (lost(0), told(0)))
+    assert found.what == "ValueError: no shard could be read at train.py:31 in main"
+    own = recorded((refused.format(0), ended(1, 1)), (lost(0), told(0)))
+    assert own.what.startswith("ConnectionRefusedError") and "lost the other end" in own.why
+
+
+def test_a_signal_without_a_reason_of_its_own_is_no_exit() -> None:
+    for signal, words in (("SIGPROF", "sampling profilers"), ("SIGSTKFLT", "no handler of the rank takes")):
+        found = recorded(("", ended(1, signal)), ("", told(0)))
+        assert (found.code, found.rank) == ("unknown", 1) and signal in found.what
+        assert words in found.why and "sys.exit" not in found.why + " ".join(found.fixes)
+    assert "SIGSTKFLT" in found.fixes[0]
+
+
+def test_a_sentence_that_tells_a_step_is_a_reason_and_a_report_of_steps_is_none() -> None:
+    assert recorded(("validation loss diverged at epoch 3\n", ended(1, 1))).code == "script-exception"
+    for text in ("epoch 3 step 10 loss 2.1\n", "starting epoch 3\n", "397/400 |####| loss=nan, error=0\n"):
+        assert recorded((text, ended(1, 1))).code == "unknown"
+
+
+def test_a_breakpoint_is_named() -> None:
+    found = recorded((raised(None, "bdb.BdbQuit"), ended(1, 1)), ("", told(0)))
+    assert "breakpoint" in found.why and "PYTHONBREAKPOINT=0" in found.fixes[0]
+
+
+def test_the_pointer_of_git_lfs_is_no_checkpoint() -> None:
+    refused = raised(1, "_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default")
+    text = refused + "[rank1]: \n[rank1]: Unsupported operand {}\n"
+    assert "git lfs pull" in diagnosed(text.format(118)).fixes[0] and diagnosed(text.format(118)).rank == 1
+    assert "weights_only=False" in diagnosed(text.format(149)).fixes[0]
+    assert "git lfs pull" in diagnosed(raised(1, "_pickle.UnpicklingError: invalid load key, 'v'.")).fixes[0]
+    assert "sha256sum" in diagnosed(raised(1, "_pickle.UnpicklingError: invalid load key, '\\x00'.")).fixes[0]

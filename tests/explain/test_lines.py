@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddplaunch.explain.read.lines import Speaker
-from tests.explain.logs import lines_of
+from tests.explain.logs import lines_of, raised
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,19 @@ def test_srun_labels_count_only_where_most_lines_have_them() -> None:
     labelled = lines_of("0: one\n1: two\n1: three\n0: four")
     assert [line.speaker.rank for line in labelled] == [0, 1, 1, 0] and labelled[1].text == "two"
     assert lines_of("7: lucky\nplain\nplain\nplain\nplain")[0].speaker.rank is None
+
+
+def test_words_right_behind_a_progress_bar_are_a_line() -> None:
+    def shown(*pieces: str) -> list[str]:
+        return [line.text for line in lines_of("\r".join(pieces))]
+
+    tqdm = " {:2d}%|{:<10}| {}/100 [00:0{}<00:09, 41.{}it/s]"
+    bars = [tqdm.format(n, "█" * (n // 10), n, n // 50, n % 10) for n in (8, 9, 10, 99)]
+    assert shown(*bars, bars[-1] + "the loss diverged")[-2:] == [bars[-1].strip(), "the loss diverged"]
+    assert shown(*bars, bars[-1] + raised(None, "KeyError: 1"))[4] == "Traceback (most recent call last):"
+    assert shown("9/400 |#   | ok", "10/400 |##  | okgone")[-1] == "gone"
+    assert shown("9/400 |#   | ok", "10/400 |##  | ok")[-1].endswith("ok")
+    assert shown("fetching a", "fetched all of it")[-1] == "fetched all of it"
 
 
 def test_progress_bars_keep_what_stands_behind_them() -> None:

@@ -155,3 +155,15 @@ def test_a_traceback_without_its_exception_is_known_as_cut() -> None:
             collector.feed(line)
         collector.finish()
         assert len(collector.cut) == cut, text
+
+
+def test_a_message_that_begins_with_an_empty_line_is_the_next_one() -> None:
+    for below, message in (
+        ("        CUDA Setup failed\n        python -m bitsandbytes\n", "CUDA Setup failed"),
+        ("\nthe tokenizer is not known\n", "the tokenizer is not known"),
+        ("\n\n\nepoch 2\n", ""),
+        ("Traceback (most recent call last):\n", ""),
+    ):
+        found = tracebacks(raised(None, "RuntimeError: ") + below)[0]
+        assert found.raised.message == message
+    assert tracebacks(raised(None, "StopIteration") + "epoch 2\n")[0].raised.message == ""

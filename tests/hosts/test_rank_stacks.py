@@ -43,6 +43,10 @@ ALL_REDUCE = (
     Frame(f"{TORCH}/distributed/distributed_c10d.py", 3252, "all_reduce"),
     Frame(f"{TORCH}/distributed/c10d_logger.py", 83, "wrapper"),
 )
+MEETS = (
+    Frame(f"{TORCH}/distributed/distributed_c10d.py", 5500, "new_group"),
+    Frame("/home/me/train.py", 20, "<module>"),
+)
 BARRIER = (Frame(f"{TORCH}/distributed/distributed_c10d.py", 5356, "barrier"),)
 LOADER = (
     Frame("/usr/lib/python3.11/selectors.py", 415, "select"),
@@ -154,6 +158,10 @@ def test_a_hang_without_collectives() -> None:
     assert (asleep.code, asleep.rank) == ("hang", None)
     odd = hang_diagnosis([rank(0), rank(1), rank(2, line=41)], still())
     assert (odd.code, odd.rank) == ("hang", 2)
+    naps = [rank(each, line=41, kernel="hrtimer_nanosleep") for each in (0, 1)]
+    assert hang_diagnosis(naps, still()).why == "ranks 0, 1 sleep"
+    assert "longer `--hang-timeout`" in hang_diagnosis(naps, still()).fixes[-1]
+    assert "longer" not in "".join(odd.fixes)
     computing = hang_diagnosis([rank(0), rank(1, line=41), rank(2, line=41)], still(busy={0: 1.0}))
     assert computing.rank == 0
     unseen = hang_diagnosis([RankStack(0, 1, problem="not asked"), RankStack(1, 2)], still())
@@ -256,6 +264,20 @@ PY_SPY = [
     {"pid": 7, "thread_id": 2, "thread_name": None, "os_thread_id": 7,
      "frames": [{"name": "main", "filename": "/a.py", "line": 4}]},
 ]  # fmt: skip
+
+
+def test_a_collective_that_failed_says_what_kept_the_rank_that_did_not_join() -> None:
+    found = Diagnosis("collective-timeout", "observed", "rank 1 did not come", "needs all", ("look",), 1)
+    stopped = located(found, [rank(0, *ALL_REDUCE), RankStack(1, 9, state="T")], None)
+    assert "rank 1 is stopped, by SIGSTOP" in stopped.why and "SIGSTOP" in stopped.fixes[0]
+    assert not stopped.evidence
+    elsewhere = located(found, [rank(0, *ALL_REDUCE), rank(1, *MEETS)], None)
+    assert (
+        elsewhere.why.startswith("rank 1 was in new_group at train.py:20; ")
+        and "`if` on the rank" in elsewhere.fixes[0]
+    )
+    starts = located(found, [rank(0, *ALL_REDUCE), rank(1, line=41, kernel="do_wait")], None)
+    assert "waits for a program that it has started" in starts.why
 
 
 def test_py_spys_main_thread_comes_first() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Explanation, LogSource, RunFacts
 from ddplaunch.machine.files import read, read_end
 from ddplaunch.machine.hardware import levels, probe_shm
 from ddplaunch.planning.settings import Settings
@@ -42,7 +42,7 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
         from ddplaunch.explain.explain_logs import explain_texts
 
         explanation = explain_texts(_sources(settings, attempt, ended), _facts(settings, attempt, ended))
-        explanation = _located(explanation, settings, attempt)
+        explanation = _located(_with_lines_of_files(explanation, settings, attempt), settings, attempt)
     except Exception as exception:  # what explains a failure must not hide it
         return Explanation(_by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
     return explanation if explanation.diagnosis is not None else Explanation(_by_exit(attempt, ended, ""))
@@ -58,6 +58,29 @@ def _located(explanation: Explanation, settings: Settings, attempt: EndedAttempt
         return explanation
     recorded = flight(flight_dumps(Path(settings.directory))) if settings.directory else None
     return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
+
+
+def _with_lines_of_files(explanation: Explanation, settings: Settings, attempt: EndedAttempt | None) -> Explanation:
+    """Return it with line 0 for evidence that is in memory alone, because the disk did not take it."""
+    found, unwritten = explanation.diagnosis, {} if attempt is None else attempt.unwritten
+    if found is None or not unwritten:
+        return explanation
+
+    def placed(each: Evidence) -> Evidence:
+        if not any(each.file == name or each.file.startswith(f"{name}.from-") for name in unwritten):
+            return each
+        return each if each.line <= _lines_in(Path(settings.directory or ".", each.file)) else replace(each, line=0)
+
+    return replace(explanation, diagnosis=replace(found, evidence=tuple(map(placed, found.evidence))))
+
+
+def _lines_in(path: Path) -> int:
+    """Return how many lines a file has, the last one without its end too; 0 where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
 
 
 def _elsewhere(ended: EndedRun) -> Diagnosis:

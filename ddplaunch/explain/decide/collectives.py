@@ -64,7 +64,8 @@ class Waited:
     @property
     def described(self) -> str:
         """The collective in words, with its number and size where they are known."""
-        name = self.call or self.op or "the collective"
+        call = "a collective of backward" if self.call == "backward" else self.call
+        name = call or self.op or "the collective"
         if self.seq is None:
             return name
         size = f", {self.numel} elements" if self.numel is not None else ""
@@ -166,6 +167,7 @@ def _gloo(scanned: Scanned) -> Iterable[Waited]:
         calls = [
             function for file, _, function in part.frames if "distributed_c10d" in file and _CALLS.fullmatch(function)
         ]
+        calls = calls or ["backward" for _, _, function in part.frames if function == "_engine_run_backward"]
         outer = next((call.place for call in traceback.calls), "")
         yield Waited(rank, part.line, call=calls[-1] if calls else "", frame=outer)
 

@@ -274,9 +274,8 @@ def _without_restated(found: list[Candidate]) -> list[Candidate]:
 def _own_where_nobody_else_failed(
     found: list[Candidate], echoes: Sequence[Hit], facts: RunFacts | None
 ) -> list[Candidate]:
-    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason.
-
-    By the record that is the rank that failed first; by a log alone, the only one that complains.
+    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
+    record, of the rank that failed first; by a log alone, of the only one that complains.
     """
     first = recorded.first_by_itself(facts)
     if first is not None:
@@ -288,6 +287,7 @@ def _own_where_nobody_else_failed(
         speakers |= {hit.line.speaker for hit in echoes if hit.signature.code not in NOISE}
         others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
         own = set() if others else {each.line.at for each in found if each.maybe_own}
+    own -= {each.line.at for each in found if each.old or each.logged}
     return [
         replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
     ]

@@ -33,9 +33,10 @@ _PASSED = re.compile(
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 _PROGRESS = re.compile(
-    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"
-    r"\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
+    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ (?:\[\d+:\d\d|\|)|"
+    r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
 )
+_WORD, _COUNT = re.compile(r"[^\W\d]{2,}"), re.compile(r"\d[\d.,]*")
 _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+(?:\.\d+)?)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
@@ -146,7 +147,8 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
 def _is_message(file: str, last: Sequence[Line]) -> bool:
     """Return whether the last line on stderr reads like what `sys.exit("…")` leaves there, with status 1."""
     text = last[-1].text if last and file.endswith(".err") else ""
-    return " " in text.strip() and not _PROGRESS.search(text) and not _RECORD.search(text)
+    sentence = len(_WORD.findall(text)) >= 4 and len(_COUNT.findall(text)) <= 1  # "the loss diverged at epoch 3"
+    return " " in text.strip() and (sentence or not _PROGRESS.search(text)) and not _RECORD.search(text)
 
 
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:

@@ -45,6 +45,9 @@ NOBODY = Speaker()
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LONGEST = 8000  # characters of a line that are read
 _LONG_LINE = 1000
+_WORDS = 4  # characters behind a progress bar that are more than another digit
+_BAR = " #=>▏▎▍▌▋▊▉█━╸╺-"
+_PARTS = re.compile(rf"\d[\d.:?]*|[{_BAR}]+|[^\d{_BAR}]+").findall
 _LONG_NUMBER = re.compile(r"(\d{20})\d{80,}")  # Python refuses numbers of more than some thousand digits
 
 # What follows a host's name in front of a line, where a launcher over several hosts put the name there (pdsh, stern).
@@ -196,7 +199,23 @@ def frames(raw: str) -> list[str]:
     if "\r" not in raw:
         return [raw]
     pieces = [piece for piece in raw.split("\r") if piece.strip()]
-    return pieces[:1] + pieces[-3:] if len(pieces) > 4 else pieces or [""]
+    shown = pieces[:1] + pieces[-3:] if len(pieces) > 4 else pieces or [""]
+    return shown[:-1] + _bar_and_words(*shown[-2:]) if len(shown) > 1 else shown
+
+
+def _bar_and_words(before: str, last: str) -> list[str]:
+    """Return what a bar showed ``last``, and apart from it what was printed right behind the bar, on the same line.
+
+    A bar is drawn over and over: as ``before``, with other numbers.
+    """
+    if len(last) < len(before) + _WORDS or len(last) > _LONG_LINE:
+        return [last]
+    shape = "".join(
+        r"[\d.:?]+" if part[0].isdigit() else f"[{_BAR}]*" if part[0] in _BAR else re.escape(part)
+        for part in _PARTS(before)
+    )
+    match = re.match(shape, last)
+    return [last[: match.end()], last[match.end() :]] if match and last[match.end() :].strip() else [last]
 
 
 def unfold(raw: str) -> list[str]:

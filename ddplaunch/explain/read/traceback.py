@@ -52,6 +52,7 @@ _STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
 _NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
 _SOURCE = 160  # characters of a line of source
+_EMPTY = 2  # empty lines that a message may begin with
 _FOREIGN = 12  # lines of others that may stand inside a traceback
 
 
@@ -182,6 +183,7 @@ class _Open:
         self.header = False
         self.link = ""
         self.handled = self.logged = self.side = False
+        self.wordless = False  # the message of the last exception begins with an empty line
         self.speaker: Speaker | None = None
 
     @property
@@ -191,6 +193,14 @@ class _Open:
 
     def called(self) -> tuple[tuple[tuple[str, int, str], ...], tuple[str, ...]]:
         return tuple(self.frames), tuple(self.sources)
+
+    def take_words(self, line: Line) -> None:
+        """Take the line as the message of an exception whose own line has none, if it is no traceback."""
+        if not (self.wordless and line.text):
+            return
+        last, text, self.wordless = self.parts[-1], line.text.strip(), False
+        if line.at <= last.line.at + _EMPTY and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
+            self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
 
     def begin(self, line: Line, link: str) -> None:
         self.header, self.first, self.frames, self.sources, self.link = True, line.at, [], [], link
@@ -269,6 +279,7 @@ class Tracebacks:
                 return
             state = self._open[line.speaker] = _Open()  # the head was cut off
             state.first, state.at = line.at, line
+        state.take_words(line)
         if match and (state.header or not state.parts):
             state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
             state.sources.append("")
@@ -277,6 +288,7 @@ class Tracebacks:
         state.seen = line.at
 
     def _flush_left(self, line: Line, text: str, state: _Open) -> None:
+        state.take_words(line)
         chained = [link for words, link in _CHAINED.items() if text.startswith(words)]
         if chained and state.parts:
             state.link, state.header, state.seen = chained[0], False, line.at
@@ -303,6 +315,7 @@ class Tracebacks:
         raised = Raised(match.group(1), (match.group(2) or "").strip(), own_frame(state.frames))
         state.parts.append(ChainedException(raised, line, state.first, state.link, *state.called()))
         state.header, state.link, state.seen = False, "", line.at
+        state.wordless = match.group(2) == ""
 
     def _bare(self, line: Line, text: str) -> None:
         match = _RAISED.match(text)

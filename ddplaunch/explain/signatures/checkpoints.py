@@ -23,6 +23,17 @@ _READ_FIXES = (
     "Save to a temporary name and `os.replace` it, on rank 0 only, so that a crash cannot leave half a file.",
 )
 
+#: Bytes that begin no instruction of a pickle and do begin texts: 118 is `v`, 60 `<`, 123 `{` (pickletools.opcodes).
+_TEXT_BYTES, _TEXT_KEYS = "(?:118|60|123|91|35)", r"(?:v|<|\{|\[|#)"
+_TEXT_WHY = (
+    "text stands in the file where a checkpoint should: the pointer of Git LFS (`version https://git-lfs…`), a web "
+    "page that was saved under this name, or JSON"
+)
+_TEXT_FIXES = (
+    "`head -c 200 FILE` shows what it is; `git lfs pull` fetches what a pointer of Git LFS stands for",
+    "fetch the file itself again, and compare `sha256sum FILE` with its source",
+)
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-mismatch",
@@ -123,11 +134,34 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-corrupt",
         tier=Tier.CAUSE,
+        patterns=(rf"UnpicklingError: (?P<problem>invalid load key, '{_TEXT_KEYS}')",),
+        what="what was to be loaded is a text and no checkpoint: {problem}",
+        why=_TEXT_WHY,
+        fixes=_TEXT_FIXES,
+        examples=("_pickle.UnpicklingError: invalid load key, 'v'.", "UnpicklingError: invalid load key, '<'."),
+        near_misses=("_pickle.UnpicklingError: invalid load key, '\\x00'.",),
+        source="https://docs.python.org/3/library/pickletools.html",
+    ),
+    Signature(
+        code="checkpoint-corrupt",
+        tier=Tier.CAUSE,
+        patterns=(r"Weights only load failed",),
+        log_with=(rf"(?P<problem>Unsupported operand {_TEXT_BYTES})\b",),
+        what="what torch.load was given is a text and no checkpoint: {problem}",
+        why=_TEXT_WHY,
+        fixes=_TEXT_FIXES,
+        examples=("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",),
+        near_misses=("FutureWarning: You are using `torch.load` with `weights_only=False`",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/_weights_only_unpickler.py",
+    ),
+    Signature(
+        code="checkpoint-corrupt",
+        tier=Tier.CAUSE,
         patterns=(r"EOFError: (?P<problem>Ran out of input)", r"UnpicklingError: (?P<problem>(?!Weights only).+)"),
         what="a checkpoint or pickle cannot be read: {problem}",
         why=_READ_WHY,
         fixes=_READ_FIXES,
-        examples=("EOFError: Ran out of input", "_pickle.UnpicklingError: invalid load key, 'v'."),
+        examples=("EOFError: Ran out of input", "_pickle.UnpicklingError: invalid load key, '\\x00'."),
         near_misses=(
             "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded",
             "EOFError: Compressed file ended before the end-of-stream marker was reached",

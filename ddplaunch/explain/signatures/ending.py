@@ -25,6 +25,10 @@ _NATIVE_FIXES = (
 
 _CORE = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _WARNED = "no handler of the rank takes it, and then it ends a process; job scripts send it as a warning before a limit"
+_PROFILER = (
+    "a timer that counts CPU time ran out in the rank, as sampling profilers use them, and nothing handles the signal"
+)
+_TIMERS = "stop the timer before its handler goes: look for `setitimer` and `{}`, and leave out the profiler meanwhile"
 #: Signals that end a process for a reason of their own: what one means, and a fix (signal(7), getrlimit(2)).
 ENDED_BY = {
     "SIGUSR1": (_WARNED, "handle it: `signal.signal(signal.SIGUSR1, save)`; or send none: `--signal` of sbatch"),
@@ -33,6 +37,8 @@ ENDED_BY = {
         "`signal.alarm()` or `signal.setitimer()` ran out in the rank, and nothing handles the signal",
         "a longer time, or `signal.alarm(0)` at its end: look for `signal.alarm` and `setitimer` in the script",
     ),
+    "SIGPROF": (_PROFILER, _TIMERS.format("ITIMER_PROF")),
+    "SIGVTALRM": (_PROFILER, _TIMERS.format("ITIMER_VIRTUAL")),
     "SIGXCPU": (
         "the process has used as many seconds of CPU as its limit allows: `ulimit -t`, often set on login nodes",
         "`ulimit -t unlimited` in front of the launch, or run it in a job, where no such limit holds",
@@ -59,6 +65,32 @@ ENDED_BY = {
         "it wrote into a pipe that nobody reads any more, and Python's own handling of that was switched off",
         "look for `signal.SIGPIPE` in the script, and at the program behind the pipe: it ended first",
     ),
+}
+#: The same for a signal that has none.
+ENDED_BY_ANOTHER = (
+    "no handler of the rank takes this signal, and then it ends a process; nothing that was seen says who sent it",
+    "look for {0} in the script and in what it starts; `signal.signal(signal.{0}, signal.SIG_IGN)` passes over it",
+)
+
+_LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
+#: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
+OF_EXCEPTIONS = {
+    "CalledProcessError": (
+        "started a program that failed; the program printed its own reason above the traceback, if any",
+        "run the program by itself on that node: same folder, same environment",
+    ),
+    "DistStoreError": (
+        "waited for a key of the store that its script chose, and no rank had set it by then",
+        "look at what sets the key: that rank ended, came late, or took another branch",
+    ),
+    "BdbQuit": (
+        "came to a breakpoint that stands above this line, and has no terminal to ask at",
+        "take `breakpoint()` or `pdb.set_trace()` out; `--env PYTHONBREAKPOINT=0` passes over each `breakpoint()`",
+    ),
+    "ConnectionResetError": _LOST,
+    "ConnectionAbortedError": _LOST,
+    "ConnectionRefusedError": _LOST,
+    "BrokenPipeError": _LOST,
 }
 
 

@@ -208,6 +208,31 @@ SIGNATURES: tuple[Signature, ...] = (
         code="extension-build-failed",
         tier=Tier.CAUSE,
         patterns=(
+            r"(?P<line>No working C\+\+ compiler found)",
+            r"(?P<line>Failed to find C compiler)",
+            r"fatal error: (?P<line>Python\.h: No such file)",
+        ),
+        what="kernels could not be compiled: {line}",
+        why="torch.compile builds them with the C++ compiler that CXX names, else g++; Triton builds with CC and needs "
+        "the headers of Python",
+        fixes=(
+            "install the compiler and the headers on every node: `apt install g++ python3-dev`, or name one that is "
+            "there: `--env CXX=/usr/bin/g++ --env CC=/usr/bin/gcc`",
+            "`--env TORCH_COMPILE_DISABLE=1` runs without compiling",
+        ),
+        examples=(
+            "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: "
+            "(None, 'g++')",
+            "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
+            "/tmp/tmpx/main.c:5:10: fatal error: Python.h: No such file or directory",
+        ),
+        near_misses=("fatal error: cuda.h: No such file or directory", "found a working C++ compiler"),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/_inductor/cpp_builder.py",
+    ),
+    Signature(
+        code="extension-build-failed",
+        tier=Tier.CAUSE,
+        patterns=(
             r"Error building extension '[^']+'",
             r"Error compiling objects for extension",
             r"ninja: build stopped.*",

@@ -29,6 +29,8 @@ EQUAL_BATCHES = (
 )
 TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _TRANSPORT = "`--nccl-debug INFO` or `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` shows what the group waits for"
+_SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeout`, or a line of output now and then"
+_STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
 _EVIDENCE = 4  # places that a diagnosis names
 _THREADS = 2  # that ended by an exception and are named
 
@@ -88,21 +90,27 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     """
     missing = recorded.missing if recorded is not None else ()
     suspects = missing or (() if found.rank is None else (found.rank,))
-    seen = [group for group in groups(stacks) if group.place.path and not group.place.needs_others]
-    late = [group for group in seen if not suspects or set(group.ranks) & set(suspects)]
-    said = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {_at(each)}" for each in late[:2]]
+    seen = [group for group in groups(stacks) if group.place.kind != "unknown"]
+    late = [group for group in seen if not group.place.needs_others]
+    late = [group for group in late if not suspects or set(group.ranks) & set(suspects)]
+    apart = [group for group in seen if not late and suspects and set(group.ranks) <= set(suspects)]
+    late += apart  # they wait too, but somewhere else
+    there = [each for each in late[:2] if each.place.path]
+    said = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {_at(each)}" for each in there]
     last = recorded.last if recorded is not None and not said else ()
     alone = [each for each in last if each[0] in missing]
     said += [f"rank {rank} had called its last collective as {place.text}" for rank, place in alone[:2]]
-    if not said and not missing:
+    if not late and not said and not missing:
         return found
-    reason, fix = _reason(late[0], {}) if late else ("", "")
+    reason, fix = ("", SAME_ORDER) if apart else _reason(late[0], {}) if late else ("", "")
+    fix = _STOPPED if fix.startswith("`kill") else fix  # by now it has been ended
     places = [(group.place, ranks_text(group.ranks)) for group in late] + [
         (place, f"rank {rank}") for rank, place in last
     ]
-    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places[:_EVIDENCE])
+    named = [(place, who) for place, who in places if place.path][:_EVIDENCE]
+    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in named)
     rank = _only(suspects or (late[0].ranks if late else ()))
-    there = calls_of(late[0].stacks[0]) if late else ()
+    calls = calls_of(late[0].stacks[0]) if late else ()
     return replace(
         found,
         what=recorded.what if recorded is not None and missing else found.what,
@@ -110,7 +118,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         fixes=tuple(each for each in (fix, *found.fixes) if each and not (late and "hangs shows where" in each)),
         rank=found.rank if rank is None else rank,
         evidence=(*found.evidence, *evidence),
-        calls=there or found.calls,
+        calls=calls or found.calls,
     )
 
 
@@ -202,7 +210,10 @@ def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[
     computing = [bool(set(group.ranks) & busy.keys()) for group in known]
     stands_out = computing.count(True) == 1 if any(computing) else len(known[0].ranks) < len(known[-1].ranks)
     rank = _only(known[0].ranks) if len(known) > 1 and stands_out else None
-    what, fixes = f"nothing has moved {since}: {at}", (fix or "look at what the named line waits for",)
+    what = f"nothing has moved {since}: {at}"
+    fixes: tuple[str, ...] = (fix or "look at what the named line waits for",)
+    if all("nanosleep" in stack.kernel for group in known for stack in group.stacks):
+        fixes = (*fixes, _SILENT)
     rank, calls = _only(ranks) if rank is None else rank, calls_of(known[0].stacks[0])
     return Diagnosis("hang", "likely", what, why, fixes, rank, calls=calls)
 
@@ -259,7 +270,10 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         why = f"{who} waits for input: into its terminal, pipe or FIFO nobody writes{_function(stack.kernel)}"
         return why, f"look at what {line} reads; ranks have no input to wait for"
     if "nanosleep" in stack.kernel:
-        return f"{who} sleeps", f"look at what {line} sleeps for"
+        alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel]
+        return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}", f"look at what {line} sleeps for"
+    if "do_wait" in stack.kernel:
+        return f"{who} waits for a program that it has started", f"look at what {line} has started, which does not end"
     if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
         return why, f"give what {line} asks a time-out"

@@ -200,6 +200,27 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.GENERAL,
         patterns=(
             r"(?P<line>cuDNN version incompatibility: [^.]*)",
+            r"(?P<line>CUDNN_STATUS_(?:SUBLIBRARY_)?VERSION_MISMATCH)",
+        ),
+        what="another cuDNN was loaded than the one that torch was built with: `{line}`",
+        why="the loader finds libcudnn first where LD_LIBRARY_PATH, conda or the system has another version than the "
+        "one that was installed with torch",
+        fixes=(
+            "use torch's own: `unset LD_LIBRARY_PATH`, or leave the folder out of it that holds the other libcudnn",
+            "see which there are: `echo $LD_LIBRARY_PATH; pip list | grep -i cudnn; ldconfig -p | grep cudnn`",
+        ),
+        examples=(
+            "RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime "
+            "version (8, 9, 7). PyTorch already comes bundled with cuDNN.",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
+        ),
+        near_misses=("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/backends/cudnn/__init__.py",
+    ),
+    Signature(
+        code="cudnn-error",
+        tier=Tier.GENERAL,
+        patterns=(
             r"cuDNN(?: Frontend)? error\S* .*?(?P<line>CUDNN_STATUS_(?!ALLOC_FAILED)\w+)",
             r"Error: .*?(?P<line>CUDNN_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
             r"CUDA error: (?P<line>CU(?:BLAS|SPARSE|SOLVER)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
@@ -212,18 +233,16 @@ SIGNATURES: tuple[Signature, ...] = (
         unless=(r"^\s*frame #", r"cublasCreate"),
         log_unless=(r"out of memory", r"Assertion `.*` failed", r"device-side assert triggered"),
         what="a GPU library call failed: `{line}`",
-        why="cuDNN or cuBLAS rejected a call: another version loaded than torch was built with, a GPU that it does not "
-        "support, an index error before it, or little free memory",
+        why="cuDNN or cuBLAS rejected a call: a GPU that it does not support, an index error before it, little free "
+        "memory, or another copy of the library than torch's own",
         fixes=(
-            "look for another copy: `echo $LD_LIBRARY_PATH; pip list | grep -i cudnn`, and unset LD_LIBRARY_PATH "
-            "for torch's own",
             "get the true frame: `--env CUDA_LAUNCH_BLOCKING=1`",
             "try a smaller batch (`--batch-size`), then `torch.backends.cudnn.enabled = False` to tell library "
             "from script",
+            "look for another copy: `echo $LD_LIBRARY_PATH; pip list | grep -i cudnn`, and unset LD_LIBRARY_PATH "
+            "for torch's own",
         ),
         examples=(
-            "RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime "
-            "version (8, 9, 7). PyTorch already comes bundled with cuDNN.",
             "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
             "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
             "RuntimeError: CUDNN_STATUS_INTERNAL_ERROR",

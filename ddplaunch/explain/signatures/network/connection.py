@@ -243,11 +243,11 @@ SIGNATURES: tuple[Signature, ...] = (
         code="wrong-network-interface",
         tier=Tier.UNCERTAIN,
         patterns=(
-            r"(?:Call to connect|[Cc]onnect to [\w.:%]+<\d+>) (?:failed : |timeout : |returned (?:\d+\()?)"
+            r"(?:Call to connect|[Cc]onnect to (?!127\.)[\w.:%]+<\d+>) (?:failed : |timeout : |returned (?:\d+\()?)"
             r"(?P<reason>[A-Z][a-z]+(?: [a-z]+)*)\b",
         ),
         unless=(r"retrying",),
-        log_with=(_TAKEN.format(_BRIDGES),),
+        log_with=(_TAKEN.format(rf"{_BRIDGES}|lo"),),
         what="NCCL used {interface} ({own}), which other hosts do not reach: {reason}",
         why=_WHY,
         fixes=(
@@ -261,6 +261,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused",
         ),
         near_misses=(
+            "socketStartConnect: Connect to 127.0.0.1<41123> failed : Connection refused",
             "NCCL INFO Call to connect returned Connection refused, retrying",
             "NCCL INFO Bootstrap : Using virbr0:192.168.122.1<0>",
         ),
@@ -337,7 +338,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.SYMPTOM,
         patterns=(r"[Cc]onnect to 127\.[\d.]+<\d+> (?:failed : |returned (?:\d+\()?)(?P<reason>Connection \w+)\b",),
         log_with=(_TAKEN.format("lo"),),
-        what="NCCL used the loopback interface ({own}), on which no other host answers: {reason}",
+        what="NCCL used {interface} ({own}), the loopback interface, on which no other host answers: {reason}",
         why=_WHY,
         fixes=_FIXES,
         examples=("socketStartConnect: Connect to 127.0.0.1<41123> failed : Connection refused",),
@@ -349,7 +350,8 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.SYMPTOM,
         patterns=(r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.0\.1|::1|localhost)\]",),
         what="a rank announced its loopback address {address} to the others",
-        why="gloo binds to what the host's own name resolves to, and falls back to loopback where it does not resolve",
+        why="gloo binds to the interface in GLOO_SOCKET_IFNAME, else to what the host's own name resolves to, and "
+        "falls back to loopback (`lo`) where it does not resolve",
         fixes=(
             _FIXES[0],
             "if all ranks are on one node, a rank that ended earlier is the cause: look at the first exit",
