@@ -78,7 +78,7 @@ def test_words_right_behind_a_progress_bar_are_a_line() -> None:
 
     tqdm = " {:2d}%|{:<10}| {}/100 [00:0{}<00:09, 41.{}it/s]"
     bars = [tqdm.format(n, "█" * (n // 10), n, n // 50, n % 10) for n in (8, 9, 10, 99)]
-    assert shown(*bars, bars[-1] + "the loss diverged")[-2:] == [bars[-1].strip(), "the loss diverged"]
+    assert shown(*bars, bars[-1] + "the loss diverged")[-2:] == [bars[-1], "the loss diverged"]
     assert shown(*bars, bars[-1] + raised(None, "KeyError: 1"))[4] == "Traceback (most recent call last):"
     assert shown("9/400 |#   | ok", "10/400 |##  | okgone")[-1] == "gone"
     assert shown("9/400 |#   | ok", "10/400 |##  | ok")[-1].endswith("ok")
