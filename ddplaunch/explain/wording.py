@@ -27,7 +27,7 @@ from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER, OF_EXCEPTIONS
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER, TOGETHER, left_early
 from ddplaunch.values.words import SIGNALS, ranks_text, signal_name
 
@@ -175,6 +175,8 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     alike = cause.rank is None and len(told - {None}) > 0
     why = f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception"
     why += "; errors on other ranks are consequences" if others and not alike else ""
+    if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
+        why = f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
     fixes = (where,)
     return _Words(what, f"{who} {special[0]}" if special else why, (special[1], *fixes) if special else fixes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.explain.logs import diagnosed, ended, raised, recorded, told
+from tests.explain.logs import diagnosed, ended, lost, raised, recorded, told
 
 NOTED = raised(None, "ValueError: invalid literal for int() with base 10: 'x12'")
 NOTE = "while reading shard 7 of train.tsv: column lr\n"
@@ -39,6 +39,15 @@ def test_words_of_another_rank_are_not_the_programs() -> None:
     text = "loading the data\n" + raised(None, STARTED)
     found = recorded((text, ended(1, 1)), (TAR, told(0)))
     assert "stands" not in found.why and "if any" in found.why
+
+
+def test_an_exception_of_a_thread_ended_the_thread() -> None:
+    thread = "Exception in thread Thread-1 (watch):\n" + raised(None, "KeyError: 'queue'")
+    found = recorded((lost(0), ended(0, 1)), (thread, told(1)))
+    assert (found.code, found.rank) == ("script-exception", 1)
+    assert found.why == (
+        "an uncaught exception ended a thread of rank 1, not the rank: what it was to do, nobody did any more"
+    )
 
 
 ABORTED = "terminate called without an active exception\nFatal Python error: Aborted\n"

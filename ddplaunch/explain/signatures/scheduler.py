@@ -43,6 +43,24 @@ _CANCELLED_FIXES = (
     "If it was preempted: save on SIGTERM and submit with `--requeue`, so that it goes on by itself.",
 )
 
+
+def _limit(pattern: str, more: str, example: str, source: str) -> Signature:
+    """Return the signature of another scheduler's time limit; ``more`` is how a job asks for more time there."""
+    return Signature(
+        code="time-limit",
+        tier=Tier.CAUSE,
+        patterns=(pattern,),
+        what="the job reached its time limit: {line}",
+        why=_LIMIT_WHY,
+        fixes=(f"Ask for more time ({more}) or train in several jobs.", _KEPT, _LIMIT_FIXES[2]),
+        examples=(example,),
+        near_misses=("#PBS -l walltime=24:00:00", "#BSUB -W 24:00", "grpc StatusCode.DEADLINE_EXCEEDED"),
+        source=source,
+    )
+
+
+_KEPT = "Save a checkpoint every so often, and resume from it: what came after the last one is lost at the limit."
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="time-limit",
@@ -50,10 +68,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT",
             r"CANCELLED (?:AT \S+ )?DUE TO TIME LIMIT",
-            r"PBS: job killed: walltime \d+ exceeded limit \d+",
-            r"TERM_RUNLIMIT",
             r"exceeded (?:hard )?wall-?clock(?: (?:time|limit))?",
-            r"DeadlineExceeded",
         ),
         what="the job reached its time limit: {line}",
         why=_LIMIT_WHY,
@@ -62,11 +77,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "slurmstepd: error: *** STEP 30219901.0 ON nid009911 CANCELLED AT 2026-02-02T03:00:12 DUE TO TIME LIMIT "
             "***",
             "slurmstepd: error: *** JOB 12 CANCELLED DUE TO TIME LIMIT ***",
-            "=>> PBS: job killed: walltime 86423 exceeded limit 86400",
-            "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
             "job 4411 exceeded hard wallclock time",
             "job 4411 exceeded wall-clock limit 24:00:00, killing",
-            "  Reason: DeadlineExceeded",
         ),
         near_misses=(
             "slurmstepd: error: *** STEP 4.0 ON node1 CANCELLED AT 2026-11-21T11:21:58 ***",
@@ -74,6 +86,24 @@ SIGNATURES: tuple[Signature, ...] = (
             "#PBS -l walltime=24:00:00",
         ),
         source="https://slurm.schedmd.com/sbatch.html#OPT_time",
+    ),
+    _limit(
+        r"PBS: job killed: walltime \d+ exceeded limit \d+",
+        "`#PBS -l walltime=48:00:00`",
+        "=>> PBS: job killed: walltime 86423 exceeded limit 86400",
+        "https://github.com/openpbs/openpbs/blob/master/src/resmom/linux/mom_mach.c",
+    ),
+    _limit(
+        r"TERM_RUNLIMIT",
+        "`#BSUB -W 48:00`",
+        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
+        "https://www.ibm.com/docs/en/spectrum-lsf",
+    ),
+    _limit(
+        r"DeadlineExceeded",
+        "`activeDeadlineSeconds` of the Job",
+        "  Reason: DeadlineExceeded",
+        "https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup",
     ),
     Signature(
         code="scheduler-error",

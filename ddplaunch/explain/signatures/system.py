@@ -185,15 +185,11 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?<!\")Disk quota exceeded",
             r"database or disk is full",
             r"StorageFull",
-            r"node was low on resource: (?:ephemeral-storage|nodefs|imagefs)",
-            r"ephemeral local storage usage exceeds the total limit of containers \S+",
         ),
         what="a write failed: {line}",
         why=_FULL_WHY,
         fixes=_FULL_FIXES,
         examples=(
-            "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi.",
-            "Pod ephemeral local storage usage exceeds the total limit of containers 20Gi.",
             "OSError: [Errno 28] No space left on device",
             "RuntimeError: write(): fd 31 failed with No space left on device",
             "OSError: [Errno 122] Disk quota exceeded",
@@ -213,6 +209,28 @@ SIGNATURES: tuple[Signature, ...] = (
             r"shared memory ?\(shm\) for file",
         ),
         source="https://man7.org/linux/man-pages/man2/write.2.html",
+    ),
+    Signature(
+        code="disk-full",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"node was low on resource: (?P<line>ephemeral-storage|nodefs|imagefs)",
+            r"(?P<line>ephemeral local storage) usage exceeds the total limit of containers \S+",
+        ),
+        what="Kubernetes evicted the pod, because the disk of its node ran out: {line}",
+        why="what a container writes outside of its volumes lies on the node's own disk, which all pods share and a "
+        "limit bounds; an evicted pod loses it",
+        fixes=(
+            "write checkpoints, caches and `/tmp` to a volume (a PersistentVolumeClaim; HF_HOME and TORCH_HOME too)",
+            "or ask for more: `resources.requests.ephemeral-storage` and the limit of the same name",
+            "`kubectl describe pod POD` says how much it had used",
+        ),
+        examples=(
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi.",
+            "Pod ephemeral local storage usage exceeds the total limit of containers 20Gi.",
+        ),
+        near_misses=("The node was low on resource: memory. Threshold quantity: 100Mi", "ephemeral-storage: 10Gi"),
+        source="https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",
     ),
     Signature(
         code="disk-full",

@@ -28,6 +28,22 @@ _SHARED_FIXES = (
 )
 _OOM = (r"[Oo]ut of memory: Kill", r"oom[-_]kill", r"is killed by signal: Killed")
 
+
+def _ended_by(patterns: tuple[str, ...], more: str, measure: str, examples: tuple[str, ...], source: str) -> Signature:
+    """Return the signature of another scheduler's limit; ``more`` is how a job asks for more memory there."""
+    return Signature(
+        code="host-out-of-memory",
+        tier=Tier.CAUSE,
+        patterns=patterns,
+        what="host memory ran out: `{line}`",
+        why=_WHY_KILLED,
+        fixes=(_FIXES[0], f"Raise the limit: {more}, or start fewer ranks on the node.", measure),
+        examples=examples,
+        near_misses=("oom_score_adj set to 500", "#PBS -l mem=64gb", '"OOMKilled": false,'),
+        source=source,
+    )
+
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
@@ -58,6 +74,30 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         source="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
     ),
+    _ended_by(
+        (r"PBS: job killed: (?:vmem|p?v?mem) \S+ exceeded limit \S+",),
+        "`#PBS -l select=1:mem=256gb`",
+        "Measure: `qstat -fx JOBID | grep resources_used.mem`.",
+        ("=>> PBS: job killed: mem 135200172kb exceeded limit 134217728kb",),
+        "https://github.com/openpbs/openpbs/blob/master/src/resmom/linux/mom_mach.c",
+    ),
+    _ended_by(
+        (r"TERM_MEMLIMIT[^.]*",),
+        '`#BSUB -M 256G` and `#BSUB -R "rusage[mem=256G]"`',
+        "Measure: `bjobs -l JOBID | grep MAX`.",
+        ("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",),
+        "https://www.ibm.com/docs/en/spectrum-lsf",
+    ),
+    _ended_by(
+        (r"\bOOMKilled\b(?!\"?: ?false)", r"node was low on resource: memory\b"),
+        "`resources.limits.memory` of the container, with as much in `requests`",
+        "Measure: `kubectl top pod POD --containers` while it runs, `kubectl describe pod POD` afterwards.",
+        (
+            "    Reason:       OOMKilled",
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container trainer was",
+        ),
+        "https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/",
+    ),
     Signature(
         code="host-out-of-memory",
         tier=Tier.CAUSE,
@@ -66,13 +106,9 @@ SIGNATURES: tuple[Signature, ...] = (
             r"\b[\w.-]{1,80}: tasks? [\d,\-\[\]]+: Out Of Memory",
             r"(?:[Jj]ob|[Ss]tep) \S+ exceeded memory limit \(\d+ > \d+\)",
             r"Exceeded (?:job|step) memory limit",
-            r"PBS: job killed: (?:vmem|p?v?mem) \S+ exceeded limit \S+",
-            r"TERM_MEMLIMIT[^.]*",
             r"Task in \S+ killed as a result of (?:memory|limit) \S+",
-            r"\bOOMKilled\b(?!\"?: ?false)",
             r"systemd-oomd\S* Killed \S+ due to memory",
             r"killed due to (?:the node running low on memory|memory pressure \(OOM\))",
-            r"node was low on resource: memory\b",
         ),
         what="host memory ran out: `{line}`",
         why=_WHY_KILLED,
@@ -85,13 +121,9 @@ SIGNATURES: tuple[Signature, ...] = (
             "srun: error: gpu-x04: task 1: Out Of Memory",
             "slurmstepd: error: Step 4411.0 exceeded memory limit (66125824 > 65536000), being killed",
             "slurmstepd: error: Exceeded step memory limit at some point.",
-            "=>> PBS: job killed: mem 135200172kb exceeded limit 134217728kb",
-            "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
-            "    Reason:       OOMKilled",
             "Task in /docker/0a1b killed as a result of limit of /docker/0a1b",
             "systemd-oomd[612]: Killed /user.slice/user-1000.slice due to memory pressure for /user.slice",
             "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
-            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container trainer was",
         ),
         near_misses=(
             "oom_score_adj set to 500",
