@@ -313,7 +313,8 @@ speed-up-low: More processes are not as much faster as they could be
     Less than 80 % of the ideal speed-up, and no phase of a step takes so much time that it alone explains it. Remedy: a
     larger batch for each process, so that what is done once in a step weighs less.
 size-not-here: A size asks for more processes or machines than there are
-    `scale` runs sizes on the GPUs of this machine; 2x4 takes two machines. Remedy: smaller sizes.
+    `scale` gives each process a GPU of its own, or at least a quarter of a CPU; 2x4 takes two machines. Remedy: smaller
+    sizes.
 trial-refused: The launch of a trial is refused
     A trial is a run with all its checks, and one of them found an error. Remedy: what the finding names.
 trial-failed: A trial failed before it was measured

@@ -65,13 +65,13 @@ def _module(words: Sequence[str]) -> Target:
     return Target("module", words[1], tuple(words[2:]))
 
 
-def required(script: list[str] | None) -> list[str]:
-    """Return the words behind ``--``. Raises UsageError where there is no ``--`` at all."""
+def required(script: list[str] | None, command: str = "run 4") -> list[str]:
+    """Return the words behind ``--`` of a ``command``. Raises UsageError where there is no ``--`` at all."""
     if script is None:
         raise usage(
             "no script was named",
             why="the script and its arguments go behind `--`",
-            fix="`ddplaunch run 4 -- train.py --epochs 20`",
+            fix=f"`ddplaunch {command} -- train.py --epochs 20`",
             code="script-missing",
         )
     return script

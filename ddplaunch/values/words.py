@@ -81,8 +81,12 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return ``1 error``, ``2 errors``, ``2 processes``: ``noun`` in the singular takes an s, es after an s or ch."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
+    """Return ``1 error``, ``2 errors``, ``2 processes``: ``noun`` in the singular takes an s, es after an s or ch.
+
+    The ch of an epoch is a k.
+    """
+    hisses = noun.endswith(("s", "ch")) and not noun.endswith("epoch")
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if hisses else 's'}"
 
 
 def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:

@@ -34,7 +34,8 @@ class FitTrial:
 class FitCommand:
     """What may be typed: the words of the run, and its samples per optimizer step, None where they are not known.
 
-    ``uncapped`` is how many times as large the effective batch is, where the learning rate did not follow all the way.
+    ``uncapped`` is how many times as large the effective batch is, where the learning rate did not follow all the way;
+    ``place`` is what stands among the words for a folder that the user has to name.
     """
 
     batch: int
@@ -43,6 +44,7 @@ class FitCommand:
     words: tuple[str, ...]
     lr: str = ""
     uncapped: float | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def _title(command: FitCommand) -> str:
     lr = f", lr {command.lr}" if command.lr else ""
     if command.uncapped is not None:
         lr += f" (8 times, not {command.uncapped:g} times: try whether it trains as well; `--lr-scaling` says a rule)"
-    return f"{title}, {command.batch} per process{lr}:"
+    place = f" ({command.place}: where this run is to write)" if command.place else ""
+    return f"{title}, {command.batch} per process{lr}{place}:"
 
 
 def _verdict(trial: FitTrial, headroom: float) -> str:

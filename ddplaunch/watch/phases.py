@@ -294,8 +294,8 @@ def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int) -> Findin
     return warning(
         "input-bound",
         f"the ranks wait for data in {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
-        why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} share "
-        f"{count(cpus, 'CPU')}",
+        why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} "
+        f"{'shares' if len(ranks) == 1 else 'share'} {count(cpus, 'CPU')}",
         fix=f"`num_workers={each}` in the DataLoader; where that does not help, {cheaper}"
         if workers < each
         else cheaper,

@@ -8,15 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.trials.trial_orders import Measuring, TrialOrder, command_of, places_of, redirected
+from ddplaunch.cli.trials.trial_orders import (
+    Measuring,
+    TrialOrder,
+    command_of,
+    make_folders,
+    places_of,
+    redirected,
+)
 from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from tests.cli.cli_calls import Call, call
 from tests.records.fake_runs import StartRun, start_run
 
-__all__ = ["start_run"]
+__all__ = ["call", "start_run"]
 
 _OUT = Path("/out")
 OTHERS = "0123"
@@ -62,6 +70,38 @@ def test_the_command_of_a_trial(tmp_path: Path) -> None:
     )
     assert words[-6:] == ["--batch-size", "8", "--", "train.py", "--steps", "9"]
     assert "--timeout" not in words and "--relaunch" not in words
+
+
+def test_folders_are_there_for_the_files_that_a_script_is_told_to_write(tmp_path: Path) -> None:
+    words = ("train.py", "--save={trial_dir}/models/last.pt", "--logs", "{trial_dir}/logs")
+    order = TrialOrder("scale-x", "1", "1", {}, words)
+    places = places_of(order, {}, tmp_path)
+    make_folders(command_of(order, places, Unavailable("not read")), places)
+    assert sorted(path.name for path in places.output.iterdir()) == ["logs", "models"]
+    assert not list((places.output / "models").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["scale", "1", "--steps", "0"], "`--steps 0` measures nothing"),
+        (["scale", "1", "--seconds", "0"], "`--seconds 0` measures nothing"),
+        (["fit", "1", "--steps", "-4"], "`--steps -4` measures nothing"),
+        (["fit", "1", "--trials", "0"], "`--trials 0` measures nothing"),
+        (["fit", "1", "--warmup-steps", "-1"], "`--warmup-steps` is -1, less than 0"),
+        (["fit", "2x2"], "`fit` tries batches on one machine, and this launch has several"),
+        (["scale", "1,,2"], "`1,,2` names an empty size"),
+        (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
+        (["scale", "1", "--plot", "missing/scale.svg"], "there is no directory `missing`"),
+        (["scale", "1", "--plot", "taken.svg"], "`taken.svg` is a directory"),
+    ],
+)
+def test_what_measures_nothing_is_refused_before_a_trial(folder: Path, call: Call, words: list[str], what: str) -> None:
+    (folder / "taken.svg").mkdir()
+    said = call(*words, "--device", "cpu", "--", "train.py")
+    assert said.status == 2 and said.err.startswith("error[") and what in said.err, said.err
+    assert "\n  why: " in said.err and "\n  fix: " in said.err
+    assert not (folder / ".ddplaunch").exists()
 
 
 TRAIN = """

@@ -56,6 +56,7 @@ def test_sizes(size_bytes: int | None, text: str) -> None:
 
 def test_counts() -> None:
     assert [count(1, "process"), count(2, "process"), count(0, "GPU")] == ["1 process", "2 processes", "0 GPUs"]
+    assert [count(2, "batch"), count(2, "epoch")] == ["2 batches", "2 epochs"]
 
 
 def test_lists_end_in_a_number_that_is_worth_it() -> None:

@@ -13,8 +13,9 @@ from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.flags import launch_words
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
+from ddplaunch.cli.trials.trial_orders import TRIAL_DIR
 from ddplaunch.cli.trials.trial_runs import TrialResult
-from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of
+from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, nothing_to_measure, problem_of
 from ddplaunch.planning.options import Said
 from ddplaunch.records.find import numbered
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
@@ -31,6 +32,7 @@ _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
 _FIRST = 8  # samples, where neither an option nor the script says how many
 _STARTED_WITH = 4  # of an effective batch that is kept, its part of one rank by this
 _FIT = Source("flag", "fit")
+_PLACE = "FOLDER"  # in a command to type, what ``{trial_dir}`` was in a trial
 #: Of the learning rate, where nobody said a rule. https://arxiv.org/abs/1706.02677 reaches 32 with a warmup of five
 #: epochs and SGD; what `fit` is asked about may have neither.
 _MOST_FACTOR = 8.0
@@ -56,8 +58,10 @@ def fit(
     json: bool | None,
 ) -> int:
     """Try batches until the largest that fits is known, and say what to type."""
-    words = required(script)
+    words = required(script, "fit")
     options = with_configuration(said, profile, working_directory())
+    if trials is not None and trials < 1:
+        raise nothing_to_measure("--trials", trials, str(_TRIALS))
     measuring = measuring_of(options, warmup_steps, steps, seconds, _SECONDS)
     series = TrialSeries("fit", options, words, profile, measuring, keep=bool(keep))
     search = _Search(series, said, _headroom(headroom))
@@ -93,14 +97,12 @@ class _Search:
     def __init__(self, series: TrialSeries, said: Said, headroom: float) -> None:
         self._series, self._said, self._headroom = series, said, headroom
         self._options = series.options
+        if series.options.nnodes is not None and series.options.nnodes.value.most > 1:
+            raise _several_machines()
         self._base = series.allowed(series.options)
         launch = self._base.launch
-        if launch.topology.nnodes.value > 1:
-            raise usage(
-                "`fit` tries batches on one machine, and this launch has several",
-                why="what the ranks of other machines took is not read here",
-                fix="try one of them: the same command with its number of processes alone",
-            )
+        if launch.topology.nnodes.value > 1:  # as a Slurm allocation says
+            raise _several_machines()
         self._world = launch.topology.world_size
         self._accumulates = "accum" in launch.receives
         if "batch_size" not in launch.receives:
@@ -297,9 +299,12 @@ class _Search:
         words = ["ddplaunch", "run", *nproc, *self._series.words, *said, *sizes]
         words += [word for flag, name, lr in rates for word in (flag, f"{name}={lr}" if name else lr)]
         lr = ", ".join(f"{name}={lr}" if name else lr for flag, name, lr in rates if flag == "--lr")
-        words += ["--", *self._series.script]
+        placed = tuple(word.replace(TRIAL_DIR, _PLACE) for word in self._series.script)
+        words += ["--", *placed]
         capped = round(factor, 1) if rates and self._lr_factor(factor) == _MOST_FACTOR < factor else None
-        return FitCommand(batch, now, now == effective, tuple(words), lr, capped)
+        return FitCommand(
+            batch, now, now == effective, tuple(words), lr, capped, _PLACE if placed != self._series.script else ""
+        )
 
     def _lr_factor(self, factor: float) -> float:
         """Return what learning rates are multiplied by where the effective batch is ``factor`` times as large."""
@@ -318,6 +323,14 @@ class _Search:
             yield "--lr", each.name, format_lr(round_significant(each.lr.value * scale))
         if numbers.warmup_steps is not None and numbers.warmup_steps.source.kind != "script":
             yield "--warmup", "", str(max(0, round(numbers.warmup_steps.value * scale)))
+
+
+def _several_machines() -> UsageError:
+    return usage(
+        "`fit` tries batches on one machine, and this launch has several",
+        why="what the ranks of other machines took is not read here",
+        fix="try one of them: the same command with its number of processes alone",
+    )
 
 
 def _files(record: Path) -> Iterator[tuple[int, RankFile]]:

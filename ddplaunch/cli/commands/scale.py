@@ -43,6 +43,7 @@ _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
 _SECONDS = 10.0
 _SAVED = "size.json"
 _LARGEST = 1 << 62
+_MOST_PER_CPU = 4  # processes
 _MOST_OF_A_STEP = 100  # phases overlap, but not in so many threads
 
 
@@ -61,7 +62,7 @@ def scale(
     **hosts: Any,
 ) -> int:
     """Measure each size in turn, say what its speed-up is and what holds it back. ``hosts`` are flags of its own."""
-    words = required(script)
+    words = required(script, "scale")
     _refuse_plot(plot)
     asked = said.get("nproc")
     launch = {name: value for name, value in said.items() if name != "nproc"}
@@ -73,19 +74,13 @@ def scale(
     sizes = _sizes(None if asked is None else str(asked.value), machines)
     dataset_size = value_of(options.dataset_size, None)
     found, interrupted = trials.run(sizes, resume=bool(resume))
-    if plot is not None:
-        _write(
-            plot,
-            scale_svg(
-                found,
-                f"ddplaunch scale -- {Path(words[-1] if words[:1] == ['-m'] else words[0]).name}",
-                strong=trials.strong,
-            ),
-        )
     if json:
         answer_json(scale_json(found, strong=trials.strong, dataset_size=dataset_size))
     elif plot != "-":
         answer(scale_text(found, Terminal.of(sys.stdout), strong=trials.strong, dataset_size=dataset_size))
+    if plot is not None:  # behind the table, which is told where the disk is full
+        name = Path(words[-1] if words[:1] == ["-m"] else words[0]).name
+        _write(plot, scale_svg(found, f"ddplaunch scale -- {name}", strong=trials.strong))
     if interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.FINDINGS if any(one.problem is not None for one in found) else ExitStatus.DONE
@@ -236,7 +231,7 @@ def _sizes(text: str | None, machines: TrialMachines) -> list[Size]:
         match = _SIZE.match(word.strip())
         if match is None:
             raise usage(
-                f"`{word.strip()}` is not a size",
+                f"`{word.strip()}` is not a size" if word.strip() else f"`{text}` names an empty size",
                 why="a size is a number of processes, or nodes times processes of each, as in 2x4",
                 fix="`ddplaunch scale 1,2,4 -- train.py`",
                 where="SIZES",
@@ -247,6 +242,14 @@ def _sizes(text: str | None, machines: TrialMachines) -> list[Size]:
                 f"there is no place for size {size}: {count(most, 'GPU')} on each machine",
                 why="each process takes a GPU of its own",
                 fix=f"`ddplaunch scale {possible} …`",
+                where="SIZES",
+                code="size-not-here",
+            )
+        if size.each > _MOST_PER_CPU * most:
+            raise usage(
+                f"size {size} is too much for {count(most, 'CPU')} on each machine",
+                why=f"of more than {_MOST_PER_CPU} processes on a CPU nothing is measured but how they wait for it",
+                fix=f"`ddplaunch scale {possible} …`; {_MOST_PER_CPU * most} processes are the most here",
                 where="SIZES",
                 code="size-not-here",
             )
@@ -320,6 +323,17 @@ def _refuse_plot(plot: str | None) -> None:
             f"`--plot {plot}` is not the name of an SVG file",
             why="plots are written as SVG, which every browser shows and scales",
             fix=f"`--plot {str(plot).rpartition('.')[0] or plot}.svg`, or `--plot -` for stdout",
+            where="flag: --plot",
+        )
+    if plot in (None, "-"):
+        return
+    path = Path(str(plot))
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        taken = f"`{plot}` is a directory" if path.is_dir() else f"`{path.parent}` takes no new files"
+        raise usage(
+            taken if path.parent.is_dir() else f"there is no directory `{path.parent}`",
+            why="the plot is to go there when all sizes are measured",
+            fix="name another file, or `--plot -` for stdout",
             where="flag: --plot",
         )
 

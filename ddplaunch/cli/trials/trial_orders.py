@@ -171,7 +171,7 @@ def redirected(script: Sequence[str], output: Path, report: ScriptReport | Unava
 def make_folders(words: Sequence[str], places: TrialPlaces) -> None:
     """Make the folders that have to be there before the trial's command ``words`` runs. Raises OSError."""
     inside = [Path(word.rpartition("=")[2]) for word in words if str(places.output) in word]
-    wanted = [each for each in inside if each.is_relative_to(places.output) and not each.suffix]
+    wanted = [each.parent if each.suffix else each for each in inside if each.is_relative_to(places.output)]
     for path in (places.output, places.trackers, *wanted):
         reached = places.folder.parents[1]
         descriptor = open_base(reached, create=True)

@@ -19,7 +19,7 @@ from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.directory import not_yours, path_text
 from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.finding import Finding, RefusedError, UsageError, error, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.words import count, duration_text
 
@@ -94,7 +94,10 @@ class TrialSeries:
         )
         try:
             with _told_to_end_as_by_ctrl_c():
-                return run_trial(order, report, TrialProgress(shown))
+                result = run_trial(order, report, TrialProgress(shown))
+            if result.kept is not None:
+                tell(f"{shown}: kept in {path_text(result.kept)}\n")
+            return result
         except NotOursError as problem:
             place = shlex.quote(path_text(Path(problem.filename)))
             fix = f"`--run-dir` names a directory of yours; `ls -ld {place}` shows whose that is"
@@ -113,12 +116,36 @@ class TrialSeries:
 def measuring_of(
     options: Options, warmup_steps: int | None, steps: int | None, seconds: float | None, usual_s: float
 ) -> Measuring:
-    """Return how long trials are measured: ``usual_s`` seconds where nobody says for how many steps or how long."""
+    """Return how long trials are measured: ``usual_s`` seconds where nobody says for how many steps or how long.
+
+    Raises UsageError for numbers by which nothing is measured.
+    """
+    if steps is not None and steps < 1:
+        raise nothing_to_measure("--steps", steps, "50")
+    if seconds is not None and seconds <= 0:
+        raise nothing_to_measure("--seconds", seconds, "10")
+    if warmup_steps is not None and warmup_steps < 0:
+        raise usage(
+            f"`--warmup-steps` is {warmup_steps}, less than 0",
+            why="it counts steps that are left out",
+            fix="`--warmup-steps 5`, or leave it out",
+            where="flag: --warmup-steps",
+        )
     return Measuring(
         5 if warmup_steps is None else warmup_steps,
         steps,
         usual_s if seconds is None and steps is None else seconds,
         value_of(options.timeout_s, _TIMEOUT_S),
+    )
+
+
+def nothing_to_measure(flag: str, value: float, example: str) -> UsageError:
+    """Return the error for a ``flag`` of trials that leaves nothing to be measured."""
+    return usage(
+        f"`{flag} {value:g}` measures nothing",
+        why="a trial says something by the steps that it has measured",
+        fix=f"`{flag} {example}`, or leave it out",
+        where=f"flag: {flag}",
     )
 
 
