@@ -324,6 +324,9 @@ trial-ended-early: The script came to its end before it could be measured
 trial-without-steps: A trial made no optimizer step in its time
     The ranks still load, wait for each other, or make their steps without an optimizer of torch. Remedy: a longer
     `--timeout`; `ddplaunch.step(samples=…)` in the script marks a step.
+trial-unwatched: Trials on hosts that share no run directory end by the clock
+    How far ranks are is read from the run directory; where that is not shared, it comes with the hosts' records at the
+    end. Remedy: `--run-dir` on a file system that all hosts have.
 trial-too-slow: A trial made too few steps in its time
     Five steps behind the first one are wanted. Remedy: a longer `--timeout`.
 trial-without-samples: The measured steps had no samples

@@ -15,7 +15,7 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, listed, size_text
 from ddplaunch.watch.phases import milliseconds, percent
 from ddplaunch.watch.samples import PHASES
-from ddplaunch.watch.size_verdicts import SizeMeasured, SpeedUp, base_of, noise, speed_up, verdict
+from ddplaunch.watch.size_verdicts import SizeMeasured, SpeedUp, base_of, noise, speed_up, unwatched, verdict
 
 _SCHEMA = 1
 _LONGER = 0.02  # what is less is no rank's own
@@ -69,6 +69,8 @@ def scale_text(
         ]
     for one in sizes:
         lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
+    if (blind := unwatched(sizes)) is not None:
+        lines += ["", finding_text(blind, terminal).rstrip("\n")]
     if outside := sorted({visible(path) for one in sizes for path in one.outside}):
         lines += ["", *wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "", "  ")]
     return terminal.spell("\n".join(lines).strip("\n") + "\n")

@@ -7,7 +7,7 @@ from statistics import median
 
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import count, size_text
+from ddplaunch.values.words import count, listed, size_text
 from ddplaunch.watch.phases import RankPhases, held_back, mean_shares, milliseconds, percent
 
 _AS_IT_SHOULD = 0.8  # of the ideal speed-up, which guides promise of good scaling
@@ -30,7 +30,8 @@ class SizeMeasured:
     ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
     the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU, ``links`` what connects its GPUs
     (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``busy_cpus`` were kept busy by others before it
-    began. ``settled`` is False where step times still moved. Sizes are in bytes, times in seconds.
+    began. ``settled`` is False where step times still moved, ``unwatched`` is True where nobody saw how far its ranks
+    were. Sizes are in bytes, times in seconds.
     """
 
     size: str
@@ -46,6 +47,7 @@ class SizeMeasured:
     busy_cpus: float = 0.0
     settled: bool = True
     outside: tuple[str, ...] = ()
+    unwatched: bool = False
     record: str = ""
     problem: Finding | None = None
 
@@ -244,6 +246,19 @@ def _not_filled(one: SizeMeasured) -> Finding:
         f"the ranks use {size_text(one.peak_bytes)} of {size_text(one.gpu_bytes)} on their GPUs",
         why="a larger batch fits, and keeps more of a GPU busy at a time",
         fix="`ddplaunch fit` finds the batch that is fastest; `--batch-size` says it",
+    )
+
+
+def unwatched(sizes: Sequence[SizeMeasured]) -> Finding | None:
+    """Return what is to be known of sizes whose trials ended by the clock alone; None where there are none."""
+    names = [one.size for one in sizes if one.unwatched and one.ranks]
+    if not names:
+        return None
+    return warning(
+        "trial-unwatched",
+        f"nobody watched the steps of {listed(names)}: the hosts do not share the run directory",
+        why="such a trial ends 45 s and `--seconds` after its launch, however long its ranks had trained by then",
+        fix="`--run-dir` on a file system that all hosts share; else `--seconds 60` where ranks take long to load",
     )
 
 

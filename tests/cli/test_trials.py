@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from ddplaunch.agent.rank_site.ddplaunch_marks import redirect_writers
 from ddplaunch.cli.trials.trial_orders import (
     Measuring,
     TrialOrder,
@@ -79,6 +82,26 @@ def test_folders_are_there_for_the_files_that_a_script_is_told_to_write(tmp_path
     make_folders(command_of(order, places, Unavailable("not read")), places)
     assert sorted(path.name for path in places.output.iterdir()) == ["logs", "models"]
     assert not list((places.output / "models").iterdir())
+
+
+def test_summary_writers_write_into_the_trials_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SummaryWriter:
+        def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
+            self.seen = log_dir, comment
+
+    module = ModuleType("torch.utils.tensorboard.writer")
+    vars(module)["SummaryWriter"] = SummaryWriter
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    folder = tmp_path / "trackers" / "tensorboard"
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(folder))
+    monkeypatch.delenv("DDPLAUNCH_TRIAL", raising=False)
+    redirect_writers()
+    assert SummaryWriter("logs/a").seen == ("logs/a", ""), "no trial"
+    monkeypatch.setenv("DDPLAUNCH_TRIAL", "scale-x/1")
+    redirect_writers()
+    assert SummaryWriter().seen == (f"{folder}/runs", "")
+    assert SummaryWriter("logs/a", comment="b").seen == (f"{folder}/a", "b")
+    assert SummaryWriter(log_dir=f"{tmp_path}/output/x").seen == (f"{tmp_path}/output/x", "")
 
 
 @pytest.mark.parametrize(

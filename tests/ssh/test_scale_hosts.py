@@ -29,7 +29,7 @@ def test_sizes_of_two_machines(made: Lab) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     one, two = json.loads(done.stdout)["sizes"]
     assert [each["size"] for each in (one, two)] == ["1", "2x1"] and len(two["ranks"]) == 2
-    assert [each["effective_batch"] for each in (one, two)] == [8, 16]
+    assert [each["effective_batch"] for each in (one, two)] == [8, 16] and not two["unwatched"]
     assert 1.2 < two["speed_up"] < 2.8, two
     made.nothing_left("scale-")
 
@@ -39,7 +39,7 @@ def test_hosts_that_share_nothing_are_read_at_the_end(made: Lab) -> None:
     done = made.login.run([*argv, "--", "train.py"], made.work, clean_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     (two,) = json.loads(done.stdout)["sizes"]
-    assert len(two["ranks"]) == 2 and two["samples_per_s"] > 0
+    assert len(two["ranks"]) == 2 and two["samples_per_s"] > 0 and two["unwatched"]
 
 
 def test_more_machines_than_hosts(made: Lab) -> None:

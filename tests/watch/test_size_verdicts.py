@@ -173,3 +173,11 @@ def test_ranks_without_a_cpu_are_not_taken_for_slow_links(computes: float, code:
     shares = {"data": 0.0, "forward": computes, "backward": 0.0, "comm": 0.55, "optimizer": 0.0, "rest": 0.4 - computes}
     found = verdict(size(4, cpus=2, device="cpu", shares=shares), None, strong=False)
     assert found is not None and found.finding is not None and found.finding.code == code
+
+
+def test_sizes_that_ended_by_the_clock_alone_are_told_in_one_finding() -> None:
+    blind = [size(2, nodes=2, unwatched=True), size(4, nodes=2, unwatched=True)]
+    text = scale_text([size(1), *blind], Terminal(width=200), strong=False)
+    assert text.count("warning[trial-unwatched]: nobody watched the steps of 2x1, 2x2: the hosts do not share") == 1
+    assert "trial-unwatched" not in scale_text([size(1), size(2)], Terminal(width=200), strong=False)
+    assert json.loads(json.dumps(scale_json(blind, strong=False)))["sizes"][0]["unwatched"] is True

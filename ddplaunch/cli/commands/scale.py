@@ -190,6 +190,7 @@ class _Trials:
             busy_cpus=result.busy_cpus,
             settled=result.settled,
             outside=result.outside,
+            unwatched=result.unwatched,
             record=str(result.record),
             problem=problem_of(result),
         )

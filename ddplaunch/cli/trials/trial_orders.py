@@ -136,13 +136,15 @@ def _trackers(folder: Path) -> list[tuple[str, str]]:
     """Return the variables that have experiment trackers write into ``folder`` and reach for no server.
 
     https://docs.wandb.ai/models/ref/python/environment-variables, https://mlflow.org/docs/latest/ml/tracking; the
-    Trainer of Hugging Face writes its TensorBoard files where TENSORBOARD_LOGGING_DIR says.
+    Trainer of Hugging Face writes its TensorBoard files where TENSORBOARD_LOGGING_DIR says, and ranks of a trial make
+    torch's SummaryWriter do so. MLflow 3 refuses folders unless MLFLOW_ALLOW_FILE_STORE is set.
     """
     off = os.environ.get("WANDB_MODE") == "disabled"
     return [
-        ("WANDB_DIR", str(folder)),
+        *((name, str(folder)) for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")),
         *([] if off else [("WANDB_MODE", "offline")]),
         ("MLFLOW_TRACKING_URI", f"file://{folder / 'mlruns'}"),
+        ("MLFLOW_ALLOW_FILE_STORE", "true"),
         ("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard")),
     ]
 

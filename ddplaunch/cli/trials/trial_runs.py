@@ -70,6 +70,7 @@ class TrialResult:
     ``findings`` are what it said before the launch. ``outside`` are files that were written elsewhere than in the
     trial's folder, ``kept`` is that folder if it is still there. ``took_s`` is the whole trial, ``busy_cpus`` how many
     CPUs others kept busy just before it. ``empty_epochs`` counts epochs that had no batch, of a rank without a step.
+    ``unwatched`` says that ranks' steps came with the records at the end, so that time alone ended it.
     """
 
     order: TrialOrder
@@ -87,6 +88,7 @@ class TrialResult:
     kept: Path | None = None
     took_s: float = 0.0
     busy_cpus: float = 0.0
+    unwatched: bool = False
 
     @property
     def step_s(self) -> float | None:
@@ -184,7 +186,7 @@ class _Running:
                 self.end()
                 self._look()
                 found = self.measured(force=True)
-                return {"status": "measured" if found["ranks"] else "unseen", **found}
+                return {"status": "measured" if found["ranks"] else "unseen", "unwatched": True, **found}
             if time.monotonic() - self._began >= limit_s:
                 found = self.measured(force=True)
                 status = "measured" if found["ranks"] else "too-slow" if self._steps() else "no-steps"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddplaunch.cli.flags import spelled
 from ddplaunch.cli.prepare import Prepared, errors, prepare, script_report
-from ddplaunch.cli.streams import tell, tell_findings
+from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.target import parse_target
 from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
 from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
@@ -96,7 +96,7 @@ class TrialSeries:
             with _told_to_end_as_by_ctrl_c():
                 result = run_trial(order, report, TrialProgress(shown))
             if result.kept is not None:
-                tell(f"{shown}: kept in {path_text(result.kept)}\n")
+                say(f"{shown}: kept in `{path_text(result.kept)}`")
             return result
         except NotOursError as problem:
             place = shlex.quote(path_text(Path(problem.filename)))
