@@ -46,13 +46,16 @@ if "RANK" not in os.environ:
     for name, of_slurm in {{"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "GROUP_RANK": "NODEID", "WORLD_SIZE": "NTASKS",
                             "LOCAL_WORLD_SIZE": "NTASKS"}}.items():
         os.environ[name] = os.environ["SLURM_" + of_slurm]
+said = [word for word in sys.argv[1:] if word != "-u"]
+if not (said and (said[0].startswith("-") or os.path.isfile(said[0]))):
+    sys.exit("no such program")
 ranks = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK CUDA_VISIBLE_DEVICES".split()
 off = ("no", "false", "default")
 kept = {{k: v for k, v in os.environ.items() if k in ranks or k in os.environ.get("PROOF_NAMES", "").split()
         or k.startswith(("ACCELERATE_", "FSDP_")) and v.lower() not in off}}
 with open(os.environ["PROOF_OUT"], "a") as file:
     fcntl.flock(file, 2)
-    file.write(json.dumps([[word for word in sys.argv[1:] if word != "-u"], kept], sort_keys=True) + "\\n")
+    file.write(json.dumps([said, kept], sort_keys=True) + "\\n")
 """
 PYTHON = """#!/bin/bash
 if [ -n "$RANK" ]; then exec {bin}/stand-in "$@"; fi
@@ -75,6 +78,10 @@ of_all = {{"SLURM_NODEID": "0", "SLURM_NTASKS": str(number)}}
 tasks = [subprocess.Popen(words, env={{**os.environ, **of_all, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}})
          for i in range(number)]
 sys.exit(max(task.wait() for task in tasks))
+"""
+# accelerate starts several ranks on the CPU only if it is told that there are several GPUs.
+SEVERAL = """shift
+case "$*" in *--multi*gpu*|*--tpu*|*--num_processes[=\\ ]1[^0-9]*) several=;; *) several=--multi_gpu;; esac
 """
 ON_NODES = re.compile(r"\bNNODES\b[\s\S]*\bNODE_RANK\b|\bNODE_RANK\b[\s\S]*\bNNODES\b")
 
@@ -102,7 +109,7 @@ def prepare(folder: Path) -> Path:
     launch = "#!/bin/bash\n{shift}exec " + sys.executable + ' -m {what} "$@"\n'
     made["torchrun"] = launch.format(shift="", what="torch.distributed.run")
     made["ddplaunch"] = launch.format(shift="shift\n", what="ddplaunch run --no-checks --device cpu")
-    made["accelerate"] = launch.format(shift="shift\n", what="accelerate.commands.accelerate_cli launch --cpu")
+    made["accelerate"] = launch.format(shift=SEVERAL, what="accelerate.commands.accelerate_cli launch $several")
     made |= {"srun": SRUN.format(python=sys.executable), "stand-in": STAND_IN.format(python=sys.executable)}
     for name, text in made.items():
         (folder / name).write_text(text)
@@ -118,7 +125,11 @@ def started(script: bytes, like: str, arguments: Sequence[str], commands: Path, 
     """
     with tempfile.TemporaryDirectory(dir=commands.parent) as name:
         folder = Path(name)
-        named = {*re.findall(r"[\w./-]+\.py", like), "train.py", *(f"{each}/main.py" for each in arguments)}
+        named = {
+            *re.findall(r"[\w./-]+\.py", like),
+            "train.py",
+            *(f"{each}/main.py" for each in arguments if "." not in each),
+        }
         modules = {each.replace(".", "/") + ".py" for each in re.findall(r"-m\s+([a-z_]\w*(?:\.\w+)*)", like)}
         for each in {*named, *modules, *(Path(each).name for each in named)}:
             if not each.startswith(("/", "..", "~", "torch/")):

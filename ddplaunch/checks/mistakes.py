@@ -116,6 +116,19 @@ def data_not_divided(script: ScriptReport, launch: Launch) -> Findings:
         yield _told(found, f"each rank trains on all samples of {found.detail}: no sampler divides them", why)
 
 
+def gradients_not_averaged(script: ScriptReport, launch: Launch) -> Findings:
+    """Ranks share a process group and divide the data, and nothing averages their gradients.
+
+    Each rank then trains a model of its own on its part of the samples, and their losses drift apart. The script's
+    source shows it before the run where nothing in it wraps the model or sends anything, the ranks' first steps do
+    where nothing went through the process group. Remedy: `DistributedDataParallel(model)`.
+    """
+    for found in _of("gradients-not-averaged", script, launch):
+        why = "each rank trains a model of its own on its part of the samples, and their losses drift apart"
+        fix = f"before the first step: `{found.corrected}`"
+        yield _told(found, "ranks divide the data, but nothing averages their gradients", why, fix)
+
+
 def sampler_epoch_not_set(script: ScriptReport, launch: Launch) -> Findings:
     """A DistributedSampler is never told of the epoch.
 

@@ -10,6 +10,7 @@ from ddplaunch.values.words import count
 
 Note = Mapping[str, Any]
 Plan = Mapping[str, Any]
+_STEPS = 4  # that every rank has noted: fewer may be those in which a script accumulates
 
 
 def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
@@ -26,6 +27,24 @@ def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
         fix="`torch.distributed.init_process_group()` and `DistributedDataParallel(model)` in the script, or its own "
         "switch for both; `ddplaunch run 1` for one training",
     )
+
+
+def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Ranks that divide the data and share a process group, through which nothing went between their first steps."""
+    world = notes[0]["world_size"] if notes else 1
+    divide = {(each["sampler"], each["replicas"]) for note in notes for each in note["loaders"]}
+    if world < 2 or len(notes) < ranks or divide != {("torch.DistributedSampler", world)}:
+        return
+    if any(note["ddp"] or note["others"] or note.get("exchanged") != 0 or note["steps"] < _STEPS for note in notes):
+        return
+    if all(note["loaders"] and note["process_group"] for note in notes):
+        yield warning(
+            "gradients-not-averaged",
+            f"nothing was sent between {count(world, 'rank')} in their first {notes[0]['steps']} steps",
+            why="each trains a model of its own on its part of the samples: without averages their losses drift apart",
+            fix="`model = DistributedDataParallel(model)` before the first step; nothing, if the script averages more "
+            "seldom than that",
+        )
 
 
 def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:

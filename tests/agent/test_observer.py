@@ -384,7 +384,7 @@ if fault != "apart":
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(80, 4))
 model = torch.nn.Linear(4, 1)
-if fault != "apart":
+if fault not in ("apart", "unwrapped"):
     model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
 for group in optimizer.param_groups:
@@ -412,6 +412,7 @@ FAULTS = {
     "scaled": ["the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)"],
     "divided": ["each rank takes 4 samples at a time, the plan says 8 (/ 2, the world size)"],
     "plain": ["each of 2 ranks trains on all 80 samples: its DataLoader has a SequentialSampler"],
+    "unwrapped": ["nothing was sent between 2 ranks in their first 4 steps"],
     "apart": ["2 ranks train, and none has joined a process group: these are 2 separate trainings"],
     "ranks": [
         "the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)",

@@ -48,6 +48,7 @@ WORDS = {
     "data-parallel-under-launcher": ("net", "the same GPUs for a model of its own: net"),
     "shuffle-with-sampler": ("sampler", "`shuffle=True` beside a sampler"),
     "data-not-divided": ("train_set", "each rank trains on all samples of train_set"),
+    "gradients-not-averaged": ("", "nothing averages their gradients"),
     "sampler-epoch-not-set": ("sampler train.py:9", "nothing calls `sampler.set_epoch`"),
     "collective-on-some-ranks": ("dist.barrier\nrank == 0\n", "only some ranks reach `dist.barrier`: `if rank == 0:`"),
     "evaluation-on-one-rank": ("model rank == 0", "only one rank calls the DistributedDataParallel `model`"),

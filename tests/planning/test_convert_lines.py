@@ -60,6 +60,10 @@ def said(line: str) -> Translation:
             "--main_process_port 5 --mixed_precision fp16 train.py",
             "run 2x4 --node-rank 1 --master-addr h --master-port 5 --env ACCELERATE_MIXED_PRECISION=fp16 -- train.py",
         ),
+        (
+            "accelerate launch --num_processes 2 --gradient_accumulation_steps 4 --fsdp_version 2 --zero_stage 3 t.py",
+            "run 2 -- t.py",
+        ),
         ("accelerate launch --gpu_ids 0,2 --mixed_precision no t.py", "run 2 --gpus 0,2 -- t.py"),
         (
             "accelerate launch --num_processes 2 --use_fsdp --fsdp_offload_params True t.py",

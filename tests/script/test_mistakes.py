@@ -125,6 +125,7 @@ FIRES = [
     ("shuffle-with-sampler", {"loader": "loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=True)"}),
     ("data-not-divided", {"sampler": "pass", "epoch": "pass", "loader": f"loader = {LOADER}"}),
     ("sampler-epoch-not-set", {"epoch": "pass"}),
+    ("gradients-not-averaged", {"wrap": "pass", "save": "pass"}),
     ("collective-on-some-ranks", {"save": "if rank == 0:\n        dist.barrier()"}),
     ("collective-on-some-ranks", {"save": "if rank != 0:\n        return\n    dist.barrier()"}),
     (

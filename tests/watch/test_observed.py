@@ -199,6 +199,11 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         "no-process-group: 2 ranks train, and none has joined a process group: these are 2 separate trainings",
     ),
+    "a process group that nothing uses": (
+        both(ddp=False, exchanged=0),
+        {},
+        "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
+    ),
 }
 
 
@@ -243,6 +248,11 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "an iterable dataset": (both({**ALL_PLAIN, "samples": None}), {}),
     "a sampler of its own": (both({**ALL_PLAIN, "sampler": "ByLength"}), {}),
     "tensor parallel": (both({**ALL_PLAIN}, ddp=False), {}),
+    "gradients that the script averages": (both(ddp=False, exchanged=3), {}),
+    "a backend that does not count": (both(ddp=False, exchanged=None), {}),
+    "one step without": (both(ddp=False, exchanged=0, steps=1), {}),
+    "one rank sends": ([note(0, ddp=False, exchanged=0), note(1, ddp=False, exchanged=1)], {}),
+    "the same samples for all, and nothing sent": (both({**ALL_PLAIN}, ddp=False, exchanged=0), {}),
     "horovod": (both(process_group=None, ddp=False, others=["horovod"]), {}),
     "one of two has a group": ([note(0), note(1, process_group=None, ddp=False)], {}),
     "a note of another version": (both(optimizers=None, loaders=[{}], passes="?"), {}),

@@ -49,13 +49,8 @@ class _Noticed:
 def begin(path: str, after_import: AfterImport) -> None:
     """Write a note to ``path`` at the first optimizer steps, if there will be any."""
     watched = _Observer(path)
-    after_import(
-        {
-            "torch.optim.optimizer": watched.optimizers,
-            "torch.utils.data.dataloader": watched.dataloaders,
-            "torch.nn.parallel.distributed": watched.parallel,
-        }
-    )
+    looked_at = {"torch.optim.optimizer": watched.optimizers, "torch.utils.data.dataloader": watched.dataloaders}
+    after_import({**looked_at, "torch.nn.parallel.distributed": watched.parallel})
 
 
 class _Iterator:
@@ -85,6 +80,7 @@ class _Observer:
         self._steps = 0  # of the first optimizer
         self._all_steps = 0
         self._main: int | None = None
+        self._begun: int | None = None  # collectives before the first step was over
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._iterators: list[_Iterator] = []
         self._loaders: list[dict[str, Any]] = []
@@ -95,8 +91,6 @@ class _Observer:
         self._passes = 0
         self._closure = False
         self._passes_of_steps: list[int] = []
-
-    # Called when a module of torch has run
 
     def optimizers(self, module: Any) -> None:
         """Be told of every optimizer's steps; torch before 2.0 has no such hook."""
@@ -155,8 +149,6 @@ class _Observer:
             alive = [each for each in self._iterators if each.reference() is not None]
             self._iterators = [*alive[-_MOST:], _Iterator(iterator)]
 
-    # At a step
-
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look at one optimizer that has just made a step."""
         if self._over or os.getpid() != self._owner:
@@ -173,6 +165,7 @@ class _Observer:
             self._main = id(optimizer)
         if id(optimizer) == self._main:
             self._steps += 1
+            self._begun = _collectives() if self._steps == 1 else self._begun
             self._closure = self._closure or closure
             self._note_loaders()
             self._count_passes(optimizer)
@@ -207,8 +200,7 @@ class _Observer:
     def _note_loaders(self) -> None:
         """Note which iterators have gone on since the step before, and how many batches they gave."""
         for one in self._iterators:
-            given = one.given()
-            if given <= 0:
+            if (given := one.given()) <= 0:
                 continue
             if one.note is None:
                 iterator = one.reference()
@@ -277,6 +269,7 @@ class _Observer:
             "over": over,
             "steps": self._steps,
             "process_group": _process_group(),
+            "exchanged": now - self._begun if (now := _collectives()) is not None and self._begun is not None else None,
             "others": [name for name in _OTHERS if name in sys.modules],
             "ddp": bool(self._models),
             "optimizers": list(self._optimizers.values()),
@@ -320,11 +313,8 @@ def _compiled(model: Any) -> bool:
 
 def _number(value: Any) -> float | None:
     """Return a rate as a float; None for what only the GPU knows."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if not isinstance(value, int | float) and getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
-        return None
-    return float(value)
+    on_gpu = not isinstance(value, int | float) and getattr(getattr(value, "device", None), "type", "cpu") != "cpu"
+    return None if isinstance(value, bool) or value is None or on_gpu else float(value)
 
 
 def _bases(optimizer: Any) -> list[float | None]:
@@ -338,6 +328,15 @@ def _process_group() -> dict[str, Any] | None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     return {"size": distributed.get_world_size(), "backend": str(distributed.get_backend())}
+
+
+def _collectives() -> int | None:
+    """Return how many collectives all process groups have begun; None where a backend does not count them."""
+    try:
+        groups = sys.modules["torch.distributed.distributed_c10d"]._world.pg_map
+        return int(sum(one._get_sequence_number_for_group() for one in groups))
+    except Exception:
+        return None
 
 
 def _loader(iterator: Any) -> dict[str, Any]:
@@ -366,8 +365,8 @@ def _name(one: Any) -> str | None:
     """Return a class by its name, torch's own with `torch.` before it."""
     if one is None:
         return None
-    own = type(one).__module__.startswith("torch.utils.data")
-    return f"torch.{type(one).__name__}" if own else type(one).__name__
+    kind = type(one)
+    return f"torch.{kind.__name__}" if kind.__module__.startswith("torch.utils.data") else kind.__name__
 
 
 def _plain(value: Any) -> int | None:
@@ -393,8 +392,6 @@ def _first_dimension(data: Any) -> int | None:
 
 
 def _last_with_gradient(optimizer: Any) -> Any:
-    for group in reversed(optimizer.param_groups):
-        for parameter in reversed(group["params"]):
-            if parameter.requires_grad and parameter.is_leaf and parameter.grad is not None:
-                return parameter
-    return next((one for group in optimizer.param_groups for one in group["params"] if one.requires_grad), None)
+    trained = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    with_gradient = (one for one in reversed(trained) if one.is_leaf and one.grad is not None)
+    return next(with_gradient, next(iter(trained), None))

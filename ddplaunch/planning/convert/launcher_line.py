@@ -59,6 +59,7 @@ class LauncherLine:
         self.said: dict[str, Word] = {}
         self.flags: list[Word] = []
         self.env: dict[str, Word] = {}
+        self.typed: dict[str, str] = {}  # the options that said variables
         self.switches: set[str] = set()
         self.dropped: list[Note] = []
         self.unknown: list[Note] = []
@@ -132,6 +133,7 @@ class LauncherLine:
         elif kind == "torchrun":
             self.flags.append(attached(f"--torchrun-arg={meaning.detail or key}=", values[0]))
         elif kind == "env":
+            self.typed[meaning.detail] = typed
             self._set(meaning.detail, values[0])
         elif kind == "switch":
             name, _, value = meaning.detail.partition("=")
@@ -181,8 +183,20 @@ class LauncherLine:
                 continue  # what was typed wins over the file
             self.take(key, means, [known(text)][: means.values])
 
+    def _leave_out_unused(self) -> None:
+        """Leave out what accelerate hands to ranks with DeepSpeed or FSDP alone, where the line has neither."""
+        for switch, plugin, prefixes in (
+            ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed", ("ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_")),
+            ("ACCELERATE_USE_FSDP", "FSDP", ("FSDP_",)),
+        ):
+            for name in [each for each in self.env if each.startswith(prefixes) and switch not in self.env]:
+                del self.env[name]
+                self.dropped.append(Note(f"`{self.typed[name]}`", f"accelerate hands it on with {plugin} alone"))
+
     def command(self, rest: Sequence[Word]) -> list[Word]:
         """Return ``run NPROC FLAGS -- TARGET``. Raises CannotSay."""
+        if self.launcher == "accelerate":
+            self._leave_out_unused()
         nproc, nnodes = self._size()
         one = nnodes.value in _ONE
         counts = [nproc]

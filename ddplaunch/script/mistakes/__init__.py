@@ -19,6 +19,7 @@ _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     loading.shuffled_beside_sampler,
     loading.undivided,
     loading.same_order,
+    places.unaveraged,
     one_rank.collectives_of_some,
     one_rank.evaluated_on_one,
     one_rank.written_by_all,

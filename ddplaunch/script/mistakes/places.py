@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddplaunch.script.mistakes.training import INIT, Training, argument, call_text, is_plain, mistake
+from ddplaunch.script.mistakes.training import INIT, SAMPLER, Training, argument, call_text, is_plain, mistake
 from ddplaunch.script.names import dotted, is_true, keyword, last, string
 from ddplaunch.script.reachable import ReachablePart, is_environ
 from ddplaunch.script.script_report import Mistake
@@ -140,6 +140,25 @@ def threads_of_one_process(training: Training) -> Iterator[Mistake]:
         corrected = f'DistributedDataParallel({model}, device_ids=[int(os.environ["LOCAL_RANK"])])'
         yield mistake("data-parallel-under-launcher", call, part, part.statement(call, corrected), model)
         return
+
+
+# What sends gradients or weights from rank to rank, or may do so.
+_SENDS = (
+    r"(?im)^(?!\s*(?:from|import)\b)[^\n#]*(?:parallel\b|DDP|fsdp|fully_?shard|reduce|gather|broadcast|averag|isend|irecv|\bsend\("
+    r"|\brecv\(|all_to_all|pipelin|sync|redundancy)|deepspeed|horovod|\bapex|accelerat|megatron|colossal"
+)
+
+
+def unaveraged(training: Training) -> Iterator[Mistake]:
+    """Ranks in a process group that divide the data, and whose gradients nothing averages."""
+    if not training.groups or not any(training.calls(SAMPLER)) or not training.lacks(_SENDS):
+        return
+    for part in training.parts:
+        for call in part.calls_of("backward"):
+            if not call.args and training.flow.known.runs(call, part):
+                corrected = 'model = DistributedDataParallel(model, device_ids=[int(os.environ["LOCAL_RANK"])])'
+                yield mistake("gradients-not-averaged", call, part, corrected)
+                return
 
 
 def group_left(training: Training) -> Iterator[Mistake]:
