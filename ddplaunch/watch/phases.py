@@ -241,8 +241,11 @@ def phase_lines(ranks: Sequence[RankPhases]) -> list[str]:
     return [f"phases: {steps} of {milliseconds(median(one.step_s for one in ranks))}: {words}"]
 
 
-def held_back(ranks: Sequence[RankPhases], cpus: int) -> Finding | None:
-    """Return what holds the steps of these ranks back most, who share ``cpus``; None where nothing stands out."""
+def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Finding | None:
+    """Return what holds the steps of these ranks back most, who share ``cpus``; None where nothing stands out.
+
+    ``workers`` is how the script takes DataLoader workers, as in ``--num-workers {}``; "" where nobody knows.
+    """
     shares = mean_shares(ranks)
     threads = sum(one.facts["threads"] for one in ranks if isinstance(one.facts.get("threads"), int))
     computes = sum(shares[name] or 0 for name in ("forward", "backward", "optimizer"))
@@ -255,9 +258,13 @@ def held_back(ranks: Sequence[RankPhases], cpus: int) -> Finding | None:
             fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
         )
     if (late := waited_for(ranks)) is not None:
+        waits = late[0].shares["data"] or 0
+        if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
+            who = f"the others wait for rank {late[0].rank}, and it waits"
+            return _input_bound(ranks, waits, cpus, workers, who)
         return _rank_late(*late)
     if (shares["data"] or 0) >= _BOUND:
-        return _input_bound(ranks, shares["data"] or 0, cpus)
+        return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
     alone = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP works all the same
     if (shares["comm"] or 0) >= _BOUND and not alone:
         return _communication_bound(ranks, shares["comm"] or 0)
@@ -286,19 +293,22 @@ def _rank_late(late: RankPhases, usual_s: float, phase: str) -> Finding:
     )
 
 
-def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int) -> Finding:
+def _workers(ranks: Sequence[RankPhases]) -> int:
     loaders = [loader for one in ranks if isinstance(loader := one.facts.get("loader"), dict)]
-    workers = max((loader["workers"] for loader in loaders if isinstance(loader.get("workers"), int)), default=0)
-    each = max(1, cpus // len(ranks))
+    return max((each["workers"] for each in loaders if isinstance(each.get("workers"), int)), default=0)
+
+
+def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: str, who: str) -> Finding:
+    workers, each = _workers(ranks), max(1, cpus // len(ranks))
+    each *= 1 + (workers >= each)  # a worker that waits for a disk leaves its CPU to another one
     cheaper = "load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
+    more = f"`{typed.replace('{}', str(each))}` of the script" if typed else f"`num_workers={each}` in the DataLoader"
     return warning(
         "input-bound",
-        f"the ranks wait for data in {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
+        f"{who} for data in {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
         why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} "
         f"{'shares' if len(ranks) == 1 else 'share'} {count(cpus, 'CPU')}",
-        fix=f"`num_workers={each}` in the DataLoader; where that does not help, {cheaper}"
-        if workers < each
-        else cheaper,
+        fix=f"{more}; where that does not help, {cheaper}" if workers < each else cheaper,
     )
 
 

@@ -31,7 +31,8 @@ class SizeMeasured:
     the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU, ``links`` what connects its GPUs
     (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``busy_cpus`` were kept busy by others before it
     began. ``settled`` is False where step times still moved, ``unwatched`` is True where nobody saw how far its ranks
-    were. Sizes are in bytes, times in seconds.
+    were. ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not.
+    Sizes are in bytes, times in seconds.
     """
 
     size: str
@@ -48,6 +49,7 @@ class SizeMeasured:
     settled: bool = True
     outside: tuple[str, ...] = ()
     unwatched: bool = False
+    workers: str = ""
     record: str = ""
     problem: Finding | None = None
 
@@ -143,7 +145,7 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     faster = speed_up(one, base, strong=strong)
     alone = base is None or one.processes == base.processes
     cpus = one.cpus * one.nodes
-    found = held_back(one.ranks, cpus)
+    found = held_back(one.ranks, cpus, one.workers)
     if found is not None and found.code == "communication-bound":
         found = _with_bandwidth(found, one)
     if found is not None and found.code in _OF_TOO_MANY and _is_too_many(one):

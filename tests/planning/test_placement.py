@@ -11,6 +11,8 @@ import pytest
 
 from ddplaunch.machine.facts import CpuFacts, CpuLayout, Facts
 from ddplaunch.planning.launch import Launch, Placement
+from ddplaunch.planning.ranks.placement import workers_typed
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Source, Unavailable
 from ddplaunch.values.variable_names import SETTINGS
@@ -290,3 +292,20 @@ def test_without_a_layout_threads_are_counted_as_ever() -> None:
     unknown = healthy_facts(cpu=CpuFacts(16, 16, None, 16), cpu_layout=Unavailable("no sysfs"))
     launch = decide(said(nproc="4"), unknown)
     assert (threads(launch), launch.placement.text) == ("4", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "typed"),
+    [
+        (("--lr", "--num_workers"), {}, "--num_workers 4"),
+        (("--lr",), {}, ""),
+        (("-j", "--workers"), {"same": True}, "--workers 4"),
+        (("data.num_workers",), {"spelling": "k=v"}, "data.num_workers=4"),
+        (("--workers",), {"takes_value": False}, ""),
+    ],
+)
+def test_how_a_script_takes_workers(flags: tuple[str, ...], more: dict[str, Any], typed: str) -> None:
+    where = DeclaredAt("train.py", 3)
+    groups = [flags] if more.pop("same", False) else [(each,) for each in flags]
+    report = ScriptReport("train.py", tuple(DeclaredOption(each, where, **more) for each in groups))
+    assert workers_typed(report, "4") == typed

@@ -118,9 +118,20 @@ def test_nothing_is_said_of_ranks_that_compute() -> None:
     assert held_back(healthy[:1], 8) is None
     lonely = rank(0, 0.1, 0.0, 0.02, 0.03, 0.04)
     assert held_back([replace(lonely, facts={**lonely.facts, "world_size": 1})], 8) is None, "there is no other"
-    few = rank(0, 0.1, 0.06, 0.02, 0.02, workers=8)
-    found = held_back([few], 8)
-    assert found is not None and "num_workers" not in found.fix, "there is no CPU left for another one"
+    for workers, more in ((2, "`num_workers=8`"), (8, "`num_workers=16`"), (16, "load cheaper")):
+        found = held_back([rank(0, 0.1, 0.06, 0.02, 0.02, workers=workers)], 8)
+        assert found is not None and found.fix.startswith(more), "two on each CPU are enough"
+
+
+def test_workers_of_other_ranks_get_ahead_while_these_wait_for_one() -> None:
+    """Two loaders that are as slow: the rank whose batch comes a moment later hides that of the other."""
+    one, other = rank(0, 0.037, 0.032, 0.001, 0.002, workers=1), rank(1, 0.037, 0.001, 0.001, 0.002, 0.032, workers=1)
+    found = held_back([one, other], 2)
+    assert found is not None and found.code == "input-bound"
+    assert found.what.startswith("the others wait for rank 0, and it waits for data in 86 % of the time")
+    alone = [replace(each, facts={**each.facts, "loader": {"workers": 0}}) for each in (one, other)]
+    late = held_back(alone, 2)
+    assert late is not None and late.code == "rank-late", "without workers each rank's loading shows"
 
 
 def test_files_are_followed_while_they_grow(tmp_path: Path) -> None:

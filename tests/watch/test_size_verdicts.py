@@ -175,6 +175,14 @@ def test_ranks_without_a_cpu_are_not_taken_for_slow_links(computes: float, code:
     assert found is not None and found.finding is not None and found.finding.code == code
 
 
+def test_more_workers_are_typed_as_the_script_takes_them() -> None:
+    waits = changed(data=0.5, forward=0.15, backward=0.2)
+    for typed, words in (("", "`num_workers=32` in the DataLoader"), ("--num-workers {}", "`--num-workers 32` of the")):
+        found = verdict(size(2, shares=waits, workers=typed), None, strong=False)
+        assert found is not None and found.finding is not None
+        assert found.finding.code == "input-bound" and found.finding.fix.startswith(words), found.finding.fix
+
+
 def test_sizes_that_ended_by_the_clock_alone_are_told_in_one_finding() -> None:
     blind = [size(2, nodes=2, unwatched=True), size(4, nodes=2, unwatched=True)]
     text = scale_text([size(1), *blind], Terminal(width=200), strong=False)

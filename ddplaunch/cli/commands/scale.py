@@ -14,7 +14,7 @@ from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.flags import launch_words
-from ddplaunch.cli.prepare import Prepared
+from ddplaunch.cli.prepare import Prepared, script_report
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial_machines import Size, TrialMachines
@@ -23,6 +23,7 @@ from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.nvml import gpu_links
 from ddplaunch.planning.options import Said
+from ddplaunch.planning.ranks.placement import workers_typed
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.own.own_files import write_named
@@ -95,6 +96,8 @@ class _Trials:
         self.first = machines.first
         self.strong = strong or self._options.global_batch_size is not None
         self._whole = self._effective() if self.strong else None
+        report = script_report(self._options, series.target, Path.cwd(), self.first.facts)
+        self._workers = workers_typed(report, "{}")
 
     def _effective(self) -> int:
         """Return the effective batch that every size keeps. Raises UsageError where nobody says it."""
@@ -191,6 +194,7 @@ class _Trials:
             settled=result.settled,
             outside=result.outside,
             unwatched=result.unwatched,
+            workers=self._workers,
             record=str(result.record),
             problem=problem_of(result),
         )

@@ -14,8 +14,9 @@ from typing import Literal, TypeAlias
 from ddplaunch.machine.facts import CpuFacts, CpuLayout, NumaNode
 from ddplaunch.planning.launch import Placement, Target
 from ddplaunch.planning.options import Options
-from ddplaunch.script.declared import given
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
+from ddplaunch.script.declared import given, spell
+from ddplaunch.script.names import last_word
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable, value_of
@@ -65,6 +66,15 @@ def said_workers(options: Options, target: Target | None) -> int | None:
         return options.workers.value
     values = given(target.args, _WORKER_OPTION) if target else ()
     return int(values[-1]) if values and values[-1].isascii() and values[-1].isdigit() else None
+
+
+def workers_typed(report: ScriptReport | Unavailable, number: str) -> str:
+    """Return the words by which a script takes so many DataLoader workers per rank; "" of one that takes none."""
+    if isinstance(report, Unavailable):
+        return ""
+    names = {last_word(flag) for flag in _WORKER_OPTION.flags}
+    own = [each for each in report.options if each.takes_value and names & {last_word(flag) for flag in each.flags}]
+    return " ".join(spell(own[0], number)) if own else ""
 
 
 def resolve_placement(
