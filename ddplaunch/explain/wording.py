@@ -158,7 +158,8 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     name = raised.type.rpartition(".")[2]
     special, worker = OF_EXCEPTIONS.get(name), _WORKER_LEFT.match(raised.message)
     said = _LONG.sub(r"\1…\2", f"{name}: {raised.message}" if raised.message else name)
-    what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
+    said = said if len(said) <= _QUOTED else f"{said[: _QUOTED - 1]}…"
+    what = f"{said} at {raised.frame}" if raised.frame else said
     who = f"rank {cause.rank}" if cause.rank is not None else "the script"
     if cause.code == "killed":
         return _Words(f"a DataLoader worker of {who} was gone as it handed over a batch: {what}", *_LOST_WORKER)

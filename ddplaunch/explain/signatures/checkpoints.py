@@ -52,7 +52,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"Size mismatch between saved \S.{0,80} and current: \S.{0,80} for \S+",
             r"loaded state dict (?:contains a parameter group that doesn't match|has a different number of) .*",
-            r"(?:Missing|Unexpected) key in checkpoint state_dict: \S+",
+            r"Unexpected key in checkpoint state_dict: \S+",
             r"(?:unexpected|missing) keys? \"?[^\"]*\"? in (?:source )?state_dict",
             r"While copying the parameter named \S+",
             r"The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+",
@@ -65,7 +65,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "ValueError: Size mismatch between saved torch.Size([4, 2]) and current: torch.Size([8]) for model.w",
             "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
             "ValueError: loaded state dict has a different number of parameter groups",
-            "RuntimeError: Missing key in checkpoint state_dict: optim.state.0.exp_avg.",
+            "RuntimeError: Unexpected key in checkpoint state_dict: optim.state.0.exp_avg.",
             "KeyError: 'unexpected key \"module.conv1.weight\" in state_dict'",
             "RuntimeError: While copying the parameter named fc.weight, whose dimensions in the model are "
             "torch.Size([10])",
@@ -75,6 +75,23 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("unexpected keys: []", "state_dict saved to out/last.pt", "resuming from checkpoint 12"),
         source="https://github.com/pytorch/pytorch/blob/main/torch/optim/optimizer.py",
+    ),
+    Signature(
+        code="checkpoint-mismatch",
+        tier=Tier.CAUSE,
+        patterns=(r"Missing key in checkpoint state_dict: (?P<key>[\w.]+\w)",),
+        what="the checkpoint holds no `{key}`, which is to be loaded",
+        why="torch.distributed.checkpoint loads what the state dict in memory names: the model or optimizer has grown, "
+        "is named otherwise (`module.`, `_orig_mod.`), or that part was not saved",
+        fixes=(
+            "the names that it holds: `python -c 'import sys, torch.distributed.checkpoint as d; print(*d.FileSystem"
+            'Reader(sys.argv[1]).read_metadata().state_dict_metadata, sep="\\n")\' FOLDER`',
+            "load what is there: `dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))`; an optimizer "
+            "that was not saved begins anew",
+        ),
+        examples=("RuntimeError: Missing key in checkpoint state_dict: optim.state.0.exp_avg.",),
+        near_misses=("RuntimeError: Missing key(s) in state_dict: ",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/default_planner.py",
     ),
     Signature(
         code="checkpoint-mismatch",
