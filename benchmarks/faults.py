@@ -31,7 +31,7 @@ from ddplaunch.explain.explain_logs import explain_texts
 from tests.faults.catalogue import INIT
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 
-DEADLINE_S, AT_ONCE, LINES, COLUMNS = 240, 2, 24, 80
+DEADLINE_S, AT_ONCE, LINES, COLUMNS = 340, 2, 24, 80  # a FileStore tries for 300 s
 ASIDE = {each.name for each in sorted(THIRD, key=lambda each: zlib.crc32(each.name.encode()))[:19]}
 
 

@@ -32,7 +32,36 @@ LOST_WHILE_JOINING = Signature(
     examples=(),
 )
 
+_FILE = r"DistStoreError: (?P<reason>No such file or directory|Permission denied|Read-only file system|Is a directory)"
+_FILE_WHY = (
+    "torch's FileStore makes this file in a folder that has to be there and that all ranks may write to; it tries "
+    "for five minutes before it gives up"
+)
+_FILE_FIXES = (
+    "leave `init_method` out: `init_process_group()` then meets through the address that the launcher sets (`env://`)",
+    "make the folder, on a file system that all nodes share, and use another file for each run",
+)
+
+
+def _no_file(what: str, log_with: tuple[str, ...]) -> Signature:
+    """Return the signature of a FileStore that cannot open its file."""
+    return Signature(
+        code="rendezvous-failed",
+        tier=Tier.CAUSE,
+        patterns=(_FILE,),
+        log_with=log_with,
+        what=what,
+        why=_FILE_WHY,
+        fixes=_FILE_FIXES,
+        examples=("torch.distributed.DistStoreError: No such file or directory",),
+        near_misses=("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /a",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/FileStore.cpp",
+    )
+
+
 SIGNATURES: tuple[Signature, ...] = (
+    _no_file("the ranks cannot meet at `{url}`: {reason}", (r"[\"'](?P<url>file://[^\"']+)[\"']",)),
+    _no_file("the ranks cannot meet through a file: {reason}", ()),
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
