@@ -26,7 +26,7 @@ from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER, OF_EXCEPTIONS
+from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER, OF_EXCEPTIONS, OF_MESSAGES
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER, TOGETHER, left_early
 from ddplaunch.values.words import SIGNALS, ranks_text, signal_name
@@ -179,6 +179,9 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         why = f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
     fixes = (where,)
+    for pattern, meaning, fix in OF_MESSAGES:
+        if match := pattern.search(raised.message):
+            return _Words(what, meaning, (fix.format(*match.groups()), where))
     return _Words(what, f"{who} {special[0]}" if special else why, (special[1], *fixes) if special else fixes)
 
 

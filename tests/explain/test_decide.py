@@ -7,7 +7,7 @@ import pytest
 from ddplaunch.explain.decide import endings
 from ddplaunch.explain.decide.endings import telling
 from ddplaunch.explain.diagnosis import RankEnd
-from tests.explain.logs import diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
+from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
 
 WATCHDOG = (
     "[rank{rank}]:[E1102 04:26:10.044118200 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective "
@@ -520,6 +520,18 @@ def test_a_sentence_that_tells_a_step_is_a_reason_and_a_report_of_steps_is_none(
     assert recorded(("validation loss diverged at epoch 3\n", ended(1, 1))).code == "script-exception"
     for text in ("epoch 3 step 10 loss 2.1\n", "starting epoch 3\n", "397/400 |####| loss=nan, error=0\n"):
         assert recorded((text, ended(1, 1))).code == "unknown"
+
+
+def test_the_collective_that_the_line_calls_is_named_and_not_one_that_it_goes_through() -> None:
+    frames = "".join(
+        f'  File "{TORCH}/distributed/distributed_c10d.py", line 9, in {name}\n    x\n'
+        for name in ("broadcast_object_list", "wrapper", "broadcast")
+    )
+    text = raised(None, "RuntimeError: x").replace(
+        "RuntimeError: x", f"{frames}RuntimeError: Timed out waiting 5000ms for recv operation to complete"
+    )
+    found = recorded((text, ended(0, 1)), ("", told(1)))
+    assert found.what.startswith("rank 1 did not come to broadcast_object_list; ")
 
 
 def test_a_breakpoint_is_named() -> None:

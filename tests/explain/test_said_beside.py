@@ -50,6 +50,12 @@ def test_an_exception_of_a_thread_ended_the_thread() -> None:
     )
 
 
+def test_an_attribute_of_a_wrapped_model_is_found_through_module() -> None:
+    found = diagnosed(raised(1, "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'"))
+    assert found.fixes[0].startswith("`model.module.encode`") and "is wrapped" in found.why
+    assert "wrapped" not in diagnosed(raised(1, "AttributeError: 'Net' object has no attribute 'encode'")).why
+
+
 ABORTED = "terminate called without an active exception\nFatal Python error: Aborted\n"
 
 

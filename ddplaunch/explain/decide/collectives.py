@@ -145,10 +145,16 @@ def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
     if not own:
         return "", "", None
     last = own[-1]
-    functions = [function for part in last.parts for _, _, function in part.frames]
-    calls = [function for function in functions if _CALLS.fullmatch(function)]
-    call = calls[-1] if calls else "backward" if "_engine_run_backward" in functions else ""
-    return call, last.raised.frame or "", last.root.line
+    frames = [frame for part in last.parts for frame in part.frames]
+    return _called_by_user(frames), last.raised.frame or "", last.root.line
+
+
+def _called_by_user(frames: Sequence[tuple[str, int, str]]) -> str:
+    """Return the collective that the user's line called, which may go through others; empty for none."""
+    calls = [function for file, _, function in frames if "distributed_c10d" in file and _CALLS.fullmatch(function)]
+    if calls:
+        return calls[0]
+    return "backward" if any(function == "_engine_run_backward" for _, _, function in frames) else ""
 
 
 def _left(scanned: Scanned) -> set[int]:
@@ -164,12 +170,8 @@ def _gloo(scanned: Scanned) -> Iterable[Waited]:
         rank = traceback.speaker.rank
         if rank is None or not _WAITS.search(part.raised.message):
             continue
-        calls = [
-            function for file, _, function in part.frames if "distributed_c10d" in file and _CALLS.fullmatch(function)
-        ]
-        calls = calls or ["backward" for _, _, function in part.frames if function == "_engine_run_backward"]
         outer = next((call.place for call in traceback.calls), "")
-        yield Waited(rank, part.line, call=calls[-1] if calls else "", frame=outer)
+        yield Waited(rank, part.line, call=_called_by_user(part.frames), frame=outer)
 
 
 def world_size(scanned: Scanned) -> int | None:

@@ -308,7 +308,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="`{path}` was created or removed by another process at the same time",
         why=_RACE_WHY,
-        fixes=(*_RACE_FIXES[:2], "for a directory alone: `os.makedirs(path, exist_ok=True)`"),
+        fixes=("for a directory alone: `os.makedirs(path, exist_ok=True)`", *_RACE_FIXES[:2]),
         examples=(
             "FileExistsError: [Errno 17] File exists: '/scratch/ana/eeg/files/eegmmidb/1.0.0/S017'",
             "OSError: [Errno 39] Directory not empty: '/home/a/.cache/datasets/x'",
