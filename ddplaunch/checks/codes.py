@@ -51,8 +51,8 @@ host-key-changed: The key of a host is not the one that this machine knows
 host-without-python: A host does not have the interpreter of this launch
     All hosts start the same interpreter under the same path. Remedy: `--python PATH` with one that all hosts have.
 host-without-ddplaunch: The interpreter on a host lacks ddplaunch or one of its dependencies
-    Every host runs its part with the same ddplaunch, in the environment that trains. Remedy: `PYTHON -m pip install
-    ddplaunch` there, or `--python PATH`.
+    Every host runs its part with the same ddplaunch, in the environment that trains. Remedy: install this machine's
+    version there, by the command that the finding types, or `--python PATH`.
 host-answer-unknown: This ddplaunch does not understand the answer of a host
     Launcher and hosts speak a protocol that may change between versions. Remedy: the same version everywhere.
 host-session-failed: The session on a host ended before the host answered

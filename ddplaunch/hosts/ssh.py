@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.variable_names import own_command
 
 CONNECT_S = 10
+_TO_BUILD = ("bin", "ddplaunch", "LICENSE", "README.md", "pyproject.toml")  # what pip needs of a clone
 _OPTIONS = (
     "BatchMode=yes",  # no question that nobody is there to answer
     f"ConnectTimeout={CONNECT_S}",
@@ -109,8 +112,8 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
             "host-without-ddplaunch",
             f"`{python}` has no module `{(module[1] or module[2]).partition('.')[0]}`",
             why="every host runs its part of the launch with the same ddplaunch, in the environment that trains",
-            fix=f"`{shlex.quote(python)} -m pip install ddplaunch` there, or name the interpreter that has it by "
-            "`--python PATH`",
+            fix=f"`{_installing(host, python, (module[1] or module[2]).partition('.')[0])}`, or name the interpreter "
+            "that has it by `--python PATH`",
             where=host,
         )
     if status in (126, 127) or (status != 255 and python in said and _NO_PYTHON.search(said)):
@@ -132,6 +135,59 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
             where=host,
         )
     return _connection_failure(host, shlex.join(["ssh", host]), status, said)
+
+
+def _installing(host: str, python: str, module: str) -> str:
+    """Return the command that brings ``module`` to ``host`` in the version of this machine; ddplaunch from where its
+    own installation came: https://packaging.python.org/en/latest/specifications/direct-url/
+    """
+    from importlib import metadata
+    from json import loads
+    from urllib.parse import unquote, urlsplit
+
+    from ddplaunch import __version__
+
+    ssh, pip = f"ssh {shlex.quote(host)}", f"{shlex.quote(python)} -m pip install"
+    if module != "ddplaunch":
+        for name in metadata.packages_distributions().get(module, ()):
+            module = f"{name}=={metadata.version(name).partition('+')[0]}"  # an index has no versions of one's own
+        return f"{ssh} {shlex.quote(f'{pip} {module}')}"
+    try:
+        origin = loads(metadata.distribution("ddplaunch").read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        origin = {}
+    url, of_git = str(origin.get("url", "")), origin.get("vcs_info", {})
+    path = Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
+    if path is not None and path.is_dir() and not of_git:
+        tree = f"tar -C {shlex.quote(str(path))} --exclude __pycache__ -cz {' '.join(_TO_BUILD)}"
+        there = f"d=$(mktemp -d) && tar -xzC $d && {pip} $d && rm -r $d"
+        return f"{tree} | {ssh} {shlex.quote(there)}"
+    if path is not None and path.is_file():
+        there = f"d=$(mktemp -d) && cat > $d/{path.name} && {pip} $d/{path.name} && rm -r $d"
+        return f"{ssh} {shlex.quote(there)} < {shlex.quote(str(path))}"
+    wanted = f"ddplaunch=={__version__}"
+    if of_git and path is None:
+        wanted = f"ddplaunch@{of_git.get('vcs', 'git')}+{url}@{of_git.get('commit_id', 'HEAD')}"
+    return f"{ssh} {shlex.quote(f'{pip} {wanted}')}"
+
+
+def alike(missing: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings with one command, a loop, for all hosts that lack the same module."""
+    lacking: dict[str, list[str]] = {}
+    for finding in missing:
+        if finding.code == "host-without-ddplaunch":
+            lacking.setdefault(finding.what, []).append(finding.where[0])
+
+    def one(finding: Finding) -> Finding:
+        hosts = lacking.get(finding.what, [])
+        if finding.fix is None or finding.where[0] not in hosts or len(hosts) < 2:
+            return finding
+        _, typed, rest = finding.fix.split("`", 2)
+        typed = typed.replace(f"ssh {shlex.quote(finding.where[0])} ", "ssh $host ")
+        loop = f"for host in {shlex.join(hosts)}; do {typed}; done"
+        return replace(finding, fix=f"`{loop}`{rest}")
+
+    return tuple(one(finding) for finding in missing)
 
 
 def ssh_missing() -> Finding:

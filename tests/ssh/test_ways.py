@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +20,16 @@ from tests.ssh.launched import TRAIN, WAIT, Launched
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
-#: Rank 1 fails in the first attempt, while rank 0 is at work.
+#: Rank 1 fails in the first attempt, while rank 0 is at work. Files tell the attempts apart: where another node failed,
+#: torchrun does not count its restart, and TORCHELASTIC_RESTART_COUNT stays 0.
 AGAIN = """
-import os, time
+import os, pathlib, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+tried = pathlib.Path("tried-" + os.environ["RANK"])
+if not tried.exists():
+    tried.touch()
     if dist.get_rank() == 1:
         raise RuntimeError("bad batch")
     time.sleep(60)
@@ -103,6 +109,25 @@ def test_a_detached_run_is_followed_and_stopped_from_another_terminal(debian: La
 
 def _printed(made: Lab, run_id: str) -> str:
     return made.login.run(ddplaunch("logs", run_id), made.work, clean_environment()).stdout
+
+
+def test_what_is_typed_for_hosts_without_ddplaunch_installs_it(debian: Lab) -> None:
+    """Their environment has all but ddplaunch, and builds without an index, since these hosts reach none."""
+    there = debian.folder / "there"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", there], check=True, timeout=60)
+    (site,) = there.glob("lib/python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "ddplaunch" not in path.name and path.suffix != ".pth":
+            (site / path.name).symlink_to(path)
+    (there / "pip.conf").write_text("[install]\nno-build-isolation = false\nno-index = true\nno-deps = true\n")
+    words = ("--hosts", debian.names, "--python", str(there / "bin/python"))
+    said = said_of(debian, *words, status=4, COLUMNS="9999")
+    assert said.count("error[host-without-ddplaunch]") == 1, said
+    typed = said.partition("fix: `")[2].partition("`, or name")[0]
+    assert typed.startswith("for host in alpha0 alpha1; do "), said
+    done = debian.login.run(["sh", "-c", typed], Path("/"), clean_environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# on alpha1, in" in said_of(debian, *words, "--ignore", "hosts-differ-packages", status=0)
 
 
 def test_jump_hosts_and_questions(debian: Lab) -> None:

@@ -27,7 +27,7 @@ from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import digest_of_file
 from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet, sync, tracked, with_sources
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import command, ssh_missing
+from ddplaunch.hosts.ssh import alike, command, ssh_missing
 from ddplaunch.planning.gpus import exported
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
@@ -301,4 +301,4 @@ def once(found: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Findi
 
 def by_host(missing: Sequence[Finding]) -> list[tuple[str | None, Finding]]:
     """Return the findings about hosts that did not answer, each with its host beside it."""
-    return [(finding.where[0], replace(finding, where=())) for finding in missing]
+    return [(finding.where[0], replace(finding, where=())) for finding in alike(missing)]
