@@ -72,7 +72,7 @@ while words and not re.fullmatch("torchrun|ddplaunch|python.*|bash|accelerate", 
     if name in sizes:
         sizes[name] = value if equals else words.pop(0)
 number = int(sizes["ntasks"] or int(sizes["nodes"]) * int(sizes["ntasks-per-node"] or 1))
-if number < 1 or sizes["nodes"] != "1":
+if number < 1 or sizes["nodes"] != "1" or number > int(sizes["ntasks-per-node"] or number):
     sys.exit("one node alone")
 of_all = {{"SLURM_NODEID": "0", "SLURM_NTASKS": str(number)}}
 tasks = [subprocess.Popen(words, env={{**os.environ, **of_all, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}})
