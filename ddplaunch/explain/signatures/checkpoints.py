@@ -84,8 +84,7 @@ SIGNATURES: tuple[Signature, ...] = (
         why="torch.distributed.checkpoint loads what the state dict in memory names: the model or optimizer has grown, "
         "is named otherwise (`module.`, `_orig_mod.`), or that part was not saved",
         fixes=(
-            "the names that it holds: `python -c 'import sys, torch.distributed.checkpoint as d; print(*d.FileSystem"
-            'Reader(sys.argv[1]).read_metadata().state_dict_metadata, sep="\\n")\' FOLDER`',
+            "`FileSystemReader(FOLDER).read_metadata().state_dict_metadata` names what it holds",
             "load what is there: `dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))`; an optimizer "
             "that was not saved begins anew",
         ),
