@@ -195,7 +195,7 @@ def _explain(
     own = outcomes[end.node].diagnosis if end.node in outcomes else None
     if kind == "ranks":
         try:
-            found = _explain_all(directory, outcomes)
+            found = _explain_all(directory, end.node, outcomes)
         except (OSError, ValueError, KeyError, TypeError):
             found = Explanation(None)
         if found.diagnosis is not None and (found.diagnosis.rank is not None or own is None):
@@ -205,12 +205,18 @@ def _explain(
     return Explanation(_nothing_known(end))
 
 
-def _explain_all(directory: Path, outcomes: Mapping[int, RunOutcome]) -> Explanation:
-    """Explain the logs of all nodes together, with the times at which ranks ended by one clock."""
+def _explain_all(directory: Path, first: int, outcomes: Mapping[int, RunOutcome]) -> Explanation:
+    """Explain the logs of all nodes together, with the times at which ranks ended by one clock.
+
+    ``first`` is the node that failed first. Others were then told to end, which their torchruns put into words that an
+    ending from outside has, too.
+    """
     subject = recorded_run(directory)
+    told = {f"node-{node}/launcher" for node, each in outcomes.items() if node != first and each.state == "terminated"}
+    sources = tuple(source for source in subject.sources if source.name.partition(".")[0] not in told)
     ranks = tuple(rank_end(each) for outcome in outcomes.values() for each in outcome.last_ranks)
     facts = replace(subject.facts or RunFacts(), ranks=ranks, state="failed", signal=None)
-    return explain_texts(subject.sources, facts)
+    return explain_texts(sources, facts)
 
 
 def _with_host(

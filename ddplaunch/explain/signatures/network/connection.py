@@ -376,7 +376,10 @@ SIGNATURES: tuple[Signature, ...] = (
         what="gloo could not connect the ranks with one another: {line}",
         why="each rank announces the address of one interface; a firewall, a wrong interface or a rank that is gone "
         "refuses it",
-        fixes=_FIXES,
+        fixes=(
+            "Let TCP through between the nodes on all ports: ranks listen on ports that the kernel chooses.",
+            *_FIXES,
+        ),
         examples=(
             "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no "
             "error",
