@@ -264,6 +264,9 @@ class Reports:
             return f"all-reduces of 4 bytes took {time_text(median_us)}, larger ones did not end {within}"
         if any("joined" in each for each in said):
             return f"an all-reduce of 4 bytes did not end {within}"
+        for each in said:
+            if each.get("unanswered"):  # a packet filter that drops says nothing else
+                return f"the ranks did not form a group {within}; {_in_a_line(each['unanswered'])}"
         return f"the ranks did not form a group {within}"
 
 

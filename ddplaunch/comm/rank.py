@@ -27,6 +27,7 @@ from ddplaunch.values.frozen import dataclass
 _TOTAL_RETRANS = 100  # offsets in struct tcp_info, which only ever grows at its end
 _SEGS_OUT = 136
 _WANTED = 256
+_SYN_SENT = "02"
 
 
 def resent() -> tuple[int, int]:
@@ -53,6 +54,32 @@ def _counts(path: Path) -> tuple[int, int] | None:
     if len(info) < _SEGS_OUT + 4:  # a kernel before 4.2
         return None
     return struct.unpack_from("=I", info, _SEGS_OUT)[0], struct.unpack_from("=I", info, _TOTAL_RETRANS)[0]
+
+
+def unanswered() -> str | None:
+    """Return the ends of a TCP connection that this process has asked for without an answer; None where there is none.
+
+    https://www.kernel.org/doc/html/latest/networking/proc_net_tcp.html: addresses are words of the host's byte order.
+    """
+    own = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            own.add(str(path.readlink()))
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        with contextlib.suppress(OSError, ValueError):
+            for row in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
+                _, local, remote, state, *_, inode = row.split()[:10]
+                if state == _SYN_SENT and f"socket:[{inode}]" in own:
+                    (here, _), (there, port) = _end(local, family), _end(remote, family)
+                    return f"{here} got no answer from {there} port {port}"
+    return None
+
+
+def _end(text: str, family: socket.AddressFamily) -> tuple[str, int]:
+    address, _, port = text.partition(":")
+    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+    shown = socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
+    return shown.removeprefix("::ffff:"), int(port, 16)  # of IPv4 over a socket of IPv6
 
 
 _LAST_WORDS_S = 0.5  # before the deadline at which this process is killed
@@ -103,7 +130,7 @@ def run(part: CommRank, say: Say) -> NoReturn:
 
 
 def _late(say: Say) -> None:
-    say(late=True, **_resent_so_far())
+    say(late=True, unanswered=unanswered(), **_resent_so_far())
     os._exit(1)
 
 

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from ddplaunch.cli.commands.doctor import counts, device_of, refuse_deadline
 from ddplaunch.comm.checks import run_measured
 from ddplaunch.comm.drive import _MODULE, CommTest, Member, Reports
 from ddplaunch.comm.groups import Comm, HostGroup, Measured
-from ddplaunch.comm.rank import resent
+from ddplaunch.comm.rank import resent, unanswered
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.hosts.session.links import Links
 from ddplaunch.machine.facts import TorchImport
@@ -349,3 +351,27 @@ def test_doctor_tests_the_ranks_of_this_machine() -> None:
         r"\ncollectives, by gloo\n  3 ranks: \S+ [GM]bit/s, an all-reduce of 4 bytes takes", done.stdout
     ), done.stdout + done.stderr
     assert re.search(r"\n  comm +8 passed\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("family", "address"),
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")],
+)
+def test_the_port_that_gives_no_answer_is_named(family: socket.AddressFamily, address: str) -> None:
+    """Whoever asks a listener that has its hands full gets no answer, as from behind a firewall."""
+    with ExitStack() as held:
+        door = held.enter_context(socket.socket(family))
+        door.bind((address, 0))
+        door.listen(0)
+        port = door.getsockname()[1]
+        assert unanswered() is None
+        for _ in range(8):
+            asking = held.enter_context(socket.socket(family))
+            asking.setblocking(False)
+            asking.connect_ex((address, port))
+        said, address = unanswered(), address.removeprefix("::ffff:")
+        assert said == f"{address} got no answer from {address} port {port}"
+        reports = Reports(1, ("gpu-a", "gpu-b"), 2)
+        reports.add(rank_said(0, late=True))
+        reports.add(rank_said(1, late=True, unanswered=said))
+        assert reports.group(12).problem == f"the ranks did not form a group within 12 s; {said}"
