@@ -15,6 +15,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, duration_text, listed, size_text
 
 _SCHEMA = 1
+_NEAR = 0.96  # batches are rounded
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class FitCommand:
 @dataclass(frozen=True)
 class Fitted:
     """All that was found. ``best`` is the largest batch that leaves ``headroom`` (0.1 for 10 %), ``fastest`` is one of
-    those that do. ``predicted_bytes`` is what the model said of ``best`` before it was tried.
+    those that do. ``predicted_bytes`` is what the model said of ``best`` before it was tried. ``most`` are the samples
+    that a rank has, None where nobody saw how many.
     """
 
     trials: tuple[FitTrial, ...]
@@ -60,6 +62,7 @@ class Fitted:
     fastest: Tried | None = None
     model: MemoryModel | None = None
     predicted_bytes: float | None = None
+    most: int | None = None
     commands: tuple[FitCommand, ...] = ()
     problem: Finding | None = None
 
@@ -99,7 +102,8 @@ def _answer(found: Fitted) -> list[tuple[str, str]]:
     lines, best, fastest = [], found.best, found.fastest
     if best is not None:
         free = f"; {_percent(found.headroom)} and more stay free" if found.headroom and best.limit_bytes else ""
-        lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}"))
+        ends = f"; the data have {found.most} for each" if found.most and best.batch > found.most * _NEAR else ""
+        lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}{ends}"))
     if fastest is not None:
         lines.append(("fastest", f"{fastest.batch} per process: {_rate(fastest)} samples/s"))
     model = found.model

@@ -290,11 +290,14 @@ class _Rank:
         about = {"rank": os.environ.get("RANK"), "world_size": os.environ.get("WORLD_SIZE")}
         numbers = {name: int(text) for name, text in about.items() if text is not None and text.isdecimal()}
         device = "cuda" if self._comm.on_gpu else "cpu"
-        self._lines.fact({"schema": 1, **numbers, "device": device, "threads": torch.get_num_threads()})
+        self._lines.fact({"schema": 1, **numbers, "device": device, "threads": torch.get_num_threads(), **self._about})
 
     def _tell(self, name: str, value: Any) -> None:
-        if self._about.get(name) is None and self._lines is not None and value is not None:
-            self._about[name] = value
+        """Write a fact once; before the first step, the last that was told is the one that is written then."""
+        if value is None or (self._steps and name in self._about):
+            return
+        self._about[name] = value
+        if self._steps and self._lines is not None:
             self._lines.fact({name: value})
 
     def _write(self, step: int, at_s: float, marks: list[list[Any]], end: Any, samples: int | None) -> None:

@@ -212,7 +212,8 @@ class _Search:
         peaks = [line.peak_bytes for file in files.values() for line in file.lines if line.peak_bytes]
         limits = [limit for each in facts if isinstance(limit := each.get("memory_limit_bytes"), int)]
         peak, limit = max(peaks, default=None), min(limits, default=None)
-        self._no_more_than_there_are(facts)
+        trained = result.steps_seen * batch * (self._accum(batch) or 1)
+        self._no_more_than_there_are(facts, trained if result.status == "ended" else 0)
         loaded = {loader["batch_size"] for each in facts if isinstance(loader := each.get("loader"), dict)} - {None}
         if result.status in ("measured", "ended") and loaded and batch not in loaded and not self._trials:
             self._problem = _not_this_batch(batch, loaded, result)
@@ -229,12 +230,16 @@ class _Search:
         self._problem = problem
         return None, ""
 
-    def _no_more_than_there_are(self, facts: Collection[Mapping[str, Any]]) -> None:
-        """Try no batch of more samples than a rank has in an epoch, as its DataLoader counts them."""
+    def _no_more_than_there_are(self, facts: Collection[Mapping[str, Any]], trained: int) -> None:
+        """Try no batch of more samples than a rank has in an epoch, as its DataLoader counts them.
+
+        Where it does not, a script that came to its end has ``trained`` so many; 0 for one that did not.
+        """
         loaders = [loader for each in facts if isinstance(loader := each.get("loader"), dict)]
         samples = [number for each in loaders if isinstance(number := each.get("samples"), int) and number > 0]
-        if samples and self._batches.total is None:
-            self._batches = replace(self._batches, most=min(self._batches.most, *samples))
+        most = min(samples, default=trained)
+        if most and self._batches.total is None:
+            self._batches = replace(self._batches, most=min(self._batches.most, most))
 
     def _out_of_memory(self, batch: int, result: TrialResult) -> str:
         """Return how memory ran out in a trial that failed, "" where that was not why."""
@@ -266,6 +271,7 @@ class _Search:
             fastest=quickest,
             model=modelled(tried),
             predicted_bytes=None if best is None else self._predicted.get(best.batch),
+            most=self._batches.most if self._batches.most < Batches.most else None,
             commands=() if best is None else tuple(self._commands(best, quickest or best)),
             problem=self._problem,
         )
