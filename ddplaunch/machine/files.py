@@ -180,13 +180,16 @@ def is_same_file(one: int, other: int) -> bool:
         return False
 
 
-def nvidia_devices(pid: int | Literal["self"], proc: str = "/proc") -> list[str]:
-    """Return the NVIDIA devices that a process has open; none where this user may not look."""
+def gpu_devices(pid: int | Literal["self"], proc: str = "/proc") -> list[str]:
+    """Return the devices of NVIDIA's or AMD's compute driver that a process has open; none where nobody may look.
+
+    CUDA and NVML open /dev/nvidiactl and /dev/nvidiaN, HIP opens /dev/kfd.
+    """
     folder, found = f"{proc}/{pid}/fd", []
     for name in names(folder):
         with contextlib.suppress(OSError):  # closed meanwhile
             found.append(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
-    return [path for path in found if path.startswith("/dev/nvidia")]
+    return [path for path in found if path.startswith("/dev/nvidia") or path == "/dev/kfd"]
 
 
 def boot_id(proc: str = "/proc") -> str | None:

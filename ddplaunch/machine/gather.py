@@ -100,13 +100,13 @@ def _import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
 
 
 def _gpus(details: bool) -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavailable]:
-    from ddplaunch.machine.nvml import AMD_DRIVER, probe_amd, probe_nvidia, probe_nvml
+    from ddplaunch.machine.nvml import AMD_DRIVER, probe_amd, probe_nvml
 
     found = ask(lambda: probe_nvml(details))
     nvml, error = (found, found.reason) if isinstance(found, Unavailable) else found
     if isinstance(nvml, Unavailable) and error is None and os.access(AMD_DRIVER, os.F_OK):
         nvml = ask(lambda: probe_amd(details))
-    return nvml, ask(lambda: probe_nvidia(error))
+    return nvml, ask(lambda: hardware.probe_nvidia(error))
 
 
 def _network(master: str | None, addresses: tuple[str, ...] | Unavailable) -> NetworkFacts:

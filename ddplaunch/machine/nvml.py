@@ -1,55 +1,18 @@
-"""GPUs as NVML or amdsmi describes them, the owners of processes on them, and the kernel's own view of NVIDIA's."""
+"""GPUs as NVML or amdsmi describes them, AMD's without amdsmi as the kernel does."""
 
 from __future__ import annotations
 
 import ctypes
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ddplaunch.machine import files
-from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvidiaFacts, NvmlFacts
+from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
+from ddplaunch.machine.hardware import AmdDevice, amd_devices, amd_holders
 from ddplaunch.values.resolved import Unavailable, known
-from ddplaunch.values.secrets import hide_words
-
-if TYPE_CHECKING:
-    from ddplaunch.machine.processes.process_table import Process
-
-COMMAND_LENGTH = 160
-
-
-def gpu_process(pid: int, memory_bytes: int | None, proc: Path = Path("/proc")) -> GpuProcess:
-    """Return what /proc tells of ``pid``; nothing but the number if it is gone or in another pid namespace."""
-    from ddplaunch.machine.processes.process_table import read_process  # not needed where GPUs are idle
-
-    process = read_process(pid, str(proc))
-    if process is None:
-        return GpuProcess(pid, memory_bytes, None, None)
-    user = files.owner_name(process.uid)
-    text = " ".join(hide_words(process.command)).strip() or f"[{process.name}]"
-    command = "".join(letter if letter.isprintable() else " " for letter in text)
-    shown = command if len(command) <= COMMAND_LENGTH else command[: COMMAND_LENGTH - 1] + "…"
-    return GpuProcess(pid, memory_bytes, user, shown, _is_orphan(process, str(proc)))
-
-
-def _is_orphan(process: Process, proc: str) -> bool:
-    """Return whether this is a rank, or a DataLoader worker of one, that was adopted because its parent is gone.
-
-    In a container torchrun itself may be process 1, and then parent 1 is as it should be.
-    """
-    from ddplaunch.machine.processes.orphans import adopts_orphans
-    from ddplaunch.machine.processes.process_table import read_process
-    from ddplaunch.machine.processes.run_processes import is_launcher
-
-    if (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:
-        return False
-    parent = read_process(process.parent, proc)
-    return parent is not None and not is_launcher(parent) and adopts_orphans(parent, proc)
-
 
 T = TypeVar("T")
 
@@ -199,7 +162,13 @@ def _details(api: Any, handle: Any) -> dict[str, Any]:
 
 
 def _processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    return tuple(gpu_process(each.pid, each.usedGpuMemory) for each in api.nvmlDeviceGetComputeRunningProcesses(handle))
+    return _described((each.pid, each.usedGpuMemory) for each in api.nvmlDeviceGetComputeRunningProcesses(handle))
+
+
+def _described(running: Iterable[tuple[int, int | None]]) -> tuple[GpuProcess, ...]:
+    from ddplaunch.machine.processes.orphans import gpu_process  # not needed where nobody asks for processes
+
+    return tuple(gpu_process(pid, size) for pid, size in running)
 
 
 def _uncorrected_errors(api: Any, handle: Any) -> int:
@@ -283,15 +252,22 @@ def text_of(api: Any, error: Any) -> str:
 AMD_DRIVER = "/dev/kfd"
 
 
-def probe_amd(details: bool = True) -> NvmlFacts | Unavailable:
+def probe_amd(details: bool = True, root: str = "") -> NvmlFacts | Unavailable:
     """Return what amdsmi knows of AMD's GPUs, as ``probe_nvml`` does of NVIDIA's; in the order in which HIP counts.
 
+    Without amdsmi it is what the kernel shows below ``root``: no count of ECC errors and no temperature.
     https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html
     """
     try:
         import amdsmi as api  # type: ignore[import-not-found]  # comes with ROCm
     except Exception as error:  # it loads libamd_smi.so, and raises what it likes where that is not there
-        return Unavailable(f"the package amdsmi does not import: {error}")
+        devices = amd_devices(root)
+        if not devices:
+            return Unavailable(f"the package amdsmi does not import: {error}")
+        driver = files.read(f"{root}/sys/module/amdgpu/version")  # of AMD's package alone
+        release = files.read(f"{root}/proc/sys/kernel/osrelease") or "unknown"
+        gpus = tuple(_amd_gpu_of_kernel(each, details, root) for each in devices)
+        return NvmlFacts(driver or f"of Linux {release}", (0, 0), gpus, "amd")
     try:
         api.amdsmi_init()
     except api.AmdSmiException as error:
@@ -349,33 +325,29 @@ def _amd_gpu(api: Any, handle: Any, details: bool) -> tuple[Gpu, str]:
 
 def _amd_processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
     running = api.amdsmi_get_gpu_process_list(handle)
-    return tuple(gpu_process(int(each["pid"]), int(each["memory_usage"]["vram_mem"])) for each in running)
+    return _described((int(each["pid"]), int(each["memory_usage"]["vram_mem"])) for each in running)
 
 
 def _amd_error(error: Any) -> str:
     return str(getattr(error, "err_info", None) or error).strip()
 
 
-_NVIDIA = "0x10de"
-# PCI base class 03, display: VGA (00) as on workstation cards, 3D controller (02) as on data-centre cards.
-_GPU_CLASSES = ("0x0300", "0x0302")
-_MODULE_VERSION = re.compile(r"Kernel Module\b.*?\s(\d+\.\d+(?:\.\d+)?)\s")
+def _amd_gpu_of_kernel(device: AmdDevice, details: bool, root: str) -> Gpu:
+    def told(name: str) -> int | Unavailable:
+        value = files.number(f"{device.folder}/{name}")
+        return Unavailable(f"the driver does not tell {name}") if value is None else value
 
-
-def probe_nvidia(nvml_error: str | None = None, root: Path = Path("/")) -> NvidiaFacts:
-    """Count GPUs on the PCI bus and device nodes under ``root``; ``nvml_error`` is handed through."""
-    version = _MODULE_VERSION.search((files.read(f"{root}/proc/driver/nvidia/version") or "") + "\n")
-    return NvidiaFacts(
-        pci_gpus=_pci_gpus(f"{root}/sys/bus/pci/devices"),
-        kernel_module_version=version[1] if version else None,
-        device_nodes=sum(re.fullmatch(r"nvidia[0-9]+", name) is not None for name in files.names(f"{root}/dev")),
-        nvml_error=nvml_error,
+    gpu = Gpu(
+        index=device.index,
+        uuid=device.uuid,
+        name=files.read(f"{device.folder}/product_name") or f"AMD {device.chip}",
+        pci_bus_id=device.pci_bus_id,
+        memory_total_bytes=told("mem_info_vram_total"),
+        memory_used_bytes=told("mem_info_vram_used"),
+        mig_enabled=False,
     )
-
-
-def _pci_gpus(devices: str) -> int:
-    def word(name: str, file: str) -> str:
-        return files.read(f"{devices}/{name}/{file}") or ""
-
-    names = files.names(devices)
-    return sum(word(name, "vendor") == _NVIDIA and word(name, "class")[:6] in _GPU_CLASSES for name in names)
+    if not details:
+        return gpu
+    holders = amd_holders((device,), root).items()
+    held = _described((pid, by_gpu[device.index]) for pid, by_gpu in holders)
+    return replace(gpu, utilization_percent=told("gpu_busy_percent"), processes=held)

@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs, and which rank works on which.
+"""What NVML says of the GPUs, or the kernel of AMD's, and which rank works on which.
 
 NVML may take a second to start, and hangs where the driver is ill: call it where nothing waits for it.
 """
@@ -6,21 +6,25 @@ NVML may take a second to start, and hangs where the driver is ill: call it wher
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ddplaunch.machine.files import nvidia_devices
+from ddplaunch.machine.facts import Gpu, NvmlFacts
+from ddplaunch.machine.files import gpu_devices, names, number, read
+from ddplaunch.machine.hardware import AmdDevice, amd_devices, amd_holders
 from ddplaunch.machine.nvml import ask, memory_of, slowdowns, start_nvml, text_of
 from ddplaunch.machine.processes.process_table import read_variable
+from ddplaunch.planning.gpus import exported, shown
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.watch.samples import GpuSample, RankIdentity, RankSample
 
 T = TypeVar("T")
 _HOLDERS_EVERY_S = 5.0  # who holds memory changes seldom, and costs most to ask
-_LOOK_FOR_CUDA_EVERY_S = 10.0
+_LOOK_FOR_DEVICES_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,17 @@ class GpuReading:
     gpus: tuple[GpuSample, ...] = ()
     memory_of: Mapping[int, Mapping[int, int | None]] | None = None
     reason: str | None = None
+    vendor: str = "nvidia"  # or "amd"
 
 
 class GpuUsage:
-    """Holds NVML open between readings."""
+    """Holds NVML open between readings. AMD's GPUs are read from sysfs below ``root``, which needs no library."""
 
-    def __init__(self) -> None:
-        """Start NVML; where that fails every reading says why."""
+    def __init__(self, root: str = "") -> None:
+        """Start NVML; where that fails, and there is no GPU of AMD's, every reading says why."""
         api, _ = start_nvml()
+        self._root = root
+        self._amd = amd_devices(root) if isinstance(api, Unavailable) else ()
         self._api: Any = known(api, None)
         self._reason = api.reason if isinstance(api, Unavailable) else "NVML shows no GPU"
         self._handles: list[tuple[GpuSample, Any]] = []
@@ -65,13 +72,14 @@ class GpuUsage:
 
     def sample(self) -> GpuReading:
         """Return every GPU; a question that one does not answer is None, one that is lost has a ``fault``."""
-        if not self._handles:
+        if not self._handles and not self._amd:
             return GpuReading(reason=self._reason)
         gpus = tuple(self._read(constant, handle) for constant, handle in self._handles)
+        gpus += tuple(_amd_sample(device) for device in self._amd)
         if time.monotonic() >= self._holders_due_s:
             self._holders_due_s = time.monotonic() + _HOLDERS_EVERY_S
-            self._holders = self._read_holders()
-        return GpuReading(gpus, self._holders)
+            self._holders = amd_holders(self._amd, self._root) if self._amd else self._read_holders()
+        return GpuReading(gpus, self._holders, vendor="amd" if self._amd else "nvidia")
 
     def _read(self, constant: GpuSample, handle: Any) -> GpuSample:
         api = self._api
@@ -114,18 +122,48 @@ class GpuUsage:
             ask(self._api, self._api.nvmlShutdown)
 
 
+def _amd_sample(device: AmdDevice) -> GpuSample:
+    """Return what the driver amdgpu tells in sysfs; the temperature is that of the hottest place, where it is told.
+
+    https://docs.kernel.org/gpu/amdgpu/thermal.html, https://docs.kernel.org/gpu/amdgpu/driver-misc.html
+    """
+    sensors = f"{device.folder}/hwmon"
+    sensor = f"{sensors}/{next(iter(names(sensors)), '')}"
+
+    def measured(*files: str, parts: int) -> float | None:
+        return next((value / parts for file in files if (value := number(f"{sensor}/{file}")) is not None), None)
+
+    temperature, clock = measured("temp2_input", "temp1_input", parts=1000), measured("freq1_input", parts=1_000_000)
+    clocks = [int(each) for each in re.findall(r"([0-9]+)Mhz", read(f"{device.folder}/pp_dpm_sclk") or "")]
+    return GpuSample(
+        device.index,
+        device.uuid,
+        utilization_percent=number(f"{device.folder}/gpu_busy_percent"),
+        memory_used_bytes=number(f"{device.folder}/mem_info_vram_used"),
+        memory_total_bytes=number(f"{device.folder}/mem_info_vram_total"),
+        power_w=measured("power1_average", "power1_input", parts=1_000_000),
+        power_limit_w=measured("power1_cap", parts=1_000_000),
+        temperature_c=None if temperature is None else int(temperature),
+        clock_mhz=None if clock is None else int(clock),
+        clock_max_mhz=max(clocks, default=None),
+    )
+
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
 class GpuOfRank:
     """Finds the GPU of each rank: by who holds memory where, else by the devices that the rank was given.
 
-    In a container NVML's process ids are the host's, or none are shown; a rank that has opened CUDA's device files then
-    works on entry LOCAL_RANK of CUDA_VISIBLE_DEVICES, as every launcher's ranks do.
+    In a container the process ids are the host's, or none are shown; a rank that has opened the driver's device files
+    then works on entry LOCAL_RANK of CUDA_VISIBLE_DEVICES, or of HIP's variables, as every launcher's ranks do.
     """
 
     def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc") -> None:
         """Read nothing yet."""
         self._ranks = {rank.pid: rank for rank in ranks}
         self._proc = proc
-        self._devices: dict[int, str | None] = {}
+        self._devices: dict[int, int | None] = {}
         self._look_again_s = 0.0
 
     def place(
@@ -135,8 +173,8 @@ class GpuOfRank:
         if not reading.gpus:
             return tuple(ranks), reading.gpus
         held = self._held(reading, members)
-        self._look_for_cuda(ranks, held)
-        placed = tuple(self._placed(rank, held.get(rank.rank, {}), reading.gpus) for rank in ranks)
+        self._look_for_devices(ranks, held, reading)
+        placed = tuple(self._placed(rank, held.get(rank.rank, {})) for rank in ranks)
         gpus = []
         for gpu in reading.gpus:
             here = {number for number, by_gpu in held.items() if gpu.index in by_gpu}
@@ -156,32 +194,30 @@ class GpuOfRank:
                     own[index] = own.get(index, 0) + (size or 0)
         return held
 
-    def _placed(self, rank: RankSample, held: Mapping[int, int], gpus: Sequence[GpuSample]) -> RankSample:
+    def _placed(self, rank: RankSample, held: Mapping[int, int]) -> RankSample:
         """The rank's GPU is that on which it holds most: a stray context elsewhere is small."""
         if held:
             index = max(held, key=lambda each: held[each])
             return replace(rank, gpu=index, gpu_memory_bytes=held[index] or None)
-        device = self._devices.get(rank.pid)
-        found = next((gpu.index for gpu in gpus if device and device in (str(gpu.index), gpu.uuid)), None)
-        return replace(rank, gpu=found)
+        return replace(rank, gpu=self._devices.get(rank.pid))
 
-    def _look_for_cuda(self, ranks: Sequence[RankSample], held: Mapping[int, object]) -> None:
+    def _look_for_devices(self, ranks: Sequence[RankSample], held: Mapping[int, object], reading: GpuReading) -> None:
         if time.monotonic() < self._look_again_s:
             return
-        self._look_again_s = time.monotonic() + _LOOK_FOR_CUDA_EVERY_S
+        self._look_again_s = time.monotonic() + _LOOK_FOR_DEVICES_EVERY_S
         for rank in ranks:
             if rank.rank not in held and self._devices.get(rank.pid) is None:
-                self._devices[rank.pid] = self._device(rank)
+                self._devices[rank.pid] = self._device(rank, reading)
 
-    def _device(self, rank: RankSample) -> str | None:
-        """Return an index or UUID if the rank uses CUDA, else None."""
-        if not nvidia_devices(rank.pid, self._proc):
+    def _device(self, rank: RankSample, reading: GpuReading) -> int | None:
+        """Return the index of the GPU that the rank was given if it uses one, else None."""
+        if not gpu_devices(rank.pid, self._proc):
             return None
-        named = (read_variable(rank.pid, b"CUDA_VISIBLE_DEVICES", self._proc) or b"").decode(errors="replace")
-        visible = [word.strip() for word in named.split(",") if word.strip()]
-        if not visible:
-            return str(rank.local_rank)
-        return visible[rank.local_rank] if rank.local_rank < len(visible) else None
+        given = {name: read_variable(rank.pid, name.encode(), self._proc) for name in _VISIBLE}
+        variables = {name: value.decode(errors="replace") for name, value in given.items() if value is not None}
+        there = NvmlFacts("", (0, 0), tuple(Gpu(gpu.index, gpu.uuid, "") for gpu in reading.gpus), reading.vendor)
+        visible = shown(there, exported(variables, (), there)).entries
+        return visible[rank.local_rank].gpu.index if rank.local_rank < len(visible) else None
 
     def _exists(self, pid: int) -> bool:
         return os.path.exists(f"{self._proc}/{pid}")  # noqa: PTH110 - a pid of another namespace says nothing here

@@ -1,8 +1,9 @@
-"""AMD's GPUs through a made-up amdsmi, whose functions answer as those of amdsmi 7.0.2 do, to facts and variables."""
+"""AMD's GPUs to facts, variables and `top`: by a made-up amdsmi that answers as amdsmi 7.0.2 does, and by sysfs."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from ddplaunch.machine.nvml import probe_amd
 from ddplaunch.planning.gpus import exported, select, shown
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.watch.gpu_usage import GpuOfRank, GpuUsage
+from ddplaunch.watch.samples import GpuSample, RankIdentity, RankSample
 from tests.checks.cases import found
 from tests.checks.healthy import healthy_facts, healthy_torch
 from tests.planning.test_resolve import decide
@@ -105,10 +108,98 @@ def test_what_one_gpu_does_not_tell_is_said_of_that_fact_alone(amdsmi: Any) -> N
     assert isinstance(said_, Unavailable) and "amdsmi does not start: AMDSMI_STATUS_NOT_SUPPORTED" in said_.reason
 
 
-def test_without_amdsmi_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def kernel_tree(root: Path) -> Path:
+    """Write what Linux shows of a CPU, two MI300X of which the second is warm and busy, and a GPU of another container.
+
+    The shapes are those of drivers/gpu/drm/amd/amdkfd/kfd_topology.c and of docs.kernel.org/gpu/amdgpu.
+    """
+    files = {"proc/sys/kernel/osrelease": "6.8.0-60-generic", "sys/class/kfd/kfd/topology/nodes/0/gpu_id": "0"}
+    for node, kfd_id, minor, place in ((1, 51110, 128, 0x0500), (2, 4242, 129, 0xC100), (10, 777, 130, 0xC200)):
+        folder = f"sys/class/kfd/kfd/topology/nodes/{node}"
+        files[f"{folder}/gpu_id"] = str(kfd_id)
+        told = {"cpu_cores_count": 0, "simd_count": 1216, "gfx_target_version": 90402, "location_id": place}
+        told |= {"domain": 0, "drm_render_minor": minor, "unique_id": 0xA5A1E0C6DE0F4D11 + node}
+        files[f"{folder}/properties"] = "".join(f"{name} {value}\n" for name, value in told.items())
+        device = f"sys/class/drm/renderD{minor}/device"
+        files[f"{device}/mem_info_vram_total"] = str(192 * GIB)
+        files[f"{device}/mem_info_vram_used"] = str(node * GIB)
+        if minor < 130:
+            files[f"dev/dri/renderD{minor}"] = ""
+    device = "sys/class/drm/renderD129/device"
+    files[f"{device}/product_name"] = "AMD Instinct MI300X OAM"
+    files[f"{device}/gpu_busy_percent"] = "97"
+    files[f"{device}/pp_dpm_sclk"] = "0: 132Mhz\n1: 2100Mhz *"
+    sensors = {"power1_average": 612_000_000, "power1_cap": 750_000_000, "temp2_input": 71_000, "temp1_input": 55_000}
+    files |= {f"{device}/hwmon/hwmon7/{name}": str(value) for name, value in sensors.items()}
+    files[f"{device}/hwmon/hwmon7/freq1_input"] = "2087000000"
+    files[f"sys/class/kfd/kfd/proc/{2**22 + 1}/vram_4242"] = str(5 * GIB)
+    files[f"sys/class/kfd/kfd/proc/{2**22 + 1}/vram_51110"] = "0"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    return root
+
+
+def test_without_amdsmi_the_kernel_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    facts = probe_amd()
+    facts = probe_amd(root=str(tmp_path))
     assert isinstance(facts, Unavailable) and facts.reason.startswith("the package amdsmi does not import")
+    facts = probe_amd(root=str(kernel_tree(tmp_path)))
+    assert isinstance(facts, NvmlFacts) and (facts.vendor, facts.driver_version) == ("amd", "of Linux 6.8.0-60-generic")
+    first, second = facts.gpus
+    assert (first.index, first.uuid, first.name) == (0, "GPU-a5a1e0c6de0f4d12", "AMD gfx942")
+    assert first.utilization_percent == Unavailable("the driver does not tell gpu_busy_percent")
+    assert (second.name, second.pci_bus_id, second.utilization_percent) == (
+        "AMD Instinct MI300X OAM",
+        "0000:c1:00.0",
+        97,
+    )
+    assert (second.memory_total_bytes, second.memory_used_bytes) == (192 * GIB, 2 * GIB)
+    assert isinstance(second.processes, tuple) and second.processes[0].memory_bytes == 5 * GIB and first.processes == ()
+    assert seen(facts, HIP_VISIBLE_DEVICES="1") == [1] and seen(facts, ROCR_VISIBLE_DEVICES="GPU-a5a1e0c6de0f4d13") == [
+        1
+    ]
+
+
+def test_top_reads_them_from_sysfs(tmp_path: Path) -> None:
+    usage = GpuUsage(str(kernel_tree(tmp_path)))
+    reading = usage.sample()
+    assert reading.vendor == "amd" and reading.memory_of == {2**22 + 1: {1: 5 * GIB}}
+    first, second = reading.gpus
+    assert first == GpuSample(0, "GPU-a5a1e0c6de0f4d12", memory_used_bytes=GIB, memory_total_bytes=192 * GIB), (
+        "what the driver does not tell is unknown"
+    )
+    assert (second.utilization_percent, second.power_w, second.power_limit_w) == (97, 612, 750)
+    assert (second.temperature_c, second.clock_mhz, second.clock_max_mhz) == (71, 2087, 2100)
+    usage.close()
+    assert GpuUsage(str(tmp_path / "nothing")).sample().gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("variables", "on"),
+    [
+        ({}, [0, 1]),
+        ({"HIP_VISIBLE_DEVICES": "1,0"}, [1, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [1, None]),
+        ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}, [1, None]),
+    ],
+)
+def test_top_places_ranks_whose_pids_the_kernel_does_not_name(
+    variables: dict[str, str], on: list[int | None], tmp_path: Path
+) -> None:
+    """As in a container, where the kernel's pids are the host's."""
+    reading = GpuUsage(str(kernel_tree(tmp_path))).sample()
+    ranks = [RankSample(number, number, 100 + number, "S") for number in range(2)]
+    for rank in ranks:
+        (tmp_path / f"proc/{rank.pid}/fd").mkdir(parents=True)
+        (tmp_path / f"proc/{rank.pid}/environ").write_text("".join(f"{a}={b}\0" for a, b in variables.items()))
+        (tmp_path / f"proc/{rank.pid}/fd/5").symlink_to("/dev/kfd")
+    places = GpuOfRank(
+        [RankIdentity(rank.rank, rank.local_rank, rank.pid, 1) for rank in ranks], str(tmp_path / "proc")
+    )
+    placed, gpus = places.place(ranks, reading, {rank.pid: rank.rank for rank in ranks})
+    assert [rank.gpu for rank in placed] == on
+    assert [gpu.others for gpu in gpus] == [0, 0], "a pid of the host's is nobody here"
 
 
 def seen(nvml: NvmlFacts, **variables: str) -> list[int]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.machine.nvml import COMMAND_LENGTH, gpu_process, probe_nvidia
+from ddplaunch.machine.hardware import probe_nvidia
+from ddplaunch.machine.processes.orphans import COMMAND_LENGTH, gpu_process
 
 
 def pci(root: Path, slot: str, vendor: str, device_class: str) -> None:
@@ -67,7 +68,7 @@ ELASTIC = b"PATH=/bin\0TORCHELASTIC_RUN_ID=none\0"
 def test_a_worker_whose_torchrun_is_gone_is_an_orphan(tmp_path: Path) -> None:
     process(tmp_path, 1, parent=0, command=b"/sbin/init\0")
     process(tmp_path, 70, command=b"python\0-u\0train.py\0", environment=ELASTIC)
-    found = gpu_process(70, 5, tmp_path)
+    found = gpu_process(70, 5, str(tmp_path))
     assert (found.command, found.memory_bytes, found.orphan) == ("python -u train.py", 5, True)
 
 
@@ -82,12 +83,12 @@ def test_a_worker_whose_torchrun_is_gone_is_an_orphan(tmp_path: Path) -> None:
 def test_no_orphan(tmp_path: Path, init: bytes, parent: int, environment: bytes) -> None:
     process(tmp_path, 1, parent=0, command=init)
     process(tmp_path, 70, parent=parent, command=b"python\0", environment=environment)
-    assert gpu_process(70, None, tmp_path).orphan is False
+    assert gpu_process(70, None, str(tmp_path)).orphan is False
 
 
 def test_a_long_or_odd_command_stays_one_line(tmp_path: Path) -> None:
     process(tmp_path, 70, command=b"python\0a\nb\xff\x1b[31m\0" + b"x" * 500)
-    command = gpu_process(70, None, tmp_path).command
+    command = gpu_process(70, None, str(tmp_path)).command
     assert command is not None
     assert len(command) == COMMAND_LENGTH
     assert command.isprintable()
@@ -95,7 +96,7 @@ def test_a_long_or_odd_command_stays_one_line(tmp_path: Path) -> None:
 
 def test_a_kernel_thread_shows_its_name(tmp_path: Path) -> None:
     process(tmp_path, 70)
-    assert gpu_process(70, None, tmp_path).command == "[name (of) it]"
+    assert gpu_process(70, None, str(tmp_path)).command == "[name (of) it]"
 
 
 def test_this_very_process() -> None:

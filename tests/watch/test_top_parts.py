@@ -165,7 +165,7 @@ def test_the_gpu_of_a_rank_that_nvml_does_not_name(tmp_path: Path) -> None:
     """In a container NVML's process ids are the host's: the devices that a rank was given tell where it works."""
     samples = run_samples(1)[0]
     ranks = [replace(rank, gpu=None, gpu_memory_bytes=None) for rank in samples.ranks[:3]]
-    for rank, visible in zip(ranks, ("2,GPU-1,3", "2,GPU-1", "0"), strict=True):
+    for rank, visible in zip(ranks, ("2,GPU-1,3", "GPU-2,GPU-1", "0"), strict=True):
         (tmp_path / str(rank.pid) / "fd").mkdir(parents=True)
         (tmp_path / str(rank.pid) / "environ").write_text(f"A=1\0CUDA_VISIBLE_DEVICES={visible}\0")
         (tmp_path / str(rank.pid) / "fd" / "9").symlink_to("/dev/nvidiactl" if rank.rank != 2 else "/dev/null")

@@ -25,7 +25,7 @@ from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import CodePlace, RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
-from ddplaunch.machine.files import nvidia_devices, read_end
+from ddplaunch.machine.files import gpu_devices, read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.records.json_files import replace_file
@@ -151,7 +151,7 @@ def gpus_work(diagnosis: Diagnosis, pids: Mapping[int, int]) -> bool:
 
     Where ranks wait for each other the use of GPUs says nothing: a collective that waits is a kernel that runs.
     """
-    if diagnosis.code != "hang" or not all(nvidia_devices(pid) for pid in pids.values()):
+    if diagnosis.code != "hang" or not all(gpu_devices(pid) for pid in pids.values()):
         return False
     return working_gpus() >= len(pids) > 0
 

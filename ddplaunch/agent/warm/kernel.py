@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.machine.files import nvidia_devices
+from ddplaunch.machine.files import gpu_devices
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
@@ -90,12 +90,12 @@ def flush_c_streams() -> None:
 
 
 def cuda_in_use() -> str | None:
-    """Return what this process has opened of CUDA or NVML, which does not survive a fork; None if nothing.
+    """Return what this process has opened of CUDA, NVML or HIP, which does not survive a fork; None if nothing.
 
     Asks the driver itself, when it is mapped: before cuInit every call answers CUDA_ERROR_NOT_INITIALIZED
     (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__INITIALIZE.html).
     """
-    if devices := nvidia_devices("self"):
+    if devices := gpu_devices("self"):
         return devices[0]
     if "libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
         return None

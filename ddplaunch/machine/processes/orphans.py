@@ -1,4 +1,4 @@
-"""Finds the processes of a table whose launcher is gone, and the files of /dev/shm that processes hold."""
+"""Finds the processes of a table whose launcher is gone, the owners of those on GPUs, the holders of /dev/shm."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ddplaunch.machine import files
-from ddplaunch.machine.processes.process_table import Process, ProcessTable, descendants
+from ddplaunch.machine.facts import GpuProcess
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, descendants, read_process
 from ddplaunch.machine.processes.run_processes import is_guard, is_launcher, is_python, rank_of
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 
 #: Programs that adopt orphans without being process 1 (PR_SET_CHILD_SUBREAPER, prctl(2)).
@@ -94,6 +96,32 @@ def adopts_orphans(process: Process, proc: str = "/proc") -> bool:
     if process.pid != 1 and innermost != "1" and not process.name.startswith(_ADOPTERS):
         return False
     return "libtorch" not in (files.read(f"{proc}/{process.pid}/maps") or "")
+
+
+COMMAND_LENGTH = 160
+
+
+def gpu_process(pid: int, memory_bytes: int | None, proc: str = "/proc") -> GpuProcess:
+    """Return what /proc tells of ``pid``; nothing but the number if it is gone or in another pid namespace."""
+    process = read_process(pid, proc)
+    if process is None:
+        return GpuProcess(pid, memory_bytes, None, None)
+    user = files.owner_name(process.uid)
+    text = " ".join(hide_words(process.command)).strip() or f"[{process.name}]"
+    command = "".join(letter if letter.isprintable() else " " for letter in text)
+    shown = command if len(command) <= COMMAND_LENGTH else command[: COMMAND_LENGTH - 1] + "…"
+    return GpuProcess(pid, memory_bytes, user, shown, _is_orphan(process, proc))
+
+
+def _is_orphan(process: Process, proc: str) -> bool:
+    """Return whether this is a rank, or a DataLoader worker of one, that was adopted because its parent is gone.
+
+    In a container torchrun itself may be process 1, and then parent 1 is as it should be.
+    """
+    if (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:
+        return False
+    parent = read_process(process.parent, proc)
+    return parent is not None and not is_launcher(parent) and adopts_orphans(parent, proc)
 
 
 _FOLDER = "/dev/shm/"
