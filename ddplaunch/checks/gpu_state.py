@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.checks.check import Findings, checks_in
@@ -245,6 +246,29 @@ def _listed(entries: Sequence[VisibleGpu]) -> str:
 def _throttle(gpu: Gpu) -> str:
     heat = "" if isinstance(gpu.temperature_c, Unavailable) else f" at {gpu.temperature_c} °C"
     return ", ".join(known(gpu.throttle_reasons, ())) + heat
+
+
+def amd_devices_denied(nvml: NvmlFacts, host: HostFacts | None = None, launch: Launch | None = None) -> Findings:
+    """This user may not open the device files of AMD's GPUs.
+
+    HIP opens /dev/kfd and /dev/dri/renderD128 …, which belong to the groups `render` and `video`; without them
+    `torch.cuda.is_available()` is False. This is an error if the launch asks for GPUs and otherwise a warning.
+    Remedy: the groups, of the user or of the container.
+    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html
+    """
+    if not nvml.denied or (launch is not None and launch.device.value == "cpu"):
+        return
+    contained = host is not None and host.container is not None
+    user = "$LOGNAME" if host is None else shlex.quote(host.user)
+    yield (warning if launch is None else error)(
+        "amd-devices-denied",
+        f"this user may not open {', '.join(nvml.denied)}",
+        why="HIP sees a GPU only where it may open these",
+        fix="start the container with `--device=/dev/kfd --device=/dev/dri --group-add video`, and `--group-add` with "
+        "the number that `getent group render | cut -d: -f3` prints on the host"
+        if contained
+        else f"`sudo usermod -aG render,video {user}`, then log in again",
+    )
 
 
 CHECKS = checks_in(globals(), "gpu")

@@ -62,15 +62,26 @@ def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
     return build is None or driver >= build
 
 
-def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Findings:
+def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable, host: HostFacts | None = None) -> Findings:
     """torch is not installed in ddplaunch's own environment.
 
     ddplaunch replaces itself by torchrun in the same interpreter, so it must be installed in the environment that
-    trains. Remedy: install torch there, or install ddplaunch into the environment that has torch.
+    trains. Remedy: install torch there, or install ddplaunch into the environment that has torch. Wheels of torch are
+    built for glibc; where the C library is musl, as in Alpine Linux, pip finds none.
     """
     if not isinstance(torch, Unavailable) or torch == NOT_ASKED:
         return
     pip = f"{shlex.quote(python.executable)} -m pip install torch"
+    if host is not None and host.libc == "musl":
+        yield error(
+            "torch-missing",
+            torch.reason,
+            why="the C library of this system is musl, and PyPI has wheels of torch for glibc alone",
+            fix="train on a distribution with glibc: in a container `FROM python:3.12-slim` instead of "
+            "`FROM python:3.12-alpine`, for example",
+            where=python.executable,
+        )
+        return
     yield error(
         "torch-missing",
         torch.reason,
@@ -125,20 +136,49 @@ def torch_cpu_build_on_gpu_machine(
     nvml: NvmlFacts | None = None,
     launch: Launch | None = None,
 ) -> Findings:
-    """torch is a CPU build on a machine with NVIDIA GPUs.
+    """torch is a CPU build on a machine with GPUs.
 
-    A CPU build has neither CUDA kernels nor NCCL: `torch.cuda.is_available()` is False whatever the driver says, and
-    many scripts then silently train on the CPU, orders of magnitude slower. pip picks a CPU build on some platforms
-    and from some indexes. Remedy: install a CUDA build, or ask for the CPU with `--device cpu`.
+    A CPU build has neither kernels for GPUs nor NCCL: `torch.cuda.is_available()` is False whatever the driver says,
+    and many scripts then silently train on the CPU, orders of magnitude slower. pip picks a CPU build on some platforms
+    and from some indexes. Remedy: install a build for CUDA, or ROCm, or ask for the CPU with `--device cpu`.
     """
     gpus = present_gpus(nvidia, nvml)
     if torch.cuda or torch.hip or not gpus or cpu_was_chosen(environment, launch):
         return
+    amd = nvml is not None and nvml.vendor == "amd"
+    maker, platform, library = ("AMD", "ROCm", "RCCL") if amd else ("NVIDIA", "CUDA", "NCCL")
     yield error(
         "torch-cpu-build-on-gpu-machine",
-        f"torch {torch.version} is a CPU build, and this machine has {count(gpus, 'NVIDIA GPU')}",
-        why="a CPU build has no CUDA kernels and no NCCL, so the GPUs would stay idle",
-        fix=f"install a CUDA build with the command that {_SELECTOR} shows, after "
+        f"torch {torch.version} is a CPU build, and this machine has {count(gpus, f'{maker} GPU')}",
+        why=f"a CPU build has no kernels for {platform} and no {library}, so the GPUs would stay idle",
+        fix=f"install a {platform} build with the command that {_SELECTOR} shows, after "
+        f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
+        where=torch.path,
+    )
+
+
+def torch_for_other_gpus(
+    torch: TorchFacts,
+    environment: Mapping[str, str],
+    python: PythonFacts,
+    nvml: NvmlFacts,
+    launch: Launch | None = None,
+) -> Findings:
+    """torch is built for the GPUs of another maker than this machine's.
+
+    `pip install torch` brings a build for CUDA, on a machine with AMD's GPUs too, and a build for ROCm does not see
+    NVIDIA's. `torch.cuda.is_available()` is False then, and many scripts silently train on the CPU. Remedy: the build
+    for these GPUs, or ask for the CPU with `--device cpu`.
+    """
+    built, there = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), nvml.vendor
+    if not built[1] or not nvml.gpus or (there == "amd") == bool(torch.hip) or cpu_was_chosen(environment, launch):
+        return
+    maker, platform = ("AMD", "ROCm") if there == "amd" else ("NVIDIA", "CUDA")
+    yield error(
+        "torch-for-other-gpus",
+        f"torch {torch.version} is built for {built[0]}, and this machine has {count(len(nvml.gpus), f'{maker} GPU')}",
+        why=f"it sees no GPU of {maker}'s: they need a build for {platform}",
+        fix=f"install a {platform} build with the command that {_SELECTOR} shows, after "
         f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
         where=torch.path,
     )
@@ -247,7 +287,7 @@ def driver_too_old(
     CUDA 12 and 580 for CUDA 13. Remedy: update the driver, or install a torch for the driver's CUDA.
     https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
     """
-    if torch.cuda is None or not nvml.gpus or cpu_was_chosen(environment, launch):
+    if torch.cuda is None or nvml.vendor == "amd" or not nvml.gpus or cpu_was_chosen(environment, launch):
         return
     works = torch_import is not None and torch_import.cuda_available  # for example with the cuda-compat package
     if works or driver_suffices(torch.cuda, nvml.cuda_driver_version):
@@ -273,8 +313,8 @@ def driver_library_mismatch(
     restarts. Until then every new CUDA program fails. A container keeps the libraries that were mounted when it
     started. Remedy: restart the machine, or the container after an update of its host's driver.
     """
-    if nvidia.nvml_error is None or cpu_was_chosen(environment, launch):
-        return
+    if nvidia.nvml_error is None or nvidia.wsl_library or cpu_was_chosen(environment, launch):
+        return  # wsl-driver-hidden reports it in WSL2
     loaded = f"; the loaded kernel module is {nvidia.kernel_module_version}" if nvidia.kernel_module_version else ""
     if "mismatch" in nvidia.nvml_error.lower():
         why = "the driver's libraries were updated while its old kernel module stayed loaded"
@@ -285,6 +325,26 @@ def driver_library_mismatch(
     else:
         return  # libraries without a GPU, as in many container images; driver-not-loaded reports a missing module
     yield error("driver-library-mismatch", f"NVML: {nvidia.nvml_error}{loaded}", why=why, fix=fix)
+
+
+def wsl_driver_hidden(nvidia: NvidiaFacts, nvml: NvmlFacts | Unavailable, host: HostFacts) -> Findings:
+    """WSL2 has Windows' NVIDIA driver, but programs do not find its libraries or find others first.
+
+    In WSL2 the driver is that of Windows; its libraries are in /usr/lib/wsl/lib. A Linux driver that was installed
+    beside, as `apt install cuda` does, hides them, and has no kernel module to talk to.
+    https://docs.nvidia.com/cuda/wsl-user-guide Remedy: remove the Linux driver, and put that directory first.
+    """
+    if host.wsl != "WSL2" or not nvidia.wsl_library or not isinstance(nvml, Unavailable) or nvml == NOT_ASKED:
+        return
+    folder = nvidia.wsl_library.rpartition("/")[0]
+    yield warning(
+        "wsl-driver-hidden",
+        f"no GPU is to be seen, although Windows' driver is in {folder}: {nvml.reason}",
+        why="in WSL2 the driver is that of Windows; a Linux driver beside it, or a search path without its libraries, "
+        "hides it",
+        fix=f"`export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH`; if that helps, remove the Linux driver "
+        "(`sudo apt purge 'libnvidia-*' 'nvidia-driver-*'`); otherwise update the driver in Windows",
+    )
 
 
 def driver_not_loaded(

@@ -14,13 +14,29 @@ NO_PORT = Unavailable("no port was named")
 
 @dataclass(frozen=True)
 class HostFacts:
-    """``name_addresses`` is what the host's own name resolves to (or why it does not)."""
+    """``name_addresses`` is what the host's own name resolves to (or why it does not).
+
+    ``machine`` is "x86_64", "aarch64" …; ``libc`` is "glibc 2.36" or "musl", "" where it is not known.
+    """
 
     name: str
     name_addresses: tuple[str, ...] | Unavailable
     kernel: str
     container: str | None  # "docker", "podman", "kubernetes", "lxc", "slurm-pyxis" … or None outside of one
     user: str
+    machine: str = ""
+    libc: str = ""
+
+    @property
+    def wsl(self) -> str | None:
+        """``WSL2`` or ``WSL1`` if Windows runs this Linux, as the kernel's release says.
+
+        https://learn.microsoft.com/windows/wsl/compare-versions: that of 1 ends in ``-Microsoft``, that of 2 has
+        ``microsoft-standard-WSL2``; one that was built by hand has at least the name.
+        """
+        if "microsoft" not in self.kernel.lower():
+            return None
+        return "WSL1" if self.kernel.endswith("-Microsoft") else "WSL2"
 
 
 @dataclass(frozen=True)
@@ -127,12 +143,14 @@ class NvmlFacts:
     """GPUs and driver by NVML. ``cuda_driver_version`` is the newest CUDA that the driver supports, e.g. (12, 8).
 
     AMD's GPUs, which amdsmi describes, are told in the same way, in HIP's order: they have no CUDA, which is (0, 0).
+    ``denied`` are device files of theirs that this user may not open.
     """
 
     driver_version: str
     cuda_driver_version: tuple[int, int]
     gpus: tuple[Gpu, ...]
     vendor: str = "nvidia"  # or "amd"
+    denied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,13 +159,15 @@ class NvidiaFacts:
 
     ``pci_gpus``: NVIDIA display/3D controllers on the PCI bus; ``kernel_module_version`` from
     /proc/driver/nvidia/version; ``device_nodes``: /dev/nvidia0 … that exist; ``nvml_error`` is
-    "driver/library version mismatch" and the like, kept apart because a check names it.
+    "driver/library version mismatch" and the like, kept apart because a check names it. ``wsl_library`` is the NVML
+    that Windows' driver brings into WSL2, "" where it has none.
     """
 
     pci_gpus: int
     kernel_module_version: str | None
     device_nodes: int
     nvml_error: str | None = None
+    wsl_library: str = ""
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ def _cpu_times() -> tuple[int, int]:
     return sum(times), times[3] + times[4]
 
 
+_WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"  # https://docs.nvidia.com/cuda/wsl-user-guide
 _NVIDIA = "0x10de"
 # PCI base class 03, display: VGA (00) as on workstation cards, 3D controller (02) as on data-centre cards.
 _GPU_CLASSES = ("0x0300", "0x0302")
@@ -195,6 +196,7 @@ def probe_nvidia(nvml_error: str | None = None, root: Path = Path("/")) -> Nvidi
         kernel_module_version=version[1] if version else None,
         device_nodes=sum(re.fullmatch(r"nvidia[0-9]+", name) is not None for name in files.names(f"{root}/dev")),
         nvml_error=nvml_error,
+        wsl_library=_WSL_LIBRARY if os.access(f"{root}{_WSL_LIBRARY}", os.F_OK) else "",
     )
 
 
@@ -241,6 +243,16 @@ def amd_devices(root: str = "") -> tuple[AmdDevice, ...]:
         uuid = f"GPU-{int(told.get('unique_id', 0)):016x}"
         found.append(AmdDevice(len(found), uuid, kfd_id, bus, chip, f"{root}/sys/class/drm/{render}/device"))
     return tuple(found)
+
+
+def amd_denied(devices: Iterable[AmdDevice], root: str = "") -> tuple[str, ...]:
+    """Return the device files of AMD's GPUs that this user may not open, of those that HIP opens.
+
+    https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html
+    """
+    wanted = ["/dev/kfd", *(f"/dev/dri/{device.folder.split('/')[-2]}" for device in devices)]
+    there = [path for path in wanted if os.access(root + path, os.F_OK)]
+    return tuple(path for path in there if not os.access(root + path, os.R_OK | os.W_OK))
 
 
 def amd_holders(devices: Iterable[AmdDevice], root: str = "") -> dict[int, dict[int, int | None]]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ddplaunch.machine import files
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
-from ddplaunch.machine.hardware import AmdDevice, amd_devices, amd_holders
+from ddplaunch.machine.hardware import AmdDevice, amd_denied, amd_devices, amd_holders
 from ddplaunch.values.resolved import Unavailable, known
 
 T = TypeVar("T")
@@ -267,7 +267,7 @@ def probe_amd(details: bool = True, root: str = "") -> NvmlFacts | Unavailable:
         driver = files.read(f"{root}/sys/module/amdgpu/version")  # of AMD's package alone
         release = files.read(f"{root}/proc/sys/kernel/osrelease") or "unknown"
         gpus = tuple(_amd_gpu_of_kernel(each, details, root) for each in devices)
-        return NvmlFacts(driver or f"of Linux {release}", (0, 0), gpus, "amd")
+        return NvmlFacts(driver or f"of Linux {release}", (0, 0), gpus, "amd", amd_denied(devices, root))
     try:
         api.amdsmi_init()
     except api.AmdSmiException as error:
@@ -276,7 +276,7 @@ def probe_amd(details: bool = True, root: str = "") -> NvmlFacts | Unavailable:
         found = [_amd_gpu(api, handle, details) for handle in api.amdsmi_get_processor_handles()]
         drivers = {driver for _, driver in found}
         gpus = tuple(sorted((gpu for gpu, _ in found), key=lambda gpu: gpu.index))
-        return NvmlFacts(" and ".join(sorted(drivers)), (0, 0), gpus, "amd")
+        return NvmlFacts(" and ".join(sorted(drivers)), (0, 0), gpus, "amd", amd_denied(amd_devices(root), root))
     except api.AmdSmiException as error:
         return Unavailable(f"amdsmi does not answer: {_amd_error(error)}")
     finally:

@@ -249,7 +249,17 @@ def probe_host(
         kernel=system.release,
         container=container(environ, root),
         user=files.user_name(own_id(), str(root), environ),
+        machine=system.machine,
+        libc=_libc(root),
     )
+
+
+def _libc(root: Path) -> str:
+    """Return the C library; musl knows no name for its version, https://wiki.musl-libc.org/functional-differences-from-glibc.html."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (AttributeError, ValueError, OSError):
+        return "musl" if any(name.startswith("ld-musl-") for name in files.names(f"{root}/lib")) else ""
 
 
 def container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:

@@ -139,11 +139,11 @@ def resolve_device(
     torch = situation.facts.torch
     if isinstance(torch, Unavailable):
         return Resolved("cpu", Source("detected", "torch is not installed"))
-    if torch.hip is not None:
-        return Resolved("cuda", Source("detected", f"torch for ROCm {torch.hip}"))
-    if torch.cuda is None:
-        return Resolved("cpu", Source("detected", "torch is a CPU build"))
     count = visible_gpus(situation)
+    if torch.hip is not None and (count or isinstance(count, Unavailable)):  # of AMD's GPUs in WSL2 nothing tells
+        return Resolved("cuda", Source("detected", f"torch for ROCm {torch.hip}"))
+    if torch.cuda is None and torch.hip is None:
+        return Resolved("cpu", Source("detected", "torch is a CPU build"))
     if isinstance(count, Unavailable):
         return Resolved("cpu", Source("detected", count.reason))
     return Resolved("cuda" if count else "cpu", Source("detected", f"{count} visible GPUs"))

@@ -32,17 +32,30 @@ def _machine_text(facts: Facts) -> str:
     """Return the machine in a line: host, Python, torch, CPUs, GPUs."""
     parts = []
     if not isinstance(facts.host, Unavailable):
-        parts.append(facts.host.name + (f" ({facts.host.container})" if facts.host.container else ""))
+        inside = ", ".join(filter(None, (facts.host.container, facts.host.wsl)))
+        parts.append(facts.host.name + (f" ({inside})" if inside else ""))
+        parts += [facts.host.machine] if facts.host.machine not in ("", "x86_64") else []
+        parts += [facts.host.libc] if facts.host.libc == "musl" else []
     if not isinstance(facts.python, Unavailable):
         parts.append(f"Python {facts.python.version}")
     if not isinstance(facts.torch, Unavailable):
-        parts.append(f"torch {facts.torch.version}")
+        rocm = facts.torch.hip if "rocm" not in facts.torch.version else None
+        parts.append(f"torch {facts.torch.version}" + (f" (ROCm {rocm})" if rocm else ""))
     if not isinstance(facts.cpu, Unavailable):
         parts.append(count(facts.cpu.usable, "usable CPU"))
     if not isinstance(facts.cpu_layout, Unavailable) and len(facts.cpu_layout.nodes) > 1:
         parts.append(count(len(facts.cpu_layout.nodes), "NUMA node"))
     gpus = () if isinstance(facts.nvml, Unavailable) else facts.nvml.gpus
     return ", ".join([*parts, tallied(gpu.name for gpu in gpus) or "no GPU"])
+
+
+def _wsl_text(facts: Facts) -> str:
+    """Return what GPUs do not do in WSL2, as https://docs.nvidia.com/cuda/wsl-user-guide says; "" elsewhere."""
+    gpus = not isinstance(facts.nvml, Unavailable) and bool(facts.nvml.gpus)
+    if isinstance(facts.host, Unavailable) or facts.host.wsl != "WSL2" or not gpus:
+        return ""
+    told = "NVML does not answer all questions, such as which processes are on a GPU"
+    return f"WSL2: {told}; pinned memory (`pin_memory=True`) is limited"
 
 
 def _nodes_text(facts: Facts) -> str:
@@ -76,6 +89,7 @@ def doctor_text(
     lines = [
         *wrap(visible(_machine_text(facts)), terminal.width, "", "  "),
         *(wrap(visible(nodes), terminal.width, "", "  ") if (nodes := _nodes_text(facts)) else ()),
+        *(wrap(wsl, terminal.width, "", "  ") if (wsl := _wsl_text(facts)) else ()),
         "",
         *_families(outcomes, terminal),
         "",

@@ -33,7 +33,73 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 OLD_DRIVER = healthy_nvml(driver_version="470.57.02", cuda_driver_version=(11, 4))
 NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown error", device_count=0)
 
+AMD = healthy_nvml(driver_version="6.12.12", cuda_driver_version=(0, 0), vendor="amd")
+ROCM = healthy_torch(version="2.8.0+rocm6.4", cuda=None, hip="6.4")
+MUSL = HostFacts("c0ffee", ("172.17.0.2",), "6.8.0", "docker", "root", "x86_64", "musl")
+WSL = HostFacts("desk", ("127.0.1.1",), "5.15.167.4-microsoft-standard-WSL2", None, "ada", "x86_64", "glibc 2.35")
+WSL_GPU = NvidiaFacts(0, None, 0, "Driver Not Loaded", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
+NOT_OURS = dataclasses.replace(AMD, denied=("/dev/kfd", "/dev/dri/renderD128"))
+PLATFORMS = (
+    Case(
+        "torch-missing",
+        "musl",
+        healthy_facts(torch=Unavailable("torch is not installed in /usr/bin/python3"), host=MUSL),
+        NO_LAUNCH,
+        says=("the C library of this system is musl", "`FROM python:3.12-slim`"),
+    ),
+    Case(
+        "torch-cpu-build-on-gpu-machine",
+        "AMD",
+        healthy_facts(torch=CPU_BUILD, nvml=AMD),
+        says=("8 AMD GPUs", "no RCCL", "a ROCm build"),
+    ),
+    Case(
+        "torch-for-other-gpus",
+        "what pip brings, on AMD",
+        healthy_facts(nvml=AMD),
+        says=("is built for CUDA, and this machine has 8 AMD GPUs", "install a ROCm build", "`--device cpu`"),
+    ),
+    Case(
+        "torch-for-other-gpus",
+        "ROCm on NVIDIA",
+        healthy_facts(torch=ROCM),
+        says=("is built for ROCm, and this machine has 8 NVIDIA GPUs", "install a CUDA build"),
+    ),
+    Case("torch-for-other-gpus", "as it should be", healthy_facts(torch=ROCM, nvml=AMD)),
+    Case("torch-for-other-gpus", "asked for the CPU", healthy_facts(nvml=AMD), ON_CPU),
+    Case("torch-for-other-gpus", "CPU build", healthy_facts(nvml=AMD, torch=CPU_BUILD)),
+    Case("driver-too-old", "AMD's has no CUDA", healthy_facts(nvml=AMD, torch_import=NO_CUDA)),
+    Case(
+        "wsl-driver-hidden",
+        "a Linux driver beside that of Windows",
+        healthy_facts(host=WSL, nvidia=WSL_GPU, nvml=Unavailable("NVML does not start: Driver Not Loaded")),
+        NO_LAUNCH,
+        severity="warning",
+        says=("Driver Not Loaded", "LD_LIBRARY_PATH=/usr/lib/wsl/lib:", "apt purge"),
+    ),
+    Case("wsl-driver-hidden", "it is found", healthy_facts(host=WSL, nvidia=WSL_GPU)),
+    Case("wsl-driver-hidden", "no NVIDIA GPU", healthy_facts(host=WSL, nvidia=NvidiaFacts(0, None, 0), nvml=NO_NVML)),
+    Case("wsl-driver-hidden", "not WSL", healthy_facts(nvidia=WSL_GPU, nvml=NO_NVML)),
+    Case("driver-library-mismatch", "WSL2", healthy_facts(host=WSL, nvidia=WSL_GPU, nvml=NO_NVML)),
+    Case(
+        "amd-devices-denied",
+        "groups",
+        healthy_facts(torch=ROCM, nvml=NOT_OURS),
+        says=("may not open /dev/kfd, /dev/dri/renderD128", "`sudo usermod -aG render,video ada`"),
+    ),
+    Case(
+        "amd-devices-denied",
+        "container",
+        healthy_facts(torch=ROCM, nvml=NOT_OURS, host=DOCKER),
+        NO_LAUNCH,
+        severity="warning",
+        says=("--device=/dev/kfd", "getent group render"),
+    ),
+    Case("amd-devices-denied", "its own", healthy_facts(torch=ROCM, nvml=AMD)),
+    Case("amd-devices-denied", "asked for the CPU", healthy_facts(torch=ROCM, nvml=NOT_OURS), ON_CPU),
+)
 FIRES = (
+    *(case for case in PLATFORMS if case.says),
     Case(
         "torch-missing",
         "not installed",
@@ -162,6 +228,7 @@ FIRES = (
 )
 
 SILENT = (
+    *(case for case in PLATFORMS if not case.says),
     Case("torch-missing", "not looked at", healthy_facts(torch=NOT_ASKED)),
     Case("torch-too-old", "2.4 itself", healthy_facts(torch=healthy_torch(version="2.4.0"))),
     Case("torch-too-old", "2.13 is newer than 2.4", healthy_facts(torch=healthy_torch(version="2.13.0+cpu"))),

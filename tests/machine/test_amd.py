@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from ddplaunch.checks.gpu_choice import CHECKS
 from ddplaunch.machine.facts import Gpu, NvmlFacts
+from ddplaunch.machine.hardware import amd_denied, amd_devices
 from ddplaunch.machine.nvml import probe_amd
 from ddplaunch.planning.gpus import exported, select, shown
 from ddplaunch.values.finding import RefusedError
@@ -159,6 +161,14 @@ def test_without_amdsmi_the_kernel_tells(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert seen(facts, HIP_VISIBLE_DEVICES="1") == [1] and seen(facts, ROCR_VISIBLE_DEVICES="GPU-a5a1e0c6de0f4d13") == [
         1
     ]
+
+
+def test_devices_that_this_user_may_not_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (kernel_tree(tmp_path) / "dev/kfd").touch()
+    devices = amd_devices(str(tmp_path))
+    assert amd_denied(devices, str(tmp_path)) == ()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK or not path.endswith(("kfd", "D129")))
+    assert amd_denied(devices, str(tmp_path)) == ("/dev/kfd", "/dev/dri/renderD129")
 
 
 def test_top_reads_them_from_sysfs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -105,6 +106,33 @@ def test_containers(tmp_path: Path, environ: dict[str, str], file: str, text: st
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
     assert software.container(environ, tmp_path) == kind
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wsl"),
+    [
+        ("6.8.0-60-generic", None),
+        ("5.15.167.4-microsoft-standard-WSL2", "WSL2"),
+        ("6.6.87.2-microsoft-standard-WSL2+", "WSL2"),
+        ("4.4.0-19041-Microsoft", "WSL1"),
+    ],
+)
+def test_linux_below_windows(kernel: str, wsl: str | None) -> None:
+    assert HostFacts("desk", (), kernel, None, "ada").wsl == wsl
+
+
+def test_the_c_library_and_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = software.probe_host((), {}, tmp_path)
+    assert host.libc.startswith("glibc ") and host.machine == os.uname().machine
+
+    def no_such_name(_: str) -> str:  # as of musl, where Python was built without this name
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "confstr", no_such_name)
+    assert software.probe_host((), {}, tmp_path).libc == ""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/ld-musl-aarch64.so.1").touch()
+    assert software.probe_host((), {}, tmp_path).libc == "musl"
 
 
 def test_real_facts_survive_json(facts: Facts) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,8 +17,9 @@ from ddplaunch.ui.doctor_view import (
 )
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
+from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.secrets import hide_text
-from tests.checks.healthy import healthy_facts
+from tests.checks.healthy import healthy_facts, healthy_torch
 from tests.conftest import Golden
 from tests.planning.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
 
@@ -41,6 +43,20 @@ def test_a_machine_with_several_numa_nodes_shows_what_each_has() -> None:
     shown = doctor_text(HEALTHY, healthy_facts(), Terminal(200)).splitlines()
     assert ", 128 usable CPUs, 2 NUMA nodes, " in shown[0]
     assert shown[1] == ("NUMA node 0: CPUs 0-31,64-95, GPU 0-3, eth0; NUMA node 1: CPUs 32-63,96-127, GPU 4-7, mlx5_0")
+
+
+def test_a_platform_is_said_to_be_what_it_is() -> None:
+    plain = healthy_facts()
+    assert not isinstance(plain.host, Unavailable)
+    assert "WSL" not in (usual := doctor_text(HEALTHY, plain, Terminal(200))) and "aarch64" not in usual
+    kernel = "5.15.167.4-microsoft-standard-WSL2"
+    host = replace(plain.host, kernel=kernel, container="docker", machine="aarch64", libc="musl")
+    shown = doctor_text(HEALTHY, replace(plain, host=host), Terminal(200)).splitlines()
+    assert shown[0].startswith("gpu-node-1 (docker, WSL2), aarch64, musl, Python ")
+    assert shown[2].startswith("WSL2: NVML does not answer all questions") and "pinned memory" in shown[2]
+    assert max(map(len, doctor_text(HEALTHY, replace(plain, host=host), Terminal(40)).splitlines())) <= 40
+    rocm = replace(plain, torch=healthy_torch(version="2.8.0", cuda=None, hip="6.4"))
+    assert ", torch 2.8.0 (ROCm 6.4), " in doctor_text(HEALTHY, rocm, Terminal(200))
 
 
 @pytest.mark.parametrize(
