@@ -6,7 +6,8 @@
 A PYTHON is a version, which uv finds or fetches, or the path of an interpreter; `newest` is a TORCH too. ``--index`` is
 where torch comes from, https://download.pytorch.org/whl/cpu for instance. The table goes to
 benchmarks/results/matrix.md. ``--without-torch`` tries what needs no torch, with every other Python of this machine,
-and writes nothing. The exit status is 1 if anything failed.
+and writes nothing; the first of them gets the oldest dependencies that are declared. The exit status is 1 if anything
+failed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 DEADLINE_S, TESTS_DEADLINE_S = 150, 900
 TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis", "detect-secrets")
 WITHOUT_TORCH = ("tests/values", "tests/scaling", "tests/script")
+#: What uses the declared dependencies; tried with the oldest ones that pyproject.toml allows.
+WITH_OLDEST = ("tests/cli/test_parsers.py", "tests/machine", "tests/ui", "tests/planning/test_convert_scripts.py")
 
 #: What a rank does is the first argument; it fails in the first attempt only.
 SCRIPT = """
@@ -280,11 +283,14 @@ def without_torch() -> int:
             text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("\ndependencies = [")[2]
             needed = [
                 each
-                for each in re.findall(r'^ +"(.*)",$', text.partition("\n]")[0], re.MULTILINE)
+                for each in re.findall(r'^ +"([^"]*)",', text.partition("\n]")[0], re.MULTILINE)
                 if "torch" not in each
             ]
+            oldest = version == next(iter(here))
+            resolution = ("--resolution", "lowest-direct") if oldest else ()
             try:
-                uv("pip", "install", "-q", "-p", there, *needed, *TOOLS)
+                uv("pip", "install", "-q", "-p", there, *resolution, *needed)
+                uv("pip", "install", "-q", "-p", there, *TOOLS)
             except SystemExit as impossible:
                 print(f"Python {version} without torch: not tried, {str(impossible).splitlines()[-1]}", flush=True)
                 continue
@@ -294,12 +300,10 @@ def without_torch() -> int:
             place = Place(Path(folder), there)
             (place.folder / "train.py").write_text("import torch\n")
             refused = place.ends(place.start("run", "2", "--device", "cpu", "--", "train.py"), 4, "torch-missing")
-            said = tests(there, *WITHOUT_TORCH)
+            said = tests(there, *WITHOUT_TORCH, *(WITH_OLDEST if oldest else ()))
             failed += bool(refused) or said.startswith("failed")
-            print(
-                f"Python {version} without torch: run: {refused or 'refused with torch-missing'}; tests: {said}",
-                flush=True,
-            )
+            told = f"Python {version} without torch{', oldest dependencies' if oldest else ''}"
+            print(f"{told}: run: {refused or 'refused with torch-missing'}; tests: {said}", flush=True)
     return failed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
@@ -122,8 +123,8 @@ def _in_our_words(words: list[str], script: Sequence[str] | None, exception: Any
             fix=f"`{unknown} {spellings(flags_of(command))[unknown][0].metavar}`, or leave it out; {listed}",
             where=f"flag: {unknown}",
         )
-    if "unexpected extra argument" in message:
-        return _extra(command, message.partition("(s) (")[2].rstrip(")") or message, listed)
+    if extra := re.search(r"unexpected extra argument(?:s|\(s\))? \((.*)\)$", message):  # as click and Typer word it
+        return _extra(command, extra[1], listed)
     return usage(message, why="the command line could not be understood", fix=listed)
 
 

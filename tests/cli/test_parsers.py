@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from ddplaunch.cli.flags import flags_of, own_values, said_on_command_line
 from ddplaunch.cli.flags import parse_quickly as parse
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.help.pages import page
+from ddplaunch.cli.typer_app import _in_our_words
 from ddplaunch.cli.typer_app import parse as parse_with_typer
 from ddplaunch.planning import options as launch_options
 from ddplaunch.planning.flag import Flag, read_duration
@@ -201,3 +203,17 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
     for wrong in ("soon", "-1"):
         with pytest.raises(UsageError, match="is not a length of time"):
             typed("run", [f"--join-timeout={wrong}"])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Got unexpected extra argument (3 4)",
+        "Got unexpected extra arguments (3 4)",
+        "Got unexpected extra argument(s) (3 4).",
+    ],
+)
+def test_a_word_too_many_in_the_words_of_each_parser(message: str) -> None:
+    """typer 0.16 to 0.17 raise click's complaint, later ones a wording of their own."""
+    complaint = _in_our_words(["run", "2", "3", "4"], [], SimpleNamespace(format_message=lambda: message))
+    assert complaint.findings[0].what == "`3 4` is one word too many"
