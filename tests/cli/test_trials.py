@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from ddplaunch.agent.rank_site import ddplaunch_marks
 from ddplaunch.agent.rank_site.ddplaunch_marks import redirect_writers
 from ddplaunch.cli.trials.trial_orders import (
     Measuring,
     TrialOrder,
+    WrittenOutside,
     command_of,
     make_folders,
     places_of,
@@ -104,6 +107,44 @@ def test_summary_writers_write_into_the_trials_folder(tmp_path: Path, monkeypatc
     assert SummaryWriter(log_dir=f"{tmp_path}/output/x").seen == (f"{tmp_path}/output/x", "")
 
 
+def test_what_ranks_write_elsewhere_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    elsewhere.mkdir()
+    here.mkdir()
+    (elsewhere / "old").write_text("")
+    os.utime(elsewhere / "old", (1e9, 1e9))
+    monkeypatch.chdir(here)
+    places = places_of(TrialOrder("scale-x", "1", "1", {}, ("train.py",)), {}, here)
+    outside = WrittenOutside(TrialOrder("scale-x", "1", "1", {}, ("train.py",)), places)
+    attempt = places.record / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    code = f"""
+import os, sys, types
+sys.path.insert(0, {str(Path(ddplaunch_marks.__file__).parent)!r})
+import ddplaunch_marks
+torch = types.ModuleType("torch.serialization")
+torch.save = lambda obj, f: os.system(f"echo {{obj}} > {{f}}")  # a file that Python does not open
+sys.modules["torch.serialization"] = torch
+ddplaunch_marks.note_writes({str(attempt / "rank-0.written")!r})
+open("log.txt", "w").close()
+open({str(elsewhere / "log.txt")!r}, "a").close()
+open({str(elsewhere / "old")!r}).close()
+open({str(elsewhere / "gone")!r}, "w").close()
+os.remove({str(elsewhere / "gone")!r})
+open({str(elsewhere / "part")!r}, "wb").close()
+os.replace({str(elsewhere / "part")!r}, {str(elsewhere / "whole")!r})
+open({str(attempt / "own")!r}, "w").close()
+os.makedirs({str(elsewhere / "a" / "b")!r})
+os.system({"echo > " + str(elsewhere / "a" / "b" / "weights")!r})
+torch.save("x", {str(elsewhere / "model.pt")!r})
+"""
+    for trial in ({}, {"DDPLAUNCH_TRIAL": "scale-x/1"}):
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, **trial}, check=True)
+        names = [os.path.relpath(path, tmp_path) for path in outside.found()]
+        assert names[-1] == "here/log.txt" and "elsewhere/old" not in names and len(names) == (5 if trial else 1), names
+        shutil.rmtree(elsewhere / "a")
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -115,6 +156,7 @@ def test_summary_writers_write_into_the_trials_folder(tmp_path: Path, monkeypatc
         (["fit", "2x2"], "`fit` tries batches on one machine, and this launch has several"),
         (["scale", "1,,2"], "`1,,2` names an empty size"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
+        (["fit", f"{4 * len(os.sched_getaffinity(0)) + 1}"], "processes is too much for"),
         (["scale", "1", "--plot", "missing/scale.svg"], "there is no directory `missing`"),
         (["scale", "1", "--plot", "taken.svg"], "`taken.svg` is a directory"),
     ],

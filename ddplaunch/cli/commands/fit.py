@@ -15,7 +15,13 @@ from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial_orders import TRIAL_DIR
 from ddplaunch.cli.trials.trial_runs import TrialResult
-from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, nothing_to_measure, problem_of
+from ddplaunch.cli.trials.trial_series import (
+    TrialSeries,
+    measuring_of,
+    nothing_to_measure,
+    problem_of,
+    refuse_too_many,
+)
 from ddplaunch.planning.options import Said
 from ddplaunch.records.find import numbered
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
@@ -99,10 +105,15 @@ class _Search:
         self._options = series.options
         if series.options.nnodes is not None and series.options.nnodes.value.most > 1:
             raise _several_machines()
-        self._base = series.allowed(series.options)
+        self._base = series.prepared(series.options)
         launch = self._base.launch
         if launch.topology.nnodes.value > 1:  # as a Slurm allocation says
             raise _several_machines()
+        cpu, each = self._base.facts.cpu, launch.topology.nproc_per_node.value
+        if launch.device.value == "cpu" and not isinstance(cpu, Unavailable):
+            fewer = f"ddplaunch fit {cpu.usable} …"
+            refuse_too_many(each, cpu.usable, f"a launch of {count(each, 'process')}", fewer, "NPROC")
+        series.allow(self._base)
         self._world = launch.topology.world_size
         self._accumulates = "accum" in launch.receives
         if "batch_size" not in launch.receives:

@@ -15,15 +15,16 @@ from typing import Any
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.flags import launch_words
 from ddplaunch.cli.prepare import Prepared, script_report
-from ddplaunch.cli.streams import answer, answer_json, tell
+from ddplaunch.cli.streams import answer, answer_json, say, tell
 from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial_machines import Size, TrialMachines
 from ddplaunch.cli.trials.trial_runs import TrialResult
-from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of
+from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of, refuse_too_many
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.nvml import gpu_links
 from ddplaunch.planning.options import Said
 from ddplaunch.planning.ranks.placement import workers_typed
+from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.own.own_files import write_named
@@ -44,7 +45,6 @@ _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
 _SECONDS = 10.0
 _SAVED = "size.json"
 _LARGEST = 1 << 62
-_MOST_PER_CPU = 4  # processes
 _MOST_OF_A_STEP = 100  # phases overlap, but not in so many threads
 
 
@@ -148,9 +148,13 @@ class _Trials:
     def run(self, sizes: Sequence[Size], *, resume: bool) -> tuple[list[SizeMeasured], bool]:
         """Run the trials in turn; return what was found, and whether Ctrl-C came before they were over."""
         found: list[SizeMeasured] = []
+        before = {size: saved(self.first.base, self._key(size)) for size in sizes} if resume else {}
+        if resume and not any(before.values()):
+            place = path_text(self.first.base / "runs")
+            say(f"--resume: `{place}` has no size of this script with these options, so that all of them are measured")
         for size in sizes:
             key = self._key(size)
-            if resume and (known := saved(self.first.base, key)) is not None:
+            if (known := before.get(size)) is not None:
                 tell(progress_text(known, 0.0))
                 found.append(known)
                 continue
@@ -250,14 +254,7 @@ def _sizes(text: str | None, machines: TrialMachines) -> list[Size]:
                 where="SIZES",
                 code="size-not-here",
             )
-        if size.each > _MOST_PER_CPU * most:
-            raise usage(
-                f"size {size} is too much for {count(most, 'CPU')} on each machine",
-                why=f"of more than {_MOST_PER_CPU} processes on a CPU nothing is measured but how they wait for it",
-                fix=f"`ddplaunch scale {possible} …`; {_MOST_PER_CPU * most} processes are the most here",
-                where="SIZES",
-                code="size-not-here",
-            )
+        refuse_too_many(size.each, most, f"size {size}", f"ddplaunch scale {possible} …", "SIZES")
         if size.nodes > machines.nodes:
             there = "is one" if machines.nodes == 1 else f"are {machines.nodes}"
             raise usage(

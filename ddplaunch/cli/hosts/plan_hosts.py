@@ -39,7 +39,8 @@ from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.script.source import locate
 from ddplaunch.values.finding import Finding, RefusedError, Severity, UsageError, usage, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable, value_of
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
+from ddplaunch.values.words import listed
 
 _FACTS_S = 20.0  # how long a host may take to answer
 _TORCH_S = 90.0  # and to import torch as well
@@ -175,11 +176,28 @@ def plan(
             network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
             report = replace(report, facts=replace(report.facts, network=network))
         launch = _plan_host(mine, target, report, script, run_id, asked)
+        if launch.placement.apart and (others := on_its_cpus(report, gathered.reports)):
+            source = Source("detected", f"{listed([report.name, *others])} are one machine")
+            mine = replace(mine, placement=Resolved("none", source))
+            launch = _plan_host(mine, target, report, script, run_id, asked)
         parts.append(mine)
         launches.append(launch)
         for outcome in check(mine, launch, report.facts, script, advice=False):
             found += [(report.name, finding) for finding in outcome.findings]
     return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
+
+
+def on_its_cpus(one: HostReport, reports: Sequence[HostReport]) -> list[str]:
+    """Return the other hosts that share some of its CPUs: containers of one machine, in one boot of the kernel."""
+    mine, boot = one.facts.cpu_layout, one.machine.partition(" ")[0]
+    if isinstance(mine, Unavailable) or not boot:
+        return []
+    layouts = [(each.name, each.facts.cpu_layout) for each in reports if each.machine.partition(" ")[0] == boot]
+    return [
+        name
+        for name, layout in layouts
+        if name != one.name and not isinstance(layout, Unavailable) and set(layout.cpus) & set(mine.cpus)
+    ]
 
 
 def own_sources(script: ScriptReport) -> tuple[tuple[str, str], ...]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.cli.flags import launch_words
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import new_run_id, runs_directory
+from ddplaunch.records.find import numbered
 from ddplaunch.records.own.own_files import closing, open_base, open_folder, remove_folder
 from ddplaunch.script.declared import arranged, given, spell
 from ddplaunch.script.names import last_word
@@ -40,6 +42,11 @@ _FOLDER = re.compile(
 )
 #: Options that may name a file too: replaced where they are given, never added.
 _FILE = re.compile(r"output|out|save|save-to|output-(?:file|path)|out-(?:file|path)|log-file|save-(?:file|name)")
+_MOST_FILES = 50_000
+#: What a script's tools leave beside it; said by nobody.
+_OF_TOOLS = frozenset({".git", "__pycache__", ".ddplaunch", ".venv", "node_modules", ".pytest_cache", ".mypy_cache"})
+#: Folders of caches, and of what is passed between processes: written again by whoever runs the script.
+_PASSING = re.compile(r"/(?:__pycache__|\.cache|\.triton|torchinductor_[^/]*|pymp-[^/]*)/|^/(?:dev|proc|sys)/")
 
 
 @dataclass(frozen=True)
@@ -212,3 +219,74 @@ def _replaced(args: Sequence[str], option: DeclaredOption, value: str, new: str)
             result[position + 1] = new
             return tuple(result)
     return (*result, *spell(option, new))
+
+
+class WrittenOutside:
+    """The files that a trial writes outside of its own folders, from the moment that this is made."""
+
+    def __init__(self, order: TrialOrder, places: TrialPlaces) -> None:
+        """Look at the working directory and the folders that the script's words name, as they are now."""
+        named = [Path(word.rpartition("=")[2]) for word in order.script[1:] if "/" in word]
+        cwd, self._places = Path.cwd(), places
+        folders = [folder.absolute() for folder in named if folder.is_dir()]
+        self._folders = (cwd, *(each for each in dict.fromkeys(folders) if not each.is_relative_to(cwd)))
+        self._before, self._began_s = self._files(self._folders), time.time()
+        self._open: set[str] = set()
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Add what these processes have open to write now."""
+        for pid in pids:
+            self._open.update(_open_to_write(pid))
+
+    def found(self) -> tuple[str, ...]:
+        """Return the paths, sorted: what is new or has changed, and what ranks noted or had open."""
+        own, after = (f"{self._places.record}/", f"{self._places.folder}/"), self._files(self._folders)
+        found = {path for path in self._open if not path.startswith(own)}
+        if max(len(self._before), len(after)) < _MOST_FILES:
+            found |= {path for path, seen in after.items() if self._before.get(path) != seen}
+        return tuple(sorted(found.union(path for path in self._noted() if not path.startswith(own))))
+
+    def _noted(self) -> Iterator[str]:
+        """Yield the files, written since it began, of which ranks noted that they write them, or made their folder."""
+        for _, node in numbered(self._places.record, "node"):
+            for note in node.glob("attempt-*/rank-*.written"):
+                with suppress(OSError):
+                    for path in map(Path, os.fsdecode(note.read_bytes()).splitlines()):
+                        inside = self._files((path,)) if path.is_dir() else (str(path),)
+                        yield from filter(self._is_new, inside)
+
+    def _is_new(self, path: str) -> bool:
+        with suppress(OSError):
+            return not _PASSING.search(path) and Path(path).stat().st_mtime >= self._began_s - 1.0
+        return False
+
+    def _files(self, folders: Sequence[Path]) -> dict[str, tuple[int, int]]:
+        """Return the files below ``folders`` with time and size of each, without the records; ``_MOST_FILES`` at most.
+
+        So many are too many to know which of them have changed.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        skipped = {str(self._places.record.parent.parent), str(self._places.folder.parent)}
+        for folder in folders:
+            for at, inside, names in os.walk(folder):
+                inside[:] = [name for name in inside if name not in _OF_TOOLS and f"{at}/{name}" not in skipped]
+                for name in names:
+                    with suppress(OSError):
+                        seen = os.lstat(f"{at}/{name}")
+                        found[f"{at}/{name}"] = seen.st_mtime_ns, seen.st_size
+                if len(found) >= _MOST_FILES:
+                    return found
+        return found
+
+
+def _open_to_write(pid: int) -> Iterator[str]:
+    folder = Path(f"/proc/{pid}")
+    with suppress(OSError):
+        for link in (folder / "fd").iterdir():
+            with suppress(OSError, ValueError, IndexError):
+                target = str(link.readlink())
+                if not target.startswith("/") or target.startswith(("/dev/", "/proc/", "/sys/", "/tmp/")):
+                    continue
+                flags = (folder / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0]
+                if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and not target.endswith(" (deleted)"):
+                    yield target

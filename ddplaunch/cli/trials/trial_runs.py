@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from ddplaunch.cli.trials.trial_orders import (
     Measuring,
     TrialOrder,
     TrialPlaces,
+    WrittenOutside,
     command_of,
     make_folders,
     places_of,
@@ -55,9 +56,6 @@ _EMPTY = 16  # epochs without a batch after which none is waited for
 _GRACE_S = 30.0
 _LONGER_S = 15.0  # torchrun kills ranks after the grace itself
 _OUTCOME_S = 20.0  # the guard explains a failure after torchrun has gone
-_MOST_FILES = 50_000
-#: What a script's tools leave beside it; said by nobody.
-_OF_TOOLS = frozenset({".git", "__pycache__", ".ddplaunch", ".venv", "node_modules", ".pytest_cache", ".mypy_cache"})
 
 
 @dataclass(frozen=True)
@@ -121,9 +119,9 @@ def run_trial(
     places = places_of(order, os.environ, Path.cwd())
     words = command_of(order, places, report)
     make_folders(words, places)
-    busy, before = busy_cpus(), _files(_watched(order), places)
+    busy, outside = busy_cpus(), WrittenOutside(order, places)
     began = time.monotonic()
-    running = _Running(words, order, places)
+    running = _Running(words, order, places, outside)
     found: dict[str, Any] = {}
     try:
         found = running.measure(progress)
@@ -135,14 +133,14 @@ def run_trial(
         running.end()
         if order.elsewhere and found.get("status") == "measured":
             found = running.refreshed(found)
-        outside = _written(before, _files(_watched(order), places)) + running.elsewhere()
+        written = outside.found()
         if not order.keep:
             remove_folders(places)
     return TrialResult(
         order=order,
         record=places.record,
         findings=running.findings,
-        outside=tuple(dict.fromkeys(outside)),
+        outside=written,
         kept=places.folder if order.keep else None,
         took_s=round(time.monotonic() - began, 2),
         busy_cpus=round(busy, 1),
@@ -153,13 +151,12 @@ def run_trial(
 class _Running:
     """The launcher of a trial as a child of this process, and what its ranks write."""
 
-    def __init__(self, words: Sequence[str], order: TrialOrder, places: TrialPlaces) -> None:
-        self._order, self._places = order, places
+    def __init__(self, words: Sequence[str], order: TrialOrder, places: TrialPlaces, outside: WrittenOutside) -> None:
+        self._order, self._places, self._outside = order, places, outside
         self._began, self._began_wall_s = time.monotonic(), time.time()
         self._files: dict[int, FollowedFile] = {}
         self._lines: dict[int, list[StepLine]] = {}
         self.findings: tuple[Finding, ...] = ()
-        self._open: set[str] = set()
         self._looked_s = self._recorded = 0.0
         self._launch = ""  # the token of the launch, once its launcher was seen
         self._child = subprocess.Popen(
@@ -234,7 +231,7 @@ class _Running:
             self._lines.setdefault(rank, []).extend(file.new())
         if time.monotonic() - self._looked_s > 2.0:
             self._looked_s = time.monotonic()
-            self._open.update(self._written_to())
+            self._outside.look(each.pid for node in read_processes(self._places.record) for each in node.ranks)
 
     def _is_unseen(self) -> bool:
         """Whether ranks on other machines, whose records come at the end, have trained for as long as is wanted."""
@@ -339,62 +336,7 @@ class _Running:
         self._launch = self._launch if found is None else found.launch
         return found
 
-    def _written_to(self) -> Iterator[str]:
-        """Yield the files outside the trial's folders that ranks have open to write now."""
-        for node in read_processes(self._places.record):
-            for recorded in node.ranks:
-                yield from _open_to_write(recorded.pid)
-
-    def elsewhere(self) -> list[str]:
-        """Return what ranks were seen to write outside the trial's folders."""
-        own = (str(self._places.record), str(self._places.folder))
-        return sorted(path for path in self._open if not path.startswith(own))
-
 
 def _is_over(measuring: Measuring, steps: int, seconds: float) -> bool:
     most = measuring.steps, measuring.seconds
     return any(limit is not None and done >= limit for done, limit in zip((steps, seconds), most, strict=True))
-
-
-def _open_to_write(pid: int) -> Iterator[str]:
-    folder = Path(f"/proc/{pid}")
-    with suppress(OSError):
-        for link in (folder / "fd").iterdir():
-            with suppress(OSError, ValueError, IndexError):
-                target = str(link.readlink())
-                if not target.startswith("/") or target.startswith(("/dev/", "/proc/", "/sys/", "/tmp/")):
-                    continue
-                flags = (folder / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0]
-                if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and not target.endswith(" (deleted)"):
-                    yield target
-
-
-def _watched(order: TrialOrder) -> tuple[Path, ...]:
-    """Return the folders in which new files are looked for: this one, and those that the script's words name."""
-    named = [Path(word.rpartition("=")[2]) for word in order.script[1:] if "/" in word]
-    cwd = Path.cwd()
-    folders = [folder.absolute() for folder in named if folder.is_dir()]
-    return (cwd, *(each for each in dict.fromkeys(folders) if not each.is_relative_to(cwd)))
-
-
-def _files(folders: Sequence[Path], places: TrialPlaces) -> dict[str, tuple[int, int]]:
-    """Return the files below ``folders`` with time and size of each, without the records; at most ``_MOST_FILES``."""
-    found: dict[str, tuple[int, int]] = {}
-    skipped = {str(places.record.parent.parent), str(places.folder.parent)}
-    for folder in folders:
-        for at, inside, names in os.walk(folder):
-            inside[:] = [name for name in inside if name not in _OF_TOOLS and f"{at}/{name}" not in skipped]
-            for name in names:
-                with suppress(OSError):
-                    seen = os.lstat(f"{at}/{name}")
-                    found[f"{at}/{name}"] = seen.st_mtime_ns, seen.st_size
-            if len(found) >= _MOST_FILES:
-                return found
-    return found
-
-
-def _written(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> list[str]:
-    """Return what is new or has changed; nothing where there are too many files to know."""
-    if max(len(before), len(after)) >= _MOST_FILES:
-        return []
-    return sorted(path for path, seen in after.items() if before.get(path) != seen)

@@ -25,8 +25,8 @@ from ddplaunch.values.words import count, duration_text
 
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
 
-
 _TIMEOUT_S = 600.0
+_MOST_PER_CPU = 4  # processes
 
 
 class TrialSeries:
@@ -59,10 +59,14 @@ class TrialSeries:
     def allowed(self, options: Options) -> Prepared:
         """Return such a launch whose findings were told. Raises RefusedError for errors among them, and UsageError."""
         found = self.prepared(options)
+        self.allow(found)
+        return found
+
+    def allow(self, found: Prepared) -> None:
+        """Tell what such a launch was found to be. Raises RefusedError for errors among its findings."""
         tell_findings(found.findings)
         if refusing := errors(found.findings):
             raise RefusedError(*refusing)
-        return found
 
     def run(
         self,
@@ -137,6 +141,21 @@ def measuring_of(
         usual_s if seconds is None and steps is None else seconds,
         value_of(options.timeout_s, _TIMEOUT_S),
     )
+
+
+def refuse_too_many(processes: int, most: int, shown: str, fix: str, where: str) -> None:
+    """Refuse more ``processes`` of a machine than can be measured where ``most`` have a CPU or GPU of their own.
+
+    ``shown`` names them, ``fix`` is a command with fewer. Raises UsageError.
+    """
+    if processes > _MOST_PER_CPU * most:
+        raise usage(
+            f"{shown} is too much for {count(most, 'CPU')} on each machine",
+            why=f"of more than {_MOST_PER_CPU} processes on a CPU nothing is measured but how they wait for it",
+            fix=f"`{fix}`; {_MOST_PER_CPU * most} processes are the most here",
+            where=where,
+            code="size-not-here",
+        )
 
 
 def nothing_to_measure(flag: str, value: float, example: str) -> UsageError:
