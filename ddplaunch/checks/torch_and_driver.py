@@ -17,6 +17,7 @@ from ddplaunch.values.words import count
 _OLDEST = (2, 4)
 _SELECTOR = "https://pytorch.org/get-started/locally"
 _FIRST_COMPATIBLE_MAJOR = 11
+_KINDS = {"cu": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
 #: The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
@@ -126,6 +127,35 @@ def torch_import_failed(torch: TorchFacts, torch_import: TorchImport | Unavailab
             fix="`python -c 'import torch'` shows the whole message; reinstalling torch repairs a mixed installation",
             where=torch.path,
         )
+
+
+def torchvision_mismatch(python: PythonFacts, torch: TorchFacts) -> Findings:
+    """torchvision was built for another torch than the one that is installed.
+
+    Its compiled part then does not load, and `import torchvision` ends with "operator torchvision::nms does not exist",
+    or only its functions for GPUs are missing. Every release asks for exactly one torch, and builds for CUDA, ROCm and
+    the CPU belong to the torch of the same kind. Remedy: install the two together, from one index.
+    https://github.com/pytorch/vision#installation
+    """
+    if torch.torchvision is None:
+        return
+    own, wanted = torch.version.partition("+")[0], torch.torchvision_for
+    build = re.search(r"\+(cpu|cu(?=\d)|rocm)", torch.torchvision)
+    kind = "cu" if torch.cuda else "rocm" if torch.hip else "cpu"
+    if wanted is not None and wanted != own:
+        why = f"it asks for torch {wanted}"
+    elif build is not None and build[1] != kind:
+        why = f"one is built for {_KINDS[build[1]]}, the other for {_KINDS[kind]}"
+    else:
+        return
+    yield warning(
+        "torchvision-mismatch",
+        f"torchvision {torch.torchvision} does not fit torch {torch.version}",
+        why=f"{why}: what is compiled in it may not load (`operator torchvision::nms does not exist`)",
+        fix=f"install both with one command of {_SELECTOR}, after "
+        f"`{shlex.quote(python.executable)} -m pip uninstall -y torch torchvision`",
+        where=torch.path,
+    )
 
 
 def torch_cpu_build_on_gpu_machine(

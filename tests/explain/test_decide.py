@@ -273,6 +273,13 @@ def test_a_proxy_that_hangs_up_is_a_failed_download() -> None:
     assert diagnosed(text + raised(0, "urllib3.exceptions.ProxyError: ('no proxy',)")).code == "download-failed"
 
 
+def test_data_that_another_rank_could_not_download_are_missing_because_of_it() -> None:
+    missing = raised(1, "RuntimeError: Dataset not found. You can use download=True to download it")
+    found = diagnosed(missing + raised(0, "RuntimeError: Error downloading train-images-idx3-ubyte.gz:"))
+    assert (found.code, found.rank) == ("download-failed", 0)
+    assert diagnosed(missing).code == "dataset-missing"
+
+
 def test_the_line_that_a_wrapper_announces_is_the_cause() -> None:
     text = "RuntimeError: Failed to import kit.model because of the following error (look up to see its traceback):\n"
     found = diagnosed(text + "/opt/v/site-packages/fused_ops.cpython-311.so: undefined symbol: _ZN2at4call\n")

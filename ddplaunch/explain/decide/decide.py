@@ -152,6 +152,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     if recorded.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO) if each.code in _NEEDS_A_GPU else each for each in found]
+    fetched = {each.speaker for each in found if each.code == "download-failed"}  # by one rank, for all of them
+    found = [replace(each, tier=Tier.SYMPTOM) if _awaited(each, fetched) else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
     found = _own_where_nobody_else_failed(found, echoes, facts)
     ends = recorded.end_times(facts)
@@ -166,16 +168,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
             return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
         return _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
-        return _with_memory_facts(
-            _of_exit(
-                with_last_words(ended, scanned.lines, ended.exit.rank in _complaining(echoes)),
-                found,
-                echoes,
-                scanned,
-                waits,
-            ),
-            facts,
-        )
+        said = with_last_words(ended, scanned.lines, ended.exit.rank in _complaining(echoes))
+        return _with_memory_facts(_of_exit(said, found, echoes, scanned, waits), facts)
     cut = unfinished_report(scanned, after)
     if not (failed or cut) and ended_well(
         scanned, after, any(hit.signature.code not in NOISE for hit in echoes), facts
@@ -195,6 +189,11 @@ def _with_lost_while_joining(
     hit, lost = joining
     own = Candidate(Tier.SYMPTOM, hit.line, lost.speaker, hit, lost.root.raised, calls=lost.calls)
     return [own], [each for each in echoes if each.signature.code in NOISE]
+
+
+def _awaited(each: Candidate, fetched: set[Speaker]) -> bool:
+    """Return whether a rank misses data that another one tried to fetch, which goes on as soon as that one gives up."""
+    return each.code == "dataset-missing" and bool(fetched - {each.speaker})
 
 
 def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:

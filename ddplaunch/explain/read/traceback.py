@@ -383,9 +383,8 @@ def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -
         if not _LIBRARY.search(frame[0]):
             calls.append(UserCall(_place(frame), source[:_SOURCE]))
         elif calls:
-            package = _PACKAGE.search(frame[0])
-            last = calls[-1]
-            calls[-1] = replace(
-                last, folded=last.folded + 1, library=package[1] if package else last.library or "Python"
-            )
+            package, last = _PACKAGE.search(frame[0]), calls[-1]
+            known = [] if last.library in ("", "Python") else last.library.split(", ")
+            names = dict.fromkeys([*known, *([package[1]] if package else [])])
+            calls[-1] = replace(last, folded=last.folded + 1, library=", ".join(names) or "Python")
     return tuple(calls[-_MOST_CALLS:])

@@ -51,6 +51,20 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="download-failed",
         tier=Tier.CAUSE,
+        patterns=(r"RuntimeError: Error downloading (?P<url>\S+):$",),
+        what="{url} could not be downloaded",
+        why="none of the servers answered: compute nodes often have no way to the internet",
+        fixes=(
+            "fetch the data once where the network works: `download=True` in a Python there; then copy their folder",
+            "a proxy goes through `--env HTTPS_PROXY=…`",
+        ),
+        examples=("RuntimeError: Error downloading train-images-idx3-ubyte.gz:",),
+        near_misses=("RuntimeError: Error downloading",),
+        source="https://github.com/pytorch/vision/blob/main/torchvision/datasets/mnist.py",
+    ),
+    Signature(
+        code="download-failed",
+        tier=Tier.CAUSE,
         patterns=(
             r"couldn't connect to '(?P<url>https?://[^']+)'",
             r"HTTPS?ConnectionPool\(host='(?P<url>[^']+)', port=\d+\): (?:Max retries exceeded|Read timed out)",

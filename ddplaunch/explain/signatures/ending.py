@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _TOLD_ELSEWHERE = (
@@ -94,17 +92,6 @@ OF_EXCEPTIONS = {
     "ConnectionRefusedError": _LOST,
     "BrokenPipeError": _LOST,
 }
-
-#: What an exception's message means that Python's own words do not say, and a fix.
-OF_MESSAGES = (
-    (
-        re.compile(
-            r"'(?:DistributedDataParallel|FullyShardedDataParallel|DataParallel)' object has no attribute '(\w+)'"
-        ),
-        "the model is wrapped: what it has itself is reached through `.module` of the wrapper",
-        "`model.module.{0}` in place of `model.{0}`, or keep the bare model beside the wrapped one",
-    ),
-)
 
 
 def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:

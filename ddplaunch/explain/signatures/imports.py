@@ -72,6 +72,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
             r"ImportError: No module named '?(?P<module>[\w.]+)'?",
+            r"ModuleNotFoundError: Requirement '(?P<module>[^']+)' not met",
         ),
         what="the package `{module}` cannot be imported",
         why=_WHY,
@@ -81,7 +82,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "if it is your own package: start from the directory that holds it, or `--env PYTHONPATH=$PWD`",
             _INTERPRETER,
         ),
-        examples=("ModuleNotFoundError: No module named 'tokenkit'", "ImportError: No module named apex.parallel"),
+        examples=(
+            "ModuleNotFoundError: No module named 'tokenkit'",
+            "ImportError: No module named apex.parallel",
+            "ModuleNotFoundError: Requirement 'jsonargparse[signatures]>=4.27.7' not met. HINT: Try running",
+        ),
         near_misses=(
             "UserWarning: Failed to initialize NumPy: No module named 'numpy' (Triggered internally)",
             "/usr/bin/python3: No module named torchrun",
@@ -203,6 +208,32 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         unless=(r"[Ww]arning",),
         source="https://pytorch.org/docs/stable/cpp_extension.html",
+    ),
+    Signature(
+        code="torchvision-mismatch",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"RuntimeError: operator (?P<name>torchvision::\w+) does not exist",
+            r"RuntimeError: Couldn't load custom C\+\+ ops\. This can happen if your PyTorch and (?P<name>torchvision)",
+            r"compiled with different CUDA major versions\. .*?(?P<name>torchvision)",
+        ),
+        what="torchvision does not fit this torch: what is compiled in it does not load ({name})",
+        why="each torchvision is built for exactly one torch, and of the same kind: CUDA, ROCm or CPU; pip took the "
+        "two from different indexes, or upgraded one of them",
+        fixes=(
+            "install both with one command of https://pytorch.org/get-started/locally, after `python -m pip uninstall "
+            "-y torch torchvision`",
+            "see which are there: `python -m pip list | grep torch`, and `python -m pip check`",
+        ),
+        examples=(
+            "RuntimeError: operator torchvision::nms does not exist",
+            "RuntimeError: Couldn't load custom C++ ops. This can happen if your PyTorch and torchvision versions are "
+            "incompatible, or if you had errors while compiling torchvision from source.",
+            "RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA major versions. "
+            "PyTorch has CUDA Version=12.1 and torchvision has CUDA Version=11.8.",
+        ),
+        near_misses=("RuntimeError: operator aten::foo does not exist", "UserWarning: Failed to load image extension"),
+        source="https://github.com/pytorch/vision/blob/main/torchvision/extension.py",
     ),
     Signature(
         code="extension-build-failed",
