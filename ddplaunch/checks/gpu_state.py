@@ -1,4 +1,4 @@
-"""Checks of the GPUs' state: busy with other processes, closed by their mode, lost, faulty or throttled."""
+"""Checks of the GPUs' state: busy with others, closed by their mode, lost, faulty, throttled, out of reach."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.checks.check import Findings, checks_in
-from ddplaunch.checks.gpu_choice import choice, gpu_word, indices, used_gpus, visible_gpus
-from ddplaunch.machine.facts import Gpu, GpuProcess, HostFacts, NvmlFacts
+from ddplaunch.checks.gpu_choice import choice, cpu_was_chosen, gpu_word, indices, used_gpus, visible_gpus
+from ddplaunch.machine.facts import NOT_ASKED, Gpu, GpuProcess, HostFacts, NvidiaFacts, NvmlFacts
 from ddplaunch.planning.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
 from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
@@ -268,6 +268,71 @@ def amd_devices_denied(nvml: NvmlFacts, host: HostFacts | None = None, launch: L
         "the number that `getent group render | cut -d: -f3` prints on the host"
         if contained
         else f"`sudo usermod -aG render,video {user}`, then log in again",
+    )
+
+
+def wsl_driver_hidden(nvidia: NvidiaFacts, nvml: NvmlFacts | Unavailable, host: HostFacts) -> Findings:
+    """WSL2 has Windows' NVIDIA driver, but programs do not find its libraries or find others first.
+
+    In WSL2 the driver is that of Windows; its libraries are in /usr/lib/wsl/lib. A Linux driver that was installed
+    beside, as `apt install cuda` does, hides them, and has no kernel module to talk to.
+    https://docs.nvidia.com/cuda/wsl-user-guide Remedy: remove the Linux driver, and put that directory first.
+    """
+    if host.wsl != "WSL2" or not nvidia.wsl_library or not isinstance(nvml, Unavailable) or nvml == NOT_ASKED:
+        return
+    folder = nvidia.wsl_library.rpartition("/")[0]
+    yield warning(
+        "wsl-driver-hidden",
+        f"no GPU is to be seen, although Windows' driver is in {folder}: {nvml.reason}",
+        why="in WSL2 the driver is that of Windows; a Linux driver beside it, or a search path without its libraries, "
+        "hides it",
+        fix=f"`export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH`; if that helps, remove the Linux driver "
+        "(`sudo apt purge 'libnvidia-*' 'nvidia-driver-*'`); otherwise update the driver in Windows",
+    )
+
+
+def driver_not_loaded(
+    nvidia: NvidiaFacts, environment: Mapping[str, str], host: HostFacts | None = None, launch: Launch | None = None
+) -> Findings:
+    """There are NVIDIA GPUs on the PCI bus, but the driver's kernel module is not loaded.
+
+    Without the module neither NVML nor CUDA sees a GPU. It is not installed, was not rebuilt for a new kernel (DKMS),
+    Secure Boot refuses it, or nouveau holds the GPU. In a container, where only the host can load it, this is a
+    warning. Remedy: `sudo modprobe nvidia`, whose error names the cause.
+    """
+    driver = nvidia.kernel_module_version or nvidia.device_nodes
+    if driver or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):
+        return
+    contained = host is not None and host.container is not None
+    wanted = launch is not None and launch.device.value == "cuda"
+    yield (warning if contained and not wanted else error)(
+        "driver-not-loaded",
+        f"{count(nvidia.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA kernel module is loaded",
+        why="without the module neither NVML nor CUDA sees a GPU",
+        fix="`sudo modprobe nvidia`, whose error names the cause; install the driver if the module is not found; "
+        "to train on the CPU, add `--device cpu`",
+    )
+
+
+def gpus_not_in_container(
+    nvidia: NvidiaFacts, host: HostFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Findings:
+    """The host of this container has NVIDIA GPUs, but the container was started without them.
+
+    A container sees the host's GPUs and driver on the PCI bus and in /proc, but no program can open a GPU without its
+    device node (/dev/nvidia0). This is an error if the launch asks for CUDA and otherwise a warning.
+    Remedy: `docker run --gpus all`, or the like for the container's runtime.
+    """
+    outside = host.container is None or not nvidia.kernel_module_version
+    if outside or nvidia.device_nodes or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):
+        return
+    wanted = launch is not None and launch.device.value == "cuda"
+    yield (error if wanted else warning)(
+        "gpus-not-in-container",
+        f"the host has {count(nvidia.pci_gpus, 'NVIDIA GPU')}, this {host.container} container has none",
+        why="it has no /dev/nvidia0, so it was started without GPUs",
+        fix="start it with `docker run --gpus all …` (needs nvidia-container-toolkit), `podman run --device "
+        "nvidia.com/gpu=all …`, or a `nvidia.com/gpu` limit in the pod; to train on the CPU, add `--device cpu`",
     )
 
 
