@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.machine.files import read_bytes
+from ddplaunch.machine.files import names, read_bytes
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
 from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat, read_variable
 from ddplaunch.values.frozen import dataclass
@@ -226,6 +226,12 @@ def _wait_s(path: str) -> float | None:
     """Return how long the main thread waited for a CPU so far: https://docs.kernel.org/scheduler/sched-stats.html."""
     words = (read_bytes(path) or b"").split()
     return int(words[1]) / 1e9 if len(words) > 1 and words[1].isdigit() else None
+
+
+def waited_s(pid: int, proc: str = "/proc") -> float:
+    """Return how long the threads that a process has now waited for a CPU so far, all together."""
+    folder = f"{proc}/{pid}/task"
+    return sum(_wait_s(f"{folder}/{name}/schedstat") or 0.0 for name in names(folder))
 
 
 def _sum(percents: Iterable[float | None]) -> float | None:

@@ -16,6 +16,7 @@ _ABOVE = 1.2  # of the ideal speed-up, which caches alone do not explain
 _NOT_FILLED = 0.3  # of a GPU's memory
 _COMPUTE = ("forward", "backward", "optimizer")
 _COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
+_WAITING = 0.5  # threads for each CPU, that wait for it: about 1.5 of ranks that only exchange small gradients
 #: What ranks look like of which some have no CPU.
 _OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late"})
 #: How a step that took so many times as long at one end of its spread as at the other is judged.
@@ -31,7 +32,8 @@ class SizeMeasured:
     the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU, ``links`` what connects its GPUs
     (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``busy_cpus`` were kept busy by others before it
     began. ``settled`` is False where step times still moved, ``unwatched`` is True where nobody saw how far its ranks
-    were. ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not.
+    were. ``waiting_threads`` is how many threads of ranks waited for a CPU at a time, None where nobody looked.
+    ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not.
     Sizes are in bytes, times in seconds.
     """
 
@@ -49,6 +51,7 @@ class SizeMeasured:
     settled: bool = True
     outside: tuple[str, ...] = ()
     unwatched: bool = False
+    waiting_threads: float | None = None
     workers: str = ""
     record: str = ""
     problem: Finding | None = None
@@ -184,16 +187,22 @@ def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:
 
 
 def _is_too_many(one: SizeMeasured) -> bool:
-    """Whether more ranks compute than there are CPUs: at any time some of them wait, and the others for them."""
-    on_cpu = all(rank.facts.get("device") == "cpu" for rank in one.ranks)
+    """Whether more ranks compute than there are CPUs: at any time some of them wait, and the others for them.
+
+    Ranks that compute little need CPUs all the same, for what gloo moves between them.
+    """
+    cpus = one.cpus * one.nodes
+    if one.processes <= cpus or any(rank.facts.get("device") != "cpu" for rank in one.ranks):
+        return False
     computes = sum(one.shares[name] or 0.0 for name in _COMPUTE)
-    return on_cpu and one.processes > one.cpus * one.nodes and computes >= _COMPUTES
+    return computes >= _COMPUTES or (one.waiting_threads or 0.0) >= _WAITING * cpus
 
 
 def _more_than_cpus(one: SizeMeasured) -> Finding:
+    waiting = f"; at a time {one.waiting_threads:g} of their threads waited for one" if one.waiting_threads else ""
     return warning(
         "cpus-used-up",
-        f"{count(one.processes, 'process')} compute on {count(one.cpus * one.nodes, 'CPU')}",
+        f"{count(one.processes, 'process')} compute on {count(one.cpus * one.nodes, 'CPU')}{waiting}",
         why="each of them has one thread at least, and waits for a CPU while another one computes",
         fix=f"at most {count(one.cpus, 'process')} on this machine: `ddplaunch scale {one.cpus} …`",
     )

@@ -168,11 +168,21 @@ def test_the_picture() -> None:
     assert Xml.fromstring(scale_svg([SIZES[3]], "nothing", strong=False)) is not None
 
 
-@pytest.mark.parametrize(("computes", "code"), [(0.4, "cpus-used-up"), (0.05, "communication-bound")])
-def test_ranks_without_a_cpu_are_not_taken_for_slow_links(computes: float, code: str) -> None:
+@pytest.mark.parametrize(
+    ("computes", "waiting", "code"),
+    [
+        (0.4, None, "cpus-used-up"),
+        (0.05, None, "communication-bound"),
+        (0.05, 0.2, "communication-bound"),
+        (0.05, 2.9, "cpus-used-up"),
+    ],
+)
+def test_ranks_without_a_cpu_are_not_taken_for_slow_links(computes: float, waiting: float | None, code: str) -> None:
     shares = {"data": 0.0, "forward": computes, "backward": 0.0, "comm": 0.55, "optimizer": 0.0, "rest": 0.4 - computes}
-    found = verdict(size(4, cpus=2, device="cpu", shares=shares), None, strong=False)
+    crowded = size(4, cpus=2, device="cpu", shares=shares, waiting_threads=waiting)
+    found = verdict(crowded, None, strong=False)
     assert found is not None and found.finding is not None and found.finding.code == code
+    assert ("2.9 of their threads waited" in found.finding.what) is (waiting == 2.9)
 
 
 def test_more_workers_are_typed_as_the_script_takes_them() -> None:

@@ -198,6 +198,7 @@ class _Trials:
             settled=result.settled,
             outside=result.outside,
             unwatched=result.unwatched,
+            waiting_threads=result.waiting_threads,
             workers=self._workers,
             record=str(result.record),
             problem=problem_of(result),
@@ -297,7 +298,7 @@ def _size_of(data: Any) -> SizeMeasured:
     one = from_plain(data, SizeMeasured)
     if not one.ranks or one.problem is not None or not all(map(_is_measured, one.ranks)):
         raise ValueError("no ranks")
-    counts = (one.samples_per_s, one.effective_batch, one.gpu_bytes, one.busy_cpus)
+    counts = (one.samples_per_s, one.effective_batch, one.gpu_bytes, one.busy_cpus, one.waiting_threads)
     sizes = (one.processes, one.nodes, one.cpus)
     if _SIZE.match(one.size) is None or not all(0 < each < _LARGEST for each in sizes):
         raise ValueError("no size")

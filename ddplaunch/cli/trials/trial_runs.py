@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from ddplaunch.cli.streams import asked, read_told
@@ -32,10 +33,11 @@ from ddplaunch.cli.trials.trial_orders import (
 )
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.stop_run import stop_run
+from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.hardware import busy_cpus
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import numbered
-from ddplaunch.records.launchers import read_processes
+from ddplaunch.records.launchers import NodeProcesses, read_processes
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.run_states import live_run
 from ddplaunch.script.script_report import ScriptReport
@@ -43,12 +45,13 @@ from ddplaunch.values.finding import ExitStatus, Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.watch.phases import FollowedFile, RankPhases, StepLine, phases_path, phases_ranks, settled, summed
+from ddplaunch.watch.sampler import waited_s
 
 #: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": the
 #: launch was refused; "no-steps" and "too-slow": no optimizer step, or too few, in the time that there is;
 #: "unseen": what ranks of other machines wrote had no such steps when it came; "interrupted": by Ctrl-C.
 TrialStatus = Literal["measured", "ended", "failed", "refused", "no-steps", "too-slow", "unseen", "interrupted"]
-_LOOK_S = 0.2
+_LOOK_S, _LOOK_AT_RANKS_S = 0.2, 1.0
 _LEAST = 5  # steps without which nothing is said
 _UNSETTLED = 60, 20.0  # steps and seconds after which it is measured although step times have not settled
 _UNSEEN_S, _UNSEEN_MEASURED_S = 45.0, 10.0  # for ranks to start and settle that nobody sees; and to measure
@@ -69,6 +72,7 @@ class TrialResult:
     trial's folder, ``kept`` is that folder if it is still there. ``took_s`` is the whole trial, ``busy_cpus`` how many
     CPUs others kept busy just before it. ``empty_epochs`` counts epochs that had no batch, of a rank without a step.
     ``unwatched`` says that ranks' steps came with the records at the end, so that time alone ended it.
+    ``waiting_threads`` is how many threads of ranks waited for a CPU at a time, None of no more ranks than CPUs.
     """
 
     order: TrialOrder
@@ -87,6 +91,7 @@ class TrialResult:
     took_s: float = 0.0
     busy_cpus: float = 0.0
     unwatched: bool = False
+    waiting_threads: float | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -158,6 +163,8 @@ class _Running:
         self._lines: dict[int, list[StepLine]] = {}
         self.findings: tuple[Finding, ...] = ()
         self._looked_s = self._recorded = 0.0
+        self._waited: tuple[float, float] | None = None
+        self._waits: list[tuple[float, float]] = []  # since when, and how many threads
         self._launch = ""  # the token of the launch, once its launcher was seen
         self._child = subprocess.Popen(
             words,
@@ -229,9 +236,21 @@ class _Running:
                         self._files[rank] = FollowedFile(phases_path(attempt, rank))
         for rank, file in self._files.items():
             self._lines.setdefault(rank, []).extend(file.new())
-        if time.monotonic() - self._looked_s > 2.0:
+        if time.monotonic() - self._looked_s > _LOOK_AT_RANKS_S:
             self._looked_s = time.monotonic()
-            self._outside.look(each.pid for node in read_processes(self._places.record) for each in node.ranks)
+            boot = boot_id()
+            here = [node for node in read_processes(self._places.record) if node.boot_id == boot]
+            self._outside.look(each.pid for node in here for each in node.ranks)
+            self._look_at_waits(here)
+
+    def _look_at_waits(self, here: Sequence[NodeProcesses]) -> None:
+        """Note how many threads of more ranks than there are CPUs have waited for one since the last time."""
+        pids = [each.pid for node in here for each in node.ranks]
+        if len(pids) > len(os.sched_getaffinity(0)):
+            now = time.time(), sum(map(waited_s, pids))
+            if self._waited is not None and now[1] >= self._waited[1]:  # else a thread has ended with what it had
+                self._waits.append((*self._waited[:1], (now[1] - self._waited[1]) / (now[0] - self._waited[0])))
+            self._waited = now
 
     def _is_unseen(self) -> bool:
         """Whether ranks on other machines, whose records come at the end, have trained for as long as is wanted."""
@@ -301,8 +320,16 @@ class _Running:
             "world_size": self._world_size(),
             "steps_seen": self._steps(),
             "settled": all(still),
+            "waiting_threads": self._waiting_threads(first),
             "empty_epochs": 0 if self._steps() else self._empty_epochs(),
         }
+
+    def _waiting_threads(self, first: int | None) -> float | None:
+        """Return how many threads waited for a CPU at a time since step ``first``; None where nobody looked."""
+        lines = [line for each in self._lines.values() for line in each if first is not None and line.step >= first]
+        begin_s = min((line.end_s for line in lines), default=float("inf"))
+        during = [threads for since_s, threads in self._waits if since_s >= begin_s]
+        return round(median(during), 1) if during else None
 
     def end(self) -> None:
         """End the run with its usual grace, and whatever should be left of it after that; interrupted, at once."""
