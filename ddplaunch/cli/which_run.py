@@ -107,18 +107,18 @@ def launched_from_here(alive: Sequence[RunProcesses], run: str | None, run_dir: 
 
 
 def not_here(
-    alive: Sequence[RunProcesses], run: str | None, run_dir: str | None, command: str, replay: str = ""
+    alive: Sequence[RunProcesses], run: str | None, run_dir: str | None, command: str, recorded: Path | None = None
 ) -> str:
     """Return that no such run runs here.
 
-    ``alive`` are the runs of this host. ``replay`` is the command that shows what was recorded, of one that draws on a
-    terminal. Raises UsageError for a name that no run has.
+    ``alive`` are the runs of this host. ``recorded`` is the directory of the run whose metrics `--replay` would show.
+    Raises UsageError for a name that no run has.
     """
+    hint = f"; `ddplaunch {command} {recorded.name} --replay` shows what was recorded" if recorded else ""
     if run is None:
-        hint = f"; `{replay}` shows what was recorded of the last" if replay else ""
         return f"{none_here(alive, command)}{hint}"
     name = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name
-    return f"{name} does not run on this host{f'; `{replay} {name}` shows what was recorded' if replay else ''}"
+    return f"{name} does not run on this host{hint}"
 
 
 def other_hosts(directory: Path) -> list[str]:

@@ -36,6 +36,9 @@ def test_the_first_screen_fits_a_small_terminal() -> None:
     """Prompts before and behind it are seen too, and what to try has not scrolled away."""
     lines = page([], Terminal(80)).splitlines()
     assert len(lines) <= 22 and all(any(re.search(rf"\b{name}\b", line) for line in lines) for name in HELP)
+    assert all(
+        len(page([], Terminal(columns)).splitlines()) <= (13 if columns < 50 else 22) for columns in range(40, 81)
+    )
 
 
 @pytest.mark.parametrize("name", HELP)

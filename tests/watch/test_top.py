@@ -102,7 +102,13 @@ def top(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
     directory = write_record(folder / ".ddplaunch", "over")
-    assert "does not run on this host; `ddplaunch top --replay over`" in call("top", "over").err
+    for named in (["over"], []):  # no `--replay` where nothing was recorded
+        said = call("top", *named)
+        assert "running" in said.err or "does not run on this host" in said.err
+        assert "replay" not in said.err and said.status == 0
+    (directory / "node-0").mkdir(exist_ok=True)
+    (directory / "node-0" / "metrics.jsonl").touch()  # of a run too short for a sample
+    assert "replay" not in call("top").err
     for words, says in (
         (("top", "nothing-like-it"), "there is no record of a run"),
         (("top", "--interval", "0.01"), "is less than 0.2 s"),
@@ -110,13 +116,15 @@ def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
         (("top", "--count", "0"), "is not a number of samples"),
         (("top", "--metric", "(", "over"), "is not a regular expression"),
         (("top", "--replay"), "no run in"),
-        (("top", "over", "--replay"), "over has no recorded metrics"),
+        (("top", "over", "--replay"), "over has no metrics"),
         (("top", "over", "--plot", "a.png"), "is not the name of an SVG file"),
         (("top", "over", "--plot", "a.svg", "--metric", "x"), "`--metric` and `--plot`"),
     ):
         said = call(*words)
         assert says in said.err and "\x1b" not in said.err, words
     keep(directory)
+    for named in (["over"], []):
+        assert "; `ddplaunch top over --replay` shows" in call("top", *named).err
     said = call("top", "over", "--plot", "no/such/directory.svg")
     assert said.status == 2 and "cannot be written: No such file" in said.err
 

@@ -76,7 +76,8 @@ def top(
         return ExitStatus.DONE
     chosen = live_run(running, run, run_dir, "top", "watches")
     if chosen is None:
-        say(not_here(running, run, run_dir, "top", replay="ddplaunch top --replay"))
+        recorded = _with_metrics(runs_directory(os.environ, run_dir, Path.cwd()), run)
+        say(not_here(running, run, run_dir, "top", recorded))
     else:
         _watch(
             WatchedRun(chosen, lambda folder, ranks: Steps(folder, ranks, pattern)), interval or 1.0, most, bool(json)
@@ -257,25 +258,28 @@ def _plot(record: RunRecord, samples: Mapping[int, Sequence[Sample]], path: str)
 def _recorded(run: str | None, run_dir: str | None) -> tuple[RunRecord, Mapping[int, Sequence[Sample]]]:
     """Return the run and its samples by node; without a name, the newest that has some. Raises UsageError for none."""
     base = runs_directory(os.environ, run_dir, Path.cwd())
-    if run is None:
-        directory = next((each for each in run_directories(base) if _has_metrics(each)), None)
-    else:
-        directory = find_run(base, run)
+    directory = _with_metrics(base, run)
     samples = {} if directory is None else read_metrics(directory)
     if directory is None or not samples:
         raise usage(
-            f"no run in `{base}` has recorded metrics"
+            f"no run in `{base}` has recorded metrics" if run is None else f"{find_run(base, run).name} has no metrics",
+            why="only runs started with `--record-metrics` have them, if they last long enough for a sample"
             if directory is None
-            else f"{directory.name} has no recorded metrics",
-            why="they are recorded where a run is asked to, and not by ddplaunch versions newer than this one",
-            fix="`ddplaunch run --record-metrics … -- SCRIPT`; `ddplaunch top` shows a run that runs now",
+            else f"there is no sample in its `{NAME}` that this version of ddplaunch can read",
+            fix="start the next run with `ddplaunch run --record-metrics …`; `ddplaunch top` watches one that runs",
             code="no-metrics-recorded",
         )
     return read_record(directory), samples
 
 
-def _has_metrics(directory: Path) -> bool:
-    return any((folder / NAME).is_file() for _, folder in numbered(directory, "node"))
+def _with_metrics(base: Path, run: str | None) -> Path | None:
+    """Return the directory of the run, or of the newest, that has metrics. Raises UsageError for no such run."""
+    named = run_directories(base) if run is None else [find_run(base, run)]
+    return next((each for each in named if any(_size(folder / NAME) for _, folder in numbered(each, "node"))), None)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _play(record: RunRecord, samples: Sequence[Sample], step_s: float, notes: tuple[str, ...]) -> None:

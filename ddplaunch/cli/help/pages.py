@@ -15,6 +15,8 @@ from ddplaunch.values.finding import UsageError, usage
 
 _WIDEST = 100  # longer lines are hard to read
 _EVERYTHING = "all"
+_SMALL = 23  # lines: what a terminal of 24 has beside the prompt
+_FIRST = ("ddplaunch --help", "ddplaunch help run", "ddplaunch --version")
 _TRY = (
     ("ddplaunch doctor", "is this machine ready to train?"),
     ("ddplaunch plan auto -- train.py", "what would run, and with which numbers"),
@@ -58,7 +60,11 @@ def _topic(words: Sequence[str]) -> str | None:
 
 
 def _first_screen(terminal: Terminal, described: bool) -> list[str]:
-    """Return what it is, what to try, the commands and where to go on; without what each does it fits 80x24."""
+    """Return what it is, what to try, the commands and where to go on; without what each does it fits the terminal.
+
+    In less than about 60 columns, where words stand below each other, that is what can be typed alone: 13 lines, for
+    a terminal of 15 and its prompts.
+    """
     title = f"ddplaunch {__version__}"
     first, *more = wrap(f"{title}: distributed PyTorch, launched by torchrun, checked and explained", terminal.width)
     lines = [first.replace(title, terminal.paint(title, "bold")), *more, ""]
@@ -71,7 +77,12 @@ def _first_screen(terminal: Terminal, described: bool) -> list[str]:
             "Commands", _pairs([(stage, ", ".join(stages[stage])) for stage in stages], terminal), terminal
         )
     go_on = _OF_ITSELF[described:]  # it is the page that the first names
-    return [*lines, *section("Go on", _pairs(go_on, terminal), terminal)][:-1]
+    lines += section("Go on", _pairs(go_on, terminal), terminal)
+    if not described and len(lines) > _SMALL:
+        lines = [first.replace(title, terminal.paint(title, "bold")), *more, ""]
+        lines += section("Try", [f"  {typed}" for typed, _ in _TRY], terminal)
+        lines += section("Go on", [f"  {typed}" for typed, _ in _OF_ITSELF if typed in _FIRST], terminal)
+    return lines[:-1]
 
 
 def _pairs(rows: Iterable[tuple[str, str]], terminal: Terminal) -> list[str]:
