@@ -270,7 +270,9 @@ def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words
     if ended.exit.code < 0:
         why, fix = ENDED_BY_ANOTHER
         said = f": {text}" if ended.gives_reason else ""
-        return _Words(f"{who} ended by {how}{said}", why, (fix.format(signal_name(-ended.exit.code)),))
+        return _Words(
+            f"{who} ended by {how}{said}", why, (fix.format(signal_name(-ended.exit.code), -ended.exit.code),)
+        )
     why = "no exception and no signal: it left by `sys.exit()` or `os._exit()`, or it is a program or shell script"
     if ended.exit.seen and ended.exit.code - 128 in _CRASHES:
         signalled = signal_name(ended.exit.code - 128)

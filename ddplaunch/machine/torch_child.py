@@ -16,6 +16,7 @@ from ddplaunch.machine.facts import TorchImport
 from ddplaunch.values import codec
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.variable_names import own_command
+from ddplaunch.values.words import signal_name
 
 DEADLINE_S = 120.0
 
@@ -60,7 +61,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 def _last_words(status: int, errors: bytes) -> str:
     lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
     if status < 0:
-        return f"ended by {signal.Signals(-status).name}"
+        return f"ended by {signal_name(-status)}"
     return lines[-1] if lines else f"exit status {status}"
 
 

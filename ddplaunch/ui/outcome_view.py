@@ -14,7 +14,7 @@ from ddplaunch.ui.explain_view import calls_text, cut, followed_text, notes_text
 from ddplaunch.ui.speech import finding_text, findings_text, headline
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
-from ddplaunch.values.words import duration_text, listed, ranks_text
+from ddplaunch.values.words import duration_text, listed, ranks_text, signal_name
 
 _FORGOTTEN_S = 120.0  # what was said longer ago is not on the screen any more
 _FIXES = 2  # the best ones; `ddplaunch explain` shows more
@@ -135,7 +135,7 @@ def _head(outcome: RunOutcome, signal: int | None) -> tuple[str, str]:
     if outcome.state == "succeeded":
         return "done", f" in {len(outcome.attempts)} attempts" if len(outcome.attempts) > 1 else ""
     if outcome.state == "terminated":
-        name = signals.Signals(signal).name if signal else "a signal"
+        name = signal_name(signal) if signal else "a signal"
         return (
             "interrupted" if signal == signals.SIGINT else f"ended by {name}",
             f" (exit status {outcome.exit_status})",

@@ -30,6 +30,15 @@ def signal_name(number: int) -> str:
     return SIGNAL_NAMES.get(number, f"signal {number}")
 
 
+def number_of_signal(name: str) -> int | None:
+    """Return 9 for ``SIGKILL``, 40 for ``signal 40``, as ``signal_name`` calls them; None for what is no such name.
+
+    Python's own table lacks SIGSTKFLT before 3.11, and the real-time signals between the first and the last.
+    """
+    number = name.removeprefix("signal ")
+    return SIGNALS.get(name, int(number) if number.isdecimal() and number.isascii() and len(number) < 3 else None)
+
+
 def age_text(seconds: float | None) -> str:
     """Return ``45 s``, ``12 min``, ``3 h``, ``9 d``; empty for None. Each unit begins at two of it, rounded down."""
     if seconds is None:

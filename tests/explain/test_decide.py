@@ -7,6 +7,7 @@ import pytest
 from ddplaunch.explain.decide import endings
 from ddplaunch.explain.decide.endings import telling
 from ddplaunch.explain.diagnosis import RankEnd
+from ddplaunch.values.words import number_of_signal
 from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
 
 WATCHDOG = (
@@ -516,11 +517,16 @@ def test_a_lost_connection_that_was_logged_before_is_not_what_ended_the_rank() -
 
 
 def test_a_signal_without_a_reason_of_its_own_is_no_exit() -> None:
-    for signal, words in (("SIGPROF", "sampling profilers"), ("SIGSTKFLT", "no handler of the rank takes")):
+    for signal, words in (
+        ("SIGPROF", "sampling profilers"),
+        ("SIGSTKFLT", "no handler of the rank takes"),
+        ("signal 40", ""),
+    ):
         found = recorded(("", ended(1, signal)), ("", told(0)))
         assert (found.code, found.rank) == ("unknown", 1) and signal in found.what
         assert words in found.why and "sys.exit" not in found.why + " ".join(found.fixes)
-    assert "SIGSTKFLT" in found.fixes[0]
+        if not words or signal == "SIGSTKFLT":
+            assert signal in found.fixes[0] and f"signal.signal({number_of_signal(signal)}, " in found.fixes[0]
 
 
 def test_a_sentence_that_tells_a_step_is_a_reason_and_a_report_of_steps_is_none() -> None:

@@ -10,6 +10,7 @@ from ddplaunch.values.words import (
     duration_text,
     in_one,
     listed,
+    number_of_signal,
     numbers_of,
     numbers_text,
     ranks_text,
@@ -79,6 +80,8 @@ def test_numbers_and_names_in_short() -> None:
 
 def test_signals_have_names_or_numbers() -> None:
     assert (signal_name(9), signal_name(64 + 5)) == ("SIGKILL", "signal 69")
+    assert [number_of_signal(signal_name(number)) for number in range(1, 65)] == list(range(1, 65))
+    assert [number_of_signal(name) for name in ("SIGNONE", "", "signal", "signal 4000", "signal -1")] == [None] * 5
 
 
 def test_sentences_that_differ_in_one_word_become_one() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from ddplaunch.records.launchers import Launched, read_launched
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.records.run_states import summary
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.words import duration_text, host_name, listed
+from ddplaunch.values.words import duration_text, host_name, listed, signal_name
 
 _TOGETHER_S = 5.0
 _AWAKE = (
@@ -239,7 +238,7 @@ def _nothing_known(end: HostEnd) -> Diagnosis:
             (f"`ddplaunch doctor --hosts {end.name}`, and launch again",),
             host=end.name,
         )
-    how = f"by {signal.Signals(status - 128).name}" if 128 < status < 160 else f"with status {status}"
+    how = f"by {signal_name(status - 128)}" if 128 < status < 160 else f"with status {status}"
     return Diagnosis(
         "unknown",
         "unknown",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import RankExit, exit_code
-from ddplaunch.values.words import size_text
+from ddplaunch.values.words import number_of_signal, size_text
 
 #: Codes of exits that tell more than an abort or an exit status of the script.
 _CRASHES = ("segmentation-fault", "killed")
@@ -33,7 +32,7 @@ def with_facts(scanned: Scanned, facts: RunFacts | None) -> Scanned:
 def _exit(end: RankEnd, at: int) -> RankExit:
     code = end.exit_code or 0
     if end.signal:
-        code = -int(getattr(signal, end.signal, 0) or 0)
+        code = -(number_of_signal(end.signal) or 0)
     how = f"ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
     line = Line(at, "outcome.json", 0, f"rank {end.rank} {how}", Speaker(end.rank, end.host))
     return RankExit(code, line, end.rank, None, None, end.host, by_agent=end.ended_by == "launcher", seen=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import replace
 
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import signal_name
+from ddplaunch.values.words import SIGNALS, number_of_signal, signal_name
 
 _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated", 2: "terminated", 1: "terminated"}
 #: Of a negative status alone: programs leave with 128 + these numbers for reasons of their own.
@@ -182,7 +181,7 @@ def _by_agent(each: RankExit, forced: set[int]) -> bool:
 
 def _number(match: re.Match[str]) -> int:
     if match["signal"]:
-        return -int(getattr(signal, match["signal"], signal.SIGKILL))
+        return -(number_of_signal(match["signal"]) or SIGNALS["SIGKILL"])
     return int(match["code"])
 
 

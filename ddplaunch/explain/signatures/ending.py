@@ -69,7 +69,7 @@ ENDED_BY = {
 #: The same for a signal that has none.
 ENDED_BY_ANOTHER = (
     "no handler of the rank takes this signal, and then it ends a process; nothing that was seen says who sent it",
-    "look for {0} in the script and in what it starts; `signal.signal(signal.{0}, signal.SIG_IGN)` passes over it",
+    "look for {0} in the script and in what it starts; `signal.signal({1}, signal.SIG_IGN)` passes over it",
 )
 
 _LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")

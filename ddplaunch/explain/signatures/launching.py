@@ -216,8 +216,6 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"can't open file '(?P<script>[^']+)': \[Errno (?:2|20)\]",
-            r"Error while finding module specification for '(?P<script>[^']+)'",
-            r"(?:^|[\s/])python[\d.]*\S*: No module named (?P<script>[\w.]+)",
             r"execve\(\): (?P<script>\S+): No such file or directory",
             r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<script>[^']+\.(?:py|sh))'",
             r"(?:line \d+|bash): (?P<script>\S+\.(?:py|sh)): (?:command not found|No such file or directory)",
@@ -231,9 +229,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "/opt/venv/bin/python: can't open file '/home/ana/tarin.py': [Errno 2] No such file or directory",
-            "/opt/venv/bin/python: Error while finding module specification for 'pkg.train' (ModuleNotFoundError: No "
-            "module named 'pkg')",
-            "/usr/bin/python3.10: No module named mypkg.train",
             "slurmstepd: error: execve(): python: No such file or directory",
             "FileNotFoundError: [Errno 2] No such file or directory: './rank.sh'",
             "bash: run_all.sh: No such file or directory",
@@ -242,8 +237,30 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=(
             "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
             "ModuleNotFoundError: No module named 'pkg'",
-            "/usr/bin/python3: No module named torchrun",
         ),
+        source="https://docs.python.org/3/using/cmdline.html#cmdoption-m",
+    ),
+    Signature(
+        code="script-not-found",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"Error while finding module specification for '(?P<script>[^']+)'",
+            r"(?:^|[\s/])python[\d.]*\S*: No module named (?P<script>[\w.]+)",
+        ),
+        what="the module `{script}` does not exist for the ranks",
+        why="`-m` looks for it among the installed packages and below the working directory of this node, and its "
+        "packages have to be there too",
+        fixes=(
+            "check the name; start from the directory that holds its first part, or install the package where the "
+            "ranks run: `python -m pip install -e .`",
+            "a file is started without `-m`: `ddplaunch run 4 -- train.py`",
+        ),
+        examples=(
+            "/opt/venv/bin/python: Error while finding module specification for 'pkg.train' (ModuleNotFoundError: No "
+            "module named 'pkg')",
+            "/usr/bin/python3.10: No module named mypkg.train",
+        ),
+        near_misses=("/usr/bin/python3: No module named torchrun", "ModuleNotFoundError: No module named 'pkg'"),
         unless=(r"No module named '?(?:torchrun|torch\.distributed|accelerate)\b",),
         source="https://docs.python.org/3/using/cmdline.html#cmdoption-m",
     ),

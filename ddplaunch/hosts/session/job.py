@@ -239,14 +239,14 @@ class StuckTorchrun:
     def __init__(self, order: Mapping[str, Any], ranks: Callable[[], Sequence[Process]]) -> None:
         """``order`` is the body of LAUNCH, ``ranks`` returns the ranks that live here."""
         self._store, self._ranks = store_of(order), ranks
-        self._number = signal.SIGTERM
+        self._number: int = signal.SIGTERM
         self._look_at: float | None = None
         self._told = False
 
     def signalled(self, number: int) -> None:
         """Torchrun got signal ``number``."""
         if self._look_at is None:
-            self._number, self._look_at = signal.Signals(number), time.monotonic() + _PATIENCE_S
+            self._number, self._look_at = number, time.monotonic() + _PATIENCE_S
 
     def over(self) -> bool:
         """Look after the ranks of a torchrun that is stuck; return whether they are gone, and it may be killed."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import listed, signal_name
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
 _STILL_S = 10.0  # hosts end what they run after 15 s without a beat; one comes in 2 s, later on a busy machine
@@ -238,7 +238,7 @@ def _why_over(link: Link) -> str:
     """Return as a clause why a session is over: what ssh said last, else how ssh ended."""
     status = link.reap(_CLOSED_S)
     if status is not None and status < 0:
-        return f"the ssh to it was killed by {signal.Signals(-status).name}"
+        return f"the ssh to it was killed by {signal_name(-status)}"
     return link.last_words.rstrip(".") or "its session ended without a word, as when ddplaunch there is killed"
 
 
