@@ -559,3 +559,47 @@ def test_the_pointer_of_git_lfs_is_no_checkpoint() -> None:
     assert "weights_only=False" in diagnosed(text.format(149)).fixes[0]
     assert "git lfs pull" in diagnosed(raised(1, "_pickle.UnpicklingError: invalid load key, 'v'.")).fixes[0]
     assert "sha256sum" in diagnosed(raised(1, "_pickle.UnpicklingError: invalid load key, '\\x00'.")).fixes[0]
+
+
+def test_epochs_that_count_from_zero_are_complete_with_the_last_one() -> None:
+    text = "".join(f"Epoch [{epoch}/6] loss 0.{9 - epoch}\n" for epoch in range(6))
+    assert explained(text).diagnosis is None
+    assert diagnosed(text.rpartition("Epoch")[0]).code == "unknown"
+    assert diagnosed("0%| | 0/3 [00:00<?]\n 33%|# | 1/3 [00:01<?]\n 66%|## | 2/3 [00:02<?]\n").code == "unknown"
+
+
+def test_a_sample_that_is_said_to_be_skipped_was_survived_if_one_step_follows() -> None:
+    failed = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: 'img_5.jpg'")
+    skipped = "".join(f"iter {step} loss 0.5\n" for step in range(5)) + "ERROR [41] skipping sample 5\n" + failed
+    assert explained(skipped + "iter 5 loss 0.4\n").diagnosis is None
+    assert diagnosed(skipped).code == "dataset-missing"
+    assert diagnosed(skipped.replace("skipping", "cannot read") + "iter 5 loss 0.4\n").code == "dataset-missing"
+
+
+def test_the_comment_of_a_script_is_nothing_that_happened() -> None:
+    comment = (
+        '#       2. If you found error "no kernel image is available for execution on the device", run make again.\n'
+    )
+    assert explained("step 1/2\n" + comment + "step 2/2\n").diagnosis is None
+    assert diagnosed("#  SIGSEGV (0xb) at pc=0x7f, pid=7, tid=8\nSegmentation fault\n").code == "segmentation-fault"
+
+
+def test_what_a_destructor_raises_never_ends_a_program() -> None:
+    frames = '  File "train.py", line 14, in __del__\n    self.pool.shutdown()\n'
+    text = (
+        f"Traceback (most recent call last):\n{frames}AttributeError: 'NoneType' object has no attribute 'shutdown'\n"
+    )
+    assert explained(ALL_STEPS + "Training complete.\n" + text).diagnosis is None
+
+
+def test_an_exception_that_only_the_error_file_tells() -> None:
+    torchs = 'ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{\n  "message": {\n'
+    told = diagnosed(
+        torchs + '    "message": "TypeError: __init__(): incompatible arguments. Types:\\n  1. TCPStore",\n'
+    )
+    assert told.what.startswith("TypeError: __init__(): incompatible arguments.")
+
+
+def test_the_type_of_an_exception_that_another_writer_parted_from_its_message() -> None:
+    text = '  File "/opt/a.py", line 85, in hook\n    assert fqn in state_dict, (\nAssertionError    : hook = 1 is\n'
+    assert diagnosed(text).code == "script-exception"

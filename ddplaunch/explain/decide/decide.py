@@ -245,7 +245,7 @@ def _not_survived(
         each
         for each in found
         if each.line.at > begun
-        and not after.went_on(each.line, each.raised is not None and not each.logged)
+        and not after.went_on(each.line, each.raised is not None and not each.logged, each.logged)
         and not (done and each.side)
     ]
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)

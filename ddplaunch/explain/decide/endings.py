@@ -231,7 +231,7 @@ def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFact
     for traceback in scanned.tracebacks:
         harmless = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
         last = traceback.parts[-1].line
-        if not harmless and last.at >= begun and not after.went_on(last):
+        if not harmless and last.at >= begun and not after.went_on(last, announced=traceback.logged):
             return False
     told = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # of others, which may be "finished"
     if said_done([line for line in lines[-400:] if line.at not in told], 30 if echoes else 8) or any(
@@ -310,13 +310,14 @@ def _unfinished(said: Sequence[str]) -> bool:
     """Return whether the last line is a step before the last one that was announced, or the only step in the log.
 
     A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that, and
-    so does one whose reports count nothing but differ.
+    so does one whose reports count nothing but differ, and one that counts from 0 and reached the last one.
     """
     if not _PROGRESS.search(said[-1]):
         return False
     parts = [(int(a), int(b)) for text in said[-6:] for a, b in _PART.findall(text)]
     if parts:
-        return not any(a >= b for a, b in parts)
+        from_zero = {int(b) for text in said if "%|" not in text for a, b in _PART.findall(text) if int(a) == 0}
+        return not any(a >= b or (a == b - 1 and b in from_zero) for a, b in parts)
     return len({" ".join(_STEP.findall(text)) or text for text in said if _PROGRESS.search(text)}) <= 1
 
 
@@ -347,11 +348,12 @@ class Afterwards:
                 self._files.setdefault(line.file, []).append(line)
         self._counts: dict[str, tuple[list[int], list[int]]] = {}
 
-    def went_on(self, line: Line, uncaught: bool = False) -> bool:
+    def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
         """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
 
-        Ranks that have not noticed yet that another one is gone still make one step. After an ``uncaught`` exception
-        the word "done" alone does not count: the shell script around the training prints it too.
+        Ranks that have not noticed yet that another one is gone still make one step, which is enough where the error
+        was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" alone does not
+        count: the shell script around the training prints it too.
         """
         said = self._files.get(line.file, [])
         at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
@@ -363,7 +365,7 @@ class Afterwards:
         progress, steps = (counts[at] for counts in self._counted(line.file, said))
         if any(_DONE.search(text) for text in last) and (progress or not uncaught):
             return True
-        return steps >= 2 or progress >= 4
+        return steps >= 2 or progress >= (1 if announced else 4)
 
     def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int]]:
         """Return how many lines of progress, and how many different steps, follow each place of a file."""

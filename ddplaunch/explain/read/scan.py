@@ -16,6 +16,8 @@ from ddplaunch.values.frozen import dataclass
 
 _TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
 _OPENED = re.compile(r"[\w)\]:,;] ?\"[^\"]*$")  # no message begins with it, and no pair of them is before it
+#: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
+_COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
@@ -214,7 +216,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         line = trailer.feed(line)
         kept.append(line)
         tracebacks.feed(line)
-        if line.text:
+        if line.text and not ("#" in line.text[:8] and _COMMENT.match(line.text)):
             hits.extend(find.hits(line))
     return Scanned(
         tuple(kept),

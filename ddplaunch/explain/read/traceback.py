@@ -26,6 +26,9 @@ _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _GROUPED = re.compile(r"ExceptionGroup$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
+#: The exception in the error file of a rank, as old versions of torchrun print it.
+_ERROR_FILE = re.compile(r'^\s+"message": "((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*)",?$')
+_SPACED = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:Error|Exception)) +: ")  # two writers at once
 _THREAD = re.compile(r"^Exception in thread\b")
 _LOGGED = re.compile(
     r"\b(?:WARNING|WARN|DEBUG)\b"
@@ -276,6 +279,8 @@ class Tracebacks:
         match = _FRAME.match(text)
         if state is None:
             if match is None:
+                if '"message": "' in text and (told := _ERROR_FILE.match(text)):
+                    self._bare(line, told[1].split("\\n")[0])
                 return
             state = self._open[line.speaker] = _Open()  # the head was cut off
             state.first, state.at = line.at, line
@@ -333,9 +338,10 @@ class Tracebacks:
             if not state.header and state.sources and state.sources[-1].startswith("raise ") and state.at is not None:
                 self.cut.append(state.at)  # its head is missing as well
             return
+        ignored = state.handled or [name for _, _, name in state.parts[0].frames[:1]] == ["__del__"]
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
         parts, speaker = tuple(state.parts), state.speaker or who
-        self.done.append(Traceback(parts, speaker, state.handled, state.logged, state.side, launcher))
+        self.done.append(Traceback(parts, speaker, ignored, state.logged, state.side, launcher))
 
     def finish(self) -> Sequence[Traceback]:
         """Return all tracebacks in the order of their exceptions."""
@@ -351,6 +357,7 @@ def _as_python_prints(text: str, state: _Open, at: int) -> str:
     Ranks without a prefix that write at once interleave the parts of their lines; and what prints frames and message by
     itself, as hooks for uncaught exceptions do, leaves the type to the line of source that raised it.
     """
+    text = _SPACED.sub(r"\1: ", text)
     if text.count("Error") + text.count("Exception") > 1 and (match := _AT_ONCE.match(text[: 4 * _SOURCE])):
         return f"{match[2]}: {_once(match[3], len(match[1]) // len(match[2]))}"
     if state.header or not state.sources or at != state.seen + 1 or _NAMED.match(text):

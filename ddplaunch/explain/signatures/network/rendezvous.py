@@ -206,4 +206,20 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",
     ),
+    Signature(
+        code="wrong-network-interface",
+        tier=Tier.CAUSE,
+        patterns=(r"ss1\.ss_family == ss2\.ss_family\. (?P<own>\d+) vs (?P<other>\d+)",),
+        what="gloo has an IPv4 address of one rank and an IPv6 address of another one ({own} and {other}; 2 is IPv4)",
+        why="gloo takes the first address of an interface, or of this host's own name, and both ends need one family",
+        fixes=(
+            "`--socket-ifname eth0`, an interface that has an IPv4 address on every node: `ip -4 -br addr`",
+            "or let each node's own name resolve to IPv4: `getent ahosts $(hostname)`",
+        ),
+        examples=(
+            "RuntimeError: [enforce fail at /gloo/transport/tcp/pair.cc:225] ss1.ss_family == ss2.ss_family. 2 vs 10",
+        ),
+        near_misses=("RuntimeError: [enforce fail at /gloo/transport/tcp/device.cc:83] ifa != nullptr",),
+        source="https://github.com/facebookincubator/gloo/blob/main/gloo/transport/tcp/helpers.cc",
+    ),
 )
