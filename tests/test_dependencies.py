@@ -73,7 +73,8 @@ def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import argparse\n")
     code = (
         "import sys; from ddplaunch.cli.main import main\ntry: main()\nfinally: print(sorted({'rich', 'psutil', "
-        "'yaml', 'typer', 'torch', 'tree_sitter'} & sys.modules.keys()), file=sys.stderr)"
+        "'yaml', 'typer', 'torch', 'tree_sitter', "
+        "'tomllib', 'datetime', 'shutil', 'difflib'} & sys.modules.keys()), file=sys.stderr)"
     )
     words = ["ddplaunch", "run", "2", "--device", "cpu", "--dry-run", "--", "train.py"]
     child = [sys.executable, "-c", f"import sys; sys.argv = {words!r}\n{code}"]

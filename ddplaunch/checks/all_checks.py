@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from ddplaunch.checks import (
 from ddplaunch.checks.check import Check, CheckOutcome, run_check
 from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.values.finding import usage
+from ddplaunch.values.words import nearest
 
 if TYPE_CHECKING:
     from ddplaunch.planning.hosts_plan import HostReport
@@ -67,10 +67,10 @@ def refuse_unknown(codes: Collection[str], measured: Sequence[Check] = ()) -> No
     for code in codes:
         known = [*(check.code for check in (*ALL, *across(), *measured)), *OBSERVED]
         if code not in known:
-            near = difflib.get_close_matches(code.strip().lower().replace("_", "-"), known, n=1)
+            near = nearest(code.strip().lower().replace("_", "-"), known)
             raise usage(
                 f"`--ignore {code}` names no check",
                 why="a misspelt code would ignore nothing",
-                fix=f"`--ignore {near[0]}`" if near else "`ddplaunch doctor --list` shows every code",
+                fix=f"`--ignore {near}`" if near else "`ddplaunch doctor --list` shows every code",
                 where="--ignore",
             )

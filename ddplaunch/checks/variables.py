@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path, PurePath
 
 from ddplaunch.checks.check import Findings, checks_in
@@ -19,7 +18,7 @@ from ddplaunch.planning.gpus import SHELL
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import error, warning
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import listed, nearest
 
 _LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
 _LAUNCHER_MODULES = (
@@ -157,8 +156,7 @@ def near_miss(name: str) -> str | None:
     """Return the known variable that ``name`` probably misspells; None if it is known, or like no known one."""
     if name in KNOWN or name in RENAMED or name in INEFFECTIVE or not name.startswith((*PREFIXES, *GENERAL_PREFIXES)):
         return None
-    close = get_close_matches(name, sorted(KNOWN), n=1, cutoff=_LIKENESS)
-    return close[0] if close else None
+    return nearest(name, sorted(KNOWN), cutoff=_LIKENESS)
 
 
 def misspelt_variable(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.target import misplaced_script
 from ddplaunch.planning.convert.launcher_options import ACCELERATE, DEEPSPEED, FLAGS, TORCHRUN
 from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.words import nearest
 
 _TABLES = (TORCHRUN, ACCELERATE, DEEPSPEED)
 #: Options of other launchers that take the same value as an own one. Underscores are dashes here.
@@ -186,9 +186,9 @@ def unknown_command(words: Sequence[str], script: Sequence[str] | None) -> Usage
     """Return the error for a first word that is no command, with the user's line corrected where its sense is plain."""
     behind = [] if script is None else ["--", *script]
     known = [name for name, others in _COMMANDS.items() if words[0] in others]
-    near = known or difflib.get_close_matches(words[0], list(HELP), n=1)
+    near = next(iter(known), None) or nearest(words[0], HELP)
     if near:
-        fix = f"did you mean `{shlex.join(['ddplaunch', *near[0].split(), *words[1:], *behind])}`?"
+        fix = f"did you mean `{shlex.join(['ddplaunch', *near.split(), *words[1:], *behind])}`?"
     else:
         launch = ["run", *as_spelled_here("run", words)]
         missing = misplaced_script(launch, script)

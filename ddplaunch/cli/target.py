@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.launcher_options import PROGRAMS
 from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.words import nearest
 
 _LONGEST = 160  # of a path in a message
 
@@ -48,7 +47,7 @@ def parse_target(words: Sequence[str]) -> Target:
         if not os.access(path, os.R_OK):
             raise _not_runnable(name, "cannot be read", f"`chmod +r {shlex.quote(name)}`")
         return Target("script", f"./{name}" if name.startswith("-") else name, args)  # Python would read an option
-    found = shutil.which(name)
+    found = _which(name)
     if found is not None:
         return Target("executable", found, args)
     if name.startswith("-") and not _exists(name):
@@ -106,7 +105,13 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
 
 def _names_script(word: str, arguments: int) -> bool:
     """The first word may be NPROC; what follows it can only be a script, and is one if there is such a program."""
-    return word.endswith(".py") or (shutil.which(word) is not None and (arguments > 0 or "/" in word))
+    return word.endswith(".py") or ((arguments > 0 or "/" in word) and _which(word) is not None)
+
+
+def _which(name: str) -> str | None:
+    import shutil  # for what is no .py file: with bz2 and lzma its import takes 1.5 ms
+
+    return shutil.which(name)
 
 
 def _not_runnable(name: str, problem: str, fix: str) -> UsageError:
@@ -117,8 +122,8 @@ def _missing(path: Path) -> UsageError:
     parent = path.parent
     there = os.path.isdir(parent)  # noqa: PTH112
     names = os.listdir(parent) if there and os.access(parent, os.R_OK | os.X_OK) else []  # noqa: PTH208
-    near = difflib.get_close_matches(path.name, names, n=1)
-    fix = f"did you mean `{shlex.quote(str(parent / near[0]))}`?" if near else "correct the path, or `cd` to it first"
+    near = nearest(path.name, names)
+    fix = f"did you mean `{shlex.quote(str(parent / near))}`?" if near else "correct the path, or `cd` to it first"
     where = f"looked in {os.path.realpath(parent)}" if there else f"there is no directory {_shortened(str(parent))}"
     return usage(f"`{_shortened(str(path))}` does not exist", why=where, fix=fix, code="script-not-found")
 

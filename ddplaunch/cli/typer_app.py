@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import shlex
@@ -16,7 +15,7 @@ from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.other_spellings import PROCESSES, others_line
 from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import listed, nearest
 
 #: Numbers and lengths of time are text here: ``Flag`` reads them, with errors in our words. All options are lists, to
 #: see what was typed twice.
@@ -152,13 +151,13 @@ def _unknown_option(words: Sequence[str], script: Sequence[str] | None, unknown:
             fix="`ddplaunch run 4 -- train.py`",
         )
     there = [*spellings(flags_of(command)), "--help"] if command else ["--version", "--help", "--install-completion"]
-    near = difflib.get_close_matches(unknown, there, n=1, cutoff=_NEAR)
+    near = nearest(unknown, there, cutoff=_NEAR)
     at = next((at for at, word in enumerate(words) if word.partition("=")[0] == unknown), None)
     if launches and unknown.replace("_", "-") in (*PROCESSES, "--standalone"):
         return _number_of_processes(words, unknown, at)
     fix = listed
     if near and at is not None:
-        line = ["ddplaunch", *words[:at], words[at].replace(unknown, near[0], 1), *words[at + 1 :], *behind]
+        line = ["ddplaunch", *words[:at], words[at].replace(unknown, near, 1), *words[at + 1 :], *behind]
         fix = f"did you mean `{shlex.join(line)}`?"
     elif launches and at is not None and script:
         value = [word for word in words[at + 1 : at + 2] if "=" not in words[at] and not word.startswith("-")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from ddplaunch.planning.flag import shell_words
@@ -10,6 +9,7 @@ from ddplaunch.planning.launch import Target, Topology
 from ddplaunch.planning.ranks.topology import endpoint
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Unavailable, value_of
+from ddplaunch.values.words import nearest
 
 #: What the launch decides itself, and from what; torchrun would get each a second time by ``--torchrun-arg``.
 _OURS = {
@@ -170,9 +170,9 @@ def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
         )
     if not word.startswith("--") or isinstance(known, Unavailable) or flag in known:
         return
-    near = difflib.get_close_matches(flag, sorted(known), n=1)
+    near = nearest(flag, sorted(known))
     raise usage(
         f"the installed torchrun has no option `{flag}`",
         why="options come and go with torch versions; this one was looked up in the installed torch/distributed/run.py",
-        fix=f"did you mean `{near[0]}`?" if near else "`python -m torch.distributed.run --help` lists them",
+        fix=f"did you mean `{near}`?" if near else "`python -m torch.distributed.run --help` lists them",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -206,6 +205,8 @@ def diff_text(path: str, old: bytes, new: bytes, terminal: Terminal) -> str:
         head = f"@@ -{start + 1},{ends[0] - start} +{start + 1},{ends[1] - start} @@\n"
         lines = [f"--- {path}\n", f"+++ {path}\n", head, *hunk]
     else:
+        import difflib  # for this alone
+
         lines = list(difflib.unified_diff(before, after, path, path))
     shown = [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
     emphasis: dict[str, Emphasis] = {"+": "good", "-": "error", "@": "dim"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -34,6 +33,7 @@ from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
+from ddplaunch.values.words import nearest
 
 if TYPE_CHECKING:
     from ddplaunch.checks.check import Check
@@ -314,11 +314,11 @@ def _run(word: str, base: Path) -> Path:
 
     known = [each.code for each in every_check()] + [each.code for each in all_signatures() if each.is_root]
     known += [path.name for path in run_directories(base)]
-    near = difflib.get_close_matches(word, known, n=1)
+    near = nearest(word, known)
     raise usage(
         f"`{word}` is no code, no run and no file",
         why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",
-        fix=f"did you mean `ddplaunch explain {near[0]}`?"
+        fix=f"did you mean `ddplaunch explain {near}`?"
         if near
         else "`ddplaunch ps` lists runs, `ddplaunch doctor --list` checks",
     )

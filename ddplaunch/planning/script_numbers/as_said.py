@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
@@ -15,7 +14,7 @@ from ddplaunch.script.names import destination
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.resolved import Resolved, Unavailable
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import listed, nearest
 
 #: What an option takes, by the word behind its name; ``final`` and ``base`` are about the script, not the number.
 _MEANINGS: dict[str, Meaning] = {
@@ -131,8 +130,8 @@ def _bare(name: str) -> str:
 
 def _undeclared(family: str, name: str, said: Resolved[str], report: ScriptReport) -> UsageError:
     there = [each.flags[0] for each in report.options if each.takes_value and each.fillable]
-    near = difflib.get_close_matches(_bare(name), [_bare(each) for each in there], n=1)
-    right = next((each for each in there if near and _bare(each) == near[0]), None)
+    near = nearest(_bare(name), [_bare(each) for each in there])
+    right = next((each for each in there if near and _bare(each) == near), None)
     flag = OPTION_FLAGS[family]
     return usage(
         f"`{flag}={said.value}`: {report.path} declares no option `{name}`",
