@@ -211,7 +211,8 @@ def _speed_panel(left: int, found: Sequence[tuple[SizeMeasured, SpeedUp]]) -> li
         x, y = place(number, faster.speed_up).split()
         lines.append(f'<circle class="dot" cx="{x}" cy="{y}" r="4"/>')
         label = f"{faster.speed_up:.2f} ({percent(faster.efficiency)})"
-        lines.append(f'<text class="small" x="{x}" y="{float(y) + 18:.1f}" text-anchor="middle">{label}</text>')
+        beside = float(y) + 18 if float(y) + 22 < bottom else float(y) - 9  # the axis has its own numbers
+        lines.append(f'<text class="small" x="{x}" y="{beside:.1f}" text-anchor="middle">{label}</text>')
         lines.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{escape(one.size)}</text>')
     lines.append(f'<text x="{left + _PANEL / 2}" y="{bottom + 38}" text-anchor="middle">processes</text>')
     return lines
@@ -224,11 +225,11 @@ def _phase_panel(left: int, sizes: Sequence[SizeMeasured]) -> list[str]:
     group = _PANEL / max(1, len(sizes))
     bar = min(60.0, group * 0.6)
     lines = [f'<text class="title" x="{left}" y="48">time of a step by phase</text>']
-    at = left
+    at = float(left)
     for name in _COLOURS:
-        lines.append(f'<rect x="{at}" y="56" width="9" height="9" fill="{_COLOURS[name]}"/>')
-        lines.append(f'<text class="small" x="{at + 12}" y="64">{_TITLES[name]}</text>')
-        at += 22 + 5 * len(_TITLES[name])
+        lines.append(f'<rect x="{at:g}" y="56" width="9" height="9" fill="{_COLOURS[name]}"/>')
+        lines.append(f'<text class="small" x="{at + 12:g}" y="64">{_TITLES[name]}</text>')
+        at += 14 + 6.2 * len(_TITLES[name])  # of DejaVu Sans, which is wide
     for number, one in enumerate(sizes):
         x, y = left + (number + 0.5) * group - bar / 2, float(bottom)
         for name, share in one.shares.items():
