@@ -61,6 +61,11 @@ os._exit(0)
 """
 
 
+def path_of(python: Path) -> str:
+    """Return PATH with the environment's programs first: another's torchrun in front is a finding of its own."""
+    return os.pathsep.join((str(python.parent), os.environ.get("PATH", os.defpath)))
+
+
 @dataclass
 class Place:
     """A folder for launches and the ddplaunch of one environment."""
@@ -75,7 +80,7 @@ class Place:
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=clean_environment(COLUMNS="200"),
+            env=clean_environment(COLUMNS="200", PATH=path_of(self.python)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -240,7 +245,7 @@ def tests(python: Path, *words: str) -> str:
         done = subprocess.run(
             [*command, *words],
             cwd=ROOT,
-            env=clean_environment(),
+            env=clean_environment(PATH=path_of(python)),
             capture_output=True,
             text=True,
             timeout=TESTS_DEADLINE_S,
