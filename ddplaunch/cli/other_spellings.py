@@ -187,14 +187,13 @@ def unknown_command(words: Sequence[str], script: Sequence[str] | None) -> Usage
     behind = [] if script is None else ["--", *script]
     known = [name for name, others in _COMMANDS.items() if words[0] in others]
     near = next(iter(known), None) or nearest(words[0], HELP)
-    if near:
-        fix = f"did you mean `{shlex.join(['ddplaunch', *near.split(), *words[1:], *behind])}`?"
-    else:
-        launch = ["run", *as_spelled_here("run", words)]
-        missing = misplaced_script(launch, script)
-        plain = script or re.fullmatch(r"auto|\d+(x\d+)?|-.*", words[0])
-        fix = f"`{shlex.join(['ddplaunch', *launch, *behind])}`" if plain else _ANY
-        fix = fix if missing is None else missing.findings[0].fix
+    meant = [*near.split(), *words[1:]] if near else ["run", *words]
+    meant[1:] = as_spelled_here(meant[0], meant[1:])
+    missing = misplaced_script(meant, script) if meant[0] in LAUNCHING else None
+    plain = near or script or re.fullmatch(r"auto|\d+(x\d+)?|-.*", words[0])
+    fix = f"`{shlex.join(['ddplaunch', *meant, *behind])}`" if plain else _ANY
+    fix = fix if missing is None else missing.findings[0].fix
+    fix = f"did you mean {fix}?" if near else fix
     return usage(
         f"`{words[0]}` is not a command of ddplaunch",
         why=f"the commands are {', '.join(f'`{name}`' for name in HELP)}",

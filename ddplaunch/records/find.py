@@ -249,9 +249,11 @@ def task_numbers(text: str) -> frozenset[str]:
 
 def _no_such_run(what: str, base: Path) -> UsageError:
     """Return the error for a run that has no record."""
+    some = next(iter(run_directories(base)), None) is not None
     return usage(
         what,
-        why=f"records are looked for in `{base / 'runs'}`",
-        fix="`ddplaunch ps --all` lists them; `--run-dir DIR` or DDPLAUNCH_DIR names another place",
+        why=f"records are looked for in `{base / 'runs'}`{'' if some else ', and it has none'}",
+        fix=f"{'`ddplaunch ps --all` lists them' if some else '`cd` to where the run was started'}; `--run-dir DIR` or "
+        "DDPLAUNCH_DIR names another place",
         code="run-not-found",
     )

@@ -60,13 +60,14 @@ class Lines:
         now_s, shown = time.monotonic(), b""
         for file, rest in list(self._rest.items()):
             if b"\r" in rest and now_s - self._shown_s.get(file, 0) >= _BAR_S:
-                self._shown_s[file] = now_s
                 head, _, tail = rest.rpartition(b"\r")
                 if tail:
                     self._rest[file] = tail
                 else:
                     del self._rest[file]
-                shown += self._lines(file, head + b"\n") if head.strip() else b""
+                if head.strip():  # the first state of a bar begins with its \r
+                    self._shown_s[file] = now_s
+                    shown += self._lines(file, head + b"\n")
         return shown
 
     def redrawn(self, lines: bytes, width: int, height: int) -> tuple[bytes, bytes]:

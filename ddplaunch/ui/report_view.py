@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import time
@@ -165,16 +166,20 @@ def _timeline(outcome: RunOutcome | None) -> dict[str, Any]:
     """Return rows of bars, a row for each rank: start and width in percent of the whole run, and how each ended."""
     if outcome is None or not outcome.attempts:
         return {"rows": [], "left_out": 0, "span_s": 0.0}
-    began = min(each.started_s for each in outcome.attempts)
-    span = max(outcome.ended_s, *(each.ended_s for each in outcome.attempts)) - began or 1.0
+    ranks = [rank for attempt in outcome.attempts for rank in attempt.ranks]  # one may outlast its attempt
+    attempts = outcome.attempts
+    began = min(*(each.started_s for each in attempts), *(each.started_s or math.inf for each in ranks), math.inf)
+    ended_s = max(outcome.ended_s, *(each.ended_s for each in attempts), *(each.ended_s or 0.0 for each in ranks))
+    span = ended_s - began or 1.0
     rows: dict[int, list[dict[str, Any]]] = {}
     hosts: dict[int, str] = {}
     for attempt in outcome.attempts:
         for rank in attempt.ranks:
             start, end = rank.started_s or attempt.started_s, rank.ended_s or attempt.ended_s
+            width = max(_LEAST_WIDTH, 100 * max(0.0, end - start) / span)
             bar = {
-                "left": round(100 * max(0.0, start - began) / span, 3),
-                "width": round(max(_LEAST_WIDTH, 100 * max(0.0, end - start) / span), 3),
+                "left": round(min(100 * max(0.0, start - began) / span, 100 - width), 3),
+                "width": round(width, 3),
                 "how": _how(rank, attempt.failed),
                 "kind": _kind(rank),
                 "text": f"attempt {attempt.attempt}, {duration_text(end - start)}",

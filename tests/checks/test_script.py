@@ -179,6 +179,8 @@ def test_script_never_initialises() -> None:
     ):
         assert found(CHECKS, "script-never-initialises", script=report) is None
     assert found(CHECKS, "script-never-initialises", launch=healthy_launch(1), script=bare) is None
+    launcher = healthy_launch(target=Target("executable", "/venv/bin/torchrun", ("train.py",)))
+    assert found(CHECKS, "script-never-initialises", launch=launcher, script=bare) is None
 
 
 @pytest.mark.parametrize(

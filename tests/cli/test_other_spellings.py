@@ -133,6 +133,11 @@ def test_a_wrong_first_word_is_answered_with_the_line_corrected(typed: str, scri
         ("run -n x -- train.py", "`-n x` is not a number of processes", "`ddplaunch run 4 -- train.py`"),
         ("run --nproc_per_node -- train.py", "`--nproc_per_node` needs a value", "`ddplaunch run 4 -- train.py`"),
         ("run 2 --nnodes 2 --standalone -- train.py", "`--standalone` means one node", "leave `--standalone` out"),
+        (
+            "launch --nproc_per_node 2 train.py",
+            "`launch` is not a command",
+            "did you mean `ddplaunch run 2 -- train.py`?",
+        ),
         ("help frob", "`frob` is not a command", "`ddplaunch --help` says what each does"),
     ],
 )

@@ -389,6 +389,8 @@ def test_a_bar_of_one_rank_off_a_terminal_is_a_line_now_and_then() -> None:
     assert lines.take(file, b"\r") == b"" and lines.bars() == b""
     assert lines.take(file, b" 1%|\r 2%|\r 3") == b"" and lines.take(file, b"%|") == b""
     lines = Lines(None, None, untouched=False)
+    lines.take(file, b"\r 0%|")  # shown as soon as it is whole, not some seconds later
+    assert lines.bars() == b""
     lines.take(file, b"\r 1%|\r 2%|\r 3%")
     assert lines.bars() == b" 2%|\n" and lines.bars() == b""  # not again for some seconds
     assert lines.end() == b" 3%\n"

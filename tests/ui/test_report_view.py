@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,18 +37,18 @@ def record(base: Path, run_id: str, lines: int = 3, ranks: int = 2) -> Path:
             "local_rank": rank,
             "host": "gpu-a",
             "exit_code": int(rank == 1),
-            "started_s": BEGAN_S,
-            "ended_s": BEGAN_S + 3,
+            "started_s": BEGAN_S + rank,
+            "ended_s": BEGAN_S + (5 if rank == 0 else 3),  # that of rank 0 outlasts its attempt
         }
         for rank in range(ranks)
     ]
     outcome = {
         "schema": 1, "run_id": run_id, "host": "gpu-a", "node": 0, "state": "failed", "exit_status": 1,
-        "started_s": BEGAN_S, "ended_s": BEGAN_S + 4, "first_failed_rank": 1, "cascade": [],
+        "started_s": BEGAN_S + 1, "ended_s": BEGAN_S + 4, "first_failed_rank": 1, "cascade": [],
         "diagnosis": {
             "code": "script-exception", "certainty": "observed", "what": "ValueError: <script>alert(1)</script>",
-            "why": "the script ended by it", "fixes": ["look at it"], "rank": 1, "host": "gpu-a", "evidence": [],
-            "exception": None, "calls": [],
+            "why": "the script ended by it", "fixes": ["look at `<train>.py:7`"], "rank": 1, "host": "gpu-a",
+            "evidence": [], "exception": None, "calls": [],
         },
         "attempts": [{"attempt": 0, "started_s": BEGAN_S, "ended_s": BEGAN_S + 4, "failed": True, "ranks": ends}],
     }  # fmt: skip
@@ -80,6 +81,10 @@ def test_a_page_fetches_nothing_and_escapes_all(tmp_path: Path, monkeypatch: pyt
     assert SECRET not in text and text.count("token ***") == 2
     assert "100%|##########" in text and "10%|#<" not in text
     assert "no newline" in text
+    assert "<li>look at <code>&lt;train&gt;.py:7</code></li>" in text
+    assert "ended after 4.0 s with exit status 1" in text  # from what was typed, as in `ps`
+    bars = [tuple(map(float, each)) for each in re.findall(r"left: ([\d.]+)%; width: ([\d.]+)%", text)]
+    assert bars == [(0.0, 100.0), (20.0, 40.0)]
 
 
 def test_at_most_10000_lines_are_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
