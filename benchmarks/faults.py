@@ -5,7 +5,8 @@ status, and whether the last screen (24 lines of 80 columns) holds the words tha
 (crc32 of the name) was held out once: it runs only with ``--held-out``, after the rules had been mended on the others.
 ``--later`` are those of benchmarks/later_faults.py, of other kinds; "unseen" are the figures of their first run.
 ``--third`` are those of benchmarks/third_faults.txt, of which ``--held-out`` are the 19 that were looked at once.
-``--fourth`` are those of benchmarks/fourth_faults.txt, written after all rules that the third set had led to.
+``--fourth`` and ``--fifth`` are those of benchmarks/fourth_faults.txt and fifth_faults.txt, each written after all
+rules that the sets before it had led to.
 The figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints the last screens.
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_list import ALL, ANY, Fault
-from benchmarks.later_faults import FOURTH, LATER, THIRD
+from benchmarks.later_faults import FIFTH, FOURTH, LATER, THIRD
 from benchmarks.publishing import RESULTS, parser, publish
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
@@ -62,12 +63,14 @@ def main() -> int:
     options.add_argument("--later", action="store_true", help="those that were written last")
     options.add_argument("--third", action="store_true", help="the third set, with logs for `explain`")
     options.add_argument("--fourth", action="store_true", help="the fourth set, likewise")
+    options.add_argument("--fifth", action="store_true", help="the fifth set, likewise")
     options.add_argument("--unseen", action="store_true", help="it is the first run, before any mending")
     options.add_argument("--show", action="store_true", help="print the last screen of each")
     arguments = options.parse_args()
     chosen = [each for each in (THIRD if arguments.third else ALL) if held_out(each) == arguments.held_out]
-    chosen = list(FOURTH if arguments.fourth else LATER) if arguments.fourth or arguments.later else chosen
-    faults = [each for each in (*ALL, *LATER, *THIRD, *FOURTH) if each.name in arguments.names] or chosen
+    named = {"later": LATER, "fourth": FOURTH, "fifth": FIFTH}
+    chosen = next((list(faults) for name, faults in named.items() if getattr(arguments, name)), chosen)
+    faults = [each for each in (*ALL, *LATER, *THIRD, *FOURTH, *FIFTH) if each.name in arguments.names] or chosen
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(answer, faults))
     for each in answers:
@@ -79,8 +82,8 @@ def main() -> int:
     half = ("unseen" if arguments.unseen else "later, mended") if arguments.later else half
     if arguments.third:
         half = "third, " + ("held out" if arguments.held_out else "unseen" if arguments.unseen else "mended")
-    if arguments.fourth:
-        half = "fourth, unseen" if arguments.unseen else "fourth, mended"
+    if arguments.fourth or arguments.fifth:
+        half = ("fourth" if arguments.fourth else "fifth") + (", unseen" if arguments.unseen else ", mended")
     path = RESULTS / "faults.json"
     values = json.loads(path.read_text()) if path.exists() else {}
     values[half] = [asdict(replace(each, screen="")) for each in answers]

@@ -527,3 +527,4 @@ def _parsed(name: str, head: str, text: str) -> Fault:
 
 THIRD = _read(Path(__file__).with_name("third_faults.txt"))
 FOURTH = _read(Path(__file__).with_name("fourth_faults.txt"))
+FIFTH = _read(Path(__file__).with_name("fifth_faults.txt"))

@@ -19,10 +19,10 @@ from ddplaunch.explain.command_fixes import (
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, notes_below, reason_text, words_above
+from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
 from ddplaunch.explain.decide.recorded import aborted_when_through, bus_error
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
-from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures

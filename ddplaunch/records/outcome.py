@@ -136,7 +136,8 @@ class RunOutcome:
 
 def rank_end(rank: RankOutcome) -> RankEnd:
     """Return how a rank ended as the explanation takes it."""
-    return RankEnd(rank.rank, rank.host or None, rank.exit_code, rank.signal, rank.ended_s, rank.ended_by, rank.through)
+    known = (rank.exit_code, rank.signal, rank.ended_s, rank.ended_by, rank.through)
+    return RankEnd(rank.rank, rank.host or None, *known, one_file=rank.out is not None and rank.err is None)
 
 
 def outcome_path(directory: Path, node: int) -> Path:

@@ -603,3 +603,11 @@ def test_an_exception_that_only_the_error_file_tells() -> None:
 def test_the_type_of_an_exception_that_another_writer_parted_from_its_message() -> None:
     text = '  File "/opt/a.py", line 85, in hook\n    assert fqn in state_dict, (\nAssertionError    : hook = 1 is\n'
     assert diagnosed(text).code == "script-exception"
+
+
+def test_an_error_in_a_warning_of_python_did_not_end_a_training_that_is_done() -> None:
+    warned = "/opt/fsdp.py:2224: UserWarning: Failed to clone(). Error: CUDA out of memory. Tried to allocate 2 GiB\n"
+    assert explained(ALL_STEPS + "training finished\n" + warned).diagnosis is None
+    assert diagnosed(warned + raised(0, "RuntimeError: CUDA out of memory. Tried to allocate 3 GiB")).code.startswith(
+        "cuda"
+    )

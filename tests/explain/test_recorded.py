@@ -532,3 +532,12 @@ def test_a_full_disk_is_named_with_what_is_left() -> None:
     found = recorded((text, ended(0, 1)), **known)
     assert found.fixes[0] == "make room on `out`: 0 B of 2 MiB are free; `du -xh out | sort -h | tail`"
     assert "df -h" not in " ".join(found.fixes)
+
+
+def test_the_message_of_an_exit_is_told_from_reports_where_both_streams_are_one_file() -> None:
+    end = replace(ended(0, 1), one_file=True)
+    facts = RunFacts(ranks=(end,), state="failed")
+    for last, code in (("the optimizer adamx is nowhere", "script-exception"), ("reading the next shard 2", "unknown")):
+        text = f"reading the next shard 0\nreading the next shard 1\n{last}\n"
+        found = explain_texts([LogSource("rank-0.out", io.BytesIO(text.encode()), 0, "a")], facts).diagnosis
+        assert found is not None and found.code == code, last

@@ -18,7 +18,7 @@ import pytest
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.collectives import flight, read_dump
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis, located, stands_still
+from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located, stands_still
 from ddplaunch.explain.stacks.parse import (
     Frame,
     RankStack,
@@ -224,11 +224,15 @@ def test_idle_ranks_hang_where_none_of_the_others_gets_on() -> None:
 
 
 def test_an_ended_thread_is_named_before_what_the_ranks_wait_for() -> None:
-    measured = replace(still(), raised=((1, "ValueError: bad at data.py:9 in load"),), steps=12)
+    measured = replace(still(), raised=((1, "thread", "ValueError: bad at data.py:9 in load"),), steps=12)
     found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], measured)
     assert found.why.startswith("a thread of rank 1 was ended by ValueError: bad at data.py:9 in load: ")
     assert found.why.endswith("; the last optimizer step was number 12")
     assert "rank 1's thread" in found.fixes[0]
+    again = f"RuntimeError: context has already been set {IMPORTED_ANEW}"
+    spawned = hang_diagnosis([rank(0, *ALL_REDUCE)], replace(still(), raised=((0, "process", again),)))
+    assert spawned.why.startswith("a process of rank 0 was ended by RuntimeError: context")
+    assert '`if __name__ == "__main__":`' in spawned.fixes[0]
 
 
 def call_of(number: int, line: int, state: str = "completed") -> dict[str, Any]:

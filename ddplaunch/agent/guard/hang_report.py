@@ -19,9 +19,9 @@ from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.read.lines import read_lines
-from ddplaunch.explain.read.traceback import Tracebacks
+from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.stacks import hang
-from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
+from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import CodePlace, RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
@@ -40,6 +40,7 @@ from ddplaunch.values.words import duration_text, ranks_text
 _TAIL_BYTES = 1 << 16
 _DUMP_S = 0.5
 _PLACES = 4
+_IN_PROCESS, _IMPORTS_AGAIN = frozenset(("spawn_main", "_bootstrap")), "_fixup_main_from_path"  # of multiprocessing
 _SAID = 160  # characters of an exception
 _BUSY = 0.1  # of a core: a machine may be shared
 ENDED = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ())
@@ -113,21 +114,31 @@ def describe(
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in seen.shares.items() if share > _BUSY}
     elsewhere = any(_world_size(stack.pid) > len(ranks) for stack in stacks[:1])
-    raised = [(rank, said) for rank in sorted(ranks) if attempt and (said := _ended_thread(f"{attempt}/rank-{rank}"))]
+    told = [(rank, _ended_part(f"{attempt}/rank-{rank}")) for rank in sorted(ranks) if attempt]
+    raised = [(rank, *part) for rank, part in told if part is not None]
     return hang_diagnosis(stacks, NoProgress(seen.still_s, busy, left, seen.host, elsewhere, seen.steps, tuple(raised)))
 
 
-def _ended_thread(output: str) -> str:
-    """Return the exception that ended a thread of a rank last, and where; empty where none did."""
+def _ended_part(output: str) -> tuple[str, str] | None:
+    """Return what of a rank was ended by an exception last, "thread" or "process", and by which; None where none was.
+
+    A process that a rank starts by multiprocessing prints into the rank's files, and its frames say so.
+    """
     reader = Tracebacks()
     lines = (_tail(f"{output}.err") or _tail(f"{output}.out")).split("\n")
     for line in read_lines(enumerate(lines, 1), "tail"):
         reader.feed(line)
-    raised = [each.raised for each in reader.finish() if each.side and not each.handled]
-    if not raised:
-        return ""
-    last = raised[-1]
-    return f"{last.type}: {last.message}"[:_SAID] + (f" at {last.frame}" if last.frame else "")
+    found = [each for each in reader.finish() if (each.side or _of_process(each)) and not each.handled]
+    if not found:
+        return None
+    last = found[-1].raised
+    said = f"{last.type}: {last.message}"[:_SAID] + (f" at {last.frame}" if last.frame else "")
+    again = any(name == _IMPORTS_AGAIN for part in found[-1].parts for _, _, name in part.frames)
+    return "thread" if found[-1].side else "process", f"{said} {IMPORTED_ANEW}" if again else said
+
+
+def _of_process(told: Traceback) -> bool:
+    return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in told.root.frames)
 
 
 def stands_still(looks: Sequence[Sequence[RankStack]], idle: Collection[int], *, stepped: bool) -> bool:

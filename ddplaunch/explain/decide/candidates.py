@@ -56,6 +56,7 @@ _VOICES = re.compile(
 )
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
+_WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
 _MESSAGE_LINES = 12  # an exception's message may go on for as many lines
@@ -150,7 +151,8 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
         if hit.signature.tier == Tier.ECHO:
             echoes.append(hit)
         elif hit is by_line[hit.line.at][0] and not context.contradicts(hit):
-            found.append(_of_hit(hit, hit.line.speaker, context.raised_before(hit)))
+            told = _of_hit(hit, hit.line.speaker, context.raised_before(hit))
+            found.append(replace(survived(told), side=True) if _WARNED.search(hit.line.text) else told)
     steps = StepReports(scanned.lines)
     found = [survived(each) if steps.go_on_after(each.line) else each for each in found]
     return _without_old_text(found, scanned), echoes

@@ -134,21 +134,24 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
         ended.exit.code == 1
         and not complains
         and files
-        and _is_message(files[0], last)
+        and _is_message(last, ended.exit.one_file)
         and not any(_gives_reason(line.text) for line in last)
     ):
         return replace(ended, said=tuple(last[-1:]), gives_reason=True)
     reason = next((at for at, line in enumerate(last) if _gives_reason(line.text)), None)
-    if reason is None:
-        return replace(ended, said=tuple(last[-1:]))
-    return replace(ended, said=tuple(last[reason : reason + 4]), gives_reason=True)
+    said = last[-1:] if reason is None else last[reason : reason + 4]
+    return replace(ended, said=tuple(said), gives_reason=reason is not None)
 
 
-def _is_message(file: str, last: Sequence[Line]) -> bool:
-    """Return whether the last line on stderr reads like what `sys.exit("…")` leaves there, with status 1."""
-    text = last[-1].text if last and file.endswith(".err") else ""
+def _is_message(last: Sequence[Line], one_file: bool) -> bool:
+    """Return whether the last line on stderr reads like what `sys.exit("…")` leaves there; in ``one_file`` with stdout
+    it has to be a sentence unlike those above it.
+    """
+    text = last[-1].text if last and (one_file or last[-1].file.endswith(".err")) else ""
     sentence = len(_WORD.findall(text)) >= 4 and len(_COUNT.findall(text)) <= 1  # "the loss diverged at epoch 3"
-    return " " in text.strip() and (sentence or not _PROGRESS.search(text)) and not _RECORD.search(text)
+    repeated = _COUNT.sub("", text) in {_COUNT.sub("", each.text) for each in last[:-1]}
+    told = sentence and not repeated if one_file else sentence or not _PROGRESS.search(text)
+    return told and " " in text.strip() and not _RECORD.search(text)
 
 
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
@@ -170,12 +173,6 @@ def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
         if len(found) > _NOTES:
             return ()
     return tuple(found)
-
-
-def reason_text(lines: Sequence[Line]) -> str:
-    """Return the first of a rank's last words, with the line that it announces by a colon, as panics of Rust do."""
-    texts = [line.text.strip() for line in lines]
-    return " ".join(texts[:2]) if texts[:1] and texts[0].endswith(":") else "".join(texts[:1])
 
 
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:

@@ -35,7 +35,8 @@ def _exit(end: RankEnd, at: int) -> RankExit:
         code = -(number_of_signal(end.signal) or 0)
     how = f"ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
     line = Line(at, "outcome.json", 0, f"rank {end.rank} {how}", Speaker(end.rank, end.host))
-    return RankExit(code, line, end.rank, None, None, end.host, by_agent=end.ended_by == "launcher", seen=True)
+    stopped = end.ended_by == "launcher"
+    return RankExit(code, line, end.rank, None, None, end.host, stopped, seen=True, one_file=end.one_file)
 
 
 def rank_of_pid(pid: int, scanned: Scanned) -> int | None:

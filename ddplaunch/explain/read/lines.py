@@ -366,3 +366,9 @@ class _Windows:
     def kept(self) -> list[tuple[int, bytes]]:
         """Return (number of the first line, bytes) of each window, in their order."""
         return [*self._first, *self._last]
+
+
+def reason_text(lines: Sequence[Line]) -> str:
+    """Return the first of a rank's last words, with the line that it announces by a colon, as panics of Rust do."""
+    texts = [line.text.strip() for line in lines]
+    return " ".join(texts[:2]) if texts[:1] and texts[0].endswith(":") else "".join(texts[:1])

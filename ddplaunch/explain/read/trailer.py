@@ -54,7 +54,7 @@ class RankExit:
     """One rank's end as a launcher reports it.
 
     ``code`` is negative for a signal; ``by_agent``: the launcher sent it. ``table``: an entry of torchrun's summary.
-    ``seen``: the guard saw it, so a code above 128 is no signal.
+    ``seen``: the guard saw it, so a code above 128 is no signal. ``one_file``: both streams of the rank went there.
     """
 
     code: int
@@ -66,6 +66,7 @@ class RankExit:
     by_agent: bool = False
     table: bool = False
     seen: bool = False
+    one_file: bool = False
 
 
 class Trailer:

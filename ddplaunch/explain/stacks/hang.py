@@ -33,6 +33,8 @@ _SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeo
 _STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
 _EVIDENCE = 4  # places that a diagnosis names
 _THREADS = 2  # that ended by an exception and are named
+#: What is said of a process that multiprocessing started, and that failed below the script's own first lines.
+IMPORTED_ANEW = "as it imported the script anew"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class NoProgress:
 
     ``left`` says how ranks have ended that the others may wait for: rank to ``exit status 0``. ``elsewhere`` is True
     where other hosts have ranks of this run. ``steps`` is the number of the last optimizer step, 0 where nobody counts,
-    and ``raised`` which exception has ended a thread of which rank: ``ValueError: bad at data.py:9``.
+    and ``raised`` which exception has ended a thread or a process of which rank: ``(1, "thread", "ValueError: bad")``.
     """
 
     seconds: float
@@ -50,7 +52,7 @@ class NoProgress:
     host: str | None = None
     elsewhere: bool = False
     steps: int = 0
-    raised: tuple[tuple[int, str], ...] = ()
+    raised: tuple[tuple[int, str, str], ...] = ()
 
 
 def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnosis:
@@ -147,14 +149,17 @@ def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ..
     )
 
 
-def _with_threads(story: Diagnosis, raised: Sequence[tuple[int, str]]) -> Diagnosis:
-    """Name the exceptions that ended threads of ranks that stand still now: nobody does what these were to do."""
+def _with_threads(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -> Diagnosis:
+    """Name the exceptions that ended threads or processes of ranks that stand still: nobody does their work."""
     if not raised:
         return story
-    named = [f"a thread of rank {rank} was ended by {said}" for rank, said in raised[:_THREADS]]
+    named = [f"a {kind} of rank {rank} was ended by {said}" for rank, kind, said in raised[:_THREADS]]
     also = f"{' and '.join(named)}: what it was to do, nobody does any more"
+    rank, kind, said = raised[0]
+    first = f"look at the exception of rank {rank}'s {kind} first: a {kind} that ends tells no other"
+    unguarded = 'start whatever starts processes below `if __name__ == "__main__":`, which those import anew'
     fixes = (
-        f"look at the exception of rank {raised[0][0]}'s thread first: a thread that ends tells no other",
+        unguarded if IMPORTED_ANEW in said else first,
         *story.fixes,
     )
     return replace(story, why=f"{also}; {story.why}", fixes=fixes)
