@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.stacks import hang
-from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis
+from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, with_ended_parts
 from ddplaunch.explain.stacks.parse import CodePlace, RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
@@ -114,9 +114,13 @@ def describe(
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in seen.shares.items() if share > _BUSY}
     elsewhere = any(_world_size(stack.pid) > len(ranks) for stack in stacks[:1])
+    raised = _ended_parts(attempt, ranks)
+    return hang_diagnosis(stacks, NoProgress(seen.still_s, busy, left, seen.host, elsewhere, seen.steps, raised))
+
+
+def _ended_parts(attempt: str | None, ranks: Iterable[int]) -> tuple[tuple[int, str, str], ...]:
     told = [(rank, _ended_part(f"{attempt}/rank-{rank}")) for rank in sorted(ranks) if attempt]
-    raised = [(rank, *part) for rank, part in told if part is not None]
-    return hang_diagnosis(stacks, NoProgress(seen.still_s, busy, left, seen.host, elsewhere, seen.steps, tuple(raised)))
+    return tuple((rank, *part) for rank, part in told if part is not None)
 
 
 def _ended_part(output: str) -> tuple[str, str] | None:
@@ -167,8 +171,13 @@ def gpus_work(diagnosis: Diagnosis, pids: Mapping[int, int]) -> bool:
     return working_gpus() >= len(pids) > 0
 
 
-def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, still: Diagnosis | None) -> Diagnosis:
-    """Return the diagnosis of a run whose time was up; ``still`` says of one that stood still then why it did."""
+def time_is_up(
+    stacks: tuple[RankStack, ...], limit_s: float, still: Diagnosis | None, attempt: str | None
+) -> Diagnosis:
+    """Return the diagnosis of a run whose time was up; ``still`` says of one that stood still then why it did.
+
+    ``attempt`` is the folder of what its ranks printed, None for none.
+    """
     what = f"the run was ended after {duration_text(limit_s)}, as `--timeout` says"
     if still is not None:
         return replace(still, code="time-limit", what=what, why=f"by then {still.what}: {still.why}")
@@ -180,7 +189,8 @@ def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, still: Diagnosis |
         for group in found
     )
     fixes = (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",)
-    return Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence)
+    story = Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence)
+    return with_ended_parts(story, _ended_parts(attempt, [stack.rank for stack in stacks]))
 
 
 def warning_text(diagnosis: Diagnosis, stacks_file: str) -> str:

@@ -343,7 +343,7 @@ class HangWatch:
         still_s = self.still_s
         stacks = self._look(fatally=True)
         still = self._describe(stacks, still_s) if self._shares and still_s >= self._long_s else None
-        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, still))
+        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, still, self._folder()))
 
     def _look(self, *, record: bool = True, fatally: bool = False) -> tuple[RankStack, ...]:
         """Return where the ranks are, and write it into the record as ``node-K/stacks-TIME.txt``.

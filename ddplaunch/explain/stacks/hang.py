@@ -79,7 +79,7 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
         for group in found[:_EVIDENCE]
         if group.place.path
     )
-    story = _with_threads(story, measured.raised)
+    story = with_ended_parts(story, measured.raised)
     if measured.steps:
         story = replace(story, why=f"{story.why}; the last optimizer step was number {measured.steps}")
     return replace(story, host=None if story.rank is None else measured.host, evidence=evidence)
@@ -149,7 +149,7 @@ def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ..
     )
 
 
-def _with_threads(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -> Diagnosis:
+def with_ended_parts(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -> Diagnosis:
     """Name the exceptions that ended threads or processes of ranks that stand still: nobody does their work."""
     if not raised:
         return story
