@@ -87,6 +87,12 @@ def test_a_line(line: str, command: str) -> None:
     assert said(line).source == f"ddplaunch {command}"
 
 
+def test_where_accelerate_takes_its_number_from() -> None:
+    (note,) = said("accelerate launch t.py").unknown
+    assert note.what == "how many processes accelerate starts" and "default_config.yaml" in note.why
+    assert said("accelerate launch --num_processes 2 t.py").unknown == ()
+
+
 @pytest.mark.parametrize(
     ("line", "converted"),
     [

@@ -230,6 +230,11 @@ SILENT = {
         "model": "model = torchvision.models.resnet18().cuda()\n"
         '    model.load_state_dict(torch.load("last.pt", map_location="cpu"))'
     },
+    "loaded where it is wanted, if the launcher names a GPU": {
+        "model": "model = torchvision.models.resnet18().cuda()\n"
+        '    if gpu is None:\n        state = torch.load("last.pt")\n'
+        '    else:\n        state = torch.load("last.pt", map_location=gpu)\n    model.load_state_dict(state)'
+    },
 }
 
 
@@ -250,6 +255,7 @@ def test_threads_of_one_process(tmp_path: Path) -> None:
     threads = "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n"
     (found,) = read(tmp_path, threads)
     assert found.code == "data-parallel-under-launcher" and found.at.line == 2
+    assert 'Linear(2, 2).to(int(os.environ["LOCAL_RANK"])), device_ids=' in found.corrected
     either = threads + "if args.distributed:\n    torch.distributed.init_process_group()\n"
     assert codes(read(tmp_path, either)) == ["group-not-destroyed"]
 

@@ -13,12 +13,12 @@ from ddplaunch.values.frozen import dataclass
 _PYTHON = re.compile(r"(?:.*/)?python(?:[23](?:\.\d+)?)?\Z")
 _VARIABLE = re.compile(r'"?\$\{?(\w+)\}?"?\Z')
 #: Programs that run the words behind them.
-_WRAPPERS = frozenset(
+WRAPPERS = frozenset(
     """
     nohup env exec time command nice ionice stdbuf numactl taskset timeout sudo setsid unbuffer xargs parallel eval
     uv poetry pipenv pdm rye
     hatch conda mamba micromamba singularity apptainer docker podman enroot nsys ncu py-spy viztracer strace ssh pdsh
-    srun mpirun mpiexec horovodrun bash sh
+    srun mpirun mpiexec horovodrun bash sh zsh dash
     """.split()  # noqa: SIM905
 )
 
@@ -141,7 +141,7 @@ def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
     first = next((i for i, word in enumerate(words) if not assigns(word)), len(words))
     place = _launcher_at(words, first)
     if first < len(words) and (place is None or place.launcher in ("srun", "mpirun", "horovodrun")):
-        if place is None and words[first].name not in _WRAPPERS:
+        if place is None and words[first].name not in WRAPPERS:
             return None
         inner = (found for i in range(first + 1, len(words)) if (found := _launcher_at(words, i)) is not None)
         place = next(inner, place)

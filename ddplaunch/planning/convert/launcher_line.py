@@ -20,6 +20,10 @@ from ddplaunch.planning.convert.translation import (
 
 _PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
 _ONE = ("1", "1:1")
+_BY_DEFAULT = Note(
+    "how many processes accelerate starts",
+    "its default_config.yaml says so where `accelerate config` wrote one, or it is one for each GPU, as `auto` is",
+)
 #: All words that a shell script or function was called with.
 ALL_WORDS = ("$@", "$*", "${@}", "${*}")
 _LOCAL = ("localhost", "127.0.0.1")
@@ -171,6 +175,7 @@ class LauncherLine:
             self.dropped.append(Note(f"`-x {name}`", "ranks inherit the variables of this shell"))
 
     def _read_config(self, path: Word) -> None:
+        self.switches.add("configured")
         said = None if path.text is None else self.config(path.text)
         if said is None:
             raise CannotSay(
@@ -184,7 +189,13 @@ class LauncherLine:
             self.take(key, means, [known(text)][: means.values])
 
     def _leave_out_unused(self) -> None:
-        """Leave out what accelerate hands to ranks with DeepSpeed or FSDP alone, where the line has neither."""
+        """Leave out what accelerate hands to ranks with DeepSpeed or FSDP alone, where the line has neither.
+
+        Say where accelerate takes the number of processes from, if the line has none.
+        """
+        every = self.said.get("gpus", known("all")).text == "all" and not {"nproc", "total"} & self.said.keys()
+        if every and not {"configured", "cpu"} & self.switches:
+            self.unknown.append(_BY_DEFAULT)
         for switch, plugin, prefixes in (
             ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed", ("ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_")),
             ("ACCELERATE_USE_FSDP", "FSDP", ("FSDP_",)),

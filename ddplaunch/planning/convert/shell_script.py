@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ddplaunch.planning.convert.launch_words import (
+    WRAPPERS,
     Definition,
     Word,
     assigns,
@@ -171,13 +172,14 @@ class _Reader:
             return
         bare = [word for word in words if not assigns(word)]
         shells = [i for i, word in enumerate(bare) if word.name in _SHELLS]
-        if shells and (bare[0].name in _SHELLS or find_launcher(bare) is not None):
+        if shells and (bare[0].name in WRAPPERS or find_launcher(bare) is not None):
             inner = [child for child in children if child.type in ("string", "raw_string")]
-            for child in inner:
-                quote = self.text(child)[0]
-                yield from self._inside(child.start_byte + 1, child.end_byte - 1, quote)
-            if inner or bare[0].name != "eval":
+            within = [(child.start_byte + 1, child.end_byte - 1, self.text(child)[0]) for child in inner]
+            sites = [site for place in within for site in self._inside(*place)]
+            yield from sites
+            if sites or (bare[0].name in _SHELLS and (inner or bare[0].name != "eval")):
                 return
+        if shells and bare[0].name == "eval":
             words = words[words.index(bare[0]) + 1 :]
             bare = bare[1:]
         places = self.assigned.get(variable_of(bare[0].source), ()) if bare else ()
@@ -296,7 +298,11 @@ class _Reader:
         end = tail[0] if tail is not None else (last or begin)[1]
         new = " ".join(word.source for word in said.words[:kept]) + (" " if tail is not None else "")
         hidden = any(begin[0] <= child.start_byte < end for child in node.children if child.type in _SKIPPED)
-        if hidden or (self.quote and self.quote in new) or (self.quote == '"' and "$((" in new):
+        if (
+            hidden
+            or (self.quote and self.quote in new)
+            or (self.quote == '"' and ("$((" in new or "${local_rank}" in new))
+        ):
             note = Note("it stands among quotes or redirections", "the command of ddplaunch does not fit in there")
             return Site(line, text, Translation(said.launcher, 0, unknown=(note,)))
         place = (self.offset + begin[0], self.offset + end)

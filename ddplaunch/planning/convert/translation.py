@@ -120,9 +120,33 @@ class CannotSay(Exception):
         self.note = Note(what, why)
 
 
+# What a shell inside of a task would look up: one task is one rank there, and a whole node with torchrun.
+_OF_TASKS = re.compile(
+    r"\$\{?(?:SLURM_(?:PROCID|LOCALID|NODEID|NTASKS|TASK_PID)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_RANK|MPI_LOCAL\w+|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\}?"
+)
+_ESCAPED = re.compile(rf"(?<=\\){_OF_TASKS.pattern}")
+_NO_SYNTAX = re.compile(r"[\w./=:,@%+ -]+")
+
+
+def _unwrapped(command: list[Word]) -> list[Word]:
+    """Return ``python train.py`` for ``bash -c "python train.py"``, whose text has nothing that a shell reads."""
+    if len(command) != 3 or command[0].name not in ("bash", "sh", "dash") or command[1].text != "-c":
+        return command
+    inner = [known(word) for word in (command[2].text or "").split()]
+    plain_text = _NO_SYNTAX.fullmatch(command[2].text or "") is not None
+    return inner if plain_text and inner and is_python(inner[0]) else command
+
+
 def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
     """Return what stands behind ``--`` for the program of a rank, ``python train.py``."""
-    rest = [literal(word) for word in command]
+    rest = _unwrapped([literal(word) for word in command])
+    for word in rest:
+        named = _OF_TASKS.search(word.text or "") or (word.text is None and _ESCAPED.search(word.source))
+        if named:
+            why = (
+                "a rank of torchrun has its node's, or none: write `$RANK`, `$LOCAL_RANK` or `$WORLD_SIZE` there first"
+            )
+            raise CannotSay(f"`{named[0]}`", why)
     if not rest or not is_python(rest[0]):
         direct = bool(rest) and (rest[0].text or "").endswith(".py")
         return [*([known("env")] if direct else []), *rest]

@@ -188,9 +188,21 @@ def loaded_to_first_gpu(training: Training) -> Iterator[Mistake]:
     for call, part in training.calls(frozenset({"torch.load"})):
         if len(call.args) != 1 or not is_plain(call) or keyword(call, "map_location") is not None:
             continue
-        if _is_checkpoint(call, part, training) and _saves_whole_state(training):
+        if not _has_other_way(call, part) and _is_checkpoint(call, part, training) and _saves_whole_state(training):
             yield mistake("load-without-map-location", call, part, call_text(call, map_location='"cpu"'))
             return
+
+
+def _has_other_way(call: ast.Call, part: ReachablePart) -> bool:
+    """Return whether a condition around the call has another load with ``map_location``: ranks may go there."""
+    at: ast.AST = call
+    while (above := part.source.parents.get(at)) is not None:
+        at = above
+        if isinstance(at, (ast.If, ast.IfExp)) and any(
+            isinstance(each, ast.Call) and keyword(each, "map_location") is not None for each in ast.walk(at)
+        ):
+            return True
+    return False
 
 
 def _is_checkpoint(call: ast.Call, part: ReachablePart, training: Training) -> bool:

@@ -137,7 +137,8 @@ def threads_of_one_process(training: Training) -> Iterator[Mistake]:
     names = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.DataParallel"})
     for call, part in training.calls(names):
         model = ast.unparse(call.args[0]) if call.args else "model"
-        corrected = f'DistributedDataParallel({model}, device_ids=[int(os.environ["LOCAL_RANK"])])'
+        gpu = 'int(os.environ["LOCAL_RANK"])'  # scripts of DataParallel move the model to the first GPU, or later
+        corrected = f"DistributedDataParallel({model}.to({gpu}), device_ids=[{gpu}])"
         yield mistake("data-parallel-under-launcher", call, part, part.statement(call, corrected), model)
         return
 
