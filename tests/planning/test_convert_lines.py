@@ -91,6 +91,9 @@ def test_where_accelerate_takes_its_number_from() -> None:
     (note,) = said("accelerate launch t.py").unknown
     assert note.what == "how many processes accelerate starts" and "default_config.yaml" in note.why
     assert said("accelerate launch --num_processes 2 t.py").unknown == ()
+    on_cpu = said("accelerate launch --cpu --num_processes 2 t.py")
+    assert on_cpu.source == "ddplaunch run 1 --device cpu --env ACCELERATE_USE_CPU=True -- t.py"
+    assert on_cpu.dropped[0].why == "accelerate starts one on the CPU"
 
 
 @pytest.mark.parametrize(

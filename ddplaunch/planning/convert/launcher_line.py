@@ -191,8 +191,17 @@ class LauncherLine:
     def _leave_out_unused(self) -> None:
         """Leave out what accelerate hands to ranks with DeepSpeed or FSDP alone, where the line has neither.
 
-        Say where accelerate takes the number of processes from, if the line has none.
+        Say where accelerate takes the number of processes from, if the line has none; with ``--cpu`` it starts one,
+        whatever the number (``simple_launcher`` of accelerate/commands/launch.py, 1.15).
         """
+        if "cpu" in self.switches and "configured" not in self.switches:
+            for kind in ("total", "nproc", "nnodes"):
+                word = self.said.pop(kind, None)
+                if word is not None and word.text != "1":
+                    self.dropped.append(
+                        Note(f"`{word.source}` processes or machines", "accelerate starts one on the CPU")
+                    )
+            self.said["nproc"] = known("1")
         every = self.said.get("gpus", known("all")).text == "all" and not {"nproc", "total"} & self.said.keys()
         if every and not {"configured", "cpu"} & self.switches:
             self.unknown.append(_BY_DEFAULT)
