@@ -130,6 +130,12 @@ def test_a_broken_script_is_converted_where_it_is_whole() -> None:
     assert changed(data, sites_of(data)).startswith(b"ddplaunch run 1 -- a.py\n")
 
 
+def test_a_here_document_elsewhere_is_no_blank_to_fill_in() -> None:
+    sites = sites_of(b'torchrun "${A[@]}" t.py\ncat <<EOF > x\nhi\nEOF\nif then fi ((\n')
+    assert [site.line for site in sites if "<EOF >" in site.said.unknown[0].what] == []
+    assert any(site.line == 1 for site in sites)
+
+
 def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
     data = b"if then fi ((( torchrun a.py\n}}}\ntorchrun b.py\n"
     sites = sites_of(data)

@@ -189,7 +189,9 @@ class _Reader:
         said = translate(words, self.config)
         if said is None:
             return
-        blank = _BLANK.search(self.text(node.parent or node)) if not said.words else None
+        redirected = node.parent is not None and node.parent.type == "redirected_statement"
+        around = node.parent if redirected and node.parent is not None else node
+        blank = _BLANK.search(self.text(around)) if not said.words else None
         if blank is not None:
             note = Note(f"`{blank[0]}`", "a shell reads and writes files there: put what is meant in its place first")
             said = Translation(said.launcher, said.start, unknown=(note,))
