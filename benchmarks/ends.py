@@ -84,7 +84,7 @@ def table(counts: dict[tuple[str, str], collections.Counter[str]], about: str) -
         for way in WAYS:
             found = counts[program, way]
             wrong = [f"{number} {how}" for how, number in found.most_common() if how != "ok"]
-            cells.append(f"{', '.join(wrong) or 'all right'} of {sum(found.values())}")
+            cells.append(f"{', '.join(wrong) or 'all right'} of {sum(found.values())}" if found else "not tried")
         lines.append(f"| {program} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
