@@ -9,6 +9,7 @@ import pytest
 from benchmarks.launchers import ACCELERATE, COLD, DEEPSPEED, TORCHRUN, WARM, launchers
 from benchmarks.launches import FIGURES
 from benchmarks.plot import draw
+from benchmarks.projects import PROJECTS, WAYS, table
 from benchmarks.rounds import FLOOR, Launches, judge_launches, launches_text
 from tests.hosts.launching import clean_environment
 
@@ -105,3 +106,15 @@ def test_a_launch_is_measured_and_one_that_fails_is_not() -> None:
     assert figures["first line"] <= figures["torch"] <= figures["ready"] < figures["wall"]
     assert figures["ready"] + figures["end"] < figures["wall"]
     assert done.returncode == 1 and "0 of 1 ranks met" in done.stderr and "--no-such" in done.stderr
+
+
+def test_projects_that_are_not_there_are_told_and_those_that_end_otherwise_shown() -> None:
+    ends = {"minGPT": {"torchrun": [("status 0", 4.6)], "cold": [("status 0", 4.4), ("status 1, left 1 processes", 3)]}}
+    text = table({**ends, "timm": {}}, "about").splitlines()
+    assert text[-2:] == [
+        "| minGPT | status 0, 5 s | status 0; status 1, left 1 processes, 3 s | not there |",
+        "| timm | not there | not there | not there |",
+    ]
+    assert [len(line.split("|")) for line in text[-4:]] == [len(WAYS) + 3] * 4
+    for project in PROJECTS.values():
+        compile(project.prepare, project.folder, "exec")
