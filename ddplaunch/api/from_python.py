@@ -100,6 +100,7 @@ class RunOptions(TypedDict, total=False):
     join_timeout: float | str | None
     orphan_grace: float | str | None
     sync: bool | None
+    bootstrap: bool | None
     join_secret: Word | None
 
 

@@ -54,6 +54,7 @@ HOSTS = (
         "Time for hosts to answer [20]; without --hosts, for all nodes to join [600; 0: do not wait].",
         "TIME",
     ),
+    Flag("bootstrap", "switch", _SEVERAL, "Bring ddplaunch to hosts without it, below ~/.cache there."),
 )
 _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 

@@ -112,9 +112,12 @@ def stop(part: Part) -> None:
     """End what runs here of the launch, within ``grace_s`` seconds and SIGKILL; no launcher is waited for any more."""
     from ddplaunch.hosts.local.stop_run import stop_run
     from ddplaunch.hosts.session.job import knock
+    from ddplaunch.records.directory import note_stop
     from ddplaunch.ui.stop_view import stop_json
 
     found: dict[str, list[object]] = {"ended": [], "remaining": []}
+    if part.directory is not None:
+        note_stop(part.directory)
     for run in part.runs():
         said = stop_json(stop_run(run, float(part.order["grace_s"])), ())
         for key, listed in found.items():

@@ -116,10 +116,14 @@ def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> tuple[s
     )
 
 
+#: What is said of a run that was ended so.
+STOPPED = "the run was ended by `ddplaunch stop`"
+
+
 def stopped_by(user: str) -> tuple[str, str, tuple[str, ...]]:
     """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
     why = f"{user} typed it, and it sends torchrun SIGTERM, which ends the ranks"
-    return "the run was ended by `ddplaunch stop`", why, ("nothing is wrong if that was meant",)
+    return STOPPED, why, ("nothing is wrong if that was meant",)
 
 
 def signal_to_launcher(code: str, facts: RunFacts | None, was_it_memory: str) -> tuple[str, str, tuple[str, ...]]:

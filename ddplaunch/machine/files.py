@@ -67,6 +67,15 @@ def user_name(uid: int, root: str = "/", environ: Mapping[str, str] | None = Non
     return own or str(uid)
 
 
+def look_beside() -> None:
+    """Let libraries be found that `--bootstrap` brought with ddplaunch, where the environment has none of the name."""
+    import sys
+
+    beside = __file__.rpartition("/ddplaunch/")[0] + "/beside"
+    if beside not in sys.path and os.path.isdir(beside):  # noqa: PTH112
+        sys.path.append(beside)
+
+
 def owner_name(uid: int) -> str:
     """Return the user's name as the name service tells it, which may take a while; ``uid 1234`` if it has none."""
     try:

@@ -222,7 +222,11 @@ def listening(port: int, backlog: int) -> socket.socket:
 
 def _holder(port: int) -> int | None:
     """Return the pid of a process that listens on the port, else of one with a connection from it."""
-    import psutil  # 17 ms, which only a taken port costs
+    files.look_beside()
+    try:
+        import psutil  # 17 ms, which only a taken port costs
+    except ImportError:
+        return None
 
     try:
         sockets = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.records.own.own_files import NotOursError
+from ddplaunch.records.json_files import as_number, as_text, read_object, replace_file
+from ddplaunch.records.own.own_files import NotOursError, foreign
 from ddplaunch.values.finding import Finding, error
 
-#: In a run's directory: who typed `ddplaunch stop`, and when.
-STOP_NOTE = "stop.json"
+_STOP_NOTE = "stop.json"
 
 
 def runs_directory(environ: Mapping[str, str], run_dir_option: str | None, cwd: Path) -> Path:
@@ -27,6 +29,26 @@ def run_directory(base: Path, run_id: str) -> Path:
     if run_id in ("", ".", "..", "latest") or "/" in run_id or "\0" in run_id:
         raise ValueError(f"the run id {run_id!r} cannot be the name of a directory")
     return base / "runs" / run_id
+
+
+def note_stop(directory: Path) -> None:
+    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
+    from ddplaunch.machine.files import owner_name
+
+    if foreign(directory) is None:
+        with suppress(OSError):
+            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
+            replace_file(directory / _STOP_NOTE, json.dumps(note) + "\n")
+
+
+def stopped_by(directory: Path, since_s: float) -> str | None:
+    """Return who typed `ddplaunch stop` since the epoch ``since_s``, which notes that before its first signal."""
+    try:
+        note = read_object(directory / _STOP_NOTE)
+    except (OSError, ValueError):
+        return None
+    at_s, user = as_number(note.get("at_s")), as_text(note.get("user"))
+    return user if at_s is not None and at_s >= since_s else None
 
 
 def note_path(attempt: Path, rank: int) -> Path:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.machine.files import names, read_bytes
+from ddplaunch.machine.files import look_beside, names, read_bytes
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
 from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat, read_variable
 from ddplaunch.values.frozen import dataclass
@@ -274,7 +274,11 @@ class HostUsage:
         )
 
     def _counters(self) -> dict[str, float]:
-        import psutil  # 17 ms, once: `stacks` and the guard need only the ranks
+        look_beside()
+        try:
+            import psutil  # 17 ms, once: `stacks` and the guard need only the ranks
+        except ImportError:  # brought to a host of another kind
+            return {}
 
         found: dict[str, float] = {}
         with suppress(OSError, ValueError):  # idle and iowait are not busy, guests are part of user: proc_stat(5)

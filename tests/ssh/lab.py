@@ -33,6 +33,7 @@ PasswordAuthentication yes
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 PrintMotd no
+AcceptEnv XDG_CACHE_HOME
 UseDNS no
 MaxStartups 200
 """

@@ -94,35 +94,67 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         host.run(["mount", "-o", "remount,bind,rw", str(debian.work)], Path("/"), clean_environment())
 
 
-def test_a_detached_run_is_followed_and_stopped_from_another_terminal(debian: Lab) -> None:
+def test_a_detached_run_is_followed_taken_over_and_stopped_on_a_host(debian: Lab) -> None:
     debian.write("wait.py", WAIT)
     words = ("--device", "cpu", "--hosts", debian.names, "--run-id", "detached", "--detach", "--", "wait.py")
     done = debian.login.run(ddplaunch("run", "2x1", *words), debian.work, clean_environment())
     assert (done.returncode, done.stdout) == (0, "detached\n"), done.stderr
     until(lambda: "rank 1 waits" in _printed(debian, "detached"), "both ranks are shown")
-    done = debian.login.run(ddplaunch("stop", "detached"), debian.work, clean_environment())
-    assert done.returncode == 0, done.stderr
+    noted = json.loads((debian.work / ".ddplaunch" / "runs" / "detached" / "launcher.json").read_text())
+    debian.login.run(["kill", "-9", str(noted["launcher"]["pid"])], debian.work, clean_environment())
+    first, second = _attached(debian, "detached"), _attached(debian, "detached")
+    begun = [each.stderr.readline() for each in (first, second) if each.stderr is not None]
+    assert sorted("attached to" in line for line in begun) == [False, True], begun
+    done = debian.hosts[1].run(ddplaunch("stop", "detached"), debian.work, clean_environment())
+    assert "SIGTERM" in done.stderr, done.stderr
+    said = [each.communicate(timeout=90)[1] for each in (first, second)]
+    said.append((late := _attached(debian, "detached")).communicate(timeout=60)[1])
+    assert [first.returncode, second.returncode, late.returncode] == [143] * 3, said
+    for text in said:
+        assert "ended by SIGTERM (exit status 143)" in text, said
+        assert "error[terminated]: the run was ended by `ddplaunch stop`" in " ".join(text.split()), said
     debian.nothing_left("detached", 60)
-    console = debian.work / ".ddplaunch" / "runs" / "detached" / "console.log"
-    until(lambda: "ended by SIGTERM" in console.read_text(), "its launcher has said so")
+
+
+def _attached(made: Lab, run_id: str) -> subprocess.Popen[str]:
+    words, env = made.login.command(ddplaunch("attach", run_id), made.work), clean_environment()
+    return subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def _printed(made: Lab, run_id: str) -> str:
     return made.login.run(ddplaunch("logs", run_id), made.work, clean_environment()).stdout
 
 
-def test_what_is_typed_for_hosts_without_ddplaunch_installs_it(debian: Lab) -> None:
-    """Their environment has all but ddplaunch, and builds without an index, since these hosts reach none."""
+#: What an environment for training may be without.
+_NOT_THERE = ("ddplaunch", "__editable__", "typer", "rich", "psutil", "pynvml", "nvidia_ml", "yaml", "pyyaml", "tree_s")
+
+
+def test_hosts_without_ddplaunch_get_it_for_a_launch_or_by_what_is_typed(debian: Lab) -> None:
+    """Their environment has all but ddplaunch, and builds without an index, since these hosts reach none.
+
+    `--bootstrap` leaves it alone.
+    """
     there = debian.folder / "there"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", there], check=True, timeout=60)
     (site,) = there.glob("lib/python*/site-packages")
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if "ddplaunch" not in path.name and path.suffix != ".pth":
+        if not path.name.lower().startswith(_NOT_THERE) and path.suffix != ".pth":
             (site / path.name).symlink_to(path)
     (there / "pip.conf").write_text("[install]\nno-build-isolation = false\nno-index = true\nno-deps = true\n")
     words = ("--hosts", debian.names, "--python", str(there / "bin/python"))
     said = said_of(debian, *words, status=4, COLUMNS="9999")
     assert said.count("error[host-without-ddplaunch]") == 1, said
+    cache = {"XDG_CACHE_HOME": str(debian.work / "cache")}
+    with debian.configured(f"Host *\n  SetEnv XDG_CACHE_HOME={debian.work / 'cache'}\n"):
+        run = Launched(debian, "brought", "2x1", *words, "--bootstrap", script=("train.py",), **cache)
+        trained(debian, run)
+        assert run.outcome["state"] == "succeeded" and not run.outcome["notes"], run.said
+        (kept,) = (debian.own(debian.hosts[1]) / "cache" / "ddplaunch").iterdir()
+        assert kept.stat().st_mode & 0o777 == 0o700
+        before = kept.stat().st_ino
+        assert "# on alpha1, in" in said_of(debian, *words, "--bootstrap", status=0)
+        assert [each.stat().st_ino for each in kept.parent.iterdir()] == [before]
+    assert "error[host-without-ddplaunch]" in said_of(debian, *words, status=4)
     typed = said.partition("fix: `")[2].partition("`, or name")[0]
     assert typed.startswith("for host in alpha0 alpha1; do "), said
     done = debian.login.run(["sh", "-c", typed], Path("/"), clean_environment())

@@ -124,7 +124,7 @@ def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
         assert says in said.err and "\x1b" not in said.err, words
     keep(directory)
     for named in (["over"], []):
-        assert "; `ddplaunch top over --replay` shows" in call("top", *named).err
+        assert "; `ddplaunch top over --replay` shows" in " ".join(call("top", *named).err.split())
     said = call("top", "over", "--plot", "no/such/directory.svg")
     assert said.status == 2 and "cannot be written: No such file" in said.err
 

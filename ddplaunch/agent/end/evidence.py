@@ -15,11 +15,10 @@ from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Explanation, LogSou
 from ddplaunch.machine.files import read, read_end
 from ddplaunch.machine.hardware import levels, probe_shm
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.directory import STOP_NOTE
+from ddplaunch.records.directory import stopped_by
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import failed_by_itself, first_failed
-from ddplaunch.records.json_files import as_number, as_text, read_object
 from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import size_text
@@ -152,15 +151,10 @@ def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | None:
-    """Return who typed `ddplaunch stop`, which notes that before its first signal; None for another end."""
+    """Return who typed `ddplaunch stop`; None for another end."""
     if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
         return None
-    try:
-        note = read_object(Path(settings.directory) / STOP_NOTE)
-    except (OSError, ValueError):
-        return None
-    at_s, user = as_number(note.get("at_s")), as_text(note.get("user"))
-    return user if at_s is not None and at_s >= ended.started_s else None
+    return stopped_by(Path(settings.directory), ended.started_s)
 
 
 def _by_exit(attempt: EndedAttempt | None, ended: EndedRun | None, also: str) -> Diagnosis | None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from json import dumps as json_text
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,13 +11,12 @@ from ddplaunch.cli.hosts.cluster_jobs import delete_job, job_meant
 from ddplaunch.cli.streams import answer_json, say, tell, tell_findings
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
-from ddplaunch.machine.files import boot_id, owner_name
+from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.directory import STOP_NOTE, runs_directory
+from ddplaunch.records.directory import note_stop, runs_directory
 from ddplaunch.records.find import RunRecord, find_run, read_record
-from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.launchers import (
     Launched,
     other_processes,
@@ -30,7 +26,6 @@ from ddplaunch.records.launchers import (
     with_residents,
 )
 from ddplaunch.records.outcome import RankOutcome
-from ddplaunch.records.own.own_files import foreign
 from ddplaunch.records.run_states import recorded_at
 from ddplaunch.ui.stop_view import (
     begin_asking_hosts,
@@ -127,6 +122,7 @@ def _stop_by_launcher(
     own_s = launched.grace_s + _LONGER_S
     grace_s = own_s if grace_s is None else grace_s
     tell(begin_on_hosts(launched, grace_s))
+    note_stop(launched.directory)
     stopped = stop_resident(run, launcher, grace_s, own_s)
     hosts: tuple[HostStopped, ...] = ()
     if not stopped.remaining:
@@ -189,7 +185,7 @@ def _stop_here(
         grace_s = _grace_of(chosen) + _LONGER_S if grace_s is None else grace_s
         tell(begin_text(chosen, grace_s))
         if directory is not None:
-            _note(directory)
+            note_stop(directory)
         stopped = stop_run(chosen, grace_s)
         if not json:
             tell(stopped_text(stopped))
@@ -198,14 +194,6 @@ def _stop_here(
         answer_json(stop_json(stopped, elsewhere))
     tell_findings(stop_findings(stopped, elsewhere))
     return ExitStatus.FINDINGS if stopped.remaining or elsewhere else ExitStatus.DONE
-
-
-def _note(directory: Path) -> None:
-    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
-    if foreign(directory) is None:
-        with suppress(OSError):
-            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
-            replace_file(directory / STOP_NOTE, json_text(note) + "\n")
 
 
 def _grace_of(run: RunProcesses) -> float:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ddplaunch.explain.command_fixes import STOPPED, stopped_by
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.hosts.session.start_hosts import HostEnd
+from ddplaunch.records import directory as of_run
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord
 from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all
@@ -143,7 +145,8 @@ def decide(
     explanation = Explanation(None)
     first = first_node_to_fail(_failures(ends, outcomes), interrupted is not None)
     bad = next((end for end in ends if end.status), None)
-    if first is None and interrupted is None and bad is not None:
+    stopped = None if first is not None else _stopped(directory, begun_s, ends, outcomes, interrupted)
+    if first is None and interrupted is None and bad is not None and stopped is None:
         first = NodeFailure(bad.heard_s, bad.node, "other")
     if first is not None:
         end = next(end for end in ends if end.node == first.node)
@@ -151,6 +154,10 @@ def decide(
         accused = None if explanation.diagnosis is None else explanation.diagnosis.rank
         status = status_of_all(first, accused, outcomes, end.status)
         state, node, host = "killed" if first.kind == "torchrun" else "failed", end.node, end.name
+    elif stopped is not None:
+        end, found = stopped
+        explanation = Explanation(found)
+        state, status, node, host = "terminated", 128 + signal.SIGTERM, end.node, end.name
     elif interrupted is not None:
         state, status, node, host = "terminated", 128 + interrupted, 0, ""
     else:
@@ -175,6 +182,25 @@ def decide(
         ),
         findings=tuple(dict.fromkeys(each for outcome in outcomes.values() for each in outcome.findings)),
     )
+
+
+def _stopped(
+    directory: Path,
+    begun_s: float,
+    ends: Sequence[HostEnd],
+    outcomes: Mapping[int, RunOutcome],
+    interrupted: int | None,
+) -> tuple[HostEnd, Diagnosis] | None:
+    """Return what says that `ddplaunch stop` ended a run, and a host where it did: typed here, or on that host."""
+    user = of_run.stopped_by(directory, begun_s)
+    if interrupted == signal.SIGTERM and user is not None:
+        return ends[0], Diagnosis("terminated", "observed", *stopped_by(user), host=socket.gethostname())
+    known = [(outcomes[end.node], end) for end in ends if end.node in outcomes and end.told is None]
+    for outcome, end in sorted(known, key=lambda pair: pair[0].ended_s):
+        found = outcome.diagnosis
+        if outcome.state == "terminated" and found is not None and found.what == STOPPED:
+            return end, replace(found, host=end.name)
+    return None
 
 
 def _failures(ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome]) -> Iterator[NodeFailure]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from ddplaunch.cli.prepare import (
 )
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import digest_of_file
-from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet, sync, tracked, with_sources
+from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, bootstrapped, meet, sync, tracked, with_sources
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import alike, command, ssh_missing
+from ddplaunch.hosts.ssh import alike, command, receiver, ssh_missing
 from ddplaunch.planning.gpus import exported
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
@@ -59,6 +59,7 @@ class AskedHosts:
     join_timeout: float | None = None
     sync: bool | None = None
     orphan_grace: float | None = None
+    bootstrap: bool | None = None
 
 
 def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
@@ -130,13 +131,29 @@ def facts_of(
         deadline_s=asked.join_timeout or (_TORCH_S if torch else _FACTS_S),
     )
 
-    def start(name: str) -> Link:
-        return links.open(name, command(name, python))
-
+    names = [host.name for host in hosts]
     try:
-        return ask_all(links, [host.name for host in hosts], start, question)
+        return ask_all(links, names, _starting(links, names, asked, question.deadline_s), question)
     except FileNotFoundError as exception:
         raise UsageError(ssh_missing()) from exception
+
+
+def _starting(links: Links, names: Sequence[str], asked: AskedHosts, deadline_s: float) -> Callable[[str], Link]:
+    """Return what begins the session with a host, after `--bootstrap` has put ddplaunch there."""
+    python = asked.python or sys.executable
+    folders: Mapping[str, str] = {}
+    if asked.bootstrap:
+
+        def receive(name: str) -> Link:
+            return links.open(name, receiver(name, python))
+
+        folders = bootstrapped(links, names, receive, deadline_s)
+
+    def start(name: str) -> Link:
+        folder = folders.get(name, "")
+        return links.open(name, command(name, python, folder=folder), folder)
+
+    return start
 
 
 def plan(
@@ -234,11 +251,10 @@ def synced(
     files = dict.fromkeys([*tracked(cwd), *imported])
     names = [host.name for host in hosts]
 
-    def start(name: str) -> Link:
-        return links.open(name, command(name, python))
-
     there, deadline_s = asked.chdir or str(cwd), asked.join_timeout or _FACTS_S
-    return sync(links, names, start, there, tuple(files), python, deadline_s, dry_run)
+    return sync(
+        links, names, _starting(links, names, asked, deadline_s), there, tuple(files), python, deadline_s, dry_run
+    )
 
 
 def meeting_of(links: Links, gathered: Gathered, options: Options) -> Meeting | tuple[Finding, ...]:

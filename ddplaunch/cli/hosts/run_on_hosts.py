@@ -181,7 +181,9 @@ def _launch(
     pythons = [launch.argv[0] for launch in planned.launches]
     records = [order["record"] for order in orders]
     ahead = [report.clock_ahead_s for report in gathered.reports]
-    places = [Place(node, *place) for node, place in enumerate(zip(names, pythons, records, ahead, strict=True))]
+    folders = [link.folder for link in gathered.links]
+    about = zip(names, pythons, records, ahead, folders, strict=True)
+    places = [Place(node, *place) for node, place in enumerate(about)]
     launched = launched_by_me(
         directory, first.run_id, places, grace_s, token, marker, begun_s=begun_s, orphan_s=orphan_s
     )
@@ -271,7 +273,7 @@ def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | 
             replace(outcome, attempts=()),  # one word for all hosts; `explain` knows the attempts
             path_text(directory),
             Terminal.of(sys.stderr),
-            signal=interrupted,
+            signal=interrupted or (outcome.exit_status - 128 if outcome.state == "terminated" else None),
             unrecorded=problem or ("; ".join(outcome.notes) or None),
         )
     )

@@ -6,18 +6,22 @@ beside its place and put there whole, and nothing is ever removed.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
 import secrets
 import stat
 import subprocess
 import time
+import zipfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddplaunch import __version__
 from ddplaunch.hosts.session.answers import digest_of_file
 from ddplaunch.hosts.session.fan_out import FanOut, body_of
 from ddplaunch.hosts.session.frames import Kind
@@ -254,6 +258,71 @@ def tracked(folder: Path) -> tuple[str, ...]:
     entries = [entry.partition(b"\t") for entry in done.stdout.split(b"\0") if entry]
     names = [os.fsdecode(name) for about, _, name in entries if not about.startswith(_SUBMODULE)]
     return tuple(dict.fromkeys(name for name in names if os.path.lexists(folder / name)))
+
+
+def bootstrapped(
+    links: Links, names: Sequence[str], start: Callable[[str], Link], deadline_s: float
+) -> Mapping[str, str]:
+    """Put this ddplaunch into the user's cache directory on every host that lacks it; return its folder there by host.
+
+    ``start`` begins `ddplaunch.hosts.ssh.receiver`. A host that cannot be reached is left to the launch, which names
+    it. Raises RefusedError where a host takes no files.
+    """
+    members = dict(_own_files())
+    digest = hashlib.sha256(repr(sorted(members.items())).encode()).hexdigest()[:12]
+    reached = FanOut(links, start, {"name": f"{__version__}-{digest}"}, deadline_s).ask(names)
+    told = {each.name: each.answer for each in reached if each.answer is not None}
+    wanting = [each.link for each in reached if each.answer is not None and each.answer.get("wanted")]
+    if wanting:
+        data = io.BytesIO()
+        with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+        order = {"archive": b64encode(data.getvalue()).decode()}
+        for link in wanting:
+            link.send(Kind.ASK, order)
+        told |= {link.name: {"problem": link.last_words or "no answer came in time"} for link in wanting}
+        told |= dict(replies(links, wanting, Kind.ANSWER, _WRITE_S))
+    for each in reached:
+        links.close(each.link)
+    problems = [(name, answer["problem"]) for name, answer in told.items() if "folder" not in answer]
+    if problems:
+        raise RefusedError(*(_not_brought(name, str(problem)) for name, problem in problems))
+    return {name: str(answer["folder"]) for name, answer in told.items()}
+
+
+def _not_brought(host: str, problem: str) -> Finding:
+    return error(
+        "bootstrap-failed",
+        f"ddplaunch cannot be put on {host}: {problem}",
+        why="`--bootstrap` puts it into `~/.cache/ddplaunch` there, or below `XDG_CACHE_HOME`",
+        fix=f"`ssh {host} df -h .cache` and `ls -ld` there; or install ddplaunch in the environment there",
+        where=host,
+    )
+
+
+def _own_files() -> Iterator[tuple[str, bytes]]:
+    """Yield what a host needs of this ddplaunch, by names in an archive: the package, what torchrun finds its plug-in
+    by, and the two libraries that read GPUs and sockets, for hosts that have none.
+    """
+    from importlib import metadata, util
+
+    package = Path(__file__).parents[2]
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield str(path.relative_to(package.parent)), path.read_bytes()
+    for name in ("METADATA", "entry_points.txt"):
+        text = metadata.distribution("ddplaunch").read_text(name) or ""
+        yield f"ddplaunch-{__version__}.dist-info/{name}", text.encode()
+    for library in ("pynvml", "psutil"):
+        found = util.find_spec(library)
+        origin = Path(found.origin) if found is not None and found.origin else None
+        if origin is not None and origin.name == "__init__.py":
+            inside = (each for each in sorted(origin.parent.rglob("*")) if each.is_file())
+            for path in (each for each in inside if not {"__pycache__", "tests"} & set(each.parts)):
+                yield f"beside/{library}/{path.relative_to(origin.parent)}", path.read_bytes()
+        elif origin is not None:
+            yield f"beside/{origin.name}", origin.read_bytes()
 
 
 def sync(

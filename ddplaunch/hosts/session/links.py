@@ -35,9 +35,12 @@ class Event:
 class Link:
     """One host's session. ``said`` is the end of what ssh and the shell there wrote to stderr."""
 
-    def __init__(self, name: str, argv: Sequence[str], unsent: set[Link]) -> None:
-        """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued."""
-        self.name = name
+    def __init__(self, name: str, argv: Sequence[str], unsent: set[Link], folder: str = "") -> None:
+        """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued.
+
+        ``folder`` is where ddplaunch lies on the host, if it was brought there.
+        """
+        self.name, self.folder = name, folder
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -140,9 +143,9 @@ class Links:
             if link.process.returncode is None:
                 link.reap(max(0.0, until - time.monotonic()))
 
-    def open(self, name: str, argv: Sequence[str]) -> Link:
+    def open(self, name: str, argv: Sequence[str], folder: str = "") -> Link:
         """Start a session. Raises OSError where there is no ssh."""
-        link = Link(name, argv, self._unsent)
+        link = Link(name, argv, self._unsent, folder)
         self.all.append(link)
         for stream in link.outputs:
             self._selector.register(stream, selectors.EVENT_READ, link)
