@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
