@@ -326,7 +326,7 @@ def main() -> None:
                 ways.setdefault(way, []).append(end)
                 print(f"{name}, {way}: {end[0]}, {end[1]:.0f} s", flush=True)
     about = "`python -m benchmarks.projects`: two ranks on the CPU (one of minGPT, timm and open_clip), "
-    about += f"{options.rounds} of each."
+    about += f"{options.rounds} of each, load {os.getloadavg()[0]:.0f} at the end."
     text = table(found, f"{about} {json.dumps(machine())}")
     print(text)
     if not options.no_write:
