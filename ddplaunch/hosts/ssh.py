@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.values.finding import Finding, error
-from ddplaunch.values.variable_names import own_command
+from ddplaunch.values.variable_names import command_from_folder, own_command
 
 CONNECT_S = 10
 _TO_BUILD = ("bin", "ddplaunch", "LICENSE", "README.md", "pyproject.toml")  # what pip needs of a clone
@@ -31,12 +31,6 @@ _OPTIONS = (
 )
 
 
-#: Starts a module of ddplaunch that lies in a folder: this interpreter finds it there, and what it starts, too.
-_FROM_FOLDER = (
-    "import os, runpy, sys; sys.path[:] = filter(None, sys.path); sys.path.insert(0, sys.argv[1]); "
-    "os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, (os.environ.get('PYTHONPATH'), sys.argv[1]))); "
-    "del sys.argv[:2]; runpy.run_module(sys.argv[0], None, '__main__', True)"
-)
 #: Takes ddplaunch as a zip archive into the user's cache directory, unless it is there, by the frames of a session.
 _RECEIVER = """
 import base64, io, json, os, shutil, struct, sys, tempfile, zipfile
@@ -79,7 +73,7 @@ told()
 def receiver(host: str, python: str) -> list[str]:
     """Return the words that start on ``host`` what takes ddplaunch there, in an interpreter without it."""
     code = b64encode(_RECEIVER.encode()).decode()  # csh takes no line breaks
-    words = shlex.join([python, "-c", f"import base64; exec(base64.b64decode('{code}'))"])
+    words = shlex.join([python, "-I", "-c", f"import base64; exec(base64.b64decode('{code}'))"])
     return ["ssh", "-T", *_options(), "--", host, f"exec {words}"]
 
 
@@ -94,7 +88,7 @@ def command(host: str, python: str, *module: str, folder: str = "") -> list[str]
     the last word.
     """
     started = module or ("ddplaunch.hosts.remote",)
-    words = [python, "-c", _FROM_FOLDER, folder, *started] if folder else own_command(python, *started)
+    words = command_from_folder(python, folder, *started) if folder else own_command(python, *started)
     if "-P" in words:  # there the interpreter may be older
         words.remove("-P")
     options = _options()

@@ -144,6 +144,7 @@ WRITERS = {
     "agent/plugin/torchrun_end.py": "ddplaunch's own line",
     "agent/logs_specs.py": "ddplaunch's own line",
     "agent/rank_site/__init__.py": "in the rank, whose output it is",
+    "hosts/ssh.py": "in the code that another host runs, whose frames ddplaunch reads",
     "machine/__main__.py": "JSON in ASCII, and ddplaunch's own lines",
 }
 WRITES = re.compile(
