@@ -15,7 +15,7 @@ from benchmarks.launchers import COLD, TORCHRUN, WARM, Launcher
 from benchmarks.launches import FIGURES, measure, phases
 from benchmarks.timing import Command, once
 
-READY_MAX, MEMORY_MAX, END_MAX = {2: 0.55, 8: 0.33}, 0.40, 0.5
+READY_MAX, MEMORY_MAX, END_MAX = {2: 0.50, 8: 0.22}, 0.25, 0.5
 FURTHER_RANK_MAX_S = 0.040
 FLOOR = "python -c 'import torch.distributed.run'"
 _PHASES_TIMES = 3

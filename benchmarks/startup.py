@@ -32,7 +32,7 @@ HELP, PLAN, DRY = (
 RUN_HELP, DOCTOR, TORCH = "ddplaunch run --help", "ddplaunch doctor", "python -c 'import torch'"
 PYTHON = "python -c pass"
 SCRIPT = "print('first', flush=True)\n"
-LAUNCH_MAX, ANSWER_MAX_S, DOCTOR_MAX_S = 1.15, 0.25, 1.0
+LAUNCH_MAX, ANSWER_MAX_S, DOCTOR_MAX_S = 1.03, 0.25, 1.0
 BUSY_MAX = 0.1
 
 
