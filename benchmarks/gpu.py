@@ -58,7 +58,7 @@ if what == "forked":
     assert gc.get_freeze_count() > 0, "not forked"
     assert not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork(), "CUDA was in use before the fork"
     assert devices(os.getppid()) == [], "torchrun's process has a GPU open"
-device = torch.device("cuda", 0 if what == "same" else local) if cuda else torch.device("cpu")
+device = torch.device("cuda", 0 if what in ("same", "replicas") else local) if cuda else torch.device("cpu")
 if cuda:
     torch.cuda.set_device(device)
 if what == "uuid":
@@ -103,6 +103,19 @@ if what == "fit":
         optimizer.step()
         optimizer.zero_grad()
         print("step", number, flush=True)
+    os._exit(0)
+if what == "replicas":
+    dist.init_process_group("gloo")  # ranks may share a GPU
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).to(device))
+    with torch.no_grad():
+        model.module.bias += rank
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(8):
+        value = model(torch.randn(4, 64, device=device)).square().mean()
+        value.backward()
+        optimizer.step()
+        print(value.item(), flush=True)
+    dist.barrier()
     os._exit(0)
 dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=10 if what == "late" else 120))
 tensor = torch.full((1 << 20,), float(rank + 1), device=device)
@@ -432,6 +445,16 @@ def late_rank(at: Place) -> str:
     return named
 
 
+def replicas(at: Place) -> str:
+    """Parameters that one rank has changed by itself are told of, without waiting for the GPU."""
+    ranks = ("2", "--device", at.device, "--ignore", "more-processes-than-gpus")
+    at.ddplaunch("run", *ranks, "--", "train.py", "replicas")
+    codes = [each["code"] for each in at.outcome()["findings"]]
+    if "replicas-differ" not in codes:
+        raise WrongError(f"findings: {codes}")
+    return "replicas-differ"
+
+
 def comm(at: Place) -> str:
     """`doctor --comm` measures collectives."""
     ranks = at.gpus if at.gpus > 1 else 2
@@ -478,6 +501,7 @@ ITEMS: dict[str, Callable[[Place], str]] = {
     "top against nvidia-smi": watched,
     "--gpus free:1": idle_gpu,
     "late rank, flight recorder": late_rank,
+    "parameters that differ": replicas,
     "doctor --comm": comm,
     "fit": fits,
     "scale": scales,

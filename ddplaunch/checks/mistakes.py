@@ -170,6 +170,23 @@ def evaluation_on_one_rank(script: ScriptReport, launch: Launch) -> Findings:
         yield _told(found, f"only one rank calls the DistributedDataParallel `{name}`: `if {test}:`", why)
 
 
+def replicas_differ(script: ScriptReport, launch: Launch) -> Findings:
+    """The parameters of the model are not the same on all ranks.
+
+    DistributedDataParallel copies those of rank 0 to all when it wraps a model, and averages gradients from then on:
+    what one rank loads, initialises or multiplies by itself behind that stays on it, and the ranks train different
+    models. The script's source shows it before the run, sums over parameters at the ranks' third step do where it does
+    not. Remedy: the same on all ranks, or on rank 0 in front of the wrapper.
+    https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+    """
+    for found in _of("replicas-differ", script, launch):
+        name, _, test = found.detail.partition(" ")
+        why = "DistributedDataParallel has copied rank 0's parameters before, and copies none again: the ranks train "
+        why += "different models"
+        fix = f"`{found.corrected}` on all ranks, or on rank 0 before it is wrapped"
+        yield _told(found, f"only one rank loads parameters into `{name}`: `if {test}:`", why, fix)
+
+
 def file_of_all_ranks(script: ScriptReport, launch: Launch) -> Findings:
     """All ranks write a checkpoint to one path.
 

@@ -20,7 +20,7 @@ from ddplaunch.records.json_files import objects, read_object
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.values.words import count
-from ddplaunch.watch.sharing import Note, Plan, apart, group, same_gpu, unaveraged, undivided
+from ddplaunch.watch.sharing import Note, Plan, apart, group, replicas, same_gpu, unaveraged, undivided
 
 #: What a family of findings follows from: the notes of a node, how many ranks it has, the plan.
 Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
@@ -111,7 +111,7 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
     """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
     found: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
-    for family in (apart, unaveraged, group, same_gpu, rates, _among_ranks, batches, accumulation, undivided):
+    for family in (apart, unaveraged, group, same_gpu, replicas, rates, _among_ranks, batches, accumulation, undivided):
         try:
             found += family(notes, ranks, plan)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

@@ -51,6 +51,7 @@ WORDS = {
     "gradients-not-averaged": ("", "nothing averages their gradients"),
     "sampler-epoch-not-set": ("sampler train.py:9", "nothing calls `sampler.set_epoch`"),
     "collective-on-some-ranks": ("dist.barrier\nrank == 0\n", "only some ranks reach `dist.barrier`: `if rank == 0:`"),
+    "replicas-differ": ("model rank == 0", "only one rank loads parameters into `model`: `if rank == 0:`"),
     "evaluation-on-one-rank": ("model rank == 0", "only one rank calls the DistributedDataParallel `model`"),
     "file-of-all-ranks": ("'last.pt'", "all ranks save to one path, 'last.pt'"),
     "state-dict-prefixed": ("model", "the state of the wrapper `model`"),

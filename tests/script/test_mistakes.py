@@ -139,6 +139,13 @@ FIRES = [
         "evaluation-on-one-rank",
         {"step": "train(model, loader)\n        if rank == 0:\n            evaluate(model, loader)"},
     ),
+    (
+        "replicas-differ",
+        {
+            "wrap": GOOD["wrap"]
+            + '\n    if rank == 0:\n        model.module.load_state_dict(torch.load("a.pt", map_location="cpu"))'
+        },
+    ),
     ("collective-on-some-ranks", {"save": "if rank == 0:\n        joined(model)"}),
     ("collective-on-some-ranks", {"save": 'if int(os.environ["RANK"]) != 0:\n        return\n    joined(model)'}),
     ("file-of-all-ranks", {"save": 'torch.save(model.module.state_dict(), "last.pt")'}),

@@ -199,6 +199,11 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         "no-process-group: 2 ranks train, and none has joined a process group: these are 2 separate trainings",
     ),
+    "another model": (
+        [note(0, sums=[1.5, 20.0]), note(1, sums=[1.6, 20.0])],
+        {},
+        "replicas-differ: the model of rank 1 is not that of rank 0: after 3 steps the parameters differ",
+    ),
     "a process group that nothing uses": (
         both(ddp=False, exchanged=0),
         {},
@@ -253,6 +258,14 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "one step without": (both(ddp=False, exchanged=0, steps=1), {}),
     "one rank sends": ([note(0, ddp=False, exchanged=0), note(1, ddp=False, exchanged=1)], {}),
     "the same samples for all, and nothing sent": (both({**ALL_PLAIN}, ddp=False, exchanged=0), {}),
+    "the same model, rounded otherwise": ([note(0, sums=[1.5, 20.0]), note(1, sums=[1.501, 20.0])], {}),
+    "one rank's sums": ([note(0, sums=[1.5, 20.0]), note(1, sums=None)], {}),
+    "not a number": ([note(0, sums=[1.5, 20.0]), note(1, sums=[float("nan"), 20.0])], {}),
+    "a sharded optimizer": (
+        [note(rank, sums=[float(rank), 9.0], optimizer={"kind": "ZeroRedundancyOptimizer"}) for rank in range(2)],
+        {},
+    ),
+    "another step": ([note(0, sums=[1.5, 20.0]), note(1, sums=[2.5, 20.0], steps=2)], {}),
     "horovod": (both(process_group=None, ddp=False, others=["horovod"]), {}),
     "one of two has a group": ([note(0), note(1, process_group=None, ddp=False)], {}),
     "a note of another version": (both(optimizers=None, loaders=[{}], passes="?"), {}),

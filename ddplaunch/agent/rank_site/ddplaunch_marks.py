@@ -62,11 +62,23 @@ def _saying(found: Callable[[Any], None]) -> Callable[[Any], None]:
     return change
 
 
-def _say(found: Callable[[Any], None], module: Any) -> None:
+def _say(found: Callable[[Any], None], what: Any) -> None:
     try:
-        found(module)
+        found(what)
     except Exception:  # what is noted is a convenience, the training is not
         return
+
+
+class Noticed:
+    """Stands for a method of a class, and calls ``notice`` with each object on which it is looked up."""
+
+    def __init__(self, method: Any, notice: Callable[[Any], None]) -> None:
+        self._method, self._notice = method, notice
+
+    def __get__(self, one: Any, owner: Any = None) -> Any:
+        if one is not None:
+            _say(self._notice, one)
+        return self._method.__get__(one, owner)
 
 
 def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:

@@ -15,6 +15,14 @@ import os
 import sys
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
+if TYPE_CHECKING or __package__:
+    from ddplaunch.agent.rank_site.ddplaunch_marks import Noticed
+    from ddplaunch.agent.rank_site.ddplaunch_timeline import first_dimension, of_loader
+else:  # beside this file
+    from ddplaunch_marks import Noticed
+    from ddplaunch_timeline import first_dimension, of_loader
+
+    del sys.modules["ddplaunch_timeline"]
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -26,24 +34,10 @@ PATH = "DDPLAUNCH_OBSERVE"
 _STEPS = 4  # of the first optimizer; other optimizers are looked at meanwhile
 _WRITTEN_AT = (1, 2, _STEPS)  # a rank may end by `os._exit` at any time
 _MOST_STEPS = 64  # of all optimizers together
+_MOST_SUMMED = 64  # parameters, and values of each
 _MOST = 16  # optimizers, iterators and groups of parameters that are looked at
 #: What lets ranks work together without a process group of torch.
 _OTHERS = ("horovod", "mpi4py", "jax", "torch_xla", "bagua", "ray", "paddle")
-
-
-class _Noticed:
-    """Stands for a method of a class, and calls ``notice`` with each object on which it is looked up."""
-
-    def __init__(self, method: Any, notice: Callable[[Any], None]) -> None:
-        self._method, self._notice = method, notice
-
-    def __get__(self, one: Any, owner: Any = None) -> Any:
-        try:
-            if one is not None:
-                self._notice(one)
-        except Exception:  # a note less
-            return self._method.__get__(one, owner)
-        return self._method.__get__(one, owner)
 
 
 def begin(path: str, after_import: AfterImport) -> None:
@@ -91,6 +85,7 @@ class _Observer:
         self._passes = 0
         self._closure = False
         self._passes_of_steps: list[int] = []
+        self._sums: list[Any] = []  # of parameters, and when a GPU will have them
 
     def optimizers(self, module: Any) -> None:
         """Be told of every optimizer's steps; torch before 2.0 has no such hook."""
@@ -132,7 +127,7 @@ class _Observer:
 
     def _notice(self, kind: Any, name: str, notice: Callable[[Any], None]) -> None:
         method = kind.__dict__[name]
-        noticed = _Noticed(method, notice)
+        noticed = Noticed(method, notice)
         setattr(kind, name, noticed)
 
         def restore() -> None:
@@ -169,6 +164,8 @@ class _Observer:
             self._closure = self._closure or closure
             self._note_loaders()
             self._count_passes(optimizer)
+            if self._steps == _STEPS - 1:
+                self._sums = _sums([model for each in self._models if (model := each()) is not None])
         over = self._steps >= _STEPS or self._all_steps >= _MOST_STEPS
         if over or (id(optimizer) == self._main and self._steps in _WRITTEN_AT):
             self._write(over)
@@ -204,7 +201,7 @@ class _Observer:
                 continue
             if one.note is None:
                 iterator = one.reference()
-                one.note = {**_loader(iterator), "batches": []}
+                one.note = {**of_loader(iterator), "batches": []}
                 self._loaders = [*self._loaders, one.note][-_MOST:]
                 if one.note["batch_size"] is None:
                     self._look_into(iterator, one.note)
@@ -217,7 +214,7 @@ class _Observer:
         def look() -> Any:
             data = get()
             if not self._over:
-                note["first_dimension"] = _first_dimension(data)
+                note["first_dimension"] = first_dimension(data)
             return data
 
         iterator._next_data = look
@@ -275,6 +272,7 @@ class _Observer:
             "optimizers": list(self._optimizers.values()),
             "loaders": self._loaders,
             "forward": self._forward,
+            "sums": self._sums[0].tolist() if self._sums and all(each.query() for each in self._sums[1:]) else None,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "gpus": cuda.device_count() if (cuda := sys.modules["torch"].cuda).is_initialized() else 0,
             "passes": None if self._closure else self._passes_of_steps,
@@ -296,12 +294,45 @@ class _Entered:
         import torch
 
         if not torch.compiler.is_compiling() and model.training and torch.is_grad_enabled() and args:
-            size = _first_dimension(args)
+            size = first_dimension(args)
             if size not in self._found[:_MOST]:
                 self._found.append(size)
 
     def __reduce__(self) -> Any:  # a model that is copied or saved meanwhile takes what does nothing in its place
         return getattr, ({}, "get")
+
+
+def _sums(models: list[Any]) -> list[Any]:
+    """Return sums over parameters that all ranks share, and what says when a GPU has them; nothing where none does.
+
+    Two of each group of parameters: of its values and of their magnitudes, in double precision.
+    """
+    import torch
+
+    ranks = torch.distributed.get_world_size() if models else 0
+    if any(one.process_group.size() != ranks or getattr(one, "_comm_hooks", None) != [] for one in models):
+        return []  # what a hook sends instead of gradients may be anything
+    shared = [each for one in models for name, each in one.module.named_parameters() if _is_shared(one, name, each)]
+    shared = shared[:: len(shared) // _MOST_SUMMED + 1] + shared[-1:]
+    places = {each.device for each in shared}
+    on_gpu = {"cuda"} == {place.type for place in places}
+    if len(places) != 1 or (on_gpu and torch.cuda.is_current_stream_capturing()):
+        return []
+    with torch.no_grad():
+        some = torch.cat([each.as_strided((min(each.numel(), _MOST_SUMMED),), (1,)).double() for each in shared])
+        found = torch.stack([some.sum(), some.abs().sum()]).to("cpu", non_blocking=True)
+    if not on_gpu:
+        return [found]
+    reached: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    reached.record()
+    return [found, reached]
+
+
+def _is_shared(model: Any, name: str, parameter: Any) -> bool:
+    import torch
+
+    plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided and parameter.numel() > 0
+    return plain and parameter.requires_grad and name not in model.parameters_to_ignore
 
 
 def _compiled(model: Any) -> bool:
@@ -337,58 +368,6 @@ def _collectives() -> int | None:
         return int(sum(one._get_sequence_number_for_group() for one in groups))
     except Exception:
         return None
-
-
-def _loader(iterator: Any) -> dict[str, Any]:
-    """Return what is known of a DataLoader from its iterator, without calling anything of the script's."""
-    batches = iterator._index_sampler
-    collates = bool(iterator._auto_collation)
-    sampler = getattr(batches, "sampler", None) if collates else batches
-    size = getattr(batches, "batch_size", None) if collates else None
-    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
-        size = None
-    dataset = iterator._dataset  # of kind 1 if it is an IterableDataset; else its sampler has asked for its `len()`
-    counted = collates and not iterator._dataset_kind and hasattr(type(dataset), "__len__")
-    return {
-        "batch_size": size,
-        "first_dimension": None,
-        "sampler": _name(sampler),
-        "batch_sampler": _name(batches) if collates else None,
-        "replicas": _plain(getattr(sampler, "num_replicas", None)),
-        "replica": _plain(getattr(sampler, "rank", None)),
-        "dataset": _name(dataset),
-        "samples": _plain(len(dataset)) if counted else None,
-    }
-
-
-def _name(one: Any) -> str | None:
-    """Return a class by its name, torch's own with `torch.` before it."""
-    if one is None:
-        return None
-    kind = type(one)
-    return f"torch.{kind.__name__}" if kind.__module__.startswith("torch.utils.data") else kind.__name__
-
-
-def _plain(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _first_dimension(data: Any) -> int | None:
-    """Return the first dimension on which all tensors of a batch agree; the batch goes on whatever it is made of."""
-    found: set[int] = set()
-    left = [data]
-    try:
-        while left and len(found) < 2:
-            one = left.pop()
-            if isinstance(one, dict):
-                left += one.values()
-            elif isinstance(one, list | tuple):
-                left += one[:_MOST]
-            elif hasattr(one, "dim") and hasattr(one, "shape"):
-                found.add(int(one.shape[0]) if one.dim() else 0)
-    except Exception:  # a nested tensor has no shape
-        return None
-    return found.pop() if len(found) == 1 else None
 
 
 def _last_with_gradient(optimizer: Any) -> Any:

@@ -22,6 +22,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING or __package__:
+    from ddplaunch.agent.rank_site.ddplaunch_marks import Noticed
     from ddplaunch.agent.rank_site.ddplaunch_timeline import (
         BACKWARD,
         COMM,
@@ -41,6 +42,7 @@ if TYPE_CHECKING or __package__:
     )
 else:  # beside this file
     import ddplaunch_timeline
+    from ddplaunch_marks import Noticed
 
     globals().update({name: value for name, value in vars(ddplaunch_timeline).items() if not name.startswith("__")})
     del sys.modules["ddplaunch_timeline"]
@@ -158,7 +160,7 @@ class _Rank:
         import weakref
 
         kind = module.DistributedDataParallel
-        kind.__init__ = _Noticed(kind.__init__, lambda one: self._wrapped.append(weakref.ref(one)))
+        kind.__init__ = Noticed(kind.__init__, lambda one: self._wrapped.append(weakref.ref(one)))
 
     def collectives(self, _: Any) -> None:
         """Notice how long the script waits for collectives of its own."""
@@ -334,18 +336,6 @@ class _Rank:
             self._lines.close()
         except Exception:
             return
-
-
-class _Noticed:
-    """Stands for a method of a class, and calls ``notice`` with each object on which it is looked up."""
-
-    def __init__(self, method: Any, notice: Callable[[Any], None]) -> None:
-        self._method, self._notice = method, notice
-
-    def __get__(self, one: Any, owner: Any = None) -> Any:
-        if one is not None:
-            self._notice(one)
-        return self._method.__get__(one, owner)
 
 
 def _backend() -> str | None:

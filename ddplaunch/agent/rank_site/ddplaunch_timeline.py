@@ -1,4 +1,4 @@
-"""The phases of one thread's steps as they follow each other, and the file that they are written to.
+"""The phases of one thread's steps as they follow each other, the file that they are written to, and what loaders tell.
 
 Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch.
 
@@ -25,6 +25,7 @@ REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
 _AHEAD = 1024  # batches that are fetched before they are used
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
+_MOST_PARTS = 16  # of a batch that are looked at
 _DDP_EVERY_S = 0.2  # reading what DistributedDataParallel measured takes 0.08 ms
 
 
@@ -322,3 +323,55 @@ def of_epoch(iterator: Any) -> int | None:
     """Return how many samples a rank has in an epoch; None where nobody counts them ahead."""
     sampler: Any = getattr(iterator._index_sampler, "sampler", None)
     return len(sampler) if hasattr(sampler, "__len__") and not iterator._dataset_kind else None
+
+
+def of_loader(iterator: Any) -> dict[str, Any]:
+    """Return what is known of a DataLoader from its iterator, without calling anything of the script's."""
+    batches = iterator._index_sampler
+    collates = bool(iterator._auto_collation)
+    sampler = getattr(batches, "sampler", None) if collates else batches
+    size = getattr(batches, "batch_size", None) if collates else None
+    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
+        size = None
+    dataset = iterator._dataset  # of kind 1 if it is an IterableDataset; else its sampler has asked for its `len()`
+    counted = collates and not iterator._dataset_kind and hasattr(type(dataset), "__len__")
+    return {
+        "batch_size": size,
+        "first_dimension": None,
+        "sampler": _name(sampler),
+        "batch_sampler": _name(batches) if collates else None,
+        "replicas": _plain(getattr(sampler, "num_replicas", None)),
+        "replica": _plain(getattr(sampler, "rank", None)),
+        "dataset": _name(dataset),
+        "samples": _plain(len(dataset)) if counted else None,
+    }
+
+
+def _name(one: Any) -> str | None:
+    """Return a class by its name, torch's own with `torch.` before it."""
+    if one is None:
+        return None
+    kind = type(one)
+    return f"torch.{kind.__name__}" if kind.__module__.startswith("torch.utils.data") else kind.__name__
+
+
+def _plain(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def first_dimension(data: Any) -> int | None:
+    """Return the first dimension on which all tensors of a batch agree; the batch goes on whatever it is made of."""
+    found: set[int] = set()
+    left = [data]
+    try:
+        while left and len(found) < 2:
+            one = left.pop()
+            if isinstance(one, dict):
+                left += one.values()
+            elif isinstance(one, list | tuple):
+                left += one[:_MOST_PARTS]
+            elif hasattr(one, "dim") and hasattr(one, "shape"):
+                found.add(int(one.shape[0]) if one.dim() else 0)
+    except Exception:  # a nested tensor has no shape
+        return None
+    return found.pop() if len(found) == 1 else None

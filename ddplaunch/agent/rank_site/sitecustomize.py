@@ -265,7 +265,6 @@ def _take_part() -> None:
     marks, note, phases = (os.environ.pop(each, None) for each in wanted)
     import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
-    del sys.modules["ddplaunch_marks"]
     ddplaunch_marks.import_quickly("torch")
     if marks is not None:
         ddplaunch_marks.begin(marks)
@@ -280,6 +279,7 @@ def _take_part() -> None:
 
         del sys.modules["ddplaunch_observer"]
         ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
+    del sys.modules["ddplaunch_marks"]
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
     if restore(os.environ):
         register(ddplaunch_marks.count_work)

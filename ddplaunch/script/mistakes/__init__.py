@@ -22,6 +22,7 @@ _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     places.unaveraged,
     one_rank.collectives_of_some,
     one_rank.evaluated_on_one,
+    one_rank.changed_on_one,
     one_rank.written_by_all,
     loading.prefixed,
     loading.loaded_unprefixed,

@@ -208,6 +208,43 @@ def _calls(function: Function, name: str) -> bool:
     return any(isinstance(each, ast.Call) and each.func in nodes for each in ast.walk(function))
 
 
+def changed_on_one(training: Training) -> Iterator[Mistake]:
+    """Parameters that one rank alone loads into a model behind its wrapper, and trains with."""
+    if not training.wraps or not training.lacks(r"broadcast|_sync_|sync_param|\.scatter\("):
+        return
+    for call, part, guard in training.guarded:
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "load_state_dict":
+            continue
+        model = function.value.value if last(function.value) == "module" else function.value  # type: ignore[attr-defined]
+        wrapped = _is_wrapped(model, part, training)
+        known = training.flow.known.runs(call, part) and _has_all_ranks_out(call, part, training)
+        if wrapped and known and _trains_after(call, part, training):
+            yield mistake("replicas-differ", call, part, call_text(call), f"{ast.unparse(model)} {ast.unparse(guard)}")
+            return
+
+
+def _trains_after(node: ast.Call, part: ReachablePart, training: Training, depth: int = _FOLLOWED) -> bool:
+    """Return whether below ``node``, in its function, gradients are computed."""
+    return any(
+        call.lineno > node.lineno and _computes_gradients(call, part, training, depth)
+        for calls in training.inside(training.function(node, part)).calls.values()
+        for call in calls
+    )
+
+
+def _computes_gradients(call: ast.Call, part: ReachablePart, training: Training, depth: int) -> bool:
+    if last(call.func) == "backward":
+        return True
+    found = training.called(call, part) if depth else None
+    calls = training.inside(found[0]).calls if found is not None else {}
+    return any(
+        found is not None and _computes_gradients(inner, found[1], training, depth - 1)
+        for inside in calls.values()
+        for inner in inside
+    )
+
+
 # Anything in a condition or a path that may stand for one rank, or for a switch that only one rank has on.
 _ONE = re.compile(
     r"(?i)rank|main|master|primary|gpu|device|local|chief|lead|root|proc|dist|writer|logger|is_first|\bnode|save_?on"
