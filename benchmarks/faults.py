@@ -172,6 +172,10 @@ def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
         "\n\n`held out`, `unseen`: the first run of faults on which no rule had been mended. The others: after it.\n"
         "Of `fourth, unseen` three scripts were mended afterwards: two had not failed, one had waited until the "
         "benchmark ended it.\n"
+        "Of `sixth, unseen` nine expectations were mended after it was judged: a rank, a code and a word that were "
+        "too narrow, one log line that torch does not print, and words of five that a screen without the right advice "
+        "also held. With those it is 101 right, 2 confidently wrong, 104 ranks, 96 useful, none of the 17 healthy ones "
+        "taken for a failure.\n"
     )
     return "\n".join(lines) + sets
 
