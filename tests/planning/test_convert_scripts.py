@@ -76,6 +76,25 @@ CONVERTED = [
         "ddplaunch run 4 -- ${RUN_COMMAND} $X\n",
     ),
     ("eval torchrun t.py --x\n", "eval ddplaunch run 1 -- t.py --x\n"),
+    (
+        'C="torchrun --nproc_per_node 2 t.py --rule "cosine""\neval $C\n',
+        'C="torchrun --nproc_per_node 2 t.py --rule "cosine""\neval ddplaunch run 2 -- t.py --rule cosine\n',
+    ),
+    (
+        'C="python -m torch.distributed.launch --nproc_per_node 2 t.py"\n$C --x\n',
+        'C="python -m torch.distributed.launch --nproc_per_node 2 t.py"\n'
+        "ddplaunch run 2 -- t.py '--local-rank=${local_rank}' --x\n",
+    ),
+    ("$MAYBE torchrun t.py --x\n", "$MAYBE ddplaunch run 1 -- t.py --x\n"),
+    (
+        "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\nsrun -l python -u t.py --x\n",
+        "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\n"
+        'srun -l --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task=32 ddplaunch run 8 -- t.py --x\n',
+    ),
+    (
+        "#SBATCH --ntasks-per-node=8 # GPUs\nsrun --nodes=2 --ntasks=8 python t.py\n",
+        "#SBATCH --ntasks-per-node=8 # GPUs\nsrun --nodes=2 --ntasks-per-node=1 --ntasks=2 ddplaunch run 4 -- t.py\n",
+    ),
     ("xargs -n1 torchrun t.py < list\n", "xargs -n1 ddplaunch run 1 -- t.py < list\n"),
     ("torchx run -s local_cwd dist.ddp -j 1x4 --script t.py -- --x\n", "ddplaunch run 4 -- t.py --x\n"),
     (
@@ -103,6 +122,8 @@ def test_a_script(script: str, expected: str) -> None:
         ("mpirun -np 2 bash -c 'python t.py $OMPI_COMM_WORLD_RANK'\n", 1),
         ('x\nsrun -N 1 -n 2 bash -lc "python t.py \\${SLURM_PROCID}"\n', 2),
         ("for D in 1 2; do\n torchrun $D t.py\ndone\n", 2),
+        ('C="python -m torch.distributed.launch --nproc_per_node 2 t.py | tee log"\n\neval $C\n', 3),
+        ('C="deepspeed `pwd`/t.py --to \\"a b\\""\neval "$C"\n', 1),
         ("\ntorchrun --master_addr=<the address> --nnodes=2 t.py\n", 2),
         ('x\ntorchrun "$@"\n', 2),
         ('A=($1)\nA+=($2)\ntorchrun "${A[@]}"\n', 3),

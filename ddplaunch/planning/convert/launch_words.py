@@ -139,6 +139,8 @@ class LauncherPlace:
 def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
     """Return the innermost launcher of a line: torchrun of ``srun torchrun train.py``, srun of ``srun python``."""
     first = next((i for i, word in enumerate(words) if not assigns(word)), len(words))
+    while first + 1 < len(words) and _is_open(words[first]) and _launcher_at(words, first) is None:
+        first += 1  # `$WRAPPER torchrun …`: whatever it holds stays in front
     place = _launcher_at(words, first)
     if first < len(words) and (place is None or place.launcher in ("srun", "mpirun", "horovodrun")):
         if place is None and words[first].name not in WRAPPERS:
@@ -146,6 +148,11 @@ def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
         inner = (found for i in range(first + 1, len(words)) if (found := _launcher_at(words, i)) is not None)
         place = next(inner, place)
     return place
+
+
+def _is_open(word: Word) -> bool:
+    """Whether the word is a variable that may hold anything, also nothing."""
+    return word.value is None and not word.parts and not is_python(word) and bool(variable_of(word.source))
 
 
 def assigns(word: Word) -> bool:

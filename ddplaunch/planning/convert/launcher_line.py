@@ -31,16 +31,18 @@ _LOCAL = ("localhost", "127.0.0.1")
 ReadConfig = Callable[[str], "Mapping[str, str] | None"]
 
 
-def translate(words: Sequence[Word], config: ReadConfig | None = None) -> Translation | None:
+def translate(
+    words: Sequence[Word], config: ReadConfig | None = None, job: Mapping[str, Word] | None = None
+) -> Translation | None:
     """Return what ddplaunch says for a line, None if no launcher starts ranks in it.
 
-    ``config`` reads the files of ``--config_file``.
+    ``config`` reads the files of ``--config_file``; ``job`` are the sizes of the Slurm job around it.
     """
     place = find_launcher(words)
     if place is None:
         return None
     if place.launcher == "srun":
-        return step_of(words, place)
+        return step_of(words, place, job or {})
     line = LauncherLine("torchrun" if place.launcher == "torchx" else place.launcher, config or (lambda path: None))
     try:
         rest = line.read(line.of_app(words[place.options :]) if place.launcher == "torchx" else words[place.options :])

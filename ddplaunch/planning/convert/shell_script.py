@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,21 @@ from ddplaunch.planning.convert.launch_words import (
     variable_of,
 )
 from ddplaunch.planning.convert.launcher_line import ReadConfig, translate
-from ddplaunch.planning.convert.launcher_options import PROGRAMS, named_in
-from ddplaunch.planning.convert.translation import Note, ReadSourced, Site, Sourcing, Translation, incomplete, walk
+from ddplaunch.planning.convert.launcher_options import named_in
+from ddplaunch.planning.convert.translation import (
+    Note,
+    ReadSourced,
+    Site,
+    Sourcing,
+    Translation,
+    incomplete,
+    lines_naming,
+    named,
+    of_interpreter,
+    plain_text,
+    sizes_of_job,
+    walk,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -32,11 +45,10 @@ _SKIPPED = ("heredoc_body", "file_redirect", "heredoc_redirect", "herestring_red
 CARRIAGE_RETURNS = Note("lines that end in CR LF", "bash takes the carriage return for a part of the last word")
 _UNPARSED = Note("the shell's grammar does not take it", "the lines around it are not a complete command")
 _ELSEWHERE = Note("a launch in the text of another program", "only what a shell runs is read")
-_OTHERS = re.compile(r"(.*/)?(python|perl|ruby|node|julia|Rscript)[\d.]*")
-_BETWEEN = re.compile(rb"[\s\"'(),\[\]]+")
 _BLANK = re.compile(r"<[\w -]+>")
 _ALL = ('"$@"', "$@", '"$*"', "$*")
-_PROGRAMS = frozenset(name.encode() for name in (*PROGRAMS, "accelerate"))
+_VARIABLE = "it stands in a variable"
+_QUOTED_TWICE = Note("`eval` of a variable", "the command of ddplaunch needs quotes there, which `eval` takes away")
 _QUOTES = "'\"\\`"
 
 
@@ -79,35 +91,34 @@ class _Reader:
         line: int,
         quote: str = "",
         sourcing: Sourcing = Sourcing(),  # noqa: B008 - it is frozen
+        job: Mapping[str, Word] | None = None,
     ) -> None:
         self.data, self.config, self.offset, self.line, self.quote = data, config, offset, line, quote
-        self.sourcing = sourcing
+        self.sourcing, self.job = sourcing, sizes_of_job(data) if job is None else job
         self.root = _parser().parse(data).root_node
         self.assigned: dict[str, list[Node]] = {}
         self.commands: list[Node] = []
         self.others: list[Node] = []
         for node in walk(self.root):
-            if node.type == "variable_assignment" and (name := node.child_by_field_name("name")) is not None:
-                self.assigned.setdefault(self.text(name), []).append(node)
+            if node.type == "variable_assignment" and (name := named(node)):
+                self.assigned.setdefault(name, []).append(node)
             elif node.type == "command":
                 self.commands.append(node)
             elif node.type in ("for_statement", "heredoc_body", "ERROR"):
                 self.others.append(node)
-        self.loops = {
-            self.text(name) for node in self.others if (name := node.child_by_field_name("variable")) is not None
-        }
+        self.loops = {named(node, "variable") for node in self.others}
         self.sourced: dict[str, list[tuple[int, _Reader]]] = {}
         self.asides: list[Site] = []
+        self.put_in: set[str] = set()  # variables whose uses become what they hold
         for node in self.commands if sourcing.read is not None else ():
             self._source(node, sourcing.read)
 
     def _source(self, node: Node, read: ReadSourced | None) -> None:
         """Take the variables of a file that ``source FILE`` or ``. FILE`` reads."""
-        name = node.child_by_field_name("name")
         path = node.child_by_field_name("argument")
-        if name is None or path is None or self.text(name) not in ("source", ".") or read is None:
+        if path is None or named(node) not in ("source", ".") or read is None:
             return
-        literal = self._literal(path)
+        literal = plain_text(path)
         data = None if literal is None else read(literal)
         if literal is None or data is None or b"\0" in data:
             return
@@ -135,35 +146,34 @@ class _Reader:
     def sites(self) -> Iterator[Site]:
         yield from self.asides
         taken: set[int] = set()
-        for nodes in self.assigned.values():
+        left: list[tuple[str, Site]] = []
+        for name, nodes in self.assigned.items():
             for node in nodes:
                 site = self._in_definition(node)
-                if site is not None:
+                if site is not None and site.replacement:
                     yield site
-                    if site.replacement:
-                        taken.add(node.start_byte)
+                    taken.add(node.start_byte)
+                elif site is not None:
+                    left.append((name, site))
         values = (self.data[node.start_byte : node.end_byte] for nodes in self.assigned.values() for node in nodes)
         held = bool(self.sourced) or any(map(named_in, values))  # a variable may be, or hold, a launcher
         for node in self.commands:
             text = self.data[node.start_byte : node.end_byte]
             if named_in(text) or (held and b"$" in text):
                 yield from self._in_command(node, taken)
+        yield from (site for name, site in left if name not in self.put_in)
         for node in self.others:
             if node.type == "heredoc_body":
                 inside = list(self._inside(node.start_byte, node.end_byte, ""))
-                yield from inside or self._lines_naming(node, _ELSEWHERE, _is_program(node, self))
+                yield from inside or (self._lines_naming(node, _ELSEWHERE) if of_interpreter(node) else ())
             elif node.type == "ERROR":
-                yield from self._lines_naming(node, _UNPARSED, True)
+                yield from self._lines_naming(node, _UNPARSED)
 
-    def _lines_naming(self, node: Node, note: Note, looked_at: bool) -> Iterator[Site]:
+    def _lines_naming(self, node: Node, note: Note) -> Iterator[Site]:
         """Yield the lines of a text that name a launcher, which stay."""
-        data = self.data[node.start_byte : node.end_byte] if looked_at else b""
-        for number, line in enumerate(data.splitlines() if named_in(data) else ()):
-            words = _BETWEEN.split(line.partition(b"#")[0])
-            if any(word.rpartition(b"/")[2] in _PROGRAMS or word.startswith(b"torch.distributed.") for word in words):
-                text = line.strip().decode("utf-8", "replace")
-                at = self.line + node.start_point[0] + number
-                yield Site(at, text, Translation("", 0, unknown=(note,)), aside=note is _ELSEWHERE)
+        for number, text in lines_naming(self.data[node.start_byte : node.end_byte]):
+            at = self.line + node.start_point[0] + number
+            yield Site(at, text, Translation("", 0, unknown=(note,)), aside=note is _ELSEWHERE)
 
     def _in_command(self, node: Node, taken: set[int]) -> Iterator[Site]:
         children = [child for child in node.children if child.type not in _SKIPPED and child.is_named]
@@ -179,14 +189,15 @@ class _Reader:
             yield from sites
             if sites or (bare[0].name in _SHELLS and (inner or bare[0].name != "eval")):
                 return
-        if shells and bare[0].name == "eval":
+        evaluated, held = bool(shells) and bare[0].name == "eval", ""
+        if evaluated:
             words = words[words.index(bare[0]) + 1 :]
             bare = bare[1:]
         places = self.assigned.get(variable_of(bare[0].source), ()) if bare else ()
         if bare and bare[0].parts and not taken.intersection(each.start_byte for each in places):
-            first = words.index(bare[0])
+            first, held = words.index(bare[0]), variable_of(bare[0].source)
             words[first : first + 1] = bare[0].parts
-        said = translate(words, self.config)
+        said = translate(words, self.config, self.job)
         if said is None:
             return
         redirected = node.parent is not None and node.parent.type == "redirected_statement"
@@ -195,7 +206,12 @@ class _Reader:
         if blank is not None:
             note = Note(f"`{blank[0]}`", "a shell reads and writes files there: put what is meant in its place first")
             said = Translation(said.launcher, said.start, unknown=(note,))
-        yield self._site(node, words, self._as_called(node, said))
+        site = self._site(node, words, self._as_called(node, said))
+        if site.replacement and held:
+            if evaluated and set(site.replacement.decode("utf-8", "replace")) & set(_QUOTES):
+                site = Site(site.line, site.text, Translation(said.launcher, 0, unknown=(_QUOTED_TWICE,)))
+            self.put_in.add(held)
+        yield site
 
     def _as_called(self, node: Node, said: Translation) -> Translation:
         """Look at the calls of the function around a launch of ``"$@"``: they tell whether options are in it."""
@@ -203,17 +219,16 @@ class _Reader:
         while around is not None and around.type != "function_definition":
             around = around.parent
         unsure = [note for note in said.unknown if note.what.strip("`").removeprefix("what `").startswith(_ALL)]
-        name = around.child_by_field_name("name") if around is not None else None
-        if name is None or not unsure:
+        if around is None or not unsure:
             return said
-        named = ((each, each.child_by_field_name("name")) for each in self.commands)
-        calls = [each for each, own in named if own is not None and self.text(own) == self.text(name)]
+        name = named(around)
+        calls = [each for each in self.commands if named(each) == name]
         firsts = [self.word(first) for each in calls if (first := each.child_by_field_name("argument")) is not None]
         options = [word for word in firsts if option_of(word)[0]]
         if options or any(word.value is None or not word.value.endswith(".py") for word in firsts) or not calls:
             if not options:
                 return said
-            why = f"`{self.text(name)}` is called with options of the launcher, `{options[0].source}`"
+            why = f"`{name}` is called with options of the launcher, `{options[0].source}`"
             return Translation(
                 said.launcher, said.start, unknown=(Note(unsure[0].what.removeprefix("what ").partition(" ")[0], why),)
             )
@@ -230,26 +245,29 @@ class _Reader:
             note = Note("it stands in a quoted text with backslashes", "what the inner shell gets is not this text")
             yield Site(line, text.decode("utf-8", "replace").strip(), Translation("", 0, unknown=(note,)))
             return
-        yield from _Reader(text, self.config, self.offset + start, line, quote or self.quote).sites()
+        yield from _Reader(text, self.config, self.offset + start, line, quote or self.quote, job=self.job).sites()
 
     def _in_definition(self, node: Node) -> Site | None:
         """``CMD="torchrun …"`` and ``CMD=(torchrun …)``: the definition changes, its uses stay."""
         value = node.child_by_field_name("value")
         if value is None or not named_in(self.data[value.start_byte : value.end_byte]):
             return None
-        words = list(self._words_of(value) or ())
+        words = self._words_of(value)
+        if words is None:
+            return self._in_quotes(node, value)
         place = find_launcher(words)
         if place is None or words[place.start].span is None:
             return None
         added = None
-        if not self._has_target(words):
-            name = _variable_of(node, self)
+        said = translate(words, self.config)
+        if said is not None and not said.words and said.unknown[0].what.endswith("without a script"):
+            name = named(node)
             if self._options_follow(name):
                 note = Note("the launcher alone, in a variable", "options follow where the variable is used")
                 return Site(self.line + node.start_point[0], self.text(node), Translation("", 0, unknown=(note,)))
             added = known("train.py")  # whatever follows the variable
             words.append(added)
-        said = translate(words, self.config)
+            said = translate(words, self.config)
         if said is None:
             return None
         if added is not None and said.words:
@@ -260,22 +278,31 @@ class _Reader:
         site = self._site(node, words, said, within=value)
         quotes = set(site.replacement.decode("utf-8", "replace")) & set(_QUOTES) if value.type != "array" else set()
         if quotes:
-            note = Note(
-                "it stands in a variable", "the command of ddplaunch needs quotes there, which a variable keeps"
-            )
+            note = Note(_VARIABLE, "the command of ddplaunch needs quotes there, which a variable keeps")
             return Site(site.line, site.text, Translation("", 0, unknown=(note,)))
         return site
 
-    def _has_target(self, words: Sequence[Word]) -> bool:
-        said = translate(words, self.config)
-        return not (said is not None and not said.words and said.unknown[0].what.endswith("without a script"))
+    def _in_quotes(self, node: Node, value: Node) -> Site | None:
+        """A launch with quotes or commands in it, in a variable that is run: it stays, and is said to."""
+        text = self.text(value).replace('"', "").encode("utf-8", "surrogateescape")
+        if not self._runs(named(node)) or all(site.aside for site in _Reader(text, self.config, 0, 1).sites()):
+            return None
+        note = Note(_VARIABLE, "quotes or commands are in its value, which is not taken apart")
+        return Site(self.line + node.start_point[0], self.text(node), Translation("", 0, unknown=(note,)))
+
+    def _runs(self, name: str) -> bool:
+        """Return whether a command of the script is the variable, or a shell that is given it."""
+        firsts = ([self.word(each) for each in node.named_children[:3]] for node in self.commands)
+        return any(
+            name in (variable_of(word.source) for word in words)
+            and (words[0].name in _SHELLS or variable_of(words[0].source) == name)
+            for words in firsts
+        )
 
     def _options_follow(self, name: str) -> bool:
-        for spelled in (f"${name}", f"${{{name}}}", f"${{{name}[@]}}"):
-            for part in self.data.decode("utf-8", "replace").split(spelled)[1:]:
-                if part.lstrip('" \t\\\n').startswith("-"):
-                    return True
-        return False
+        text, spellings = self.data.decode("utf-8", "replace"), (f"${name}", f"${{{name}}}", f"${{{name}[@]}}")
+        behind = (part.lstrip('" \t\\\n') for spelled in spellings for part in text.split(spelled)[1:])
+        return any(each.startswith("-") for each in behind)
 
     def _site(self, node: Node, words: list[Word], said: Translation, within: Node | None = None) -> Site:
         line = self.line + (within or node).start_point[0]
@@ -285,7 +312,7 @@ class _Reader:
         begin = words[said.start].span
         last = next((word.span for word in reversed(words) if word.span is not None), None)
         if begin is None:  # the launcher came out of a variable
-            first = next(child for child in node.children if child.type == "command_name")
+            first = next(child for child in node.named_children if self.word(child).parts)
             begin = (first.start_byte, first.end_byte)
         kept = len(said.words)
         following = len(words)
@@ -314,7 +341,7 @@ class _Reader:
         """Return a word as it is typed, with what it is as far as the script says."""
         inner = node.children[0] if node.type == "command_name" and node.children else node
         source, span = self.text(node), (node.start_byte, node.end_byte)
-        text = self._literal(inner)
+        text = plain_text(inner)
         if text is not None:
             return Word(source, text, span=span)
         name = variable_of(source)
@@ -326,23 +353,9 @@ class _Reader:
         parts = tuple(Word(each.source, each.text, each.constant, each.parts) for each in defined.words)
         return Word(source, None, single, parts if several and single is None else (), span)
 
-    def _literal(self, node: Node) -> str | None:
-        """Return the text of a word without variables, None for any other."""
-        kind, source = node.type, self.text(node)
-        if kind in ("word", "number", "variable_assignment") and not set(source) & set("$`'\"*?[~"):
-            return source.replace("\\\n", "").replace("\\", "")
-        if kind == "raw_string":
-            return source[1:-1]
-        if kind == "string" and not set(source[1:-1]) & set("$`\\"):
-            return source[1:-1]
-        if kind == "concatenation":
-            parts = [self._literal(child) for child in node.children]
-            return None if None in parts else "".join(filter(None, parts))
-        return None
-
     def _definition(self, name: str, use: int) -> Definition | None:
         """Return the value of a variable that the script sets once, before ``use``, without any condition."""
-        nodes, others = self.assigned.get(name, []), self._sourced_before(name, use)
+        nodes, others = self.assigned.get(name, []), [each for each in self.sourced.get(name, ()) if each[0] < use]
         if len(nodes) + len(others) != 1 or name in self.loops:
             return None
         if others:
@@ -370,30 +383,16 @@ class _Reader:
                 return None
         return Definition(tuple(words), uses, node.start_byte, value.type != "array")
 
-    def _sourced_before(self, name: str, use: int) -> list[tuple[int, _Reader]]:
-        return [each for each in self.sourced.get(name, ()) if each[0] < use]
-
     def _words_of(self, value: Node) -> list[Word] | None:
         """Return the words that a value is split into where it is used without quotes."""
         if value.type == "array":
             return [self.word(child) for child in value.children if child.is_named and child.type != "comment"]
         if value.type not in ("string", "raw_string"):
-            text = self._literal(value)
-            return [Word(self.text(value), text, span=(value.start_byte, value.end_byte))] if text is not None else None
+            text = plain_text(value)
+            if text is None or len(text.split()) > 1:  # of several, the use changes
+                return None if text is None else [known(each) for each in text.split()]
+            return [Word(self.text(value), text, span=(value.start_byte, value.end_byte))]
         source = self.text(value)[1:-1]
         if set(source.replace("\\\n", "  ")) & set(_QUOTES) or "$(" in source:
             return None
         return list(split(source, value.start_byte + 1, value.type == "string"))
-
-
-def _variable_of(node: Node, reader: _Reader) -> str:
-    name = node.child_by_field_name("name")
-    return reader.text(name) if name is not None else ""
-
-
-def _is_program(body: Node, reader: _Reader) -> bool:
-    """Whether a here-document is what an interpreter other than a shell reads."""
-    statement = body.parent.parent if body.parent is not None else None
-    command = statement.child_by_field_name("body") if statement is not None else None
-    name = command.child_by_field_name("name") if command is not None else None
-    return name is not None and _OTHERS.fullmatch(reader.text(name)) is not None

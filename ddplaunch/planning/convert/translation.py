@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.planning.convert.launch_words import (
@@ -16,6 +16,7 @@ from ddplaunch.planning.convert.launch_words import (
     known,
     option_of,
 )
+from ddplaunch.planning.convert.launcher_options import PROGRAMS, named_in
 from ddplaunch.planning.script_numbers.handed_out import as_literal
 from ddplaunch.values.frozen import dataclass
 
@@ -87,6 +88,25 @@ def walk(root: Node) -> Iterator[Node]:
         pending += reversed(node.children)
 
 
+def named(node: Node, field: str = "name") -> str:
+    """Return the text of a part of a node, "" where it has none."""
+    part = node.child_by_field_name(field)
+    return (part.text or b"").decode("utf-8", "surrogateescape") if part is not None else ""
+
+
+def plain_text(node: Node) -> str | None:
+    """Return what a shell makes of a word without variables, None for any other."""
+    kind, source = node.type, (node.text or b"").decode("utf-8", "surrogateescape")
+    if kind in ("word", "number", "variable_assignment") and not set(source) & set("$`'\"*?[~"):
+        return source.replace("\\\n", "").replace("\\", "")
+    if kind == "raw_string" or (kind == "string" and not set(source[1:-1]) & set("$`\\")):
+        return source[1:-1]
+    if kind == "concatenation":
+        parts = [plain_text(child) for child in node.children]
+        return None if None in parts else "".join(filter(None, parts))
+    return None
+
+
 def incomplete(root: Node) -> Iterator[Site]:
     """Yield the first lines of a script that are no whole commands to the grammar, which knows less than bash."""
     text = (root.text or b"").rstrip()
@@ -101,6 +121,28 @@ def incomplete(root: Node) -> Iterator[Site]:
             why = "no complete command for the grammar that scripts are read with; `bash -n` says whether it is one"
             yield Site(first, "", Translation("", 0, unknown=(Note(what, why),)), aside=True)
             return
+
+
+_OTHERS = re.compile(r"(.*/)?(python|perl|ruby|node|julia|Rscript)[\d.]*")
+
+
+def of_interpreter(body: Node) -> bool:
+    """Whether a here-document is what an interpreter other than a shell reads."""
+    statement = body.parent.parent if body.parent is not None else None
+    command = statement.child_by_field_name("body") if statement is not None else None
+    return command is not None and _OTHERS.fullmatch(named(command)) is not None
+
+
+_BETWEEN = re.compile(rb"[\s\"'(),\[\]]+")
+_PROGRAMS = frozenset(name.encode() for name in (*PROGRAMS, "accelerate"))
+
+
+def lines_naming(text: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text that name a launcher, with their numbers from 0."""
+    for number, line in enumerate(text.splitlines() if named_in(text) else ()):
+        words = _BETWEEN.split(line.partition(b"#")[0])
+        if any(word.rpartition(b"/")[2] in _PROGRAMS or word.startswith(b"torch.distributed.") for word in words):
+            yield number, line.strip().decode("utf-8", "replace")
 
 
 def changed(data: bytes, sites: Sequence[Site]) -> bytes:
@@ -196,6 +238,21 @@ _SIZES = {
 _OPTIONS_KEPT = re.compile(r"\"?\$\{?\w*(?:ARG|OPT|FLAG)S?(?:_\w*)?(?::-)?\}?\"?", re.IGNORECASE)
 
 
+def sizes_of_job(script: bytes) -> dict[str, Word]:
+    """Return the sizes that ``#SBATCH`` lines say, which are those of every step that says none itself.
+
+    https://slurm.schedmd.com/sbatch.html: they end at the first line that is neither a comment nor empty.
+    """
+    sizes: dict[str, Word] = {}
+    for line in script.decode("utf-8", "replace").splitlines():
+        if line.startswith("#SBATCH"):
+            words = line.removeprefix("#SBATCH").split("#")[0].split()
+            sizes.update(sizes_and_rest([Word(word, word) for word in words])[0])
+        elif line.strip() and not line.startswith("#"):
+            break
+    return sizes
+
+
 def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], list[Word]]:
     """Return the sizes that options of srun or sbatch say, the other options, and the words behind the options."""
     sizes: dict[str, Word] = {}
@@ -221,12 +278,19 @@ def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], 
     return sizes, kept, list(words[at:])
 
 
-def step_of(words: Sequence[Word], place: LauncherPlace) -> Translation | None:
+def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]) -> Translation | None:
     """Return ``srun --ntasks-per-node=1 … ddplaunch run K -- …`` for a step of K tasks a node.
 
-    None where the line does not say that there are several: a step may be anything.
+    None where neither the line nor, for a program of Python, its ``job`` says that there are several: a step may be
+    anything.
     """
     sizes, kept, rest = sizes_and_rest(words[place.options :])
+    if not {"--ntasks", "--ntasks-per-node"} & sizes.keys():
+        of_job = job.get("--ntasks-per-node")
+        if of_job is None or of_job.text == "1" or not rest or not is_python(rest[0]):
+            return None
+        own = {name: size for name, size in job.items() if name not in ("--ntasks", "--nodes")}
+        sizes = {**own, **sizes}
     try:
         tasks, nodes = _tasks(sizes)
         if tasks is None or not rest:
