@@ -54,9 +54,17 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):
         free = (*_with(own, "--master-port", None), *behind)
         return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
-    if code == "segmentation-fault" and not dumped and not _sets(facts, "PYTHONFAULTHANDLER"):
-        return (f"where in Python it was: `{shlex.join((*own, '--env', 'PYTHONFAULTHANDLER=1', *behind))}`",)
-    return ()
+    if code == "missing-rank-environment":
+        return ("the ranks have them; hand them on to what they start: `env={**os.environ, …}`, `--export=ALL`",)
+    return _of_crash(own, behind, facts, dumped) if code == "segmentation-fault" else ()
+
+
+def _of_crash(own: tuple[str, ...], behind: tuple[str, ...], facts: RunFacts, dumped: bool) -> tuple[str, ...]:
+    if any("TORCH_DISTRIBUTED_DEBUG=DETAIL" in word for word in own):
+        return ("without TORCH_DISTRIBUTED_DEBUG=DETAIL: some versions of torch crash with it under DDP on CPUs",)
+    if dumped or _sets(facts, "PYTHONFAULTHANDLER"):
+        return ()
+    return (f"where in Python it was: `{shlex.join((*own, '--env', 'PYTHONFAULTHANDLER=1', *behind))}`",)
 
 
 def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> tuple[str, ...]:

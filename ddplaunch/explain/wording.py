@@ -17,7 +17,7 @@ from ddplaunch.explain.command_fixes import (
     who_asked,
 )
 from ddplaunch.explain.decide.candidates import NOISE
-from ddplaunch.explain.decide.collectives import Stuck, uneven
+from ddplaunch.explain.decide.collectives import uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
 from ddplaunch.explain.decide.recorded import aborted_when_through, bus_error
@@ -29,16 +29,14 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ddp import OF_MESSAGES
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER, OF_EXCEPTIONS
 from ddplaunch.explain.signatures.signature import Signature, Tier
-from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER, TOGETHER, left_early
-from ddplaunch.values.words import SIGNALS, ranks_text, signal_name
+from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, left_early, waiting_words
+from ddplaunch.values.words import SIGNALS, signal_name
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
 _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
 _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
-_STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
-_P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
 
 _SINGLE = "run once with `num_workers=0`: what ends the worker then shows in the rank"
 _LOST_WORKER = (
@@ -50,9 +48,14 @@ _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
+_OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
-_GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`df -h \.|`--master-port|py-spy dump")
+_GENERAL = re.compile(
+    r"start the script with a launcher|in a notebook or test"
+    r"|`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`df -h \.|`--master-port|py-spy dump"
+)
+_NO_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _QUOTED = 160  # characters of a rank's last words in one line
 _WIDEST = 300  # characters of a line that is evidence
@@ -87,6 +90,8 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
+    if raised is not None and raised.type in _NO_SYNTAX and (place := _unparsed(line, scanned)):
+        words = words._replace(what=f"{words.what}: {place}")
     return Diagnosis(
         cause.code,
         _certainty(cause),
@@ -99,6 +104,15 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         raised,
         cause.calls,
     )
+
+
+def _unparsed(text: str, scanned: Scanned) -> str:
+    """Return the line that Python could not parse, where it is none of the script's own files."""
+    parts = (part for each in scanned.tracebacks for part in each.parts if part.line.text == text and part.frames)
+    part = next(parts, None)
+    if part is None or not part.frames[-1][0].startswith("<"):
+        return ""
+    return f"line {part.frames[-1][1]} of it is `{part.sources[-1]}`" if part.sources[-1] else ""
 
 
 def filled(template: str, groups: Mapping[str, str]) -> str:
@@ -134,15 +148,16 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
         return _bare_exit(cause, cause.ended, facts)
     if candidate is None:
         return _unknown(cause)
-    words = _stuck(cause, cause.stuck) if cause.stuck is not None and cause.stuck.waited else None
-    if words is not None:
-        return words
+    waits = cause.stuck if cause.stuck is not None and cause.stuck.waited else None
+    told = waits and waiting_words(cause.code, cause.rank, cause.mismatched, waits, uneven(waits))
+    if told:
+        return _Words(*told)
     if candidate.signature is None:
         assert candidate.raised is not None
         return _exception(cause, candidate.raised)
     signature = candidate.signature
-    if candidate.code == "rendezvous-failed" and (told := never_launched(candidate.groups, facts)) is not None:
-        return _Words(*told, nobody=True)
+    if candidate.code == "rendezvous-failed" and (never := never_launched(candidate.groups, facts)) is not None:
+        return _Words(*never, nobody=True)
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     words = _of_signature(signature, candidate.groups)
@@ -334,7 +349,14 @@ def _unknown(cause: RootCause) -> _Words:
             "the process that raised it lost another one, or repeats what a library printed elsewhere",
             (f"`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO`; {_DMESG}", *own),
         )
-    if any(hit.signature.code not in NOISE for hit in cause.echoes):
+    spoken = [hit for hit in cause.echoes if hit.signature.code not in NOISE]
+    if spoken and all(_OF_CUDA.search(hit.line.text) for hit in spoken):
+        return _Words(
+            "a call to CUDA failed in NCCL, and no line says which",
+            "NCCL's summary is all that stands here; a line `NCCL WARN Cuda failure …` has the call and its error",
+            ("`--nccl-debug INFO`, or the output of the other ranks: that line is in it", _RECORD),
+        )
+    if spoken:
         return _Words(
             "ranks lost their connection to another one, and that one says nothing here",
             "these lines are printed by survivors; the cause is in the log of the rank or host that they lost",
@@ -351,47 +373,3 @@ def _unknown(cause: RootCause) -> _Words:
         "no error, no exit status and no sign of completion: it still runs, hangs, or was cut off",
         ("`py-spy dump --pid PID` for every rank while it hangs; else the exit status and " + _DMESG, _RECORD),
     )
-
-
-def _stuck(cause: RootCause, found: Stuck) -> _Words | None:
-    """Return the words for ranks that waited for each other, None where the signature's own say as much."""
-    first = found.waited[0]
-    waiting = ranks_text([each.rank for each in found.waited])
-    if cause.code == "collective-mismatch":
-        return _mismatch(cause, found)
-    if cause.code == "gpu-p2p-broken":
-        return _Words(
-            f"all {len(found.waited)} ranks hang in their first collective ({first.described})",
-            "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
-            (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
-        )
-    if cause.code == "collective-timeout" and cause.rank is not None and cause.rank in found.absent:
-        at = f", at {first.frame}" if first.frame else ""
-        return _Words(
-            f"rank {cause.rank} did not come to {first.described}; {waiting} waited in vain{at}",
-            "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
-            (f"look at what rank {cause.rank} did last", _STACKS, EQUAL_BATCHES),
-        )
-    return None
-
-
-def _mismatch(cause: RootCause, found: Stuck) -> _Words | None:
-    why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
-    if cause.mismatched is not None:
-        first, other = cause.mismatched
-        own, others = (
-            f"{each.described} (from {each.frame})" if each.frame else each.described for each in (first, other)
-        )
-        what = f"rank {first.rank} waited in {own}, rank {other.rank} in {others}"
-        detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
-        return _Words(what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
-    if found.left and cause.rank is not None:
-        waiting = ranks_text([each.rank for each in found.waited])
-        what = f"rank {cause.rank} was done while {waiting} still waited in {found.waited[0].described}"
-        return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))
-    if (apart := uneven(found)) is None:
-        return None
-    least, most = apart
-    fewest, more = found.enqueued[least], found.enqueued[most]
-    what = f"rank {least} had started {fewest} collectives when rank {most} had started {more}"
-    return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))

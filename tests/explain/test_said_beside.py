@@ -69,3 +69,66 @@ def test_an_abort_after_the_end_of_the_program_is_called_so() -> None:
     assert recorded((ABORTED, end), ("", told(0))).code == "aborted"
     noted = recorded((raised(None, "KeyError: 'bird'") + ABORTED, end), ("", told(0)))
     assert noted.code == "script-exception"
+
+
+def test_a_known_failure_of_a_started_program_is_the_cause() -> None:
+    """The rank that started it only tells of its end; what is far above belongs to something else."""
+    no_rank = raised(None, "ValueError: environment variable RANK expected, but not set", "/home/kim/child.py")
+    failed = "subprocess.CalledProcessError: Command '['python', 'child.py']' returned non-zero exit status 1."
+    found = recorded((no_rank + "\n" + raised(None, failed), ended(1, 1)), ("", told(0)))
+    assert (found.code, found.rank) == ("missing-rank-environment", 1)
+    far = recorded((no_rank + "step 1\n" * 20 + raised(None, failed), ended(1, 1)), ("", told(0)))
+    assert far.code == "script-exception"
+
+
+def test_what_cleans_up_behind_an_exception_is_not_the_cause() -> None:
+    def chain(first: str, second: str, function: str) -> str:
+        later = raised(None, second).replace("in main", f"in {function}")
+        return raised(None, first) + "\nDuring handling of the above exception, another exception occurred:\n\n" + later
+
+    closing = chain(
+        "KeyError: 'pixel_values'", "AttributeError: 'NoneType' object has no attribute 'close'", "__exit__"
+    )
+    assert diagnosed(closing).what.startswith("KeyError: 'pixel_values' at train.py:31")
+    looked_up = chain("KeyError: 'pixel_values'", "ValueError: no column of pixels", "load")
+    assert diagnosed(looked_up).what.startswith("ValueError: no column of pixels")
+
+
+def test_the_line_that_does_not_parse_is_quoted_where_it_is_in_no_file() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/home/kim/train.py", line 31, in main\n    exec(text)\n'
+        '  File "<string>", line 2\n    learning_rate = 6e-4,,\n                   ^\nSyntaxError: invalid syntax\n'
+    )
+    assert diagnosed(text).what == (
+        "SyntaxError: invalid syntax at train.py:31 in main: line 2 of it is `learning_rate = 6e-4,,`"
+    )
+
+
+def test_a_summary_of_nccl_about_cuda_is_no_lost_connection() -> None:
+    text = raised(1, "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled cuda error") + (
+        "[rank1]: ncclUnhandledCudaError: Call to CUDA function failed.\n"
+    )
+    assert diagnosed(text).what == "a call to CUDA failed in NCCL, and no line says which"
+
+
+def test_a_gpu_that_is_lost_explains_a_launch_that_failed() -> None:
+    failed = raised(3, "RuntimeError: CUDA error: unspecified launch failure")
+    assert "compute-sanitizer" in diagnosed(failed).fixes[0]
+    found = diagnosed(failed + "Unable to determine the device handle for GPU3: GPU is lost.  Reboot the system\n")
+    assert (found.code, found.rank) == ("gpu-fault", 3) and "GPU is lost" in found.what and "reboot" in found.fixes[0]
+
+
+def test_of_a_rank_that_does_not_wait_counts_only_say_that_it_is_missing() -> None:
+    def waits(rank: int, enqueued: int, timed_out: bool = True) -> str:
+        work = "WorkNCCL(SeqNum=7753, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000)"
+        first = f"[rank{rank}]: [Rank {rank}] Watchdog caught collective operation timeout: {work} ran for "
+        first += "600061 milliseconds before timing out.\n"
+        counts = (
+            f"[rank{rank}]: [PG 1 Rank {rank}] last enqueued NCCL work: {enqueued}, last completed NCCL work: 7752\n"
+        )
+        return (first if timed_out else "") + counts
+
+    found = diagnosed("".join(waits(rank, 7755) for rank in range(3)) + waits(3, 7752, timed_out=False))
+    assert (found.code, found.rank) == ("collective-timeout", 3)
+    found = diagnosed("".join(waits(rank, 7755) for rank in range(3)) + waits(3, 7753))
+    assert (found.code, found.rank) == ("collective-mismatch", None)

@@ -59,6 +59,7 @@ _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host
 _WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
+_BESIDE = 4  # lines between the last of a program and the exception that tells of its end
 _MESSAGE_LINES = 12  # an exception's message may go on for as many lines
 
 
@@ -183,6 +184,9 @@ def _is_old(each: Candidate, final: Traceback | None) -> bool:
         return False
     if each.of_worker and (final.in_loader or final.lost_worker):
         return False
+    started = final.raised.type.rpartition(".")[2] in _STARTED
+    if started and each.raised is not None and final.parts[0].first - each.line.at <= _BESIDE:
+        return False  # what the program said that the rank had started
     return final.parts[0].first > each.line.at
 
 

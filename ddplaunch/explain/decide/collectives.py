@@ -207,10 +207,15 @@ def mismatch(found: Stuck) -> tuple[Waited, Waited] | None:
 
 
 def uneven(found: Stuck) -> tuple[int, int] | None:
-    """Return the ranks that had enqueued the fewest and the most collectives, if these differ by two or more."""
+    """Return the ranks that had enqueued the fewest and the most collectives, if these differ by two or more.
+
+    The one with the fewest waits too: of one that does not, counts only say that it was late, stuck or gone.
+    """
     if len(found.enqueued) < 2 or len({found.groups.get(rank, "") for rank in found.enqueued}) > 1:
         return None
     least = min(found.enqueued, key=lambda rank: found.enqueued[rank])
+    if found.waited and least not in {each.rank for each in found.waited}:
+        return None
     most = max(found.enqueued, key=lambda rank: found.enqueued[rank])
     return (least, most) if found.enqueued[most] - found.enqueued[least] >= 2 else None
 

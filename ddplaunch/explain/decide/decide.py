@@ -341,8 +341,8 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         absent = sorted(waits.left) or waits.absent
         only = absent[0] if len(absent) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else only
-    elif code == "collective-mismatch" and "other" in best.groups:
-        rank = None  # two ranks called different things, and either may be wrong
+    elif (code == "collective-mismatch" and "other" in best.groups) or code in _OUTSIDE:
+        rank = None  # two ranks called different things, and either may be wrong; or it came from outside
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
     dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))

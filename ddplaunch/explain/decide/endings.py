@@ -309,7 +309,7 @@ def _unfinished(said: Sequence[str]) -> bool:
     A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that, and
     so does one whose reports count nothing but differ, and one that counts from 0 and reached the last one.
     """
-    if not _PROGRESS.search(said[-1]):
+    if not _PROGRESS.search(said[-1]) or "train_runtime" in said[-1]:  # Trainer's summary at its end
         return False
     parts = [(int(a), int(b)) for text in said[-6:] for a, b in _PART.findall(text)]
     if parts:

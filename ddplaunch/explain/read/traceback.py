@@ -48,6 +48,7 @@ _CHAINED = {
     "The above exception was the direct cause of the following exception": "cause",
 }
 #: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
+_CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER = "DataLoader worker (pid"
 #: Functions of subprocess.py and os.py that start a program.
@@ -152,10 +153,11 @@ class Traceback:
         if inner:
             return inner[-1]
         for position, part in enumerate(self.parts[:-1]):
-            following = self.parts[position + 1].link
+            following = self.parts[position + 1]
+            cleans = not _CLEANS_UP.isdisjoint(name for _, _, name in following.frames)  # what it left behind
             if part.raised.type.endswith("CancelledError"):
                 continue  # asyncio: a time-out cancels what it waits for, and says so then
-            if following == "cause" or part.raised.type.rpartition(".")[2] not in _MISSES:
+            if following.link == "cause" or cleans or part.raised.type.rpartition(".")[2] not in _MISSES:
                 return part
         return self.parts[-1]
 

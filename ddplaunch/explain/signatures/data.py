@@ -15,7 +15,7 @@ _FIXES = (
 _RETRY = r"Retrying|retrying|will retry|retry \d|entering retry loop|WARNING"
 _MISSING_WHY = (
     "The path was looked up from the rank's working directory on its own node; a disk that is not shared "
-    "hides it there."
+    "hides it there, and a rank that is to write it first may not have done so yet."
 )
 _RACE_WHY = (
     "All ranks run the same preparation code; without a barrier they create, unpack and read the same files at once."

@@ -177,9 +177,32 @@ SIGNATURES: tuple[Signature, ...] = (
             "Uncaught SyntaxError in page: skipped",
             "SyntaxError: Non-UTF-8 code starting with '\\x80' in file /opt/env/bin/python on line 2",
         ),
-        unless=(r"Non-UTF-8 code starting with .* in file \S*bin/",),
+        unless=(r"Non-UTF-8 code starting with|contain null bytes|'utf-8' codec can't decode",),
         log_unless=(r"ast\.literal_eval|File \"<unknown>\"|File \"<string>\"",),
         source="https://docs.python.org/3/library/exceptions.html#SyntaxError",
+    ),
+    Signature(
+        code="syntax-error",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"(?:^|\s)SyntaxError: (?P<line>source code (?:string )?cannot contain null bytes)",
+            r"(?:^|\s)SyntaxError: (?P<line>(?:\(unicode error\) 'utf-8' codec can't decode|Non-UTF-8 code starting "
+            r"with) .+)",
+        ),
+        what="a file of the program is no text of Python: {line}",
+        why="a write that was lost leaves zero bytes (a full disk, a crash, a synchronisation that was cut), and "
+        "Python reads UTF-8 unless the first lines say otherwise",
+        fixes=(
+            "restore the file, which the line of the import above names: `git checkout -- FILE`, or copy it again",
+            "if it was saved in another encoding: save it as UTF-8, or `# -*- coding: latin-1 -*-` in its first line",
+        ),
+        examples=(
+            "SyntaxError: source code cannot contain null bytes",
+            "SyntaxError: (unicode error) 'utf-8' codec can't decode byte 0xe4 in position 7: invalid byte",
+        ),
+        near_misses=("SyntaxError: Non-UTF-8 code starting with '\\x80' in file /opt/env/bin/python on line 2",),
+        unless=(r"Non-UTF-8 code starting with .* in file \S*bin/",),
+        source="https://docs.python.org/3/reference/lexical_analysis.html#encoding-declarations",
     ),
     Signature(
         code="extension-build-failed",
@@ -194,7 +217,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(
             "install the build that fits what `python -c 'import torch; print(torch.__version__, torch.version.cuda)'` "
             "prints: the package's release page names torch and CUDA in the file name",
-            "or build it against this torch: `pip install --force-reinstall --no-deps --no-cache-dir "
+            "build it against this torch: `pip install --force-reinstall --no-deps --no-cache-dir "
             "--no-build-isolation PACKAGE`",
             "for an extension that torch builds itself, remove the old one: `rm -rf ~/.cache/torch_extensions`",
         ),

@@ -200,7 +200,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Unexpected bus error encountered in worker",
             r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: Bus error",
         ),
-        what="a DataLoader worker died of SIGBUS: /dev/shm had no room for its batch",
+        what="a DataLoader worker died of SIGBUS: most often /dev/shm has no room for its batch then",
         why=_WHY,
         fixes=_SHARED_FIXES,
         examples=(

@@ -17,7 +17,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
 if TYPE_CHECKING:
-    from ddplaunch.explain.decide.collectives import Flight, Left, Stuck
+    from ddplaunch.explain.decide.collectives import Flight, Left, Stuck, Waited
 
 _READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
@@ -31,6 +31,8 @@ TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends
 _TRANSPORT = "`--nccl-debug INFO` or `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` shows what the group waits for"
 _SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeout`, or a line of output now and then"
 _STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
+_P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
+_STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
 _EVIDENCE = 4  # places that a diagnosis names
 _THREADS = 2  # that ended by an exception and are named
 #: What is said of a process that multiprocessing started, and that failed below the script's own first lines.
@@ -342,3 +344,55 @@ def _activity(stacks: Sequence[RankStack]) -> str:
     if all(place.kind in ("own", "loader") for place in places):
         return "apart"
     return "works"
+
+
+def waiting_words(
+    code: str,
+    rank: int | None,
+    mismatched: tuple[Waited, Waited] | None,
+    found: Stuck,
+    apart: tuple[int, int] | None,
+) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return what, why and fixes of ranks that timed out, None where the line of the time-out says as much."""
+    first = found.waited[0]
+    waiting = ranks_text([each.rank for each in found.waited])
+    if code == "collective-mismatch":
+        return _mismatch(rank, mismatched, found, apart)
+    if code == "gpu-p2p-broken":
+        return (
+            f"all {len(found.waited)} ranks hang in their first collective ({first.described})",
+            "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
+            (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
+        )
+    if code == "collective-timeout" and rank is not None and rank in found.absent:
+        at = f", at {first.frame}" if first.frame else ""
+        return (
+            f"rank {rank} did not come to {first.described}; {waiting} waited in vain{at}",
+            "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
+            (f"look at what rank {rank} did last", _STACKS, EQUAL_BATCHES),
+        )
+    return None
+
+
+def _mismatch(
+    rank: int | None, mismatched: tuple[Waited, Waited] | None, found: Stuck, apart: tuple[int, int] | None
+) -> tuple[str, str, tuple[str, ...]] | None:
+    why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
+    if mismatched is not None:
+        first, other = mismatched
+        own, others = (
+            f"{each.described} (from {each.frame})" if each.frame else each.described for each in (first, other)
+        )
+        what = f"rank {first.rank} waited in {own}, rank {other.rank} in {others}"
+        detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
+        return (what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
+    if found.left and rank is not None:
+        waiting = ranks_text([each.rank for each in found.waited])
+        what = f"rank {rank} was done while {waiting} still waited in {found.waited[0].described}"
+        return (what, why, (EQUAL_BATCHES, SAME_ORDER))
+    if apart is None:
+        return None
+    least, most = apart
+    fewest, more = found.enqueued[least], found.enqueued[most]
+    what = f"rank {least} had started {fewest} collectives when rank {most} had started {more}"
+    return (what, why, (EQUAL_BATCHES, SAME_ORDER))

@@ -8,6 +8,12 @@ _SANITIZE = (
     "find the kernel: run one rank under `compute-sanitizer python train.py`, or with `--env CUDA_LAUNCH_BLOCKING=1`"
 )
 _HEALTH = "look at the GPU: `nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER` and `dmesg | grep -i xid`"
+_BROKEN = "memory, link or board of this GPU reported a fault that software cannot repair; no code of the run caused it"
+_TAKE_OUT = (
+    "take the node or GPU out (`--gpus` without it, `srun --exclude=NODE`), reboot it and report it",
+    _HEALTH,
+    "continue from the last checkpoint on other GPUs",
+)
 _ASYNC = "the Python frame is only where the error was noticed: kernels run asynchronously"
 #: A warning that CUDA cannot be used is no cause where something else ended the run.
 _OTHER_EXCEPTION = r"^(?!.*(?:NCCL|nccl|CUDA|cuda|GPU|gpu|driver|NVIDIA|ChildFailed))[\w.]*(?:Error|Exception)\b: \S"
@@ -71,11 +77,47 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-arch-mismatch",
         tier=Tier.CAUSE,
+        patterns=(r"no kernel image is available for execution on the device",),
+        log_with=(
+            r"(?P<gpu>\b\w.{2,80}?) with CUDA capability (?P<capability>sm_\w+) is not compatible with the "
+            r"current PyTorch installation",
+        ),
+        what="this torch has no code for {gpu} ({capability})",
+        why="a build of torch has code for the compute capabilities of its list, which the warning above the failure "
+        "shows; new GPUs need a build for a newer CUDA",
+        fixes=(
+            "install a torch whose `torch.cuda.get_arch_list()` has {capability}: https://pytorch.org/get-started/locally",
+        ),
+        examples=("RuntimeError: CUDA error: no kernel image is available for execution on the device",),
+        near_misses=("undefined symbol: ncclCommRegister",),
+    ),
+    Signature(
+        code="cuda-arch-mismatch",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"HIP (?:error: |failure (?:\d+ )?')(?P<line>invalid device function)",
+            r"(?P<line>hipErrorNoBinaryForGpu)\b",
+        ),
+        what="a library has no code for this AMD GPU: HIP says `{line}`",
+        why="torch, RCCL or an extension was built for other architectures (gfx…) than this GPU's",
+        fixes=(
+            "compare `rocminfo | grep -m1 gfx` with `python -c 'import torch; print(torch.cuda.get_arch_list())'`",
+            "rebuild extensions with `PYTORCH_ROCM_ARCH=gfx…` of this GPU, or install a torch whose list has it",
+            "a GPU whose family is in the list: `--env HSA_OVERRIDE_GFX_VERSION=10.3.0`, the family's number",
+        ),
+        examples=(
+            "RuntimeError: HIP error: invalid device function",
+            '"hipErrorNoBinaryForGpu: Unable to find code object for all current devices!"',
+        ),
+        near_misses=("RuntimeError: CUDA error: invalid device function",),
+        source="https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/3rd-party/pytorch-install.html",
+    ),
+    Signature(
+        code="cuda-arch-mismatch",
+        tier=Tier.CAUSE,
         patterns=(
             r"no kernel image is available for execution on the device",
             r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure)\S* ?:? ?\d* ?'?(?P<line>invalid device function)",
-            r"HIP (?:error: |failure (?:\d+ )?')(?P<line>invalid device function)",
-            r"(?P<line>hipErrorNoBinaryForGpu)\b",
             r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<line>named symbol not found)",
             r"CUDA(?: driver)? error: (?P<line>device kernel image is invalid)",
             r"ptxas fatal +: (?P<line>Value 'sm_\w+' is not defined for option 'gpu-name')",
@@ -98,8 +140,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "NCCL WARN Cuda failure 98 'invalid device function'",
             "RuntimeError: CUDA error: device kernel image is invalid",
             "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
-            "RuntimeError: HIP error: invalid device function",
-            '"hipErrorNoBinaryForGpu: Unable to find code object for all current devices!"',
         ),
         near_misses=("undefined symbol: ncclCommRegister",),
     ),
@@ -250,13 +290,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"NVRM: .*(?P<line>RmInitAdapter failed)",
         ),
         what="a GPU failed: `{line}`",
-        why="memory, link or board of this GPU reported a fault that software cannot repair; no code of the run "
-        "caused it",
-        fixes=(
-            "take the node or GPU out (`--gpus` without it, `srun --exclude=NODE`) and report it",
-            _HEALTH,
-            "continue from the last checkpoint on other GPUs",
-        ),
+        why=_BROKEN,
+        fixes=_TAKE_OUT,
         examples=(
             "RuntimeError: CUDA error: uncorrectable ECC error encountered",
             "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
@@ -268,6 +303,17 @@ SIGNATURES: tuple[Signature, ...] = (
             "recover this GPU",
         ),
         near_misses=("Volatile Uncorr. ECC                           | 0 |", "PCIe Bus Error: severity=Corrected"),
+    ),
+    Signature(
+        code="gpu-fault",
+        tier=Tier.CAUSE,
+        patterns=(r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?P<line>unspecified launch failure|unknown error)",),
+        log_with=(r"(?P<lost>GPU (?:is lost|has fallen off the bus))",),
+        what="a GPU failed: CUDA says `{line}`, and the driver `{lost}`",
+        why=_BROKEN,
+        fixes=_TAKE_OUT,
+        examples=("RuntimeError: CUDA error: unspecified launch failure",),
+        near_misses=("RuntimeError: CUDA error: an illegal memory access was encountered",),
     ),
     Signature(
         code="gpu-fault",

@@ -34,10 +34,29 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-unavailable",
         tier=Tier.CAUSE,
+        patterns=(r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",),
+        unless=(r"UserWarning",),
+        what="another process holds the GPU that this rank asked for: CUDA says `{line}`",
+        why="GPUs in compute mode EXCLUSIVE_PROCESS take one process each: ranks that never chose their own all "
+        "ask for GPU 0, or a process that is left over still holds it",
+        fixes=(
+            "before anything is moved to a GPU: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`",
+            "see the mode and who holds each GPU: `nvidia-smi -q -d COMPUTE`, `nvidia-smi`",
+            "to let processes share a GPU again, as root: `nvidia-smi -c 0`",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+        ),
+        near_misses=("RuntimeError: CUDA error: no CUDA-capable device is detected",),
+        source="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-modes",
+    ),
+    Signature(
+        code="cuda-unavailable",
+        tier=Tier.CAUSE,
         patterns=(
             r"No (?:CUDA|HIP) GPUs are available",
             r"no (?:CUDA|ROCm)-capable device is detected",
-            r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
             r"^(?:\w+Error: )+(?P<line>(?:CUDA|Cuda) is not available)",
             r"No supported gpu backend found",
             r"CUDA unknown error - this may be due to an incorrectly set up environment",
@@ -62,7 +81,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: No HIP GPUs are available",
             "RuntimeError: CUDA error: no CUDA-capable device is detected",
             "RuntimeError: HIP error: no ROCm-capable device is detected",
-            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "RuntimeError: CUDA error: initialization error",
             "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing "
             "env variable CUDA_VISIBLE_DEVICES after program start. Setting the available devices to be zero.",
@@ -269,6 +287,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:CUDA error|Cuda failure)\S* .*?(?P<line>peer access has not been enabled)",
             r"(?:transport/(?:nvls|p2p)|\bipc\w*)\.cc:\d+ NCCL WARN (?P<line>(?:Cuda|HIP) failure (?:1 )?'invalid "
             r"argument')",
+            r"transport/nvls\.cc:\d+ NCCL WARN (?P<line>Cuda failure (?:\d+ )?'(?!out of memory|system not yet)[^']+')",
         ),
         what="GPUs cannot reach each other's memory: `{line}`",
         why="NCCL or a custom all-reduce chose peer-to-peer transport, which these GPUs, their PCIe path or the "
@@ -290,6 +309,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "gpu7:2338:2379 [2] transport/nvls.cc:254 NCCL WARN Cuda failure 1 'invalid argument'",
             "gpu7:2338:2379 [2] /rccl/hipify/src/transport/p2p.cc:219 NCCL WARN Cuda failure 'invalid argument'",
             "gpu7:2338:2379 [2] /rccl/hipify/src/transport/p2p.cc:301 NCCL WARN HIP failure 'invalid argument'",
+            "gpu7:2338:2379 [2] transport/nvls.cc:254 NCCL WARN Cuda failure 401 'the operation cannot be performed in "
+            "the present state'",
             "gpu7:2338:2379 [2] misc/ipcsocket.cc:77 NCCL WARN Cuda failure 1 'invalid argument'",
         ),
         near_misses=(

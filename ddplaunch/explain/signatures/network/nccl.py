@@ -49,7 +49,6 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:Error|error)\S*:? "
             r".*(?P<line>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*fail\w*.*)",
             r"ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*?fail\w*.*",
-            r"NCCL WARN (?P<line>NET/OFI Request .*completed with error.*)",
             r"NCCL WARN (?P<line>NET/IB.*[Gg]ot async (?:error )?event ?: port error)",
             r"mlx5: \S+: got completion with error",
             r"UCX +ERROR .*(?:[Rr]etry (?:count|limit) exceeded|Local (?:protection|QP)|Remote (?:access|operation)).*",
@@ -79,7 +78,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "[1712.4] [n1:41:0] ib_mlx5_log.c:177 UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB",
             "ibv_create_qp failed: Cannot allocate memory",
             "NCCL WARN NET/IB : mlx5_0:1 port is down, link failed",
-            "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 21. Error: unknown error",
         ),
         near_misses=(
             "tessa:7002:7002 [1] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
@@ -224,6 +222,25 @@ SIGNATURES: tuple[Signature, ...] = (
             "NCCL INFO NCCL_NET set by environment to AWS Libfabric.",
         ),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
+    ),
+    Signature(
+        code="nccl-net-plugin",
+        tier=Tier.SYMPTOM,
+        patterns=(r"NCCL WARN (?P<line>NET/OFI Request .*?completed with error\. RC: \d+)",),
+        what="NCCL's plug-in for libfabric (EFA) could not transfer: `{line}`",
+        why="the provider gave up: the security group does not let all traffic of its own members through in both "
+        "directions, plug-in and libfabric do not fit, or the other side had ended",
+        fixes=(
+            "let the security group allow all traffic from and to itself, in both directions",
+            "`fi_info -p efa` on each node shows the adapters; the same versions of aws-ofi-nccl and libfabric there",
+            "over TCP meanwhile: `--env NCCL_NET=Socket`",
+            _INFO,
+        ),
+        examples=(
+            "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 21. Error: unknown error. Completed length: 0",
+        ),
+        near_misses=("NCCL WARN NET/OFI Couldn't open a fabric access domain. RC: -38, ERROR: Function not found",),
+        source="https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html",
     ),
     Signature(  # NCCL tries 34 times; healthy nodes that come late are there after a few
         code="wrong-network-interface",
