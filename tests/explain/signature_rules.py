@@ -61,6 +61,11 @@ def _named(signature: Signature) -> set[str]:
     }
 
 
+def too_wide(signature: Signature) -> list[str]:
+    """Return what is to be typed and does not fit into 80 columns beside ``  fix: ``, in which it is never broken."""
+    return [span for fix in signature.fixes for span in re.findall(r"`[^`]*`", fix) if len(span) > 73]
+
+
 def slow(signature: Signature, seconds: float) -> list[str]:
     """Return the expressions that need more CPU time than ``seconds`` for 8000 characters made of its examples."""
     found = []

@@ -12,7 +12,7 @@ from ddplaunch.explain.read.scan import matcher, needed_texts
 from ddplaunch.explain.signatures import all_signatures, collective_timeout
 from ddplaunch.explain.signatures.gpu import memory
 from ddplaunch.explain.signatures.signature import Signature, Tier
-from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
+from tests.explain.signature_rules import caught, idle, matched, missed, slow, too_wide, unfilled
 
 #: The files of ``explain/signatures`` whose signatures may match the same line.
 FAMILIES = {
@@ -59,6 +59,7 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert caught(signature) == []
     assert idle(signature) == []
     assert unfilled(signature) == []
+    assert too_wide(signature) == []
     assert slow(signature, seconds=1.0) == []
     assert bool(signature.fixes) == bool(signature.why) == (signature.tier != Tier.ECHO)
     assert signature.tier != Tier.SURVIVED, "what became of the rank decides that, not its words"

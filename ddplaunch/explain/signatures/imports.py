@@ -217,7 +217,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(
             "install the build that fits what `python -c 'import torch; print(torch.__version__, torch.version.cuda)'` "
             "prints: the package's release page names torch and CUDA in the file name",
-            "build it against this torch: `pip install --force-reinstall --no-deps --no-cache-dir "
+            "build it against this torch: `pip uninstall PACKAGE`, then `pip install --no-deps --no-cache-dir "
             "--no-build-isolation PACKAGE`",
             "for an extension that torch builds itself, remove the old one: `rm -rf ~/.cache/torch_extensions`",
         ),

@@ -30,8 +30,8 @@ _LOCAL_RANK_WHY = (
 _LOCAL_RANK_FIXES = (
     'Read it from the environment: `local_rank = int(os.environ["LOCAL_RANK"])`, and start with '
     "`ddplaunch run 4 -- train.py`.",
-    'To work with every launcher: `parser.add_argument("--local-rank", "--local_rank", type=int, '
-    'default=int(os.environ.get("LOCAL_RANK", 0)))`.',
+    "To work with every launcher, declare both names, `--local-rank` and `--local_rank`, with "
+    '`default=int(os.environ.get("LOCAL_RANK", 0))`.',
 )
 
 #: What a rank is told with that could not start a program; the exception is that of any other file that is missing.

@@ -126,7 +126,8 @@ SIGNATURES: tuple[Signature, ...] = (
         why="torch, NCCL or an extension was built for other compute capabilities than this GPU's; mixed GPU models in "
         "one job show it on some ranks only",
         fixes=(
-            "compare `python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_capability())'`",
+            "compare `python -c 'import torch; print(torch.cuda.get_arch_list())'` with "
+            "`nvidia-smi --query-gpu=name,compute_cap --format=csv`",
             "install a torch whose list has this GPU; new GPUs need a build for a newer CUDA: "
             "https://pytorch.org/get-started/locally",
             "rebuild extensions with `TORCH_CUDA_ARCH_LIST` of this GPU, and use the NCCL that came with torch",

@@ -225,7 +225,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "one that was installed with torch",
         fixes=(
             "use torch's own: `unset LD_LIBRARY_PATH`, or leave the folder out of it that holds the other libcudnn",
-            "see which there are: `echo $LD_LIBRARY_PATH; pip list | grep -i cudnn; ldconfig -p | grep cudnn`",
+            "see which there are: `echo $LD_LIBRARY_PATH`, `pip list | grep -i cudnn`, `ldconfig -p | grep cudnn`",
         ),
         examples=(
             "RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime "

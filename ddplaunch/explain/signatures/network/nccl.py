@@ -98,9 +98,8 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(
             "clean the path: `unset LD_LIBRARY_PATH`, or remove the directory with the older `libnccl.so.2` from it",
             "look for two wheels: `pip list | grep -i nccl`; then `pip install --force-reinstall torch`",
-            "see which one is loaded: `ldd $(python -c 'import importlib.util as u; "
-            'print(u.find_spec("torch").origin[:-11])\')'
-            "lib/libtorch_cuda.so | grep nccl`",
+            "see which one is loaded: `ldd FOLDER/lib/libtorch_cuda.so | grep nccl`, where FOLDER is what "
+            "`python -c 'import torch; print(*torch.__path__)'` prints",
         ),
         examples=(
             "ImportError: /opt/v/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: "
@@ -122,8 +121,8 @@ SIGNATURES: tuple[Signature, ...] = (
         what="ranks run different versions of NCCL: {line}",
         why="NCCL's wire format changes between versions; all ranks of a communicator need the same one",
         fixes=(
-            "install the same torch on every node: compare `python -c 'import torch; print(torch.__version__, "
-            "torch.cuda.nccl.version())'`",
+            "install the same torch on every node: compare `python -c 'import torch; "
+            "print(torch.cuda.nccl.version())'`",
             "`ddplaunch doctor --hosts A,B` compares the nodes",
         ),
         examples=(
@@ -141,8 +140,8 @@ SIGNATURES: tuple[Signature, ...] = (
         why="these messages have fixed sizes in each version of NCCL: another version sent it, or another job that "
         "came to the same address",
         fixes=(
-            "install the same torch on every node: compare `python -c 'import torch; print(torch.__version__, "
-            "torch.cuda.nccl.version())'`; `ddplaunch doctor --hosts A,B` does",
+            "install the same torch on every node: compare `python -c 'import torch; "
+            "print(torch.cuda.nccl.version())'`; `ddplaunch doctor --hosts A,B` does",
             "if they are equal: another `--master-port`, and `ddplaunch ps` on each node for a job that is left over",
         ),
         examples=("n1:7:9 [0] bootstrap.cc:77 NCCL WARN Message truncated : received 256 bytes instead of 4",),
