@@ -74,6 +74,10 @@ def said(line: str) -> Translation:
             "run 2 --master-port 6 -- t.py '--local_rank=${local_rank}' --deepspeed ds.json",
         ),
         ("deepspeed --include localhost:1,3 --no_local_rank t.py", "run 2 --gpus 1,3 -- t.py"),
+        (
+            "deepspeed -H h --no_ssh --num_nodes 2 --num_gpus 4 --node_rank 1 --master_addr a --no_local_rank t.py",
+            "run 2x4 --node-rank 1 --master-addr a -- t.py",
+        ),
         ("deepspeed --num_nodes 2 --num_gpus 4 --no_local_rank t.py", "run 2x4 --hostfile /job/hostfile -- t.py"),
         ("horovodrun -np 8 -H a:4,b:4 python train.py", "run 4 --hosts a,b -- train.py"),
         ("mpirun -np 4 -x A=1 --bind-to none python -u t.py", "run 4 --env A=1 -- t.py"),
@@ -134,6 +138,7 @@ def test_no_launch(line: str) -> None:
         ("accelerate launch --tpu t.py", "`--tpu`"),
         ("accelerate launch --num_processes 3 --num_machines 2 t.py", "3 processes on 2 nodes"),
         ("mpirun -np 5 -H a:4,b:4 python t.py", "5 processes on `a:4,b:4`"),
+        ("deepspeed -H h --no_ssh --node_rank 1 --master_addr a t.py", "`--no_ssh`"),
         ("accelerate launch --config_file missing.yaml t.py", "`--config_file missing.yaml`"),
     ],
 )

@@ -274,6 +274,10 @@ class LauncherLine:
 
     def _gpus_of_deepspeed(self) -> None:
         """``--include localhost:0,1`` chooses GPUs; with other hosts it is ``--include`` here too."""
+        by_hand = "by_hand" in self.switches and self.said.pop("hostfile", None) is not None
+        if by_hand and not {"nnodes", "nproc"} <= self.said.keys():
+            why = "the host file alone says how many nodes there are, and how many processes each runs"
+            raise CannotSay("`--no_ssh`", f"{why}: put `--num_nodes N --num_gpus K` in its place")
         for kind in ("include", "exclude"):
             word = self.said.pop(kind, None)
             if word is None:
