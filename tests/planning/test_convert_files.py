@@ -91,6 +91,46 @@ def test_what_was_typed_wins_over_the_file(call: Call, folder: Path) -> None:
         assert said.out.startswith("ddplaunch run 2x1 "), said.out
 
 
+@pytest.mark.parametrize(
+    ("text", "typed", "command"),
+    [
+        ("distributed_type: 'NO'\nnum_processes: 4\n", [], "run 1 -- t.py"),
+        ("distributed_type: NO\nnum_processes: 4\n", ["--multi_gpu"], "run 4 -- t.py"),
+        (
+            "distributed_type: MULTI_CPU\nnum_processes: 4\nuse_cpu: true\n",
+            [],
+            "run 1 --device cpu --env ACCELERATE_USE_CPU=True -- t.py",
+        ),
+        ("distributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: true\n", [], "run 2 -- t.py"),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 2\ndynamo_config:\n  dynamo_backend: INDUCTOR\n"
+            "  dynamo_use_dynamic: false\n",
+            [],
+            "run 2 --env ACCELERATE_DYNAMO_BACKEND=INDUCTOR -- t.py",
+        ),
+    ],
+)
+def test_the_kind_of_accelerates_file_says_how_many(
+    call: Call, folder: Path, text: str, typed: list[str], command: str
+) -> None:
+    """As accelerate 1.15 does: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/launch.py."""
+    (folder / "a.yaml").write_text(text)
+    said = call("convert", "--", "accelerate", "launch", "--config_file", "a.yaml", *typed, "t.py")
+    assert (said.status, said.out) == (0, f"ddplaunch {command}\n")
+
+
+def test_what_accelerates_file_has_beyond_that_is_said(call: Call, folder: Path) -> None:
+    line = ["convert", "--", "accelerate", "launch", "--config_file", "a.yaml", "t.py"]
+    (folder / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nnew_key: 7\n")
+    said = call(*line)
+    assert said.status == 0 and "dropped `new_key`" in said.err
+    (folder / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmegatron_lm_config:\n  a: 2\n")
+    said = call(*line)
+    assert said.status == 1 and "as it is: `megatron_lm_config`" in said.err
+    (folder / "a.yaml").write_text("num_processes: 2\n")
+    assert "has no `distributed_type`" in " ".join(call(*line).err.split())
+
+
 @pytest.mark.parametrize("text", ["a: [", "- 1\n", "kind: PyTorchJob\nspec: 3\n", "", "a: &x [*x]\n"])
 def test_other_yaml_is_no_launch(call: Call, folder: Path, text: str) -> None:
     (folder / "a.yaml").write_text(text)

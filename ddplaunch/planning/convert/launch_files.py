@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddplaunch.planning.convert.launch_words import Word, find_launcher, is_python, known, plain
+from ddplaunch.planning.convert.launcher_options import ONE_PROCESS
 from ddplaunch.planning.convert.torchx_app import line_of_component
 
 #: The parts of accelerate's file that hold options of one subject.
@@ -29,16 +30,20 @@ def accelerate_options(document: Any) -> Mapping[str, str] | None:
 
     https://huggingface.co/docs/accelerate/package_reference/cli#accelerate-config
     """
-    if not isinstance(document, dict) or not {"num_processes", "distributed_type", "num_machines"} & document.keys():
+    if not isinstance(document, dict) or "distributed_type" not in document:
         return None
-    found: dict[str, str] = {}
-    kind = str(document.get("distributed_type", "")).upper()
+    kind = "NO" if document["distributed_type"] is False else str(document["distributed_type"]).upper()
+    found = {"distributed_type": kind}
     switches = {"FSDP": "--use-fsdp", "DEEPSPEED": "--use-deepspeed"}
     if kind in switches:
         found[switches[kind]] = ""
     for name, value in document.items():
         if isinstance(value, dict) and name in _GROUPS:
             found.update({_option(inner): _said(each) for inner, each in value.items() if each is not None})
+        elif isinstance(value, dict) and any(value.values()):
+            found[_option(name)] = "{}"
+        elif name == "use_cpu" and kind not in ONE_PROCESS:
+            continue  # it is read where one process starts
         elif name not in _NO_OPTIONS and isinstance(value, (str, int, float)) and value is not False:
             found[_option(name)] = _said(value)
     return found

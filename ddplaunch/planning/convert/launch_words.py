@@ -86,6 +86,22 @@ def option_of(word: Word) -> tuple[str, Word | None]:
     return (name, Word(f'"{rest}')) if quoted else ("", None)
 
 
+_PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
+
+
+def endpoint(word: Word, port: str) -> tuple[Word, Word] | None:
+    """Return address and port of ``HOST:PORT``, ``port`` where it has none; None if they cannot be told apart."""
+    if word.text is not None:
+        host, colon, own = word.text.rpartition(":") if ":" in word.text else (word.text, "", port)
+        return known(host.strip("[]")), known(own or port)
+    bare = word.source.strip('"')
+    host, colon, own = bare.rpartition(":")
+    if colon and not (host and _PORT.match(own)):
+        return None
+    address = (Word(f'"{host}"') if "$" in host else known(host)) if colon else Word(word.source)
+    return address, Word(own, own if own.isdecimal() else None) if colon else known(port)
+
+
 def divided(total: Word, parts: Word) -> Word | None:
     """Return ``total`` by ``parts``, as arithmetic of the shell where they are variables; None if it does not go."""
     whole, by = total.number(), parts.number()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ddplaunch.planning.convert.launch_words import Word, attached, divided, find_launcher, known, option_of
-from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, Meaning, canonical
+from ddplaunch.planning.convert.launch_words import Word, attached, divided, endpoint, find_launcher, known, option_of
+from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, ONE_PROCESS, Meaning, canonical
 from ddplaunch.planning.convert.translation import (
     OF_MPI,
     CannotSay,
@@ -18,7 +17,7 @@ from ddplaunch.planning.convert.translation import (
     unsure,
 )
 
-_PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
+_TRUTH = ("true", "false")
 _ONE = ("1", "1:1")
 _BY_DEFAULT = Note(
     "how many processes accelerate starts",
@@ -67,6 +66,7 @@ class LauncherLine:
         self.env: dict[str, Word] = {}
         self.typed: dict[str, str] = {}  # the options that said variables
         self.switches: set[str] = set()
+        self.kind = ""  # the distributed_type of accelerate's file
         self.dropped: list[Note] = []
         self.unknown: list[Note] = []
 
@@ -158,7 +158,7 @@ class LauncherLine:
     def _set(self, name: str, value: Word) -> None:
         text = value.text
         if text is not None and name.startswith(("ACCELERATE_DYNAMO_BACKEND", "FSDP_", "ACCELERATE_DEEPSPEED_")):
-            changed = text.upper() if name.endswith("BACKEND") else text.lower() if _is_truth(text) else text
+            changed = text.upper() if name.endswith("BACKEND") else text.lower() if text.lower() in _TRUTH else text
             value = known(changed)
         default = name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND") and (text or "").lower() == "no"
         if not default:
@@ -181,28 +181,39 @@ class LauncherLine:
         said = None if path.text is None else self.config(path.text)
         if said is None:
             raise CannotSay(
-                f"`--config_file {path.source}`", "the file cannot be read from here, and says how many ranks"
+                f"`--config_file {path.source}`",
+                "it says how many ranks there are, and it cannot be read here or has no `distributed_type`",
             )
         for name, text in said.items():
             key = canonical("accelerate", name)
             means = LAUNCHERS["accelerate"].get(key or "")
-            if key is None or means is None or means.kind in self.said or means.detail in self.env:
-                continue  # what was typed wins over the file
-            self.take(key, means, [known(text)][: means.values])
+            if name == "distributed_type":
+                self.kind = text
+            elif text == "{}" and means is None:
+                raise CannotSay(
+                    f"`{name[2:].replace('-', '_')}`",
+                    "accelerate hands it on in variables that ddplaunch does not know",
+                )
+            elif key is None or means is None:
+                self.dropped.append(
+                    Note(f"`{name[2:].replace('-', '_')}`", "it is nothing of accelerate's that ddplaunch knows")
+                )
+            elif not (means.kind in self.said or means.detail in self.env or (not means.values and text == "false")):
+                self.take(key, means, [known(text)][: means.values])  # what was typed wins over the file
 
     def _leave_out_unused(self) -> None:
         """Leave out what accelerate hands to ranks with DeepSpeed or FSDP alone, where the line has neither.
 
-        Say where accelerate takes the number of processes from, if the line has none; with ``--cpu`` it starts one,
-        whatever the number (``simple_launcher`` of accelerate/commands/launch.py, 1.15).
+        Say where accelerate takes the number of processes from, if the line has none; with ``--cpu``, and by a file
+        for one process, it starts one, whatever the number (``simple_launcher`` of accelerate's launch.py, 1.15).
         """
-        if "cpu" in self.switches and "configured" not in self.switches:
-            for kind in ("total", "nproc", "nnodes"):
-                word = self.said.pop(kind, None)
-                if word is not None and word.text != "1":
-                    self.dropped.append(
-                        Note(f"`{word.source}` processes or machines", "accelerate starts one on the CPU")
-                    )
+        several = {"ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"} & self.env.keys()
+        several |= {note.what for note in self.dropped} & {"`--multi-gpu`"}
+        if "cpu" in self.switches or (self.kind in ONE_PROCESS and not several):
+            why = f"by `distributed_type: {self.kind}`" if self.kind in ONE_PROCESS else "on the CPU"
+            sizes = [self.said.pop(kind, known("1")) for kind in ("total", "nproc", "nnodes")]
+            counted = (f"`{word.source}` processes or machines" for word in sizes if word.text != "1")
+            self.dropped += [Note(what, f"accelerate starts one {why}") for what in counted]
             self.said["nproc"] = known("1")
         every = self.said.get("gpus", known("all")).text == "all" and not {"nproc", "total"} & self.said.keys()
         if every and not {"configured", "cpu"} & self.switches:
@@ -353,16 +364,10 @@ class LauncherLine:
         word = self.said.pop("endpoint", None)
         if word is None:
             return
-        if word.text is not None:
-            host, colon, port = word.text.rpartition(":") if ":" in word.text else (word.text, "", "29400")
-            address, number = known(host.strip("[]")), known(port or "29400")
-        else:
-            bare = word.source.strip('"')
-            host, colon, port = bare.rpartition(":")
-            if colon and not (host and _PORT.match(port)):
-                raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
-            address = (Word(f'"{host}"') if "$" in host else known(host)) if colon else Word(word.source)
-            number = Word(port, port if port.isdecimal() else None) if colon else known("29400")
+        found = endpoint(word, "29400")
+        if found is None:
+            raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
+        address, number = found
         if (
             address.text in _LOCAL
             and number.text in ("0", "29400")
@@ -391,7 +396,3 @@ class LauncherLine:
             self.unknown.append(unsure(rest[0]))
         as_script = text is None or text.endswith(".py")
         return [*([] if as_script else [known("python"), known("-u")]), rest[0], *args]
-
-
-def _is_truth(text: str) -> bool:
-    return text.lower() in ("true", "false")

@@ -117,6 +117,8 @@ ACCELERATE: Mapping[str, Meaning] = {
     **_all("drop", "--deepspeed-multinode-launcher", "ddplaunch reaches the hosts over ssh"),
 }
 #: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py
+#: The kinds of accelerate's file with which it starts one process.
+ONE_PROCESS = ("NO", "MULTI_CPU")
 DEEPSPEED: Mapping[str, Meaning] = {
     **_PLACE,
     **_all("hostfile", "-H --hostfile"),
