@@ -149,6 +149,14 @@ def test_what_cannot_be_said_is_named(line: str, what: str) -> None:
         assert found.unknown[0].what == what and found.unknown[0].why
 
 
+@pytest.mark.parametrize(
+    "line", ["docker run --gpus all img", "kubectl exec pod --", "srun --container-image=x", "apptainer exec a.sif"]
+)
+def test_ddplaunch_is_needed_where_the_launch_runs(line: str) -> None:
+    found = said(f"{line} torchrun --nproc_per_node 2 t.py")
+    assert found.source == "ddplaunch run 2 -- t.py" and "in a container" in found.unknown[0].why
+
+
 def test_what_is_dropped_has_a_reason() -> None:
     found = said("torchrun --nproc_per_node 2 --rdzv_backend c10d --rdzv_id=5 --standalone --node_rank 0 t.py")
     assert [note.what for note in found.dropped] == [

@@ -17,7 +17,8 @@ WRAPPERS = frozenset(
     """
     nohup env exec time command nice ionice stdbuf numactl taskset timeout sudo setsid unbuffer xargs parallel eval
     uv poetry pipenv pdm rye
-    hatch conda mamba micromamba singularity apptainer docker podman enroot nsys ncu py-spy viztracer strace ssh pdsh
+    hatch conda mamba micromamba singularity apptainer docker podman enroot kubectl
+    nsys ncu py-spy viztracer strace ssh pdsh
     srun mpirun mpiexec horovodrun bash sh zsh dash
     """.split()  # noqa: SIM905
 )

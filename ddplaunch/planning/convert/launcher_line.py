@@ -12,6 +12,7 @@ from ddplaunch.planning.convert.translation import (
     Note,
     Translation,
     literal,
+    of_container,
     of_ranks,
     step_of,
     unsure,
@@ -46,6 +47,7 @@ def translate(
     try:
         rest = line.read(line.of_app(words[place.options :]) if place.launcher == "torchx" else words[place.options :])
         said = [*_program(place.python), *line.command(rest)]
+        line.unknown += of_container(words[: place.start])
     except CannotSay as cannot:
         return Translation(place.launcher, place.start, unknown=(cannot.note,))
     return Translation(place.launcher, place.start, tuple(said), tuple(line.dropped), tuple(line.unknown))

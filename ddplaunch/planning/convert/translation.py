@@ -210,6 +210,16 @@ OF_MPI = Note(
 )
 
 
+_CONTAINERS = ("docker", "podman", "singularity", "apptainer", "enroot", "kubectl")
+
+
+def of_container(before: Sequence[Word]) -> list[Note]:
+    """Return what is to be said of a launch behind the words ``before``, where these start or enter a container."""
+    inside = any(word.name in _CONTAINERS or option_of(word)[0].startswith("--container-") for word in before)
+    why = "it runs in a container, whose image or environment may not have it: `pip install ddplaunch` there"
+    return [Note("whether ddplaunch is installed", why)] if inside else []
+
+
 def unsure(word: Word) -> Note:
     """Return what is not known of a script that stands in a variable."""
     why = "a script whose name does not end in .py needs `python` in front, behind `--`"
