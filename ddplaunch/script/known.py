@@ -248,9 +248,9 @@ class Known:
             return minor.get(name, tuple(sys.version_info[:3]) if name == "sys.version_info" else UNKNOWN)
         if name == "__name__":  # of imported files, what runs as a script only is no part
             return "__main__"
-        key = node.attr if isinstance(node, ast.Attribute) else node.id
-        option = self._options.get(key, UNKNOWN) if isinstance(node, ast.Attribute) else UNKNOWN
-        return self._assigned(key, option, node, part, depth)
+        if isinstance(node, ast.Attribute):
+            return self._assigned(node.attr, self._options.get(node.attr, UNKNOWN), node, part, depth)
+        return self._assigned(f"name {node.id}", UNKNOWN, node, part, depth)  # `args.gpu = gpu`: not the same
 
     def _assigned(self, key: str, option: object, node: ast.expr, part: ReachablePart, depth: int) -> object:
         """Return the one value that all assignments of a name, an attribute or a key have, and the option of it."""

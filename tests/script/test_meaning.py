@@ -173,6 +173,18 @@ def test_a_division_under_a_condition_that_does_not_hold_does_not_count(tmp_path
     assert option(read(tmp_path, text, "--gpu", "0"), "--batch-size").meaning == "node_batch_size"
 
 
+def test_an_attribute_keeps_its_value_where_a_function_is_given_it_by_that_name(tmp_path: Path) -> None:
+    """`main_worker(args.gpu, args)` with `args.gpu = gpu` in it, as in pytorch/examples/imagenet."""
+    text = script(SPAWN_OPTIONS, "    work(args.gpu, args)\n") + dedent("""
+        def work(gpu, args):
+            args.gpu = gpu
+            if args.gpu is not None:
+                args.batch_size = int(args.batch_size / torch.cuda.device_count())
+    """)
+    assert option(read(tmp_path, text), "--batch-size").meaning == "batch_size"
+    assert option(read(tmp_path, text, "--gpu", "0"), "--batch-size").meaning == "node_batch_size"
+
+
 @pytest.mark.parametrize(
     ("condition", "torch", "exists"),
     [
