@@ -66,7 +66,8 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, told: str) -> 
 def ended_with_its_launcher(launcher: subprocess.Popen[bytes], directory: Path, told: str) -> list[int]:
     """Kill the launcher and return the pids of the run, all of which have ended then."""
     assert launcher.stdout
-    seen = json.loads(launcher.stdout.readline())
+    # The ranks share its output, and may write before it does.
+    seen = json.loads(next(line for line in launcher.stdout if line.startswith(b"{")))
     node = directory / "run/node-0"
     out = [node / f"attempt-0/rank-{rank}.out" for rank in range(2)]
     until(lambda: all(file.exists() and len(children(file.read_bytes())) == 2 for file in out), "workers run")
