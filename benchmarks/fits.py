@@ -1,0 +1,119 @@
+"""Whether `fit` finds the largest batch that trains: ``python -m benchmarks.fits``.
+
+Three models of two ranks each with so much memory and no more: `fit` with no headroom, against a bisection whose every
+step is a launch of its own that must train to its end. Prints and writes benchmarks/results/fits.json and fits.md. With
+``--check``, a batch that does not train, or one that is under 0.9 of the largest, is exit status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.publishing import parser, publish
+from benchmarks.timing import machine
+from tests.cli.test_fit import MODELS, TRAINING
+from tests.hosts.launching import clean_environment, ddplaunch
+
+DEADLINE_S, MEMORY, STEPS = 900, "600MiB", 12
+CONV = """
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 16, 3))
+model, shape = DistributedDataParallel(model), (3, 64, 64)
+"""
+SETTINGS = {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+
+
+def fitted(folder: Path) -> dict[str, Any]:
+    """Return what `fit` found: its largest batch, the number of its trials, and how long it took (s)."""
+    words = ("2", "--device", "cpu", "--memory", MEMORY, "--headroom", "0", "--steps", str(STEPS), "--json")
+    began = time.monotonic()
+    done = subprocess.run(
+        ddplaunch("fit", *words, "--", "train.py"),
+        cwd=folder,
+        env=clean_environment(**SETTINGS),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    took_s = time.monotonic() - began
+    if done.returncode:
+        return {"batch": 0, "trials": 0, "took_s": took_s, "said": done.stderr}
+    found = json.loads(done.stdout)
+    return {"batch": found["best"]["batch"], "trials": len(found["trials"]), "took_s": took_s}
+
+
+def trains(folder: Path, batch: int) -> bool:
+    """Say whether two ranks train this batch to their end in the memory."""
+    words = ("2", "--device", "cpu", "--memory", MEMORY, "--batch-size", str(batch), "--no-observe")
+    done = subprocess.run(
+        ddplaunch("run", *words, "--", "train.py"),
+        cwd=folder,
+        env=clean_environment(**SETTINGS),
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+def bisected(folder: Path) -> dict[str, Any]:
+    """Return the largest batch that trains, found by doubling and halving, the launches and how long it took (s)."""
+    began, fits, launches = time.monotonic(), 0, 0
+    over = 1
+    while trains(folder, over):
+        fits, over, launches = over, 2 * over, launches + 1
+    launches += 1
+    while over - fits > 1:
+        middle, launches = (fits + over) // 2, launches + 1
+        fits, over = (middle, over) if trains(folder, middle) else (fits, middle)
+    return {"batch": fits, "launches": launches, "took_s": time.monotonic() - began}
+
+
+def measured(model: str) -> dict[str, Any]:
+    """Return both answers on one model, and whether the batch that `fit` found trains by itself."""
+    ends = TRAINING.replace("step < 400", f"step < {STEPS}").replace("1000", "256")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.joinpath("train.py").write_text(TRAINING.replace("MODEL", model))
+        found = fitted(folder)
+        folder.joinpath("train.py").write_text(ends.replace("MODEL", model))
+        return {"fit": found, "bisection": bisected(folder), "trains": trains(folder, found["batch"])}
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Return both answers on each model side by side."""
+    lines = [f"{', '.join(machine().values())}; two ranks, {MEMORY} each", ""]
+    lines += [
+        "| model | `fit` | trials | time | bisection | launches | time | of the largest | trains |",
+        "|---" * 9 + "|",
+    ]
+    for model, each in found.items():
+        fit, other = each["fit"], each["bisection"]
+        ours = f"{fit['batch']} | {fit['trials']} | {fit['took_s']:.0f} s"
+        theirs = f"{other['batch']} | {other['launches']} | {other['took_s']:.0f} s"
+        lines.append(
+            f"| {model} | {ours} | {theirs} | {fit['batch'] / max(1, other['batch']):.2f} | "
+            f"{'yes' if each['trains'] else 'no'} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    """Measure and write."""
+    asked = parser(__doc__).parse_args()
+    found = {}
+    for name, model in {**MODELS, "conv": CONV}.items():
+        found[name] = measured(model)
+        publish("fits", table(found), found, write=not asked.no_write)
+    good = (each["trains"] and each["fit"]["batch"] >= 0.9 * each["bisection"]["batch"] for each in found.values())
+    return int(asked.check and not all(good))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
