@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -26,6 +27,14 @@ _VARIES = re.compile(
     r"0x[0-9a-fA-F]+|\b\d+(?:\.\d+)? ?(?:[KMGT]i?B|bytes|m?s|min|h)\b|\bpid:? ?\d+|\bport:? ?\d+"
     r"|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|(?<=:)\d{4,5}\b|/tmp/\S+|\S*/runs/\S+"
 )
+
+_LIBRARY = re.compile(
+    r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
+    r"|[\\/]ddplaunch[\\/]api[\\/]rank_call\.py$"
+)
+_PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
+_MOST_CALLS = 40
+_SOURCE = 160  # characters of a line of source
 
 
 @dataclass(frozen=True)
@@ -214,3 +223,28 @@ def echo_from_json(value: dict[str, Any]) -> Echo:
 
 def _evidence(value: dict[str, Any]) -> Evidence:
     return Evidence(value["file"], value["line"], value["text"])
+
+
+def own_frame(frames: Sequence[tuple[str, int, str]]) -> str | None:
+    """Return the last frame of the user's own code, "train.py:31 in main", or None."""
+    return next((_place(frame) for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
+
+
+def _place(frame: tuple[str, int, str]) -> str:
+    file, number, function = frame
+    name = re.split(r"[\\/]", file)[-1]
+    return f"{name}:{number} in {function}" if function and function != "<module>" else f"{name}:{number}"
+
+
+def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -> tuple[UserCall, ...]:
+    """Return the calls in the user's own code, outermost first, those in libraries between them counted."""
+    calls: list[UserCall] = []
+    for frame, source in zip(frames, (*sources, *("" for _ in frames)), strict=False):
+        if not _LIBRARY.search(frame[0]):
+            calls.append(UserCall(_place(frame), source[:_SOURCE]))
+        elif calls:
+            package, last = _PACKAGE.search(frame[0]), calls[-1]
+            known = [] if last.library in ("", "Python") else last.library.split(", ")
+            names = dict.fromkeys([*known, *([package[1]] if package else [])])
+            calls[-1] = replace(last, folded=last.folded + 1, library=", ".join(names) or "Python")
+    return tuple(calls[-_MOST_CALLS:])

@@ -611,3 +611,49 @@ def test_an_error_in_a_warning_of_python_did_not_end_a_training_that_is_done() -
     assert diagnosed(warned + raised(0, "RuntimeError: CUDA out of memory. Tried to allocate 3 GiB")).code.startswith(
         "cuda"
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("Error 804: forward compatibility was attempted on non supported HW", "driver-too-old"),
+        ("The NVIDIA driver on your system is too old (found version 11040).", "driver-too-old"),
+        ("Error 802: system not yet initialized", "fabric-manager-down"),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", None),
+    ],
+)
+@pytest.mark.parametrize(
+    ("raises", "otherwise"),
+    [
+        ("RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "nccl-unavailable"),
+        ("RuntimeError: No CUDA GPUs are available", "cuda-unavailable"),
+    ],
+)
+def test_a_warning_that_cuda_did_not_start_is_why_there_is_no_gpu(
+    reason: str, code: str | None, raises: str, otherwise: str
+) -> None:
+    warned = (
+        f"{TORCH}/cuda/__init__.py:138: UserWarning: CUDA initialization: {reason} (Triggered internally at a.cpp)\n"
+    )
+    assert diagnosed(warned + raised(0, raises)).code == (code or otherwise)
+    assert diagnosed(raised(0, raises)).code == otherwise
+
+
+def test_a_layer_of_another_size_is_named_with_both_sizes() -> None:
+    head = "RuntimeError: Error(s) in loading state_dict for Net:\n"
+    sizes = "copying a param with shape torch.Size([10, 8]) from checkpoint, the shape in current model is torch.Size("
+    found = diagnosed(raised(0, head + f"\tsize mismatch for fc.weight: {sizes}[12, 8])."))
+    assert found.what.endswith("Net: `fc.weight` is [10, 8] in the file and [12, 8] in the model")
+    assert "strict=False" in found.fixes[-1] and "module." not in " ".join(found.fixes)
+    other = diagnosed(raised(0, head + '\tMissing key(s) in state_dict: "module.fc.weight".'))
+    assert "module." in other.fixes[0]
+
+
+def test_the_exception_of_a_task_of_ray_is_the_one_that_its_script_raised() -> None:
+    frames = '  File "/opt/env/lib/python3.11/site-packages/ray/_private/worker.py", line 9, in get\n    x = f()\n'
+    ray = "ray.exceptions.RayTaskError(KeyError): ray::_Worker.next() (pid=41023, ip=10.0.1.8)\n"
+    own = '  File "/srv/sft.py", line 52, in train_func\n    texts = [row["messages"] for row in batch]\n'
+    head = "Traceback (most recent call last):\n"
+    found = diagnosed(head + frames + ray + frames + ray + own + "KeyError: 'messages'\n")
+    assert found.what == "KeyError: 'messages' at sft.py:52 in train_func"
+    assert diagnosed(head + frames + ray).what.startswith("RayTaskError(KeyError)")

@@ -67,7 +67,7 @@ def test_keeps_its_word(signature: Signature) -> None:
 
 @pytest.mark.parametrize(("family", "line", "code"), LOOK_ALIKES)
 def test_neighbours_are_told_apart(family: str, line: str, code: str | None) -> None:
-    found = [each for each in SIGNATURES[family] if matched(each, line) is not None]
+    found = [each for each in SIGNATURES[family] if alone(each) and matched(each, line) is not None]
     best = min(found, key=lambda each: each.tier).code if found else None
     assert best == code
 
@@ -83,22 +83,25 @@ def test_memory_is_measured() -> None:
     assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
 
 
+def alone(signature: Signature) -> bool:
+    """Say whether one line shows it, without others of the log."""
+    return not (signature.log_with or signature.log_by_several)
+
+
 def shown(text: str) -> list[Signature]:
     hits = matcher().hits(Line(0, "train.log", 1, text, NOBODY))
-    return [hit.signature for hit in hits if not hit.signature.log_by_several]  # one line is not several
+    return [hit.signature for hit in hits if alone(hit.signature)]
 
 
 def test_every_example_is_told_by_its_own_code_among_all_signatures() -> None:
-    alone = [each for each in all_signatures() if each.is_root and not each.log_by_several]
-    roots = [(each.code, text) for each in alone for text in each.examples]
+    roots = [(each.code, text) for each in all_signatures() if each.is_root and alone(each) for text in each.examples]
     assert [(code, text) for code, text in roots if shown(text)[0].code != code] == []
 
 
 @pytest.mark.slow
 def test_no_line_is_skipped_that_a_signature_matches() -> None:
     for text in dict.fromkeys(text for each in all_signatures() for text in (*each.examples, *each.near_misses)):
-        alone = [each for each in all_signatures() if not each.log_by_several]  # as `shown` takes them
-        found = [each for each in alone if matched(each, text) is not None]
+        found = [each for each in all_signatures() if alone(each) and matched(each, text) is not None]
         assert shown(text) == sorted(found, key=lambda each: each.tier), text
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.diagnosis import UserCall
-from ddplaunch.explain.read.traceback import Traceback, Tracebacks, own_frame
+from ddplaunch.explain.diagnosis import UserCall, own_frame
+from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from tests.explain.logs import TORCH, lines_of, lost, raised
 
 

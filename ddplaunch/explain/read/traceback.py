@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.diagnosis import Raised, UserCall
+from ddplaunch.explain.diagnosis import Raised, UserCall, own_frame, user_calls
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.values.frozen import dataclass
 
@@ -24,6 +24,7 @@ _AT_ONCE = re.compile(r"^(?:: )?(((?:[a-z_]\w*\.)*[A-Z][A-Za-z]{0,60}?(?:Error|E
 _RAISES = re.compile(r"(?:^|[:;] *)raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
 _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _GROUPED = re.compile(r"ExceptionGroup$")
+_FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
 #: The exception in the error file of a rank, as old versions of torchrun print it.
@@ -34,12 +35,6 @@ _LOGGED = re.compile(
     r"\b(?:WARNING|WARN|DEBUG)\b"
     r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing)\b)"
 )
-_LIBRARY = re.compile(
-    r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
-    r"|[\\/]ddplaunch[\\/]api[\\/]rank_call\.py$"
-)
-_PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
-_MOST_CALLS = 40
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
 )
@@ -55,7 +50,7 @@ _WORKER = "DataLoader worker (pid"
 _STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
 _NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
-_SOURCE = 160  # characters of a line of source
+_WIDEST = 640  # characters of a line that several may have written
 _EMPTY = 2  # empty lines that a message may begin with
 _FOREIGN = 12  # lines of others that may stand inside a traceback
 
@@ -196,6 +191,11 @@ class _Open:
         """Whether a group of exceptions has been printed, whose members follow."""
         return any(_GROUPED.search(each.raised.type) for each in self.parts)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an exception is to come."""
+        return self.header or not self.parts or self.link == "original"
+
     def called(self) -> tuple[tuple[tuple[str, int, str], ...], tuple[str, ...]]:
         return tuple(self.frames), tuple(self.sources)
 
@@ -287,7 +287,7 @@ class Tracebacks:
             state = self._open[line.speaker] = _Open()  # the head was cut off
             state.first, state.at = line.at, line
         state.take_words(line)
-        if match and (state.header or not state.parts):
+        if match and state.waiting:
             state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
             state.sources.append("")
         elif state.sources and not state.sources[-1] and not _MARKS.match(text):
@@ -300,8 +300,7 @@ class Tracebacks:
         if chained and state.parts:
             state.link, state.header, state.seen = chained[0], False, line.at
             return
-        waiting = state.header or not state.parts
-        if waiting:
+        if waiting := state.waiting:
             text = _as_python_prints(text, state, line.at)
         match = _RAISED.match(text) if waiting else None
         if match is None and state.header and state.frames and line.at == state.seen + 1:
@@ -323,6 +322,8 @@ class Tracebacks:
         state.parts.append(ChainedException(raised, line, state.first, state.link, *state.called()))
         state.header, state.link, state.seen = False, "", line.at
         state.wordless = match.group(2) == ""
+        if _FROM_RAY.search(raised.type):  # the frames of the task that it is from follow without a head
+            state.link, state.first, state.frames, state.sources = "original", line.at + 1, [], []
 
     def _bare(self, line: Line, text: str) -> None:
         match = _RAISED.match(text)
@@ -360,7 +361,7 @@ def _as_python_prints(text: str, state: _Open, at: int) -> str:
     itself, as hooks for uncaught exceptions do, leaves the type to the line of source that raised it.
     """
     text = _SPACED.sub(r"\1: ", text)
-    if text.count("Error") + text.count("Exception") > 1 and (match := _AT_ONCE.match(text[: 4 * _SOURCE])):
+    if text.count("Error") + text.count("Exception") > 1 and (match := _AT_ONCE.match(text[:_WIDEST])):
         return f"{match[2]}: {_once(match[3], len(match[1]) // len(match[2]))}"
     if state.header or not state.sources or at != state.seen + 1 or _NAMED.match(text):
         return text
@@ -372,28 +373,3 @@ def _once(text: str, times: int) -> str:
     """Return what ``times`` writers wrote one after the other, once where they all wrote the same."""
     part = text[: len(text) // times]
     return part if part * times == text else text
-
-
-def own_frame(frames: Sequence[tuple[str, int, str]]) -> str | None:
-    """Return the last frame of the user's own code, "train.py:31 in main", or None."""
-    return next((_place(frame) for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
-
-
-def _place(frame: tuple[str, int, str]) -> str:
-    file, number, function = frame
-    name = re.split(r"[\\/]", file)[-1]
-    return f"{name}:{number} in {function}" if function and function != "<module>" else f"{name}:{number}"
-
-
-def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -> tuple[UserCall, ...]:
-    """Return the calls in the user's own code, outermost first, those in libraries between them counted."""
-    calls: list[UserCall] = []
-    for frame, source in zip(frames, (*sources, *("" for _ in frames)), strict=False):
-        if not _LIBRARY.search(frame[0]):
-            calls.append(UserCall(_place(frame), source[:_SOURCE]))
-        elif calls:
-            package, last = _PACKAGE.search(frame[0]), calls[-1]
-            known = [] if last.library in ("", "Python") else last.library.split(", ")
-            names = dict.fromkeys([*known, *([package[1]] if package else [])])
-            calls[-1] = replace(last, folded=last.folded + 1, library=", ".join(names) or "Python")
-    return tuple(calls[-_MOST_CALLS:])

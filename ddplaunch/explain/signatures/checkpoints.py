@@ -39,6 +39,27 @@ SIGNATURES: tuple[Signature, ...] = (
         code="checkpoint-mismatch",
         tier=Tier.CAUSE,
         patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),
+        log_with=(
+            r"size mismatch for (?P<key>[\w.]+): copying a param with shape (?:torch\.Size\()?(?P<saved>\[[\d, ]*\])"
+            r"\)? from checkpoint, the shape in current model is (?:torch\.Size\()?(?P<built>\[[\d, ]*\])",
+        ),
+        what="the checkpoint does not fit the model {model}: `{key}` is {saved} in the file and {built} in the model",
+        why="names are found, sizes differ: the model was built with another configuration than the one that was "
+        "saved (vocabulary, classes, width), or a layer was resized before it was loaded",
+        fixes=(
+            "build the model with the configuration that the checkpoint was trained with",
+            "load first and resize then: `from_pretrained(…)` and `model.resize_token_embeddings(len(tokenizer))`",
+            "begin this layer anew: `ignore_mismatched_sizes=True`, or leave `{key}` out of the dict and load with "
+            "`strict=False`",
+        ),
+        examples=("RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:",),
+        near_misses=("size mismatch for fc.weight: copying a param with shape [10, 8] from checkpoint",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
+    ),
+    Signature(
+        code="checkpoint-mismatch",
+        tier=Tier.CAUSE,
+        patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),
         what="the checkpoint does not fit the model {model}",
         why=_FIT_WHY,
         fixes=_FIT_FIXES,

@@ -225,6 +225,30 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"one of the variables needed for gradient computation has been modified by an inplace operation: "
+            r"\[(?P<tensor>[\w.]+(?: \[[^\]]*\])?)\], which is output \d+ of (?!AsStrided)"
+            r"(?P<function>\w+), is at version (?P<version>\d+); expected version (?P<expected>\d+)",
+        ),
+        what="the output of `{function}` ({tensor}) was changed in place before backward used it: version {version}, "
+        "expected {expected}",
+        why="a gradient is computed from that output; `x += y`, `x[i] = …`, `x.add_(…)` or `inplace=True` behind the "
+        "operation overwrote it",
+        fixes=(
+            "look for what changes it: write `x = x + y` for `x += y`, `inplace=False`, or `x = x.clone()` before",
+            "find it: `torch.autograd.set_detect_anomaly(True)` prints the line of the forward pass",
+        ),
+        examples=(
+            "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace "
+            "operation: [torch.FloatTensor [2, 4]], which is output 0 of ReluBackward0, is at version 1; expected "
+            "version 0 instead.",
+        ),
+        near_misses=("[torch.FloatTensor [10, 10]], which is output 0 of AsStridedBackward0, is at version 2",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/saved_variable.cpp",
+    ),
+    Signature(
+        code="inplace-modification",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"one of the variables needed for gradient computation has been modified by an inplace operation: "
             r"\[(?P<tensor>[\w.]+(?: \[[^\]]*\])?)\],?"
             r".*? is at version (?P<version>\d+); expected version (?P<expected>\d+)",
         ),

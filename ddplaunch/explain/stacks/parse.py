@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from ddplaunch.explain.diagnosis import UserCall
+from ddplaunch.explain.diagnosis import UserCall, user_calls
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.traceback import user_calls
 from ddplaunch.values.frozen import dataclass
 
 _THREAD = re.compile(

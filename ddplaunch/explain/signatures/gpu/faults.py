@@ -18,7 +18,23 @@ _ASYNC = "the Python frame is only where the error was noticed: kernels run asyn
 #: A warning that CUDA cannot be used is no cause where something else ended the run.
 _OTHER_EXCEPTION = r"^(?!.*(?:NCCL|nccl|CUDA|cuda|GPU|gpu|driver|NVIDIA|ChildFailed))[\w.]*(?:Error|Exception)\b: \S"
 _DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
+FIT_WHY = "kernel module, libcuda (also one from a compat directory) and the CUDA of torch must fit each other"
+FIT_FIXES = (
+    "compare `cat /proc/driver/nvidia/version` with `nvidia-smi`; after a driver update reboot or reload the modules",
+    "remove `/usr/local/cuda/compat` from LD_LIBRARY_PATH",
+    "install a torch for an older CUDA",
+    _DOCTOR,
+)
 
+FABRIC_WHY = (
+    "on NVSwitch systems (HGX, DGX) CUDA starts only after nvidia-fabricmanager of the driver's own version has set up "
+    "the fabric"
+)
+FABRIC_FIXES = (
+    "`systemctl status nvidia-fabricmanager`; start it: `sudo systemctl enable --now nvidia-fabricmanager`",
+    "its version must equal the driver's: compare `nv-fabricmanager --version` with `nvidia-smi`",
+    "where only NVLink SHARP fails: `--env NCCL_NVLS_ENABLE=0`",
+)
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="driver-too-old",
@@ -55,14 +71,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         log_unless=(_OTHER_EXCEPTION,),
         what="driver and CUDA do not fit: `{line}`",
-        why="kernel module, libcuda (also one from a compat directory) and the CUDA of torch must fit each other",
-        fixes=(
-            "compare `cat /proc/driver/nvidia/version` with `nvidia-smi`; after a driver update reboot or reload "
-            "the modules",
-            "remove `/usr/local/cuda/compat` from LD_LIBRARY_PATH",
-            "install a torch for an older CUDA",
-            _DOCTOR,
-        ),
+        why=FIT_WHY,
+        fixes=FIT_FIXES,
         examples=(
             "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
             "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted "
@@ -174,13 +184,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         log_unless=(_OTHER_EXCEPTION,),
         what="the NVSwitch fabric is not ready: `{line}`",
-        why="on NVSwitch systems (HGX, DGX) CUDA starts only after nvidia-fabricmanager of the driver's own version "
-        "has set up the fabric",
-        fixes=(
-            "`systemctl status nvidia-fabricmanager`; start it: `sudo systemctl enable --now nvidia-fabricmanager`",
-            "its version must equal the driver's: compare `nv-fabricmanager --version` with `nvidia-smi`",
-            "where only NVLink SHARP fails: `--env NCCL_NVLS_ENABLE=0`",
-        ),
+        why=FABRIC_WHY,
+        fixes=FABRIC_FIXES,
         examples=(
             "RuntimeError: CUDA driver error: system not yet initialized",
             "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",

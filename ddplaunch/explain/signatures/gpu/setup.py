@@ -2,12 +2,61 @@
 
 from __future__ import annotations
 
+from ddplaunch.explain.signatures.gpu.faults import FABRIC_FIXES, FABRIC_WHY, FIT_FIXES, FIT_WHY
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
 _GLOO = "to train without GPUs: `--device cpu` and `init_process_group('gloo')`"
 
+#: What a rank raises that was told only by a warning, lines before, why it has no GPU.
+_NO_GPU = (
+    r"ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+    r"No CUDA GPUs are available",
+    r"torch\.cuda\.is_available\(\) is False",
+)
+_NOT_STARTED = r"CUDA initialization: .*?(?P<reason>{})"
+
 SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code="driver-too-old",
+        tier=Tier.CAUSE,
+        patterns=_NO_GPU,
+        unless=(r"Warning",),
+        log_with=(
+            _NOT_STARTED.format(
+                r"forward compatibility was attempted on non supported HW|Driver/library version mismatch"
+                r"|The NVIDIA driver on your system is too old(?: \(found version \d+\))?"
+                r"|CUDA driver version is insufficient for CUDA runtime version|system has unsupported display driver"
+            ),
+        ),
+        what="CUDA could not start, so there is no GPU: `{reason}`",
+        why=FIT_WHY,
+        fixes=FIT_FIXES,
+        examples=(
+            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+        ),
+        near_misses=("UserWarning: CUDA initialization: No CUDA GPUs are available",),
+        source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAFunctions.cpp",
+    ),
+    Signature(
+        code="fabric-manager-down",
+        tier=Tier.CAUSE,
+        patterns=_NO_GPU,
+        unless=(r"Warning",),
+        log_with=(_NOT_STARTED.format("system not yet initialized"),),
+        what="CUDA could not start, so there is no GPU: `{reason}`",
+        why=FABRIC_WHY,
+        fixes=FABRIC_FIXES,
+        examples=(
+            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+        ),
+        near_misses=("UserWarning: CUDA initialization: No CUDA GPUs are available",),
+        source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
+    ),
     Signature(
         code="cuda-unavailable",
         tier=Tier.CAUSE,
