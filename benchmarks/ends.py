@@ -101,7 +101,7 @@ def main() -> None:
     options = parser.parse_args()
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
     counts: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    began, loads, ways = time.monotonic(), [], list(WAYS)
+    began, loads, ways = time.monotonic(), [os.getloadavg()[0]], list(WAYS)
     chosen = {name: each for name, each in PROGRAMS.items() if options.only in name}
     text = ""
     try:
