@@ -300,7 +300,8 @@ def line_text(text: str, width: int) -> str:
 
 #: What `outcome_text` begins with, and the finding below it, in a log of any width.
 _TOLD = re.compile(
-    r"^ddplaunch: (?:failed|killed)[^\n]*\n(?: [^\n]*\n)*error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)", re.MULTILINE
+    r"^ddplaunch: (?:failed|killed|stopped)[^\n]*\n(?: [^\n]*\n)*error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)",
+    re.MULTILINE,
 )
 _LABEL = re.compile(r"^ +(-->|evidence:|followed by:|why:|fix:|or:) ", re.MULTILINE)
 

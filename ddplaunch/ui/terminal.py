@@ -111,6 +111,9 @@ def write(text: str, stream: TextIO | None = None, control: str = "") -> bool:
     except BrokenPipeError:
         _discard(stream)
         return False
+    except OSError:
+        _discard(stream)  # Python 3.14 would write it again as it ends, and end with 120
+        raise
     except ValueError:  # I/O operation on closed file
         return False
     return True

@@ -83,6 +83,7 @@ def test_a_process_that_the_rank_forked_leaves_no_note(tmp_path: Path) -> None:
         ("import sys; sys.exit('no data')", "through"),
         ("raise SystemExit(main())", "through"),
         ("def main(): return 0\nexit(main())", "through"),
+        ("raise SystemExit(main() + 3)", "through"),
     ],
 )
 def test_a_rank_that_may_be_aborted_notes_whether_it_ended_well(tmp_path: Path, program: str, note: str) -> None:

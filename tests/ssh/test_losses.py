@@ -115,3 +115,54 @@ def _explained(made: Lab, run_id: str) -> str:
     """Return what `explain` says where launches are typed."""
     done = made.login.run(ddplaunch("explain", run_id), made.work, clean_environment())
     return " ".join((done.stdout + done.stderr).split())
+
+
+#: Rank 1 fills the disk of its record, or finds it full or read-only, and then fails or ends well.
+FILLS = """
+import os, sys, time
+what, end = sys.argv[1:]
+if os.environ["RANK"] == "0":
+    time.sleep(1 if end == "well" else 120)
+    sys.exit()
+if what == "filled":
+    time.sleep(2)  # as a training, which does not fail before its record is begun
+    with open(".ddplaunch/model.pt", "wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 65536)
+print("the pet is not known", file=sys.stderr, flush=True)
+if end == "fails":
+    {}["bird"]
+"""
+
+
+def test_whatever_the_disk_of_a_host_takes_the_launcher_has_the_diagnosis(tmp_path: Path) -> None:
+    cases = (
+        ("filled", "fails", "disk-full"),
+        ("full", "fails", "script-exception"),
+        ("read-only", "fails", "script-exception"),
+        ("full", "well", None),
+    )
+    with lab(2, tmp_path) as made:
+        made.write("fills.py", FILLS)
+        host = made.hosts[1]
+        (made.own(host) / ".ddplaunch").mkdir()
+        for what, end, code in cases:
+            ready = "mount -t tmpfs -o size=16m none .ddplaunch"
+            if what == "full":
+                ready += "; head -c 20000000 /dev/zero > .ddplaunch/old; true"
+            if what == "read-only":
+                ready += " && mount -o remount,ro .ddplaunch"
+            there = host.run(["sh", "-c", ready], made.work, clean_environment())
+            assert there.returncode == 0, there.stderr
+            run_id = f"{what}-{end}"
+            run = Launched(made, run_id, "2x1", "--no-checks", script=("fills.py", what, end))
+            assert run.ended() == (1 if code else 0), run.said
+            made.nothing_left(run_id, 30)
+            if what != "filled":  # its record was begun, and held room for the last words
+                assert f"{host.name}: its record was not brought" in run.flat
+            found = run.outcome["diagnosis"]
+            if code is None:
+                assert found is None
+            else:
+                assert (found["code"], found["rank"], found["host"]) == (code, 1, host.name), run.said
+                assert f"error[{code}]: " in _explained(made, run_id)

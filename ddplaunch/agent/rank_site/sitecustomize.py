@@ -197,6 +197,8 @@ def _raises_system_exit() -> bool:
     raises, library = re.compile(rb"SystemExit\s*\(|raise\s+SystemExit|(?<![\w.])(?:exit|quit)\s*\("), os.__file__
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
+        if name == "__main__" and sys.version_info >= (3, 14):  # it forgets its file before a SystemExit ends it
+            file = file or getattr(getattr(module, "__loader__", None), "path", None) or ""
         own = file.startswith(os.path.dirname(library)) or "-packages" in file or _HERE in file  # noqa: PTH120
         if not own and file.endswith(".py") and not name.startswith("ddplaunch"):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -134,13 +135,14 @@ def _read(name: str) -> bytes:
     """Return the bytes of a script. Raises UsageError for what is none."""
     path = Path(name)
     try:
-        if not path.is_file():
-            raise _no_script(
-                name, "is a directory" if path.is_dir() else "is no plain file" if path.exists() else "does not exist"
-            )
-        if path.stat().st_size > _LARGEST:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise _no_script(name, "is a directory" if stat.S_ISDIR(about.st_mode) else "is no plain file")
+        if about.st_size > _LARGEST:
             raise _no_script(name, "is larger than 64 MiB")
         data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as problem:
+        raise _no_script(name, "does not exist") from problem
     except OSError as problem:
         raise _no_script(name, f"cannot be read: {problem.strerror}") from problem
     return _text(name, data)

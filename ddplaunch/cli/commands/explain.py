@@ -57,7 +57,7 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         base = runs_directory(os.environ, run_dir, Path.cwd())
         if len(targets) == 2 and (runs := _two_runs(targets, base)):
             return _compared(runs, bool(json))
-        if len(targets) == 1 and not Path(targets[0]).exists() and (job := job_meant(base, targets[0])) is not None:
+        if len(targets) == 1 and not _is_there(Path(targets[0])) and (job := job_meant(base, targets[0])) is not None:
             return explain_job(job, bool(json))
         with ExitStack() as stack:
             subject = _subject(targets, base, stack)
@@ -238,12 +238,21 @@ def _subject(targets: list[str], base: Path, stack: ExitStack) -> Subject:
         path = Path(targets[0])
         if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
             return _recorded(yours(path.resolve()), stack)
-        if not path.exists():
+        if not _is_there(path):
             found = _job(targets[0], base) or _run(targets[0], base)
             return _recorded(found, stack) if found.is_dir() else named_files([str(found)])
         if (recorded := _run_of_log(path, base)) is not None:
             return _recorded(recorded, stack)
     return named_files(targets)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is such a file. Raises OSError, which `Path.exists` keeps to itself since Python 3.14."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _recorded(directory: Path, stack: ExitStack) -> Subject:

@@ -24,6 +24,7 @@ from ddplaunch.records.hosts_record import merged_attempts
 from ddplaunch.records.launchers import Launched, read_launched
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.records.run_states import summary
+from ddplaunch.ui.outcome_view import told_in_log
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.words import duration_text, host_name, listed, signal_name
 
@@ -226,6 +227,8 @@ def _explain(
             found = Explanation(None)
         if found.diagnosis is not None and (found.diagnosis.rank is not None or own is None):
             return replace(found, diagnosis=_with_host(found.diagnosis, outcomes, ends, end))
+    if own is None:
+        own = told_in_log(end.said.decode(errors="replace"), end.name)  # its disk took no record, but it said why
     if own is not None:
         return Explanation(replace(own, host=end.name))
     return Explanation(_nothing_known(end))

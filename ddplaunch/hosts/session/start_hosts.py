@@ -22,6 +22,7 @@ _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come 
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
 _RECORD_S = 60.0  # how long the records of all hosts may take
 _TURN_S = 0.2
+_SAID = 1 << 16
 _QUIET_S = 2.0  # after Ctrl-C, before it is said what is waited for
 
 
@@ -31,7 +32,7 @@ class HostEnd:
 
     ``told`` is the signal with which the launcher had asked it to end, None for none. ``heard_s`` is when it was last
     heard, an epoch. ``still_s`` is how long this launcher itself had stood still before the host was lost, 0 if it had
-    not.
+    not. ``said`` is the end of its stderr, 64 KiB at most.
     """
 
     node: int
@@ -42,6 +43,7 @@ class HostEnd:
     heard_s: float = 0.0
     recorded: bool = False
     still_s: float = 0.0
+    said: bytes = b""
 
     @property
     def ended(self) -> bool:
@@ -103,6 +105,8 @@ class LaunchOnHosts:
             self._session_over(link)
         elif event.kind in (Kind.OUT, Kind.ERR):
             self._show(known.node, "out" if event.kind is Kind.OUT else "err", event.body)
+            if event.kind is Kind.ERR:
+                self._note(link, said=(known.said + event.body)[-_SAID:])
         elif event.kind is Kind.ENDED:
             status = _status_in(event.body)
             if status is None:
