@@ -69,11 +69,12 @@ def missing() -> str | None:
 class Cluster:
     """``with Cluster(folder, nodes=2) as cluster``: up until the end of the block.
 
-    A node has 16 CPUs that it does not have, unless it is to bind tasks: then those of this machine.
+    A node has 16 CPUs that it does not have, unless it is to bind tasks: then those of this machine. A node that
+    ``confines`` jobs has the kernel kill what takes more than their memory, by a cgroup for each.
     """
 
-    def __init__(self, folder: Path, nodes: int, *, binds: bool = False) -> None:
-        self.folder, self.nodes, self._binds = folder, nodes, binds
+    def __init__(self, folder: Path, nodes: int, *, binds: bool = False, confines: bool = False) -> None:
+        self.folder, self.nodes, self._binds, self._confines = folder, nodes, binds, confines
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Cluster:
@@ -95,6 +96,9 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._confines:  # slurmd leaves these behind
+            for left in Path("/sys/fs/cgroup").glob("*/slurm_vn*"):
+                left.rmdir()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -160,12 +164,17 @@ class Cluster:
         general = _CONFIGURATION.format(folder=self.folder, host=host, port=ports[0])
         if self._binds:
             general = general.replace("task/none", "task/affinity")
+        cgroups = "CgroupPlugin=cgroup/v1\n"
+        if self._confines:
+            general = general.replace("task/none", "task/cgroup").replace("=CR_Core", "=CR_Core_Memory")
+            general = general.replace("proctrack/linuxproc", "proctrack/cgroup")
+            cgroups += "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n"
         (self.folder / "slurm.conf").write_text(general + "\n".join(lines) + "\n")
         (self.folder / "gres.conf").write_text(
             "AutoDetect=off\n"
             f"NodeName=vn[1-{self.nodes}] Name=gpu Type=h100 File={self.folder}/dev/nvidia[0-{GPUS - 1}]\n"
         )
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (self.folder / "cgroup.conf").write_text(cgroups)
         names = [f"127.0.0.1 vn{node}\n" for node in self._numbers]
         (self.folder / "hosts").write_text(Path("/etc/hosts").read_text() + "\n" + "".join(names))
 

@@ -377,3 +377,35 @@ def _folder(pid: str) -> Path | None:
         return Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return None
+
+
+#: Rank 1 takes memory until the kernel ends it.
+TAKES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+kept = []
+while dist.get_rank() == 1:
+    kept.append(b"x" * (1 << 20))
+dist.barrier()
+"""
+
+
+def test_a_job_that_takes_more_memory_than_slurm_gave_it_is_ended_by_the_kernel_and_says_so(tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        skip(reason)
+    if not Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists():
+        pytest.skip("this Slurm confines jobs by cgroups of version 1, which this kernel has not mounted")
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "train.py").write_text(TAKES)
+    with Cluster(tmp_path / "slurm", nodes=1, confines=True) as confining:
+        words = ("submit", "2", "--device", "cpu", "--mem", "1200M", "--wait", *HERE, "--", "train.py")
+        done = confining.ddplaunch(*words, cwd=place, timeout_s=240)
+        job = re.search(r"submitted job (\d+)", done.stderr)
+        assert done.returncode == 137 and job is not None, done.stderr
+        outcome = json.loads((place / f".ddplaunch/runs/slurm-{job[1]}.0/outcome.json").read_text())
+        assert (outcome["diagnosis"]["code"], outcome["diagnosis"]["rank"]) == ("host-out-of-memory", 1)
+        for word in (job[1], f"slurm-{job[1]}.out"):
+            assert "error[host-out-of-memory]: " in confining.ddplaunch("explain", word, cwd=place).stdout
+        assert not _left(place)
