@@ -27,22 +27,25 @@ CONV = """
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 16, 3))
 model, shape = DistributedDataParallel(model), (3, 64, 64)
 """
-SETTINGS = {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 
 
-def fitted(folder: Path, *options: str) -> dict[str, Any]:
-    """Return what `fit` found: its largest batch, the number of its trials, and how long it took (s)."""
-    words = ("2", "--device", "cpu", "--memory", MEMORY, "--steps", str(STEPS), "--json", *options)
-    began = time.monotonic()
-    done = subprocess.run(
-        ddplaunch("fit", *words, "--", "train.py"),
+def launched(folder: Path, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``ddplaunch COMMAND`` on two ranks with the memory, to its end."""
+    return subprocess.run(
+        ddplaunch(command, "2", "--device", "cpu", "--memory", MEMORY, *words, "--", "train.py"),
         cwd=folder,
-        env=clean_environment(**SETTINGS),
+        env=clean_environment(NO_COLOR="1", OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
+
+
+def fitted(folder: Path, *options: str) -> dict[str, Any]:
+    """Return what `fit` found: its largest batch, the number of its trials, and how long it took (s)."""
+    began = time.monotonic()
+    done = launched(folder, "fit", "--steps", str(STEPS), "--json", *options)
     took_s = time.monotonic() - began
     if done.returncode:
         return {"batch": 0, "trials": 0, "took_s": took_s, "said": done.stderr}
@@ -52,16 +55,7 @@ def fitted(folder: Path, *options: str) -> dict[str, Any]:
 
 def trains(folder: Path, batch: int) -> bool:
     """Say whether two ranks train this batch to their end in the memory."""
-    words = ("2", "--device", "cpu", "--memory", MEMORY, "--batch-size", str(batch), "--no-observe")
-    done = subprocess.run(
-        ddplaunch("run", *words, "--", "train.py"),
-        cwd=folder,
-        env=clean_environment(**SETTINGS),
-        capture_output=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    return done.returncode == 0
+    return launched(folder, "run", "--batch-size", str(batch), "--no-observe").returncode == 0
 
 
 def bisected(folder: Path) -> dict[str, Any]:

@@ -405,15 +405,13 @@ def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
     """PYTHONPATH, sys.path, and another sitecustomize are as they would be; what the rank starts has no part in it."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = True\n")
     (tmp_path / "probe.py").write_text(
+        # ctypes by itself: some versions of libffi keep a file open
         "import ctypes, json, os, subprocess, sys\nsees = [os.environ.get('PYTHONPATH'), sys.path, "
         "getattr(sys, 'theirs', False), sorted(name for name in os.environ if name.startswith('DDPLAUNCH')), "
         "os.dup(0)]\nprint(json.dumps(sees))\n"
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "DDPLAUNCH"))}
-    for before in (
-        {},
-        {"PYTHONPATH": str(tmp_path)},
-    ):  # ctypes is imported by both: some versions of libffi keep a file
+    for before in ({}, {"PYTHONPATH": str(tmp_path)}):
         seen = []
         for more in ({}, taking_part({**environ, **before}, stacks=True)):
             command = [sys.executable, "-u", str(tmp_path / "probe.py")]

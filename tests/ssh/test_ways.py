@@ -90,6 +90,8 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         assert run.ended() == 1, run.said
         assert "[alpha1] error[script-exception]: RuntimeError: bad batch at bad.py:3" in run.said
         assert "incomplete: alpha1: its record was not brought" in run.flat
+        found = run.outcome["diagnosis"]
+        assert (found["code"], found["rank"], found["host"]) == ("script-exception", 1, host.name), run.said
     finally:
         host.run(["mount", "-o", "remount,bind,rw", str(debian.work)], Path("/"), clean_environment())
 

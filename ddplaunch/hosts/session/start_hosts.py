@@ -100,13 +100,12 @@ class LaunchOnHosts:
         link, known = event.link, self._known.get(event.link)
         if known is None or known.done:
             return
-        self._note(link, heard_s=time.time())
+        said = (known.said + event.body)[-_SAID:] if event.kind is Kind.ERR else known.said
+        self._note(link, heard_s=time.time(), said=said)
         if event.kind is None:
             self._session_over(link)
         elif event.kind in (Kind.OUT, Kind.ERR):
             self._show(known.node, "out" if event.kind is Kind.OUT else "err", event.body)
-            if event.kind is Kind.ERR:
-                self._note(link, said=(known.said + event.body)[-_SAID:])
         elif event.kind is Kind.ENDED:
             status = _status_in(event.body)
             if status is None:

@@ -17,13 +17,13 @@ _TAKE_OUT = (
 _ASYNC = "the Python frame is only where the error was noticed: kernels run asynchronously"
 #: A warning that CUDA cannot be used is no cause where something else ended the run.
 _OTHER_EXCEPTION = r"^(?!.*(?:NCCL|nccl|CUDA|cuda|GPU|gpu|driver|NVIDIA|ChildFailed))[\w.]*(?:Error|Exception)\b: \S"
-_DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
+DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
 FIT_WHY = "kernel module, libcuda (also one from a compat directory) and the CUDA of torch must fit each other"
 FIT_FIXES = (
     "compare `cat /proc/driver/nvidia/version` with `nvidia-smi`; after a driver update reboot or reload the modules",
     "remove `/usr/local/cuda/compat` from LD_LIBRARY_PATH",
     "install a torch for an older CUDA",
-    _DOCTOR,
+    DOCTOR,
 )
 
 FABRIC_WHY = (
@@ -46,7 +46,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(
             "install a torch built for CUDA {major}.{minor} or older: https://pytorch.org/get-started/previous-versions",
             "update the driver on every node: https://www.nvidia.com/drivers",
-            _DOCTOR,
+            DOCTOR,
         ),
         examples=(
             "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "

@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.gpu.faults import FABRIC_FIXES, FABRIC_WHY, FIT_FIXES, FIT_WHY
+from ddplaunch.explain.signatures.gpu.faults import DOCTOR, FABRIC_FIXES, FABRIC_WHY, FIT_FIXES, FIT_WHY
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
-_DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
 _GLOO = "to train without GPUs: `--device cpu` and `init_process_group('gloo')`"
 
-#: What a rank raises that was told only by a warning, lines before, why it has no GPU.
-_NO_GPU = (
-    r"ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
-    r"No CUDA GPUs are available",
-    r"torch\.cuda\.is_available\(\) is False",
-)
-_NOT_STARTED = r"CUDA initialization: .*?(?P<reason>{})"
+
+def _not_started(code: str, reason: str, why: str, fixes: tuple[str, ...], source: str) -> Signature:
+    """Return what a rank raises that was told only by a warning, lines before, why it has no GPU."""
+    return Signature(
+        code=code,
+        tier=Tier.CAUSE,
+        patterns=(
+            r"ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            r"No CUDA GPUs are available",
+            r"torch\.cuda\.is_available\(\) is False",
+        ),
+        unless=(r"Warning",),
+        log_with=(rf"CUDA initialization: .*?(?P<reason>{reason})",),
+        what="CUDA could not start, so there is no GPU: `{reason}`",
+        why=why,
+        fixes=fixes,
+        examples=(
+            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+        ),
+        near_misses=("UserWarning: CUDA initialization: No CUDA GPUs are available",),
+        source=source,
+    )
+
 
 SIGNATURES: tuple[Signature, ...] = (
-    Signature(
-        code="driver-too-old",
-        tier=Tier.CAUSE,
-        patterns=_NO_GPU,
-        unless=(r"Warning",),
-        log_with=(
-            _NOT_STARTED.format(
-                r"forward compatibility was attempted on non supported HW|Driver/library version mismatch"
-                r"|The NVIDIA driver on your system is too old(?: \(found version \d+\))?"
-                r"|CUDA driver version is insufficient for CUDA runtime version|system has unsupported display driver"
-            ),
-        ),
-        what="CUDA could not start, so there is no GPU: `{reason}`",
-        why=FIT_WHY,
-        fixes=FIT_FIXES,
-        examples=(
-            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
-            "RuntimeError: No CUDA GPUs are available",
-            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
-        ),
-        near_misses=("UserWarning: CUDA initialization: No CUDA GPUs are available",),
-        source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAFunctions.cpp",
+    _not_started(
+        "driver-too-old",
+        r"forward compatibility was attempted on non supported HW|Driver/library version mismatch"
+        r"|The NVIDIA driver on your system is too old(?: \(found version \d+\))?"
+        r"|CUDA driver version is insufficient for CUDA runtime version|system has unsupported display driver",
+        FIT_WHY,
+        FIT_FIXES,
+        "https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAFunctions.cpp",
     ),
-    Signature(
-        code="fabric-manager-down",
-        tier=Tier.CAUSE,
-        patterns=_NO_GPU,
-        unless=(r"Warning",),
-        log_with=(_NOT_STARTED.format("system not yet initialized"),),
-        what="CUDA could not start, so there is no GPU: `{reason}`",
-        why=FABRIC_WHY,
-        fixes=FABRIC_FIXES,
-        examples=(
-            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
-            "RuntimeError: No CUDA GPUs are available",
-            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
-        ),
-        near_misses=("UserWarning: CUDA initialization: No CUDA GPUs are available",),
-        source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
+    _not_started(
+        "fabric-manager-down",
+        "system not yet initialized",
+        FABRIC_WHY,
+        FABRIC_FIXES,
+        "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
     ),
     Signature(
         code="cuda-unavailable",
@@ -70,7 +63,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(
             "install a CUDA build of torch that the driver supports: https://pytorch.org/get-started/locally",
             _GLOO,
-            _DOCTOR,
+            DOCTOR,
         ),
         examples=(
             "AssertionError: Torch not compiled with CUDA enabled",
@@ -123,7 +116,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "look at what this process sees: `nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES`",
             "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`",
             _GLOO,
-            _DOCTOR,
+            DOCTOR,
         ),
         examples=(
             "RuntimeError: No CUDA GPUs are available",
@@ -158,7 +151,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "start the container with its GPUs: `docker run --gpus all`, `apptainer exec --nv`",
             "on a login or CPU node: run inside a job with GPUs",
             _GLOO,
-            _DOCTOR,
+            DOCTOR,
         ),
         examples=(
             "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
@@ -183,7 +176,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="no usable GPU: `{message}`",
         why="the script or a library asks for a GPU where torch sees none: a CPU build, no driver, no device in the "
         "job or container, or an empty CUDA_VISIBLE_DEVICES",
-        fixes=(_DOCTOR, "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`", _GLOO),
+        fixes=(DOCTOR, "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`", _GLOO),
         examples=(
             "RuntimeError: Unable to proceed, no GPU resources found",
             "AssertionError: CUDA unavailable, invalid device 0 requested",
