@@ -4,8 +4,9 @@
     python -m benchmarks.ends --ends 1000 --ranks 4 --only destroys
 
 An end is a rank's. torchrun ends the other ranks of a launch as soon as one has failed, so a launch counts once,
-whatever became of its other ranks. Ways take turns, each round begins with another one, and ``--busy`` processes keep
-the CPUs occupied meanwhile. The table goes to benchmarks/results/ends.md.
+whatever became of its other ranks; one that ended well counts for as many ends as it has ranks. Ways take turns, each
+round begins with another one, and ``--busy`` processes keep the CPUs occupied meanwhile. The table goes to
+benchmarks/results/ends.md.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def one(way: str, ranks: int, script: Path, expected: int) -> str:
     return "ok" if status == expected else f"status {status}"
 
 
-def table(counts: dict[tuple[str, str], collections.Counter[str]], about: str) -> str:
+def table(counts: dict[tuple[str, str], collections.Counter[str]], about: str, ranks: int) -> str:
     """Return the table of all programs and ways."""
     lines = ["# How ranks end", "", about, ""]
     lines += ["| program | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
@@ -84,7 +85,8 @@ def table(counts: dict[tuple[str, str], collections.Counter[str]], about: str) -
         for way in WAYS:
             found = counts[program, way]
             wrong = [f"{number} {how}" for how, number in found.most_common() if how != "ok"]
-            cells.append(f"{', '.join(wrong) or 'all right'} of {sum(found.values())}" if found else "not tried")
+            said = f"{', '.join(wrong) or 'all right'} of {sum(found.values())}, {found['ok'] * ranks} ends well"
+            cells.append(said if found else "not tried")
         lines.append(f"| {program} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -97,11 +99,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--only", default="", help="programs whose name contains it")
+    parser.add_argument("--ways", default=",".join(WAYS), help="of launching, with commas [all]")
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
     counts: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    began, loads, ways = time.monotonic(), [os.getloadavg()[0]], list(WAYS)
+    began, loads, ways = time.monotonic(), [os.getloadavg()[0]], [way for way in WAYS if way in options.ways.split(",")]
     chosen = {name: each for name, each in PROGRAMS.items() if options.only in name}
     text = ""
     try:
@@ -110,7 +113,7 @@ def main() -> None:
                 for place, (program, (source, expected)) in enumerate(chosen.items()):
                     script = Path(name, f"program{place}.py")
                     script.write_text(source)
-                    for way in ways[number % 3 :] + ways[: number % 3]:
+                    for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                         if time.monotonic() - began < options.minutes * 60:
                             counts[program, way][one(way, options.ranks, script, expected)] += 1
                             loads.append(os.getloadavg()[0])
@@ -119,7 +122,7 @@ def main() -> None:
                     f"{options.busy} busy processes, {(time.monotonic() - began) / 60:.0f} minutes, "
                     f"load {min(loads):.0f} to {max(loads):.0f}. {json.dumps(machine())}"
                 )
-                text = table(counts, about)
+                text = table(counts, about, options.ranks)
                 if not options.no_write:
                     RESULTS.write_text(text, encoding="utf-8")
                 if time.monotonic() - began > options.minutes * 60:
