@@ -40,7 +40,7 @@ _MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script behind `--` in which laun
 class Prepared:
     """A decided launch, the facts it was decided from and every check's outcome; ``base`` holds the records.
 
-    ``code`` has the script's files, each with a digest.
+    ``code`` has the script's files, each with a digest; ``script`` is what its source says.
     """
 
     launch: Launch
@@ -48,6 +48,7 @@ class Prepared:
     outcomes: tuple[CheckOutcome, ...]
     base: Path
     code: tuple[tuple[str, str], ...] = ()
+    script: ScriptReport | Unavailable = Unavailable("the script was not read")
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -106,7 +107,7 @@ def prepare(
     again = (f"relaunch {back.number}, because {back.of} failed",) if back else ()
     launch = replace(launch, notes=(*again, *surroundings_notes(environ), *launch.notes))
     code = () if isinstance(script, Unavailable) else script.code
-    return Prepared(launch, facts, check(options, launch, facts, script, advice), base, code)
+    return Prepared(launch, facts, check(options, launch, facts, script, advice), base, code, script)
 
 
 def launch_lines(target: Target | None) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 
 _NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto)\Z")
 _UNEVEN = re.compile(r"[0-9]{1,19}(?:\+[0-9]{1,19})+\Z")
+_LIST = re.compile(r"\d{1,6}(?:,\d{1,6})+\Z", re.ASCII)
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _RATE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
@@ -263,8 +264,20 @@ def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
         f"`{said.value}` is not a number of processes",
         why="NPROC is processes per node: a positive integer, `auto` (every visible GPU), `NxM` (N nodes of M) or "
         "`4+4+2` (of each node)",
-        fix="`ddplaunch run 4 -- train.py`",
+        fix=_instead_of_nproc(said.value.strip()),
         where=str(said.source),
+    )
+
+
+def _instead_of_nproc(text: str) -> str:
+    """Return what to type: a list of numbers is meant as GPUs where it has a 0, else as several sizes."""
+    if not _LIST.match(text):
+        return "`ddplaunch run 4 -- train.py`"
+    if "0" in text.split(","):
+        return f"for these GPUs: `ddplaunch run --gpus {text} -- train.py`"
+    return (
+        f"one number for one launch; `ddplaunch plan --compare {text}` shows the numbers of several, "
+        f"`ddplaunch scale {text} -- train.py` measures them"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ddplaunch.scaling.batch import EffectiveBatch, resolve_batch, resolve_epoch
@@ -63,8 +63,14 @@ def compute(request: NumbersRequest) -> Numbers:
     )
 
 
-def compare(request: NumbersRequest, world_sizes: Sequence[int]) -> tuple[Numbers, ...]:
+def compare(
+    request: NumbersRequest,
+    world_sizes: Sequence[int],
+    at: Callable[[Resolved[int]], NumbersRequest] | None = None,
+) -> tuple[Numbers, ...]:
     """Return the numbers of ``request`` at each of ``world_sizes``, in that order.
+
+    ``at`` returns the request at another world size, where more than this size differs then.
 
     The per-GPU batch and the accumulation stay the same, so the effective batch grows with the world size. A given
     ``global_batch_size`` stays the same instead, and the accumulation (if ``batch_size`` is given) or the per-GPU batch
@@ -73,12 +79,15 @@ def compare(request: NumbersRequest, world_sizes: Sequence[int]) -> tuple[Number
 
     Raises UsageError as ``compute`` does, also if one of the world sizes cannot hold the effective batch.
     """
-    if request.global_batch_size is not None:
-        accum = request.accum if request.batch_size is None else None  # all three agree at one world size only
-        request = replace(request, base_batch_size=compute(request).base_batch_size, accum=accum)
     own = request.world_size
     sizes = (own if size == own.value else Resolved(size, Source("flag", "--compare")) for size in world_sizes)
-    return tuple(compute(replace(request, world_size=size)) for size in sizes)
+    asked = [at(size) if at is not None else replace(request, world_size=size) for size in sizes]
+    if request.global_batch_size is not None:
+        base = compute(request).base_batch_size
+        # With all three given they agree at one world size only: the accumulation follows.
+        freed = (each if each.batch_size is None else replace(each, accum=None) for each in asked)
+        asked = [replace(each, base_batch_size=base) for each in freed]
+    return tuple(map(compute, asked))
 
 
 @dataclass(frozen=True)

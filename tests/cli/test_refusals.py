@@ -225,3 +225,14 @@ def test_commands(call: Call) -> None:
     for sizes in ("", "0,1", "a", "1,,2", "1,-2", "²", LONG):
         said = call("plan", "2", "--compare", sizes)
         assert said.status == 2 and "fix: " in said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("nproc", "fix"),
+    [
+        ("0,1", "`ddplaunch run --gpus 0,1 -- train.py`"),
+        ("1,2,4", "`ddplaunch plan --compare 1,2,4` shows the numbers of several, `ddplaunch scale 1,2,4 -- train.py`"),
+    ],
+)
+def test_a_list_where_one_number_is_wanted(call: Call, folder: Path, nproc: str, fix: str) -> None:
+    refused(call("run", nproc, "--", "train.py"), 2, fix, folder)

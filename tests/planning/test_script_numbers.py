@@ -505,6 +505,23 @@ def test_the_scripts_own_scaling_is_counted_in_its_own_learning_rate() -> None:
     assert found == Resolved(0.001, Source("script", "default at train.py:31, × 2 at train.py:31"))
 
 
+@pytest.mark.parametrize(
+    ("asked", "rate"),
+    [
+        (Options(batch_size=Resolved(128, FLAG)), 0.001),
+        (Options(global_batch_size=Resolved(1024, FLAG)), 0.002),
+        (Options(global_batch_size=Resolved(1024, FLAG), accum=Resolved(2, FLAG)), 0.001),
+        (
+            Options(batch_size=Resolved(128, FLAG), forward=Resolved(False, FLAG)),
+            0.0005,
+        ),  # the script keeps its default
+    ],
+)
+def test_the_scripts_own_scaling_counts_the_batch_that_it_will_be_given(asked: Options, rate: float) -> None:
+    found = complete_from_script(asked, TRAIN, FOUR, SCALED).lr
+    assert found is not None and found.value == rate
+
+
 def test_a_reference_batch_of_the_script_is_the_base_of_a_given_learning_rate() -> None:
     base = Resolved(1e-3, FLAG)
     found = complete_from_script(Options(base_lr=base), TRAIN, FOUR, SCALED)

@@ -5,17 +5,27 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
+from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Said
-from ddplaunch.planning.resolve import request_numbers
+from ddplaunch.planning.resolve import request_at
 from ddplaunch.scaling.compute import compare as compare_sizes
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.ui.plan_view import compare_json, compare_text, plan_env, plan_json, plan_text, plan_yaml
+from ddplaunch.ui.plan_view import (
+    compare_json,
+    compare_text,
+    plan_env,
+    plan_json,
+    plan_text,
+    plan_yaml,
+    resolved_numbers,
+)
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 
@@ -38,8 +48,9 @@ def plan(
     if any(value not in (None, []) for value in hosts.values()):
         return _plan_hosts(said, script, profile, bool(json), bool(compare or exports or yaml), hosts)
     options = with_configuration(said, profile, working_directory())
-    prepared = prepare(options, None if script is None else parse_target(script))
-    sizes = None if compare is None else _compared(prepared, compare)
+    target = None if script is None else parse_target(script)
+    prepared = prepare(options, target)
+    sizes = None if compare is None else _compared(prepared, target, compare)
     tell_findings(prepared.findings)
     if json:
         answer_json(plan_json(prepared.launch, prepared.findings) if sizes is None else compare_json(sizes))
@@ -70,8 +81,11 @@ def _plan_hosts(
     return run_on_hosts.run_on_hosts(said, asked, script, profile, dry_run=True, json=json, plan_only=True)
 
 
-def _compared(prepared: Prepared, text: str) -> tuple[Numbers, ...]:
-    """Return the numbers for each world size. Raises UsageError unless all are positive integers."""
+def _compared(prepared: Prepared, target: Target | None, text: str) -> tuple[Numbers, ...]:
+    """Return the numbers for each world size.
+
+    Raises UsageError unless all sizes are positive integers, and where no number is known that depends on them.
+    """
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,30}", word) and int(word) > 0 for word in words):
         raise usage(
@@ -80,5 +94,15 @@ def _compared(prepared: Prepared, text: str) -> tuple[Numbers, ...]:
             fix="`--compare 1,2,4,8`",
             where="flag: --compare",
         )
-    request = request_numbers(prepared.launch.options, prepared.launch.topology)
-    return compare_sizes(request, [int(word) for word in words])
+    launch = prepared.launch
+    at = partial(request_at, launch.options, target, launch.topology, prepared.script)
+    request = at(launch.numbers.world_size)
+    sizes = compare_sizes(request, [int(word) for word in words], at)
+    if all(len(resolved_numbers(each)) == 1 for each in sizes):
+        raise usage(
+            "there is no number to compare",
+            why="no batch size, learning rate or warmup was given, and no script says one",
+            fix=f"`ddplaunch plan --compare {text} --batch-size 8 --base-lr 1e-3`",
+            where="flag: --compare",
+        )
+    return sizes

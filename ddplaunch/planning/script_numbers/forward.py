@@ -59,11 +59,11 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     placed = {"batch_size" if item.number == "global_batch_size" else item.number for item in passed}
     additions: list[tuple[DeclaredOption, tuple[str, ...]]] = []
     if not isinstance(script, Unavailable) and plan.automatic:
-        for option in sorted(script.options, key=lambda each: each.meaning == "lr"):  # it may depend on the batch
+        for option in sorted(script.options, key=lambda each: each.meaning == "lr"):  # behind the batch it depends on
             family = family_of(option)
             if family not in plan.given or (family in placed and not given(args, option, script.options)):
                 continue
-            value, note = _value(option, plan, script, replaced, passed)
+            value, note = _value(option, plan, script, replaced)
             if value is None:
                 continue
             if option.spelling == "file":
@@ -89,14 +89,12 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     return Forwarded(arranged(replaced, additions), tuple(passed), missing, receives)
 
 
-def _value(
-    option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str], passed: Sequence[Passed]
-) -> tuple[str | None, str]:
+def _value(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> tuple[str | None, str]:
     """Return the number as the option takes it, None if it cannot take it, and what was understood as a clause."""
     if option.meaning == "lr":
         if plan.numbers.lr is None:
             return None, ""
-        factor = factor_of(option.rule, plan, script, args, passed)
+        factor = factor_of(option.rule, plan, script, args)
         if factor is None:
             return None, ""
         value = format_lr(round_significant(plan.numbers.lr.value / factor))

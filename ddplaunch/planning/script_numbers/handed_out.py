@@ -10,12 +10,13 @@ from typing import Any
 
 from ddplaunch.planning.launch import Passed, Target, Topology
 from ddplaunch.planning.options import Options
-from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
+from ddplaunch.scaling.compute import compute
+from ddplaunch.scaling.numbers import Numbers, NumbersRequest, format_lr, round_significant
 from ddplaunch.script.declared import given
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import listed
 
 NAMES = ("batch_size", "global_batch_size", "lr", "lr_factor", "warmup_steps", "accum", "world_size", "nproc", "nnodes")
@@ -125,18 +126,19 @@ def family_of(option: DeclaredOption) -> str:
     return next((family for family, meanings in FAMILIES.items() if option.meaning in meanings), "")
 
 
-def factor_of(
-    rule: LrRule | None, plan: Plan, script: ScriptReport, args: Sequence[str], passed: Sequence[Passed]
-) -> float | None:
-    """Return what the script will multiply its learning rate by, or None if a part of it is not known."""
+def factor_of(rule: LrRule | None, plan: Plan, script: ScriptReport, args: Sequence[str]) -> float | None:
+    """Return what the script will multiply its learning rate by, or None if a part of it is not known.
+
+    An option of the script has the value behind ``--``, else the one that the plan fills in, else its default.
+    """
     if rule is None:
         return 1.0
     values = {WORLD: float(plan.numbers.world_size.value), LOCAL_WORLD: float(plan.nproc)}
     if plan.numbers.lr_factor is not None:
         values[PLAN_FACTOR] = plan.numbers.lr_factor.value
     for option in script.options:
-        own = [item.value for item in passed if item.at == option.at and item.number == option.meaning]
-        known = (*own, *given(args, option, script.options), *([option.default] if option.default is not None else []))
+        known = [*given(args, option, script.options), *_filled_in(option, plan)]
+        known += [option.default] if option.default is not None else []
         number = _positive(known[0]) if known else None
         if number is not None:
             values[option.dest] = number
@@ -146,6 +148,15 @@ def factor_of(
             return None
         factor *= math.pow(values[name], power)
     return factor if math.isfinite(factor) and factor > 0 else None
+
+
+def _filled_in(option: DeclaredOption, plan: Plan) -> tuple[str, ...]:
+    """Return the number of samples or micro-batches that the plan gives an option which the user left out."""
+    family = family_of(option)
+    if not plan.automatic or family not in plan.given or option.spelling == "file" or option.meaning is None:
+        return ()
+    count = plan.count(option.meaning) if family in ("batch_size", "accum") else None
+    return () if count is None else (str(count),)
 
 
 def _positive(text: str) -> float | None:
@@ -256,7 +267,10 @@ def complete_from_script(
         values.pop("global_batch_size", None)
     completed = replace(options, **values)
     rate = next((option for option in script.options if option.meaning == "lr"), None)
-    return completed if rate is None else replace(completed, **_rates(completed, rate, target, topology, script))
+    if rate is None:
+        return completed
+    plan = _plan_of_batch(options, completed, topology)
+    return replace(completed, **_rates(completed, rate, target, plan, script))
 
 
 def _open(options: Options, name: str) -> bool:
@@ -277,9 +291,7 @@ def _per_rank(
     return None if found.value % share else Resolved(found.value // share, found.source)
 
 
-def _rates(
-    options: Options, rate: DeclaredOption, target: Target, topology: Topology, script: ScriptReport
-) -> dict[str, Any]:
+def _rates(options: Options, rate: DeclaredOption, target: Target, plan: Plan, script: ScriptReport) -> dict[str, Any]:
     """Return what the script's learning rate adds: the final one if none was given, or the base of a given one."""
     own = _passed(target, rate, script) or _default(options, rate)
     if options.named_lr or options.named_base_lr:
@@ -287,8 +299,7 @@ def _rates(
     if options.lr is None and options.base_lr is None:
         if own is None or options.base_batch_size is not None or options.lr_scaling is not None:
             return {} if own is None else {"base_lr": own}
-        plan = Plan(_as_numbers(options, topology), topology.nproc_per_node.value, topology.nnodes.value, frozenset())
-        factor = factor_of(rate.rule, plan, script, target.args, ())
+        factor = factor_of(rate.rule, plan, script, target.args)
         if factor is None:
             return {}
         detail = own.source.detail if factor == 1 else f"{own.source.detail}, × {factor:g} at {rate.rule.at}"  # type: ignore[union-attr]
@@ -298,8 +309,16 @@ def _rates(
     return _base_of(rate.rule, options, {option.dest for option in script.options if family_of(option) == "batch_size"})
 
 
-def _as_numbers(options: Options, topology: Topology) -> Numbers:
-    return Numbers(Resolved(topology.world_size, topology.nproc_per_node.source), options.batch_size, options.accum)
+def _plan_of_batch(said: Options, completed: Options, topology: Topology) -> Plan:
+    """Return the plan as far as it is known before the learning rate: what of batch and accumulation is handed out."""
+    size = Resolved(topology.world_size, topology.nproc_per_node.source)
+    batch, accum = completed.batch_size, completed.accum
+    try:
+        numbers = compute(NumbersRequest(size, batch, accum, completed.global_batch_size))
+    except UsageError:  # raised again by whoever computes all of them
+        numbers = Numbers(size, batch, accum)
+    given = given_numbers(said, numbers) - withheld_numbers(said)
+    return Plan(numbers, topology.nproc_per_node.value, topology.nnodes.value, given, value_of(said.forward, True))
 
 
 def _base_of(rule: LrRule, options: Options, batches: Collection[str]) -> dict[str, Any]:
