@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -10,9 +11,12 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
+from ddplaunch.machine import files
 from ddplaunch.machine.facts import TorchImport
+from ddplaunch.machine.paths import filesystem
 from ddplaunch.values import codec
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.variable_names import own_command
@@ -67,13 +71,15 @@ def _last_words(status: int, errors: bytes) -> str:
 
 def report() -> dict[str, Any]:
     """Import torch here and describe it in JSON's types; the child's whole work."""
-    began = time.perf_counter()
+    began_s, cpu_s, queued_s = time.perf_counter(), time.thread_time(), _queued_s()
+    bytecode = _bytecode()
+    stored = bytecode is not None and bytecode.exists()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import torch
         import torch.distributed
 
-        import_s = time.perf_counter() - began
+        import_s, cpu_s, until_s = time.perf_counter() - began_s, time.thread_time() - cpu_s, _queued_s()
         caught.clear()  # what the import itself warns of is not about CUDA
         available = torch.cuda.is_available()
         error = _cuda_error(torch)
@@ -90,7 +96,26 @@ def report() -> dict[str, Any]:
         "cuda_error": said[0] if said else error,
         "device_count": torch.cuda.device_count(),
         "arch_list": list(torch.cuda.get_arch_list()),
+        "cpu_s": cpu_s,
+        "queued_s": None if queued_s is None or until_s is None else until_s - queued_s,
+        "bytecode": None if bytecode is None else "stored" if stored else "written" if bytecode.exists() else "missing",
+        "filesystem": filesystem(str(torch.__file__))[0],
     }
+
+
+def _bytecode() -> Path | None:
+    """Return where torch's first module is when it is compiled; None of a torch that is no file."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.cached) if spec is not None and spec.cached else None
+
+
+def _queued_s() -> float | None:
+    """Return how long this thread waited for a CPU, in seconds.
+
+    The second number, in ns: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat
+    """
+    numbers = (files.read("/proc/thread-self/schedstat") or "").split()
+    return int(numbers[1]) / 1e9 if len(numbers) == 3 else None
 
 
 def _cuda_error(torch: Any) -> str | None:

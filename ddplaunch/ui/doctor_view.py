@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.checks.check import Check, CheckOutcome
-from ddplaunch.machine.facts import Facts
+from ddplaunch.checks.storage import SLOW_IMPORT_S
+from ddplaunch.machine.facts import Facts, TorchFacts, TorchImport
 from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.ui.speech import counted, findings_text
 from ddplaunch.ui.table import section, table
@@ -18,7 +19,7 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.secrets import hide_json, hide_text
-from ddplaunch.values.words import count, numbers_text, size_text, tallied
+from ddplaunch.values.words import count, duration_text, numbers_text, size_text, tallied
 
 _SCHEMA = 1
 
@@ -39,14 +40,22 @@ def _machine_text(facts: Facts) -> str:
     if not isinstance(facts.python, Unavailable):
         parts.append(f"Python {facts.python.version}")
     if not isinstance(facts.torch, Unavailable):
-        rocm = facts.torch.hip if "rocm" not in facts.torch.version else None
-        parts.append(f"torch {facts.torch.version}" + (f" (ROCm {rocm})" if rocm else ""))
+        parts.append(f"torch {facts.torch.version}{_about_torch(facts.torch, facts.torch_import)}")
     if not isinstance(facts.cpu, Unavailable):
         parts.append(count(facts.cpu.usable, "usable CPU"))
     if not isinstance(facts.cpu_layout, Unavailable) and len(facts.cpu_layout.nodes) > 1:
         parts.append(count(len(facts.cpu_layout.nodes), "NUMA node"))
     gpus = () if isinstance(facts.nvml, Unavailable) else facts.nvml.gpus
     return ", ".join([*parts, tallied(gpu.name for gpu in gpus) or "no GPU"])
+
+
+def _about_torch(torch: TorchFacts, imported: TorchImport | Unavailable) -> str:
+    """Return what its version does not tell: a build for ROCm, and how long it took to import if that was long."""
+    about = [f"ROCm {torch.hip}"] if torch.hip and "rocm" not in torch.version else []
+    if isinstance(imported, TorchImport) and imported.idle_s >= SLOW_IMPORT_S:
+        compiled = ", compiling it" if imported.bytecode == "written" else ""
+        about.append(f"imported in {duration_text(imported.idle_s)}{compiled}")
+    return f" ({', '.join(about)})" if about else ""
 
 
 def _wsl_text(facts: Facts) -> str:

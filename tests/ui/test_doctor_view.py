@@ -19,7 +19,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.secrets import hide_text
-from tests.checks.healthy import healthy_facts, healthy_torch
+from tests.checks.healthy import healthy_facts, healthy_torch, healthy_torch_import
 from tests.conftest import Golden
 from tests.planning.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
 
@@ -57,6 +57,17 @@ def test_a_platform_is_said_to_be_what_it_is() -> None:
     assert max(map(len, doctor_text(HEALTHY, replace(plain, host=host), Terminal(40)).splitlines())) <= 40
     rocm = replace(plain, torch=healthy_torch(version="2.8.0", cuda=None, hip="6.4"))
     assert ", torch 2.8.0 (ROCm 6.4), " in doctor_text(HEALTHY, rocm, Terminal(200))
+
+
+def test_an_import_of_torch_that_takes_long_is_shown() -> None:
+    slow = healthy_facts(torch_import=healthy_torch_import(import_s=12.2, queued_s=0.5))
+    assert ", torch 2.8.0+cu128 (imported in 12 s), " in doctor_text(HEALTHY, slow, Terminal(200))
+    first = replace(slow, torch_import=healthy_torch_import(import_s=51.0, bytecode="written"))
+    rocm = replace(first, torch=healthy_torch(version="2.8.0", cuda=None, hip="6.4"))
+    shown = doctor_text(HEALTHY, rocm, Terminal(200))
+    assert ", torch 2.8.0 (ROCm 6.4, imported in 51 s, compiling it), " in shown
+    busy = replace(slow, torch_import=healthy_torch_import(import_s=12.0, queued_s=9.0))
+    assert "imported" not in doctor_text(HEALTHY, busy, Terminal(200))
 
 
 @pytest.mark.parametrize(
