@@ -199,8 +199,8 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
         if hit.signature.code not in NOISE
     ]
     for loser in cause.losers:
-        if loser.code == cause.code or (loser.old and loser.speaker.rank == cause.rank):
-            continue  # what a rank printed before its own exception does not follow from it
+        if loser.code == cause.code or loser.old:
+            continue  # what a rank only quoted, or printed before its own exception, follows from nothing
         what = loser.code
         if loser.signature is not None:
             what = filled(loser.signature.what, loser.groups)

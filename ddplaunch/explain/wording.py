@@ -175,7 +175,8 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     special, worker = OF_EXCEPTIONS.get(name), _WORKER_LEFT.match(raised.message)
     said = _LONG.sub(r"\1…\2", f"{name}: {raised.message}" if raised.message else name)
     said = said if len(said) <= _QUOTED else f"{said[: _QUOTED - 1]}…"
-    what = f"{said} at {raised.frame}" if raised.frame else said
+    ends = said.endswith(".") and not said.endswith("..")  # as a sentence, which goes on here
+    what = f"{said[:-1] if ends else said} at {raised.frame}" if raised.frame else said
     who = f"rank {cause.rank}" if cause.rank is not None else "the script"
     if cause.code == "killed":
         return _Words(f"a DataLoader worker of {who} was gone as it handed over a batch: {what}", *_LOST_WORKER)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
+from ddplaunch.explain.diagnosis import LogSource, RunFacts
+from ddplaunch.explain.explain_logs import explain_texts
 from tests.explain.logs import diagnosed, ended, lost, raised, recorded, told
 
 NOTED = raised(None, "ValueError: invalid literal for int() with base 10: 'x12'")
@@ -54,6 +57,38 @@ def test_an_attribute_of_a_wrapped_model_is_found_through_module() -> None:
     found = diagnosed(raised(1, "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'"))
     assert found.fixes[0].startswith("`model.module.encode`") and "is wrapped" in found.why
     assert "wrapped" not in diagnosed(raised(1, "AttributeError: 'Net' object has no attribute 'encode'")).why
+
+
+def test_messages_have_their_meaning_and_a_fix() -> None:
+    cases = {
+        "RuntimeError: Parent directory runs/7 does not exist.": ("makes no folders", "os.makedirs('runs/7'"),
+        "IsADirectoryError: [Errno 21] Is a directory: 'checkpoints/last'": (
+            "a folder stands",
+            "`ls checkpoints/last`",
+        ),
+        "EOFError: EOF when reading a line": ("nobody types", "as an argument"),
+    }
+    for text, (why, fix) in cases.items():
+        found = recorded((raised(None, text), ended(1, 1)), (lost(0), told(0)))
+        assert (found.code, found.rank) == ("script-exception", 1)
+        assert why in found.why and fix in found.fixes[0]
+    for text in (
+        "ValueError: Parent directory of x is y",
+        "EOFError: Ran dry",
+        "OSError: [Errno 22] Is a directory: 'x'",
+    ):
+        assert "uncaught exception" in recorded((raised(None, text), ended(1, 1)), (lost(0), told(0))).why
+
+
+def test_what_a_rank_only_quoted_follows_from_nothing() -> None:
+    quoted = "resuming; before, it ended with:\n" + raised(0, "torch.cuda.OutOfMemoryError: CUDA out of memory.")
+    texts = (quoted + lost(0), raised(None, "KeyError: 'dog'"))
+    for device in ("cpu", "cuda"):
+        facts = RunFacts(ranks=(told(0), ended(1, 1)), state="failed", plan={"device": {"value": device}})
+        sources = [LogSource(f"rank-{at}.err", io.BytesIO(text.encode()), at, "a") for at, text in enumerate(texts)]
+        answer = explain_texts(sources, facts)
+        assert answer.diagnosis is not None and answer.diagnosis.what.startswith("KeyError: 'dog'")
+        assert [echo.what for echo in answer.cascade] == ["gloo lost its connection to 10.0.0.7"]
 
 
 ABORTED = "terminate called without an active exception\nFatal Python error: Aborted\n"

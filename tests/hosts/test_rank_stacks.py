@@ -125,11 +125,18 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
         (rank(1, line=41, kernel="hrtimer_nanosleep"), "rank 1 sleeps"),
         (rank(1, *LOADER), "its DataLoader workers, which send nothing"),
         (rank(1, line=41, kernel="sk_wait_data"), "over the network"),
+        (rank(1, line=41, kernel="do_wait"), "waits for a program that it has started"),
     ],
 )
 def test_what_keeps_the_rank_is_said(suspect: RankStack, words: str) -> None:
     found = hang_diagnosis([rank(0, *ALL_REDUCE), suspect], still())
     assert words in found.why and found.rank == 1 and found.fixes
+
+
+@pytest.mark.parametrize("kernel", ["futex_do_wait", "futex_wait_queue"])
+def test_a_rank_that_waits_for_a_lock_has_started_no_program(kernel: str) -> None:
+    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41, kernel=kernel)], still())
+    assert "program" not in found.why and "a lock, a queue, another thread" in found.fixes[0]
 
 
 def test_a_rank_that_computes_is_in_a_loop() -> None:

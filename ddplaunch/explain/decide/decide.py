@@ -151,7 +151,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     stopped = recorded.ended_later(facts, _complaining(echoes) - {each.speaker.rank for each in found})
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     if recorded.on_cpu(facts):
-        found = [replace(each, tier=Tier.ECHO) if each.code in _NEEDS_A_GPU else each for each in found]
+        found = [replace(each, tier=Tier.ECHO, old=True) if each.code in _NEEDS_A_GPU else each for each in found]
     fetched = {each.speaker for each in found if each.code == "download-failed"}  # by one rank, for all of them
     found = [replace(each, tier=Tier.SYMPTOM) if _awaited(each, fetched) else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)

@@ -308,8 +308,9 @@ SIGNATURES: tuple[Signature, ...] = (
             "FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 2.",
             "AssertionError: the checkpoint out/epoch_3.ckpt does not exist",
             "RuntimeError: operator torchvision::nms does not exist",
+            "RuntimeError: Parent directory runs/7 does not exist.",
         ),
-        unless=(_NOT_DATA, r"\.so\b|[Mm]odule|attribute|/bin/"),
+        unless=(_NOT_DATA, r"\.so\b|[Mm]odule|attribute|/bin/|Error: Parent directory "),
         source="https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
     ),
     Signature(

@@ -49,6 +49,21 @@ OF_MESSAGES = (
         "`SyncBatchNorm` computes on GPUs only, and this model is on the CPU",
         "leave `SyncBatchNorm.convert_sync_batchnorm` out where there are no GPUs; Lightning: `sync_batchnorm=False`",
     ),
+    (
+        re.compile(r"^Parent directory (\S+) does not exist\.$"),
+        "`torch.save` makes no folders",
+        "`os.makedirs('{0}', exist_ok=True)` before it, on every rank that saves",
+    ),
+    (
+        re.compile(r"^\[Errno 21\] Is a directory: ['\"]([^'\"]+)['\"]$"),
+        "a folder stands where a file is to be read or written",
+        "give the path of a file: `ls {0}` shows what is in the folder",
+    ),
+    (
+        re.compile(r"^EOF when reading a line$"),
+        "the script asks for input, and a rank has none: nobody types into it",
+        "give the answer as an argument or `--env NAME=VALUE`, and ask nothing",
+    ),
 )
 
 SIGNATURES: tuple[Signature, ...] = (

@@ -279,7 +279,7 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
     if "nanosleep" in stack.kernel:
         alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel]
         return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}", f"look at what {line} sleeps for"
-    if "do_wait" in stack.kernel:
+    if stack.kernel.lstrip("_") == "do_wait":  # not futex_do_wait, in which newer kernels wait for a lock
         return f"{who} waits for a program that it has started", f"look at what {line} has started, which does not end"
     if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
