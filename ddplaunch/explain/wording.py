@@ -26,9 +26,8 @@ from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.ddp import OF_MESSAGES
-from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER, OF_EXCEPTIONS
-from ddplaunch.explain.signatures.signature import Signature, Tier
+from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
+from ddplaunch.explain.signatures.signature import OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, left_early, waiting_words
 from ddplaunch.values.words import SIGNALS, signal_name
 

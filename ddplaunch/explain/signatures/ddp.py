@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _NAMES = "name them: `--env TORCH_DISTRIBUTED_DEBUG=INFO`"
@@ -26,45 +24,6 @@ _STOPS = r"\b(?i:abort\w*|exit\w*|stop\w*|terminat\w*|quit\w*|halt\w*)\b"
 _BAD = r"\b(?:nan|NaN|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity)\b"
 #: "inf" beside a word for stopping is often a best loss so far and early stopping.
 _NOT_A_NUMBER = r"\b(?:nan|NaN|NaNs|nans|non-finite|(?:Nan|NAN|inf|Inf|infinite)(?=.*stopping training))\b"
-
-#: What an exception's message means that Python's own words do not say, and a fix.
-OF_MESSAGES = (
-    (
-        re.compile(
-            r"'(?:DistributedDataParallel|FullyShardedDataParallel|DataParallel)' object has no attribute '(\w+)'"
-        ),
-        "the model is wrapped: what it has itself is reached through `.module` of the wrapper",
-        "`model.module.{0}` in place of `model.{0}`, or keep the bare model beside the wrapped one",
-    ),
-    (
-        re.compile(
-            r"DistributedDataParallel device_ids and output_device arguments only work with single-device/"
-            r"multiple-device GPU modules or CPU modules, but got device_ids \[(?!None)"
-        ),
-        "`device_ids` are GPUs, and this model is on the CPU",
-        "`DistributedDataParallel(model)` without `device_ids` where the model is on the CPU",
-    ),
-    (
-        re.compile(r"SyncBatchNorm layers only work with GPU modules|SyncBatchNorm expected input tensor to be on"),
-        "`SyncBatchNorm` computes on GPUs only, and this model is on the CPU",
-        "leave `SyncBatchNorm.convert_sync_batchnorm` out where there are no GPUs; Lightning: `sync_batchnorm=False`",
-    ),
-    (
-        re.compile(r"^Parent directory (\S+) does not exist\.$"),
-        "`torch.save` makes no folders",
-        "`os.makedirs('{0}', exist_ok=True)` before it, on every rank that saves",
-    ),
-    (
-        re.compile(r"^\[Errno 21\] Is a directory: ['\"]([^'\"]+)['\"]$"),
-        "a folder stands where a file is to be read or written",
-        "give the path of a file: `ls {0}` shows what is in the folder",
-    ),
-    (
-        re.compile(r"^EOF when reading a line$"),
-        "the script asks for input, and a rank has none: nobody types into it",
-        "give the answer as an argument or `--env NAME=VALUE`, and ask nothing",
-    ),
-)
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(

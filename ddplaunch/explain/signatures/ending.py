@@ -72,27 +72,6 @@ ENDED_BY_ANOTHER = (
     "look for {0} in the script and in what it starts; `signal.signal({1}, signal.SIG_IGN)` passes over it",
 )
 
-_LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
-#: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
-OF_EXCEPTIONS = {
-    "CalledProcessError": (
-        "started a program that failed; the program printed its own reason above the traceback, if any",
-        "run the program by itself on that node: same folder, same environment",
-    ),
-    "DistStoreError": (
-        "waited for a key of the store that its script chose, and no rank had set it by then",
-        "look at what sets the key: that rank ended, came late, or took another branch",
-    ),
-    "BdbQuit": (
-        "came to a breakpoint that stands above this line, and has no terminal to ask at",
-        "take `breakpoint()` or `pdb.set_trace()` out; `--env PYTHONBREAKPOINT=0` passes over each `breakpoint()`",
-    ),
-    "ConnectionResetError": _LOST,
-    "ConnectionAbortedError": _LOST,
-    "ConnectionRefusedError": _LOST,
-    "BrokenPipeError": _LOST,
-}
-
 
 def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
     """The lines with which shells, Python, launchers and Slurm say that a process died of ``signal``."""

@@ -1,7 +1,11 @@
-"""What one failure looks like in a log, as data, and how far its lines can be trusted to name the root cause."""
+"""What one failure looks like in a log, as data, and how far its lines can be trusted to name the root cause.
+
+Of exceptions that no signature knows, two tables say what some types and messages mean.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum, auto
 
 from ddplaunch.values.frozen import dataclass
@@ -61,3 +65,64 @@ class Signature:
     def is_root(self) -> bool:
         """Whether a matching line can be the root cause by itself."""
         return self.tier < Tier.HINT
+
+
+_LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
+#: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
+OF_EXCEPTIONS = {
+    "CalledProcessError": (
+        "started a program that failed; the program printed its own reason above the traceback, if any",
+        "run the program by itself on that node: same folder, same environment",
+    ),
+    "DistStoreError": (
+        "waited for a key of the store that its script chose, and no rank had set it by then",
+        "look at what sets the key: that rank ended, came late, or took another branch",
+    ),
+    "BdbQuit": (
+        "came to a breakpoint that stands above this line, and has no terminal to ask at",
+        "take `breakpoint()` or `pdb.set_trace()` out; `--env PYTHONBREAKPOINT=0` passes over each `breakpoint()`",
+    ),
+    "ConnectionResetError": _LOST,
+    "ConnectionAbortedError": _LOST,
+    "ConnectionRefusedError": _LOST,
+    "BrokenPipeError": _LOST,
+}
+
+#: What an exception's message means that Python's own words do not say, and a fix.
+OF_MESSAGES = (
+    (
+        re.compile(
+            r"'(?:DistributedDataParallel|FullyShardedDataParallel|DataParallel)' object has no attribute '(\w+)'"
+        ),
+        "the model is wrapped: what it has itself is reached through `.module` of the wrapper",
+        "`model.module.{0}` in place of `model.{0}`, or keep the bare model beside the wrapped one",
+    ),
+    (
+        re.compile(
+            r"DistributedDataParallel device_ids and output_device arguments only work with single-device/"
+            r"multiple-device GPU modules or CPU modules, but got device_ids \[(?!None)"
+        ),
+        "`device_ids` are GPUs, and this model is on the CPU",
+        "`DistributedDataParallel(model)` without `device_ids` where the model is on the CPU",
+    ),
+    (
+        re.compile(r"SyncBatchNorm layers only work with GPU modules|SyncBatchNorm expected input tensor to be on"),
+        "`SyncBatchNorm` computes on GPUs only, and this model is on the CPU",
+        "leave `SyncBatchNorm.convert_sync_batchnorm` out where there are no GPUs; Lightning: `sync_batchnorm=False`",
+    ),
+    (
+        re.compile(r"^Parent directory (\S+) does not exist\.$"),
+        "`torch.save` makes no folders",
+        "`os.makedirs('{0}', exist_ok=True)` before it, on every rank that saves",
+    ),
+    (
+        re.compile(r"^\[Errno 21\] Is a directory: ['\"]([^'\"]+)['\"]$"),
+        "a folder stands where a file is to be read or written",
+        "give the path of a file: `ls {0}` shows what is in the folder",
+    ),
+    (
+        re.compile(r"^EOF when reading a line$"),
+        "the script asks for input, and a rank has none: nobody types into it",
+        "give the answer as an argument or `--env NAME=VALUE`, and ask nothing",
+    ),
+)
