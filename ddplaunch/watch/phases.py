@@ -34,6 +34,7 @@ _WAITED = 0.1  # ... if they wait this share of the step more than it does
 _MOST_OF_IT = 0.5  # ... and what it takes longer is this share of what they wait
 _BOUND = 0.25  # what takes this share of the time is what holds the steps back
 _COMPUTES = 0.5
+_FEW, _MOMENT_S = 10, 1.0  # fewer steps in less time say nothing of the others
 
 
 class StepLine(NamedTuple):
@@ -257,6 +258,8 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
             why="threads that have to wait for a CPU hold up the others of their rank at the end of every operation",
             fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
         )
+    if all(one.steps < _FEW and one.steps * one.mean_s < _MOMENT_S for one in ranks):
+        return None
     if (late := waited_for(ranks)) is not None:
         waits = late[0].shares["data"] or 0
         if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
@@ -351,8 +354,7 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
         return terminal.spell("\n".join(wrap(none, terminal.width, "", "  "))) + "\n"
     lines = [line for text in phase_lines(every) for line in wrap(text, terminal.width, "", "  ")]
     found = held_back(every, max(1, probe_cpu().usable))
-    told = "" if found is None else findings_text((found,), terminal) + "\n"
-    return terminal.spell("\n".join(lines)) + "\n" + told
+    return terminal.spell("\n".join(lines)) + "\n" + ("" if found is None else findings_text((found,), terminal) + "\n")
 
 
 class FollowedFile:

@@ -51,6 +51,24 @@ def kept_method():
     for _ in range(6):
         step(fetch()[0])
 
+def reduced_in_the_backward_pass():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(lambda one: torch.distributed.all_reduce(one.grad))
+    for (batch,) in DataLoader(samples, 4):
+        step(batch)
+
+class Shared(torch.utils.data.BatchSampler):  # every second batch, as accelerate gives each of two ranks its own
+    def __iter__(self):
+        return iter(list(super().__iter__())[::2])
+
+    def __len__(self):
+        return super().__len__() // 2
+
+def shared_batches():
+    for (batch,) in DataLoader(samples, batch_sampler=Shared(torch.utils.data.RandomSampler(samples), 4, False)):
+        step(batch)
+
 folder, observed"""
 
 
@@ -59,8 +77,9 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RankFi
     """The files by family, and what each printed at its end when it was measured, and when it was not."""
     folder = tmp_path_factory.mktemp("phases")
     text = FAMILIES.replace("ddplaunch_observer", "ddplaunch_phases").replace("\nfolder, observed", BY_HAND)
-    text = text.replace("one_step, broken)", "one_step, broken, by_hand, validated, kept_method)")
-    assert "validated, kept_method)" in text
+    added = "by_hand, validated, kept_method, reduced_in_the_backward_pass, shared_batches)"
+    text = text.replace("one_step, broken)", f"one_step, broken, {added}")
+    assert added in text
     text = text.replace("    assert left[0] is slice, left\n", "")  # these hooks stay
     observed, alone = run_families(folder, text)
     files = {path.stem: parsed(path.read_bytes().splitlines()) for path in folder.glob("*.json")}
@@ -81,6 +100,7 @@ MEASURED = {
     "by_hand": (15, 7, True, True),
     "validated": (15, 4, True, True),
     "kept_method": (5, None, False, False),
+    "shared_batches": (7, 4, True, True),
 }
 
 
@@ -121,6 +141,14 @@ def test_the_loader_is_told(families: Any) -> None:
     assert files["plain"].facts["loader"] == {"workers": 0, "batch_size": 4, "samples": 64}
     assert files["workers"].facts["loader"] == {"workers": 1, "batch_size": 4, "samples": 64}
     assert files["iterable"].facts["loader"] == {"workers": 0, "batch_size": None, "samples": None}
+    assert files["shared_batches"].facts["loader"]["samples"] == 32, "what this rank has of them"
+
+
+@pytest.mark.slow
+def test_what_hooks_of_a_backward_pass_wait_for_is_communication(families: Any) -> None:
+    """That is how FSDP gathers parameters and reduces gradients."""
+    for line in families[0]["reduced_in_the_backward_pass"].lines[1:]:
+        assert line.comm_s and line.backward_s and line.comm_s + line.backward_s < line.wall_s
 
 
 class Counted(Clock):
@@ -260,7 +288,7 @@ class Module:
     logger = object()
 
     def __init__(self) -> None:
-        self.data: dict[str, int] = {"iteration": 0}
+        self.data: dict[str, int] = {"iteration": 0}  # passes
         self.rate = 100
 
     def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
@@ -270,21 +298,61 @@ class Module:
         return self.data
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_communication_is_what_the_backward_pass_does_not_hide(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+class Backward:
+    """What DistributedDataParallel logs of its passes: the last one, and the mean of all that it measured."""
+
+    def __init__(self, module: Module) -> None:
+        self.module, self.measured, self.sum_ns = module, 0, 0
+
+    def passes(self, *waited_us: int) -> None:
+        at = int(self.module.data["iteration"])
+        for each in waited_us:
+            at += 1
+            if at <= 10 or at % self.module.rate == 0:
+                self.measured, self.sum_ns = self.measured + 1, self.sum_ns + each * 1000
+                last = {"backward_comm_time": each * 1000 + 2000, "backward_compute_comm_overlap_time": 2000}
+                mean = {f"avg_{name}": ns for name, ns in last.items()}
+                mean["avg_backward_comm_time"] = self.sum_ns // self.measured + 2000
+                self.module.data |= {**last, **mean, "total_parameter_size_bytes": 64}
+        self.module.data["iteration"] = at
+
+
+def communication(module: Module, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool) -> Communication:
     monkeypatch.setattr(ddplaunch_timeline, "_DDP_EVERY_S", 0.0)
-    module = Module()
     comm = Communication([lambda: module])
     comm.on_gpu = on_gpu
+    return comm
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_communication_is_what_the_backward_pass_does_not_hide(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Module()
+    comm, backward = communication(module, monkeypatch, on_gpu=on_gpu), Backward(module)
     assert comm.of_step_us(1, None) is None
-    times = {"backward_comm_time": 9000, "backward_compute_comm_overlap_time": 2000, "total_parameter_size_bytes": 64}
-    module.data = {"iteration": 1, **times}
+    backward.passes(7)
     assert comm.of_step_us(2, None) == (None if on_gpu else 7.0)
     assert module.rate == (100 if on_gpu else 1), "on a GPU each of its measurements waits for the GPU"
-    module.data = {"iteration": 101, **times}
+    backward.passes(*[7] * 100)
     assert comm.of_step_us(102, 1.0) == 8.0 and comm.bytes == 64
-    module.data = {"iteration": 121, **times}  # twice in every step
+    backward.passes(*[7] * 20)  # twice in every step
     assert comm.of_step_us(112, None) == (7.0 if on_gpu else 14.0)
+
+
+@pytest.mark.parametrize("before", [1, 32, 250])
+def test_on_the_cpu_every_pass_counts_and_not_the_last_one_alone(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that waited long in the one pass that was looked at seemed to wait so in all, and the other to be late."""
+    module = Module()
+    comm, backward = communication(module, monkeypatch, on_gpu=False), Backward(module)
+    backward.passes(*[5] * before)  # of the first steps, of which torch measures some
+    comm.of_step_us(1, None)
+    backward.passes(*[10, 10, 10, 90] * 10)
+    assert comm.of_step_us(41, None) == pytest.approx(30, abs=0.2)
+    assert comm.of_step_us(41, None) == pytest.approx(30, abs=0.2), "no pass since: what is known stays"
+    assert comm.of_step_us(51, None) == 0, "ten steps without a pass"
+    backward.passes(*[20] * ddplaunch_timeline._DDP_MEANS)
+    comm.of_step_us(10_100, None)
+    backward.passes(*[10, 30])
+    assert comm.of_step_us(10_102, None) == 30, "of so many passes the mean says less than the last one"
 
 
 TRAIN = """

@@ -116,6 +116,9 @@ def test_nothing_is_said_of_ranks_that_compute() -> None:
     healthy = [rank(number, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4) for number in range(2)]
     assert held_back(healthy, 8) is None
     assert held_back(healthy[:1], 8) is None
+    late, cpus = HELD["rank-late"]
+    assert held_back([replace(each, steps=6, mean_s=0.005) for each in late], cpus) is None, "30 ms are a moment"
+    assert held_back([replace(each, steps=6, mean_s=5.0) for each in late], cpus) is not None
     lonely = rank(0, 0.1, 0.0, 0.02, 0.03, 0.04)
     assert held_back([replace(lonely, facts={**lonely.facts, "world_size": 1})], 8) is None, "there is no other"
     for workers, more in ((2, "`num_workers=8`"), (8, "`num_workers=16`"), (16, "load cheaper")):

@@ -192,7 +192,7 @@ class _Rank:
         self._timeline.backward()
 
     def _wait(self, _: Any) -> Callable[[], None] | None:
-        if self._timeline.now in (COMM, BACKWARD):  # what DistributedDataParallel does then, it measures itself
+        if self._timeline.now == COMM or (self._timeline.now == BACKWARD and self._comm.measures_itself()):
             return None
         self._comm.waited = True
         return self._within(COMM)
@@ -309,7 +309,7 @@ class _Rank:
         if marks:
             times, wall = timeline.times_us(marks, end), timeline.clock.between_us(marks[0][1], end)
             timeline.clock.done(marks)
-        comm = self._comm.of_step_us(step, times[COMM])
+        comm = self._comm.of_step_us(self._steps, times[COMM])
         hidden = 0.0 if comm is None else comm - (times[COMM] or 0.0)  # in what looked like backward
         backward = times[BACKWARD]
         if backward is not None and hidden:

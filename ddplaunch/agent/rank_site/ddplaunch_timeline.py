@@ -26,7 +26,8 @@ _AHEAD = 1024  # batches that are fetched before they are used
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
 _MOST_PARTS = 16  # of a batch that are looked at
-_DDP_EVERY_S = 0.2  # reading what DistributedDataParallel measured takes 0.08 ms
+_DDP_EACH, _DDP_EVERY_S = 64, 0.05  # steps, later: reading what DistributedDataParallel measured takes 0.08 ms
+_DDP_MEANS = 10_000  # passes: a mean in whole nanoseconds is off by half of one for each of them
 
 
 class Clock:
@@ -211,7 +212,7 @@ class Communication:
     """What DistributedDataParallel measured of its own: the part of a backward pass that only waits for gradients.
 
     On the CPU it is let measure every pass; on a GPU it does so at the first ten and then at every hundredth, because
-    it waits for the GPU when it does.
+    it waits for the GPU when it does. It tells the last pass and the mean of all: two means tell those between them.
     """
 
     def __init__(self, wrapped: list[Any]) -> None:
@@ -220,40 +221,57 @@ class Communication:
         self.waited = self.on_gpu = False
         self.bytes: int | None = None
         self._us: float | None = None
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._seen: dict[int, tuple[int, int, int, float]] = {}  # passes, steps, passes not measured, all their ns
         self._due_s = 0.0
 
-    def of_step_us(self, step: int, waited_us: float | None) -> float | None:
-        """Return what a step waited for communication, ``waited_us`` of it for work objects; None if unknown."""
-        if not any(each() is not None for each in self._wrapped):
+    def measures_itself(self) -> bool:
+        """Whether there is a DistributedDataParallel; its work objects are then waited for in what it measures."""
+        return any(each() is not None for each in self._wrapped)
+
+    def of_step_us(self, steps: int, waited_us: float | None) -> float | None:
+        """Return what a step waited for communication, ``waited_us`` of it for work objects; None if unknown.
+
+        ``steps`` are over, of which all but the last have been measured.
+        """
+        if not self.measures_itself():
             return (waited_us or 0.0) if self.waited or _alone() else None
         now_s = time.monotonic()
-        if now_s >= self._due_s:
+        if steps <= _DDP_EACH or now_s >= self._due_s:
             self._due_s = now_s + _DDP_EVERY_S
-            self._look(step)
+            self._look(steps)
         return None if self._us is None else self._us + (waited_us or 0.0)
 
-    def _look(self, step: int) -> None:
+    def _look(self, steps: int) -> None:
         found, sizes = [], []
-        for reference in self._wrapped[-4:]:
-            module = reference()
-            if module is None or module.logger is None:
-                continue
-            if id(module) not in self._seen and not self.on_gpu:
-                module._set_ddp_runtime_logging_sample_rate(1)
-            data = module._get_ddp_logging_data()
+        alive = [one for each in self._wrapped[-4:] if (one := each()) is not None]
+        for module in [each for each in alive if each.logger is not None]:
+            data, one = module._get_ddp_logging_data(), id(module)
             sizes.append(data.get("total_parameter_size_bytes", 0))
-            passes, before = data.get("iteration", 0), self._seen.get(id(module))
-            if before is not None and passes == before[0]:
+            passes, before = data.get("iteration", 0), self._seen.get(one)
+            if before is None and not self.on_gpu:
+                module._set_ddp_runtime_logging_sample_rate(1)
+            missed = before[2] if before else max(0, passes - 10 - passes // 100)
+            last_ns, mean_ns = _waited_ns(data, ""), _waited_ns(data, "avg_")
+            self._seen[one] = (passes, steps, missed, (mean_ns or 0.0) * (passes - missed))
+            if last_ns is None or mean_ns is None or passes <= (10 if self.on_gpu else 0):
                 continue
-            self._seen[id(module)] = (passes, step)
-            comm, hidden = (data.get(f"backward_{each}_time") for each in ("comm", "compute_comm_overlap"))
-            if comm is not None and hidden is not None and passes > (10 if self.on_gpu else 0):
-                each_step = 1.0 if before is None else (passes - before[0]) / max(1, step - before[1])
-                found.append(max(0, comm - hidden) / 1000 * (1.0 if self.on_gpu else max(1.0, each_step)))
+            if self.on_gpu:
+                found += [] if before and before[0] == passes else [last_ns]
+            elif before is None or passes < before[0]:
+                found.append(last_ns * max(1.0, passes / steps))
+            elif passes > _DDP_MEANS:  # whole nanoseconds of so many passes are too rough
+                found.append(last_ns * (passes - before[0]) / max(1, steps - before[1]))
+            elif steps > before[1]:
+                found.append(max(0.0, self._seen[one][3] - before[3]) / (steps - before[1]))
         self.bytes = sum(sizes) or None
         if found:
-            self._us = sum(found)
+            self._us = sum(found) / 1000
+
+
+def _waited_ns(data: dict[str, Any], which: str) -> float | None:
+    """Return how long a backward pass waited for its communication alone, as DistributedDataParallel logs it."""
+    comm, hidden = (data.get(f"{which}backward_{each}_time") for each in ("comm", "compute_comm_overlap"))
+    return None if comm is None or hidden is None else max(0.0, float(comm - hidden))
 
 
 def _alone() -> bool:
@@ -321,8 +339,13 @@ def of_batch(iterator: Any) -> int | None:
 
 def of_epoch(iterator: Any) -> int | None:
     """Return how many samples a rank has in an epoch; None where nobody counts them ahead."""
-    sampler: Any = getattr(iterator._index_sampler, "sampler", None)
-    return len(sampler) if hasattr(sampler, "__len__") and not iterator._dataset_kind else None
+    batches, size = iterator._index_sampler, of_batch(iterator)
+    sampler: Any = getattr(batches, "sampler", None)
+    if iterator._dataset_kind or not hasattr(sampler, "__len__"):
+        return None
+    if type(batches).__module__.startswith("torch.utils.data"):
+        return len(sampler)
+    return None if size is None else min(len(sampler), size * len(batches))  # accelerate's gives each rank its batches
 
 
 def of_loader(iterator: Any) -> dict[str, Any]:
