@@ -197,6 +197,37 @@ def waits_in_loop(text: str, line: int) -> bool:
     return bool(loops) and all(map(_idles, loops[-1].body))
 
 
+def counts_in_loop(text: str, line: int) -> bool | None:
+    """Return whether the innermost loop around ``line`` of its function comes to its end by itself; None without one.
+
+    ``for batch in data:`` and ``while step < steps:`` with ``step += 1`` do, if nothing leaves them before: a loop with
+    ``break`` or ``return`` asks for something that has to come from elsewhere.
+    """
+    parsed = parse(Path(), "", text)
+    if isinstance(parsed, SyntaxProblem):
+        return None
+    bodies = (ast.FunctionDef, ast.AsyncFunctionDef)
+    around = [
+        node
+        for node in parsed.nodes
+        if isinstance(node, (ast.For, ast.While, *bodies)) and node.body[0].lineno <= line <= (node.end_lineno or 0)
+    ]
+    loop = around[-1] if around else None
+    if loop is None or isinstance(loop, bodies):
+        return None
+    inside = list(ast.walk(loop))
+    if any(isinstance(node, (ast.Break, ast.Return)) for node in inside):
+        return False
+    if isinstance(loop, ast.For):
+        called = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        return name not in ("count", "cycle", "iter", "repeat")
+    tested = list(ast.walk(loop.test))
+    grown = {each.target.id for each in inside if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)}
+    counted = any(isinstance(node, ast.Name) and node.id in grown for node in tested)
+    return counted and isinstance(loop.test, ast.Compare) and not any(isinstance(node, ast.Call) for node in tested)
+
+
 def _idles(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.Pass, ast.Continue, ast.Break, ast.Return)):
         return True

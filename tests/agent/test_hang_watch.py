@@ -249,6 +249,15 @@ elif mode == "compiles":
             sum(range(1_000_000))
             with open(f"kernel-{time.monotonic_ns()}.cpp", "w") as kernel:
                 kernel.write("int main() {}")
+elif mode == "counts":
+    step = 0
+    while step < 12:
+        time.sleep(1)
+        step += 1
+elif mode == "builds":
+    if rank == 0:
+        import subprocess
+        subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 8: pass"], check=True)
 elif mode == "timeout":
     from datetime import timedelta
     impatient = dist.new_group(timeout=timedelta(seconds=4))
@@ -334,9 +343,12 @@ def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["slow_reduce", "slow_batches", "evaluates", "compiles"])
+@pytest.mark.parametrize("mode", ["slow_reduce", "slow_batches", "evaluates", "compiles", "counts", "builds"])
 def test_what_makes_progress_lives(tmp_path: Path, mode: str) -> None:
-    """By collectives, by steps and batches, or by files, with less CPU than a twentieth of a core and in silence."""
+    """By collectives, by steps and batches, or by files, with less CPU than a twentieth of a core and in silence.
+
+    So does a loop of sleeps that counts to its end, and a program that a rank has started and that computes.
+    """
     run = Ended(tmp_path, mode, 2, "--hang-timeout", "5s", "--on-hang", "stop")
     assert (run.status, run.outcome["state"], run.said.count("warning")) == (0, "succeeded", 0), run.said
 

@@ -18,7 +18,7 @@ import pytest
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.collectives import flight, read_dump
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located, stands_still
+from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
 from ddplaunch.explain.stacks.parse import (
     Frame,
     RankStack,
@@ -28,10 +28,11 @@ from ddplaunch.explain.stacks.parse import (
     groups,
     place_of,
     stack_text,
+    stands_still,
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
-from ddplaunch.script.source import waits_in_loop
+from ddplaunch.script.source import counts_in_loop, waits_in_loop
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
 from tests.cli.cli_calls import Call, call, folder
@@ -176,9 +177,13 @@ def test_a_hang_without_collectives() -> None:
 
 
 def hangs(
-    *looks: tuple[RankStack, ...], idle: frozenset[int] = frozenset(), stepped: bool = False, waits: bool = False
+    *looks: tuple[RankStack, ...],
+    idle: frozenset[int] = frozenset(),
+    stepped: bool = False,
+    waits: bool = False,
+    counts: bool | None = None,
 ) -> bool:
-    return stands_still(looks, idle, lambda _: waits, stepped=stepped)
+    return stands_still(looks, idle, lambda _: waits, lambda _: counts, stepped=stepped)
 
 
 def test_ranks_that_all_compute_hang_only_where_some_never_leave_one_collective() -> None:
@@ -228,6 +233,49 @@ def test_idle_ranks_hang_where_none_of_the_others_gets_on() -> None:
     moves = [(waits, rank(1, where=name)) for name in ("forward", "norm", "loss")]
     assert not hangs(*moves, idle=frozenset({0}))  # rank 0 waits for a rank that is at work
     assert hangs((waits, alone, rank(2)), *[(waits, alone)] * 3, idle=frozenset({0, 1}))  # rank 2 has ended
+
+
+def test_a_rank_that_sleeps_again_and_again_and_counts_gets_on() -> None:
+    def looks(*, wakes: bool, kernel: str = "hrtimer_nanosleep") -> list[tuple[RankStack, ...]]:
+        slept = [rank(1, line=41, kernel=kernel, woke=at * (2 + wakes), woken=at * (2 + wakes) + 2) for at in range(3)]
+        return [(rank(0, *ALL_REDUCE), each) for each in slept]
+
+    both = frozenset({0, 1})
+    assert not hangs(*looks(wakes=True), idle=both, counts=True)
+    assert hangs(*looks(wakes=True), idle=both, counts=False) and hangs(*looks(wakes=True), idle=both)
+    assert hangs(*looks(wakes=False), idle=both, counts=True)  # it was woken by the question alone
+    assert hangs(*looks(wakes=True, kernel="futex_do_wait"), idle=both, counts=True)  # a lock with a time-out
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "counts"),
+    [
+        ("for batch in data:\n    time.sleep(1)\n", 2, True),
+        ("while step < arguments.steps:\n    time.sleep(1)\n    step += 1\n", 2, True),
+        ("while step < steps:\n    time.sleep(1)\n", 2, False),
+        ("while not path.exists():\n    time.sleep(1)\n    tries += 1\n", 2, False),
+        ("while not done and step < steps:\n    time.sleep(1)\n    step += 1\n", 2, False),
+        ("for _ in range(600):\n    if ready:\n        break\n    time.sleep(1)\n", 4, False),
+        ("for _ in itertools.count():\n    time.sleep(1)\n", 2, False),
+        ("for epoch in data:\n    while not flag:\n        time.sleep(1)\n", 3, False),
+        ("for epoch in data:\n    def nap():\n        time.sleep(1)\n", 3, None),
+        ("time.sleep(1)\n", 1, None),
+        ("while (\n", 1, None),
+    ],
+)
+def test_a_loop_that_counts_to_its_end_is_told_from_one_that_asks(text: str, line: int, counts: bool | None) -> None:
+    assert counts_in_loop(text, line) is counts
+
+
+def test_a_program_that_a_rank_has_started_and_that_computes_is_work() -> None:
+    starts = (Frame("/usr/lib/python3.11/subprocess.py", 1264, "wait"),)
+    for asked in (rank(1, *starts, line=41), rank(1, line=41, kernel="do_wait")):
+        looks = [(rank(0, *ALL_REDUCE), asked)] * 5
+        assert not hangs(*looks, idle=frozenset({0})) and not hangs(*looks)
+        assert hangs(*looks, idle=frozenset({0, 1}))  # it does nothing
+        found = hang_diagnosis(looks[0], still(busy={1: 1.0}))
+        assert found.why.startswith("a program that rank 1 has started computes (100% of a core)")
+    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5, idle=frozenset({0}))
 
 
 def test_an_ended_thread_is_named_before_what_the_ranks_wait_for() -> None:

@@ -20,16 +20,16 @@ from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
-from ddplaunch.explain.stacks import hang
+from ddplaunch.explain.stacks import parse
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, with_ended_parts
-from ddplaunch.explain.stacks.parse import CodePlace, RankStack, from_faulthandler, groups, stack_text
+from ddplaunch.explain.stacks.parse import CodePlace, Frame, RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
 from ddplaunch.machine.files import gpu_devices, read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.script.source import read_text, waits_in_loop
+from ddplaunch.script.source import counts_in_loop, read_text, waits_in_loop
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
@@ -146,14 +146,20 @@ def _of_process(told: Traceback) -> bool:
 
 
 def stands_still(looks: Sequence[Sequence[RankStack]], idle: Collection[int], *, stepped: bool) -> bool:
-    """Return whether ranks that have not got on stand still, see ``explain.stacks.hang.stands_still``."""
-    return hang.stands_still(looks, idle, _only_waits, stepped=stepped)
+    """Return whether ranks that have not got on stand still, see ``explain.stacks.parse.stands_still``."""
+    return parse.stands_still(looks, idle, _only_waits, _counts, stepped=stepped)
 
 
 def _only_waits(place: CodePlace) -> bool:
     """Return whether a rank is in a loop of the user's that does nothing but wait."""
     text = read_text(Path(place.path)) if place.path else None
     return text is not None and waits_in_loop(text.text, place.line)
+
+
+def _counts(frame: Frame) -> bool | None:
+    """Return whether the loop around a frame of the user's comes to its end by itself, None where it has none."""
+    text = read_text(Path(frame.file))
+    return None if text is None else counts_in_loop(text.text, frame.line)
 
 
 def _world_size(pid: int) -> int:

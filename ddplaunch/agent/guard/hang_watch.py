@@ -3,7 +3,7 @@
 A hang is no change. A run gets on while any rank prints, reads or writes a file, sends something in a collective, makes
 an optimizer step or asks for a batch. Where nothing of that happens, stacks are taken several times, and compared:
 ranks that use no CPU have to stay where they are, ranks that compute in the same loop. Where all ranks compute, as they
-do while NCCL waits, that is not enough, see ``explain.stacks.hang.stands_still``: a long computation in silence is no
+do while NCCL waits, that is not enough, see ``explain.stacks.parse.stands_still``: a long computation in silence is no
 hang.
 """
 

@@ -7,12 +7,12 @@ in `agent.guard.hang_watch`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.explain.stacks.parse import CodePlace, RankGroup, RankStack, calls_of, groups, is_own, place_of
+from ddplaunch.explain.stacks.parse import RankGroup, RankStack, calls_of, groups, place_of, waits_for_program
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
@@ -264,9 +264,7 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         why = f"{who} waits in the kernel{_function(stack.kernel)} for a disk or a file server"
         return why, "`findmnt` and `dmesg | tail` show mounts that do not answer"
     if (share := busy.get(stack.rank)) is not None or stack.state == "R":
-        used = "" if share is None else f" ({min(share, 1.0):.0%} of a core)"
-        why = f"{who} computes{used} without coming to an end"
-        return why, f"look for a loop at {line} that never ends"
+        return _computes(stack, who, line, share)
     if group.place.kind == "loader":
         why = f"{who} waits for its DataLoader workers, which send nothing{_workers(stack)}"
         return why, "`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides"
@@ -279,12 +277,19 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
     if "nanosleep" in stack.kernel:
         alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel]
         return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}", f"look at what {line} sleeps for"
-    if stack.kernel.lstrip("_") == "do_wait":  # not futex_do_wait, in which newer kernels wait for a lock
+    if waits_for_program(stack):
         return f"{who} waits for a program that it has started", f"look at what {line} has started, which does not end"
     if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
         return why, f"give what {line} asks a time-out"
     return "", ""
+
+
+def _computes(stack: RankStack, who: str, line: str, share: float | None) -> tuple[str, str]:
+    used = "" if share is None else f" ({min(share, 1.0):.0%} of a core)"
+    if waits_for_program(stack):
+        return f"a program that {who} has started computes{used}", f"look at what {line} has started"
+    return f"{who} computes{used} without coming to an end", f"look for a loop at {line} that never ends"
 
 
 def _workers(stack: RankStack) -> str:
@@ -296,54 +301,6 @@ def _workers(stack: RankStack) -> str:
 
 def _function(kernel: str) -> str:
     return f" (`{kernel}`)" if kernel else ""
-
-
-_IDLE_LOOKS, _BUSY_LOOKS = 3, 5
-
-
-def stands_still(
-    looks: Sequence[Sequence[RankStack]],
-    idle: Collection[int],
-    only_waits: Callable[[CodePlace], bool],
-    *,
-    stepped: bool,
-) -> bool:
-    """Return whether ranks that have not got on for the time-out stand still, from their stacks meanwhile.
-
-    ``idle`` are the ranks that used no CPU; the others compute, and have to stay in the same loop. If all compute, they
-    are at work but for three cases: the run had ``stepped`` and does not any more, each rank is in a loop that
-    ``only_waits``, or some stay in one collective while others never enter any. NCCL waits by spinning, as does a
-    thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
-    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
-    """
-    alike = [stacks for stacks in looks if {one.rank for one in stacks} == {one.rank for one in looks[-1]}]
-    by_rank = {one.rank: [each for stacks in alike for each in stacks if each.rank == one.rank] for one in looks[-1]}
-    if len(alike) < (_IDLE_LOOKS if idle else _BUSY_LOOKS):
-        return False
-    if not all(_stays(stacks[-_IDLE_LOOKS:] if rank in idle else stacks) for rank, stacks in by_rank.items()):
-        return False
-    if idle or stepped:
-        return True
-    kinds = [_activity(stacks) for stacks in by_rank.values()]
-    if "waits" in kinds and "apart" in kinds and len({*kinds}) == 2:
-        return True
-    return all(only_waits(place_of(stacks[-1])) for stacks in by_rank.values())
-
-
-def _stays(stacks: Sequence[RankStack]) -> bool:
-    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries."""
-    own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
-    calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
-    return len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
-
-
-def _activity(stacks: Sequence[RankStack]) -> str:
-    places = [place_of(stack) for stack in stacks]
-    if all(place.kind in ("collective", "meeting") for place in places):
-        return "waits" if len({stack.main for stack in stacks}) == 1 else "works"
-    if all(place.kind in ("own", "loader") for place in places):
-        return "apart"
-    return "works"
 
 
 def waiting_words(

@@ -1,4 +1,5 @@
-"""Stacks of ranks as py-spy and faulthandler print them, and the place that a person would name: the user's own line.
+"""Stacks of ranks as py-spy and faulthandler print them, the place that a person would name (the user's own line), and
+whether several looks at them show that nothing moves.
 
 faulthandler: https://docs.python.org/3/library/faulthandler.html; py-spy: https://github.com/benfred/py-spy.
 """
@@ -8,7 +9,8 @@ from __future__ import annotations
 import json
 import linecache
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from ddplaunch.explain.diagnosis import UserCall, user_calls
@@ -49,7 +51,8 @@ class RankStack:
 
     ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
     empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` the tool that told.
-    ``workers`` are its DataLoader workers, if they were asked for their stacks too.
+    ``workers`` are its DataLoader workers, if they were asked for their stacks too. ``woke`` and ``woken`` are how
+    often the main thread had slept before it was asked, and afterwards: the question wakes it too.
     """
 
     rank: int
@@ -61,6 +64,8 @@ class RankStack:
     source: str = ""
     problem: str = ""
     workers: tuple[RankStack, ...] = ()
+    woke: int = 0
+    woken: int = 0
 
     @property
     def main(self) -> tuple[Frame, ...]:
@@ -265,6 +270,78 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
         owner = _CLASSES.get(short(frame.file))
         return f"{owner}.{name}" if owner and name.startswith("__") else name
     return ""
+
+
+_IDLE_LOOKS, _BUSY_LOOKS = 3, 5
+
+
+def stands_still(
+    looks: Sequence[Sequence[RankStack]],
+    idle: Collection[int],
+    only_waits: Callable[[CodePlace], bool],
+    counts: Callable[[Frame], bool | None],
+    *,
+    stepped: bool,
+) -> bool:
+    """Return whether ranks that have not got on for the time-out stand still, from their stacks meanwhile.
+
+    ``idle`` are the ranks that used no CPU; the others compute, and have to stay in the same loop. A rank that sleeps
+    again and again in a loop that ``counts`` to its end gets on, and so does one whose started program computes: nobody
+    sees where that is. If all compute, they
+    are at work but for three cases: the run had ``stepped`` and does not any more, each rank is in a loop that
+    ``only_waits``, or some stay in one collective while others never enter any. NCCL waits by spinning, as does a
+    thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
+    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
+    """
+    alike = [stacks for stacks in looks if {one.rank for one in stacks} == {one.rank for one in looks[-1]}]
+    by_rank = {one.rank: [each for stacks in alike for each in stacks if each.rank == one.rank] for one in looks[-1]}
+    if len(alike) < (_IDLE_LOOKS if idle else _BUSY_LOOKS):
+        return False
+    if not all(_stays(stacks[-_IDLE_LOOKS:] if rank in idle else stacks) for rank, stacks in by_rank.items()):
+        return False
+    if any(
+        _counts(stacks, counts) if rank in idle else waits_for_program(stacks[-1]) for rank, stacks in by_rank.items()
+    ):
+        return False
+    if idle or stepped:
+        return True
+    kinds = [_activity(stacks) for stacks in by_rank.values()]
+    if "waits" in kinds and "apart" in kinds and len({*kinds}) == 2:
+        return True
+    return all(only_waits(place_of(stacks[-1])) for stacks in by_rank.values())
+
+
+def _stays(stacks: Sequence[RankStack]) -> bool:
+    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries."""
+    own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
+    calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
+    return len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
+
+
+def _counts(stacks: Sequence[RankStack], counts: Callable[[Frame], bool | None]) -> bool:
+    """Return whether a rank that sleeps woke up between the last looks, and its innermost loop ``counts``."""
+    pairs = list(pairwise(stacks[-_IDLE_LOOKS:]))
+    if not pairs or not all("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs):
+        return False
+    told = (counts(frame) for frame in stacks[-1].main if is_own(frame))
+    return bool(next((each for each in told if each is not None), False))
+
+
+def _activity(stacks: Sequence[RankStack]) -> str:
+    places = [place_of(stack) for stack in stacks]
+    if all(place.kind in ("collective", "meeting") for place in places):
+        return "waits" if len({stack.main for stack in stacks}) == 1 else "works"
+    if all(place.kind in ("own", "loader") for place in places):
+        return "apart"
+    return "works"
+
+
+def waits_for_program(stack: RankStack) -> bool:
+    """Return whether the main thread waits for the end or the output of a program that it has started."""
+    if stack.kernel.lstrip("_") == "do_wait":  # not futex_do_wait, in which newer kernels wait for a lock
+        return True
+    own = next((at for at, frame in enumerate(stack.main) if is_own(frame)), len(stack.main))
+    return any(frame.file.endswith("/subprocess.py") for frame in stack.main[:own])
 
 
 def calls_of(stack: RankStack) -> tuple[UserCall, ...]:

@@ -123,8 +123,19 @@ def _stack(asked: LiveRank, program: str | None) -> RankStack:
         return replace(empty, state="X", problem="it has ended")
     python = _python_process(asked.pid)
     known = replace(
-        empty, pid=python, state=(read_stat(python) or stat).state, kernel=_kernel(python), reads=_reads(python)
+        empty,
+        pid=python,
+        state=(read_stat(python) or stat).state,
+        kernel=_kernel(python),
+        reads=_reads(python),
+        woke=_sleeps(python),
     )
+    told = _told(asked, known, program)
+    return replace(told, woken=_sleeps(python))
+
+
+def _told(asked: LiveRank, known: RankStack, program: str | None) -> RankStack:
+    python = known.pid
     problem = "py-spy is not installed"
     if program is not None:
         answer = _by_py_spy(program, python)
@@ -254,6 +265,12 @@ def _kernel(pid: int) -> str:
     """Return the kernel function in which the main thread waits; https://man7.org/linux/man-pages/man5/proc.5.html."""
     text = (read_bytes(f"/proc/{pid}/wchan") or b"").decode("ascii", "replace").strip("\0\n")
     return "" if text == "0" else text
+
+
+def _sleeps(pid: int) -> int:
+    """Return how often the main thread has waited for something so far."""
+    found = re.search(rb"^voluntary_ctxt_switches:\s*(\d+)$", read_bytes(f"/proc/{pid}/status") or b"", re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _reads(pid: int) -> str:
