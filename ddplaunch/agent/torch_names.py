@@ -31,7 +31,8 @@ class TorchName:
 
     ``seen`` are releases of torch that had it, oldest first: an older one has none, and what is newer is expected to.
     ``parameters`` are those of a function that is replaced or called, None for anything else. ``in_torchrun`` is of
-    those that are used in torchrun's own process; the others are looked for in the ranks.
+    those that are used in torchrun's own process; the others are looked for in the ranks. ``beside`` are private names
+    that are used with it: attributes that its class gives itself, or what stands in the same module.
     """
 
     module: str
@@ -41,6 +42,7 @@ class TorchName:
     fallback: str
     parameters: tuple[str, ...] | None = None
     in_torchrun: bool = True
+    beside: tuple[str, ...] = ()
 
     def owner(self) -> Any:
         """Return the module or class that has the name; None in a torch without it."""
@@ -149,6 +151,7 @@ POPEN = TorchName(
     "Here the command line, the environment and the opened outputs (`_stdout`, `_stderr`) are final",
     "ranks start cold, and one that was aborted at its end has failed",
     ("self", "args", "env"),
+    beside=("_stdout", "_stderr"),
 )
 PARSE_ARGS = TorchName(
     "torch.distributed.run",
@@ -223,6 +226,69 @@ NOT_COMPILED = TorchName(
     "keeps torch.compile from compiling what `rank_site/ddplaunch_phases.py` has called in the middle of a step; "
     "`skip_code` before torch 2.7",
     "torch.compile compiles it with the script, or breaks the graph there",
+    in_torchrun=False,
+    beside=("_FrameAction", "_FrameExecStrategy"),
+)
+_NOT_COMPARED = "what ranks train with is not compared with the plan"
+ITERATOR = TorchName(
+    "torch.utils.data.dataloader",
+    "_BaseDataLoaderIter.__init__",
+    _SEEN,
+    "begins an epoch; `rank_site/ddplaunch_observer.py` notes each iterator, and asks it what it gives",
+    _NOT_COMPARED,
+    ("self", "loader"),
+    in_torchrun=False,
+    beside=("_num_yielded", "_num_workers", "_index_sampler", "_auto_collation", "_dataset", "_dataset_kind"),
+)
+NEXT_DATA = TorchName(
+    "torch.utils.data.dataloader",
+    "_BaseDataLoaderIter._next_data",
+    _SEEN,
+    "gives a batch; `rank_site/ddplaunch_observer.py` looks at some whose size no sampler tells",
+    _NOT_COMPARED,
+    ("self",),
+    in_torchrun=False,
+)
+GET_ITERATOR = TorchName(
+    "torch.utils.data.dataloader",
+    "DataLoader._get_iterator",
+    _SEEN,
+    "begins an epoch, and starts DataLoader's workers; `rank_site/ddplaunch_phases.py` notes how long that takes",
+    "`--phases` counts beginning an epoch among the rest of a step",
+    ("self",),
+    in_torchrun=False,
+)
+POST_HOOKS = TorchName(
+    "torch.optim.optimizer",
+    "_global_optimizer_post_hooks",
+    _SEEN,
+    "holds what optimizers call after a step; `rank_site/ddplaunch_observer.py` takes its own away after a few",
+    "its own stays, and does nothing any more",
+    in_torchrun=False,
+)
+WRAPPED = TorchName(
+    "torch.nn.parallel.distributed",
+    "DistributedDataParallel.__init__",
+    _SEEN,
+    "wraps a model; `rank_site/ddplaunch_observer.py` compares the parameters of ranks unless a hook sends others",
+    "whether ranks have the same parameters is not looked at",
+    in_torchrun=False,
+    beside=("_comm_hooks",),
+)
+GROUPS = TorchName(
+    "torch.distributed.distributed_c10d",
+    "_world",
+    _SEEN,
+    "knows all process groups; `rank_site/ddplaunch_observer.py` asks each how many collectives it has begun",
+    "that ranks exchanged nothing in their first steps is not noticed",
+    in_torchrun=False,
+)
+SEQUENCE = TorchName(
+    "torch._C._distributed_c10d",
+    "ProcessGroup._get_sequence_number_for_group",
+    _SEEN,
+    "counts the collectives that a process group has begun; `rank_site/ddplaunch_observer.py` asks it",
+    "that ranks exchanged nothing in their first steps is not noticed",
     in_torchrun=False,
 )
 TORCH_NAMES = tuple(each for each in list(vars().values()) if isinstance(each, TorchName))

@@ -1,6 +1,8 @@
 """What ddplaunch replaces and calls of torch's internals: that the installed torch has it, and what happens without."""
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 import time
@@ -13,8 +15,9 @@ from typing import Any
 
 import pytest
 
+import ddplaunch
 from ddplaunch.agent.plugin.trace import Trace
-from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_phases
+from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.torch_names import (
     AGENT_CLOCK,
     CLOSE,
@@ -24,17 +27,24 @@ from ddplaunch.agent.torch_names import (
     ENGINE,
     FETCH,
     FLIGHT_RECORDER,
+    GET_ITERATOR,
+    GROUPS,
+    ITERATOR,
     JOIN,
     METHOD_NAME,
+    NEXT_DATA,
     NOT_COMPILED,
     ON_SIGNAL,
     PARSE_ARGS,
     POPEN,
+    POST_HOOKS,
+    SEQUENCE,
     SPREAD,
     START,
     TORCH_NAMES,
     WAIT,
     WORK_WAIT,
+    WRAPPED,
     TorchName,
     unknown_names,
 )
@@ -55,6 +65,13 @@ from ddplaunch.planning.settings import Settings
 from tests.agent.guarded import open_files
 from tests.hosts.launching import clean_environment
 
+PACKAGE = Path(ddplaunch.__file__).parent
+#: Private names of Python's own library; what they are for is said where they are used.
+PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
+PYTHONS |= {"_initializing", "_parent_process", "_process_counter", "_registry", "_resource_tracker"}
+PYTHONS |= {"_run_module_as_main", "_set_native_id", "_startTime", "_xoptions"}
+#: Modules of torch that are looked up where somebody has imported them, and parts of the names in the list.
+LOOKED_UP = {"_C", "_distributed_c10d", "_dynamo"}
 LONG_S = 300.0  # no test waits for it
 WAITED_S = 2.0
 
@@ -83,9 +100,51 @@ def test_every_name_has_a_fallback() -> None:
     assert set(TORCH_NAMES) == WITHOUT.keys()
 
 
-def test_a_rank_is_started_with_what_the_handler_has_opened() -> None:
-    source = inspect.getsource(POPEN.owner().__init__)
-    assert "self._stdout = " in source and "self._stderr = " in source
+@pytest.mark.parametrize("name", [each for each in TORCH_NAMES if each.beside], ids=shown)
+def test_what_is_used_with_a_name_is_there(name: TorchName) -> None:
+    if not name.expected_in(version("torch")):
+        pytest.skip("this torch is older than the name")
+    owner = name.owner()
+    source = inspect.getsource(owner) if inspect.isclass(owner) else ""
+    assert [each for each in name.beside if not (hasattr(owner, each) or f"self.{each}" in source)] == []
+
+
+def test_no_private_name_is_used_that_nobody_lists() -> None:
+    listed = {part for each in TORCH_NAMES for part in (*each.name.split("."), *each.beside)}
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    own = {name for tree in trees.values() for node in ast.walk(tree) for name in defined(node)}
+    inside = [path for path in trees if path.relative_to(PACKAGE).parts[0] in ("agent", "comm")]
+    used = {
+        (name, path.name)
+        for path in inside
+        if path.name != "torch_names.py"
+        for node in ast.walk(trees[path])
+        for name in touched(node)
+        if re.match(r"_[A-Za-z]", name) and name not in own
+    }
+    assert ("_num_yielded", "ddplaunch_observer.py") in used and ("_children", "fresh.py") in used
+    assert {each for each in used if each[0] not in listed | PYTHONS | LOOKED_UP} == set()
+
+
+def defined(node: ast.AST) -> list[str]:
+    """Return the names that are the project's own: functions, classes, variables, attributes of an object's own."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    own = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
+    return [node.attr] if own and node.value.id == "self" else []  # type: ignore[attr-defined]
+
+
+def touched(node: ast.AST) -> list[str]:
+    """Return the names that are looked up: attributes, parts of modules, and texts that are names."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        inside = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        return [part for each in inside for part in each.split(".")]
+    named = isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.value)
+    return node.value.split(".") if named else []  # type: ignore[attr-defined]
 
 
 def no_pause() -> None:
@@ -168,7 +227,7 @@ def phases_without(name: TorchName) -> Callable[[], None]:
 
     def nothing_is_replaced() -> None:
         rank = ddplaunch_phases._Rank("/dev/null/none")
-        look = {ENGINE: rank.engine, FETCH: rank.dataloaders, WORK_WAIT: rank.collectives}[name]
+        look = {ENGINE: rank.engine, WORK_WAIT: rank.collectives}.get(name, rank.dataloaders)
         ddplaunch_marks.after_import({name.module: look})
         assert name.value() is None
 
@@ -189,6 +248,45 @@ def phases_cannot_be_had() -> None:
     rank._wrapped.append(lambda: module)
     rank.safely(rank._comm.of_step_us, 1, None)
     assert rank._off
+
+
+def observer_without(name: TorchName) -> Callable[[], None]:
+    """What could not be replaced stays as it is, and the rest is put back."""
+
+    def nothing_is_noticed() -> None:
+        observer = ddplaunch_observer._Observer("/dev/null/none")
+        looks = {"torch.utils.data.dataloader": observer.dataloaders, "torch.optim.optimizer": observer.optimizers}
+        looks["torch.nn.parallel.distributed"] = observer.parallel
+        ddplaunch_marks.after_import({name.module: looks[name.module]})
+        observer._end()
+        assert name.value() is None
+
+    return nothing_is_noticed
+
+
+def ranks_are_not_compared() -> None:
+    class Iterator:
+        """One of torch's whose batches nobody knows the size of, and that cannot be looked into."""
+
+        _num_yielded, _index_sampler, _auto_collation, _dataset, _dataset_kind = 1, None, False, (), 1
+
+    iterator = Iterator()
+    observer = ddplaunch_observer._Observer("/dev/null/none")
+    observer._iterator(iterator)
+    observer.stepped(SimpleNamespace(param_groups=[{"lr": 0.1, "params": []}]), (), {})
+    assert observer._over and observer._steps == 1
+
+
+def no_collectives_are_counted() -> None:
+    world = GROUPS.value()
+    group = sys.modules[SEQUENCE.module].ProcessGroup(0, 1)
+    if world is not None:
+        world.pg_map[group] = ("gloo", None)
+    try:
+        assert ddplaunch_observer._collectives() is None
+    finally:
+        if world is not None:
+            del world.pg_map[group]
 
 
 def it_may_be_compiled() -> None:
@@ -217,6 +315,11 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     DDP_TIMES: phases_end,
     DDP_EVERY_STEP: phases_cannot_be_had,
     NOT_COMPILED: it_may_be_compiled,
+    **{each: observer_without(each) for each in (ITERATOR, POST_HOOKS, WRAPPED)},
+    NEXT_DATA: ranks_are_not_compared,
+    GET_ITERATOR: phases_without(GET_ITERATOR),
+    GROUPS: no_collectives_are_counted,
+    SEQUENCE: no_collectives_are_counted,
 }
 
 
