@@ -19,7 +19,7 @@ from ddplaunch.machine.files import open_plain
 from ddplaunch.machine.hardware import probe_cpu
 from ddplaunch.planning.settings import Settings
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.terminal import Terminal, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, size_text
@@ -344,13 +344,14 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
     if not settings.phases or settings.node_directory is None or attempt is None:
         return ""
     files = read_phases(Path(settings.node_directory) / f"attempt-{attempt}", ranks)
-    every = []
-    for rank, file in files.items():
-        if (one := summed(rank, file.facts, file.lines[settled(file.lines) or 0 :])) is not None:
-            every.append(one)
+    told = (summed(rank, file.facts, file.lines[settled(file.lines) or 0 :]) for rank, file in files.items())
+    every = [one for one in told if one is not None]
     terminal = Terminal.of(sys.stderr)
     if not every:
         none = "phases: no optimizer step was seen twice; `ddplaunch.step(samples=…)` in the script marks one by hand"
+        for rank, file in reversed(files.items()):
+            if "broken" in file.facts:
+                none = f"phases: measuring ended in rank {rank}: {visible(str(file.facts['broken']))[:200]}"
         return terminal.spell("\n".join(wrap(none, terminal.width, "", "  "))) + "\n"
     lines = [line for text in phase_lines(every) for line in wrap(text, terminal.width, "", "  ")]
     found = held_back(every, max(1, probe_cpu().usable))

@@ -430,6 +430,38 @@ def test_a_script_without_steps_is_told_so(tmp_path: Path) -> None:
     assert done.returncode == 0 and "no optimizer step was seen twice" in " ".join(done.stderr.split())
 
 
+OTHER_NAMES = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+class Other:  # has another name in a torch to come, for who asks first
+    asked = 0
+    def __get__(self, iterator, _):
+        self.asked += 1
+        if self.asked == 1:
+            raise AttributeError("no `_num_yielded`")
+        return iterator.__dict__["given"]
+    def __set__(self, iterator, value):
+        iterator.__dict__["given"] = value
+
+dataloader._BaseDataLoaderIter._num_yielded = Other()
+model = torch.nn.Linear(4, 1)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+for (batch,) in DataLoader(TensorDataset(torch.randn(8, 4)), 2):
+    model(batch).mean().backward()
+    sgd.step()
+print("trained")
+"""
+
+
+@pytest.mark.slow
+def test_what_ends_measuring_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OTHER_NAMES)
+    done = launched(tmp_path, "1", "--device", "cpu", "--phases")
+    assert done.returncode == 0 and done.stdout == "trained\n"
+    assert "phases: measuring ended in rank 0: AttributeError: no `_num_yielded`" in " ".join(done.stderr.split())
+
+
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     from ddplaunch.agent.rank_site import taking_part

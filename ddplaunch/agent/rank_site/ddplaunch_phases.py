@@ -110,11 +110,21 @@ class _Rank:
             return
         try:
             call(*args)
-        except Exception:  # what is measured is a convenience, the training is not
-            self._end()
+        except Exception as error:  # what is measured is a convenience, the training is not
+            self._broken(error)
 
     def _end(self) -> None:
         self._off = True
+
+    def _broken(self, error: Exception) -> None:
+        """End all measuring, and say why: a torch to come may have other names."""
+        self._end()
+        try:
+            self._lines = self._lines or StepFile(self._path)
+            self._lines.fact({"broken": f"{type(error).__name__}: {error}"})
+            self._lines.flush()
+        except Exception:
+            return
 
     # Called when a module of torch has run
 
@@ -177,8 +187,8 @@ class _Rank:
                     return bound
                 try:
                     ends = begins(one)
-                except Exception:
-                    rank._end()
+                except Exception as error:
+                    rank._broken(error)
                     return bound
                 return bound if ends is None else call(bound, lambda: rank.safely(ends))
 
