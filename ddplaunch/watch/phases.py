@@ -1,4 +1,4 @@
-"""Where the time of steps goes, as ranks wrote it with ``--phases``: read, summed up, followed, and put into words.
+"""Where the time of steps goes, as ranks wrote it with ``--phases``: read, summed up, and put into words.
 
 ``agent/rank_site/ddplaunch_phases.py`` writes ``rank-N.phases.jsonl``. What a rank could not tell is None.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +22,9 @@ from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, size_text
-from ddplaunch.watch.samples import PHASES, Progress
+from ddplaunch.watch.samples import PHASES
 
-_MOST_BYTES = 1 << 26
-_WINDOW_S = 10.0
+MOST_BYTES = 1 << 26
 _AT_ONCE = 5  # steps whose median is one look at how long steps take
 _LIKE = 1.15  # two looks that differ by less are alike
 _LATER = 1.1  # a rank that works this much longer than the others is waited for ...
@@ -34,7 +32,8 @@ _WAITED = 0.1  # ... if they wait this share of the step more than it does
 _MOST_OF_IT = 0.5  # ... and what it takes longer is this share of what they wait
 _BOUND = 0.25  # what takes this share of the time is what holds the steps back
 _COMPUTES = 0.5
-_FEW, _MOMENT_S = 10, 1.0  # fewer steps in less time say nothing of the others
+_FEW, _MOMENT_S = 10, 1.0  # of fewer steps in less time a rank may be late by chance
+_ALL_WAIT = 0.5  # of what the late rank waits for data: who waits as long has the same to mend
 
 
 class StepLine(NamedTuple):
@@ -101,7 +100,7 @@ def read_phases(attempt: Path, ranks: Sequence[int] | None = None) -> dict[int, 
     found = {}
     for rank in phases_ranks(attempt) if ranks is None else sorted(ranks):
         with suppress(OSError), open(open_plain(phases_path(attempt, rank)), "rb") as file:
-            found[rank] = parsed(file.read(_MOST_BYTES).split(b"\n")[:-1])
+            found[rank] = parsed(file.read(MOST_BYTES).split(b"\n")[:-1])
     return found
 
 
@@ -195,6 +194,8 @@ def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | N
     own = {one.rank: one.own_s for one in ranks}
     if len(ranks) < 2 or None in own.values():
         return None
+    if all(one.steps < _FEW and one.steps * one.mean_s < _MOMENT_S for one in ranks):
+        return None
     late = max(ranks, key=lambda one: one.own_s or 0)
     others = [one for one in ranks if one is not late]
     usual_s = median(one.own_s or 0 for one in others)
@@ -258,9 +259,7 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
             why="threads that have to wait for a CPU hold up the others of their rank at the end of every operation",
             fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
         )
-    if all(one.steps < _FEW and one.steps * one.mean_s < _MOMENT_S for one in ranks):
-        return None
-    if (late := waited_for(ranks)) is not None:
+    if (late := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late[0]):
         waits = late[0].shares["data"] or 0
         if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
             who = f"the others wait for rank {late[0].rank}, and it waits"
@@ -272,6 +271,12 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
     if (shares["comm"] or 0) >= _BOUND and not alone:
         return _communication_bound(ranks, shares["comm"] or 0)
     return None
+
+
+def _all_wait_for_data(ranks: Sequence[RankPhases], late: RankPhases) -> bool:
+    waits_s = [(one.shares["data"] or 0) * one.mean_s for one in ranks]
+    shares = [one.shares["data"] or 0 for one in ranks]
+    return min(shares) >= _BOUND and min(waits_s) >= _ALL_WAIT * (late.shares["data"] or 0) * late.mean_s
 
 
 #: What may be done about a late rank, by the phase that takes it longer.
@@ -356,46 +361,3 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
     lines = [line for text in phase_lines(every) for line in wrap(text, terminal.width, "", "  ")]
     found = held_back(every, max(1, probe_cpu().usable))
     return terminal.spell("\n".join(lines)) + "\n" + ("" if found is None else findings_text((found,), terminal) + "\n")
-
-
-class FollowedFile:
-    """Follows one rank's file. ``facts`` are those so far."""
-
-    def __init__(self, path: Path) -> None:
-        """A file that is not there yet says nothing."""
-        self._path, self._read = path, 0
-        self.facts: dict[str, Any] = {}
-
-    def new(self) -> tuple[StepLine, ...]:
-        """Return the lines that came since the last call."""
-        with suppress(OSError), open(open_plain(self._path), "rb") as file:
-            file.seek(self._read)
-            data = file.read(_MOST_BYTES)
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read += len(whole)
-            found = parsed(whole.split(b"\n"))
-            self.facts.update(found.facts)
-            return found.lines
-        return ()
-
-
-class FollowedPhases:
-    """Follows the files of one attempt's ranks while they train."""
-
-    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
-        """``folder`` is ``node-K/attempt-A``."""
-        self._files = {rank: FollowedFile(phases_path(folder, rank)) for rank in ranks}
-        self._recent: dict[int, deque[StepLine]] = {rank: deque() for rank in ranks}
-
-    def progress(self, now_s: float) -> dict[int, Progress]:
-        """Return the progress of each rank that steps; ``now_s`` is in seconds since 1970."""
-        found = {}
-        for rank, recent in self._recent.items():
-            recent += self._files[rank].new()
-            while len(recent) > 1 and recent[0].end_s < now_s - _WINDOW_S:
-                recent.popleft()
-            if recent and (one := summed(rank, {}, recent)) is not None:
-                known = {name: round(100 * share, 1) for name in PHASES if (share := one.shares[name]) is not None}
-                rate = 0.0 if now_s - recent[-1].end_s > _WINDOW_S + 2 * one.mean_s else round(1 / one.mean_s, 4)
-                found[rank] = Progress(float(recent[-1].step), rate, known)
-        return found

@@ -197,10 +197,9 @@ def main(wanted: str) -> None:
 def record(wanted: Mapping[str, Any], descriptor: int, every_s: float = _EVERY_S) -> None:
     """Write samples of ``wanted`` until ``descriptor`` is at its end or no rank runs any more."""
     from ddplaunch.watch.gpu_usage import GpuUsage
-    from ddplaunch.watch.phases import FollowedPhases
     from ddplaunch.watch.sampler import Sampler
     from ddplaunch.watch.samples import Progress, RankIdentity
-    from ddplaunch.watch.step_rate import Steps
+    from ddplaunch.watch.step_rate import FollowedPhases, Steps
 
     directory = Path(wanted["directory"])
     ranks = [

@@ -1,4 +1,4 @@
-"""How fast each rank steps, from the last few KiB of its recorded output.
+"""How fast each rank steps, from the last few KiB of its recorded output, or from the phases that it writes.
 
 What counts up is recognised by its words: ``step 12``, ``iter: 12``, ``'step': 12``, tqdm's ``12/500 [00:03<…,
 4.1it/s]``, ``Epoch: [0][ 12/5005]`` and ``Train Epoch: 1 [640/60000``; or by a pattern of the user's.
@@ -11,13 +11,16 @@ import os
 import re
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from ddplaunch.machine.files import pieces_of
+from ddplaunch.machine.files import open_plain, pieces_of
 from ddplaunch.records.log_files import STEP_BAR, STEPS
 from ddplaunch.values.finding import usage
-from ddplaunch.watch.samples import Progress
+from ddplaunch.watch.phases import MOST_BYTES, StepLine, parsed, phases_path, summed
+from ddplaunch.watch.samples import PHASES, Progress
 
 #: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; that of a validation is another one.
 _LOSS = re.compile(
@@ -182,3 +185,46 @@ def metric_pattern(text: str) -> re.Pattern[bytes]:
         why = "the group is the number that counts up, or `(?P<rate>…)` a rate, or `(?P<loss>…)` the loss"
         raise usage(f"`--metric {text}` has no group", why=why, fix=fix, where="flag: --metric")
     return pattern
+
+
+class FollowedFile:
+    """Follows one rank's file. ``facts`` are those so far."""
+
+    def __init__(self, path: Path) -> None:
+        """A file that is not there yet says nothing."""
+        self._path, self._read = path, 0
+        self.facts: dict[str, Any] = {}
+
+    def new(self) -> tuple[StepLine, ...]:
+        """Return the lines that came since the last call."""
+        with suppress(OSError), open(open_plain(self._path), "rb") as file:
+            file.seek(self._read)
+            data = file.read(MOST_BYTES)
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read += len(whole)
+            found = parsed(whole.split(b"\n"))
+            self.facts.update(found.facts)
+            return found.lines
+        return ()
+
+
+class FollowedPhases:
+    """Follows the files of one attempt's ranks while they train."""
+
+    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+        """``folder`` is ``node-K/attempt-A``."""
+        self._files = {rank: FollowedFile(phases_path(folder, rank)) for rank in ranks}
+        self._recent: dict[int, deque[StepLine]] = {rank: deque() for rank in ranks}
+
+    def progress(self, now_s: float) -> dict[int, Progress]:
+        """Return the progress of each rank that steps; ``now_s`` is in seconds since 1970."""
+        found = {}
+        for rank, recent in self._recent.items():
+            recent += self._files[rank].new()
+            while len(recent) > 1 and recent[0].end_s < now_s - _WINDOW_S:
+                recent.popleft()
+            if recent and (one := summed(rank, {}, recent)) is not None:
+                known = {name: round(100 * share, 1) for name in PHASES if (share := one.shares[name]) is not None}
+                rate = 0.0 if now_s - recent[-1].end_s > _WINDOW_S + 2 * one.mean_s else round(1 / one.mean_s, 4)
+                found[rank] = Progress(float(recent[-1].step), rate, known)
+        return found

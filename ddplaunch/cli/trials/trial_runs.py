@@ -44,8 +44,9 @@ from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import ExitStatus, Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.watch.phases import FollowedFile, RankPhases, StepLine, phases_path, phases_ranks, settled, summed
+from ddplaunch.watch.phases import RankPhases, StepLine, phases_path, phases_ranks, settled, summed
 from ddplaunch.watch.sampler import waited_s
+from ddplaunch.watch.step_rate import FollowedFile
 
 #: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": the
 #: launch was refused; "no-steps" and "too-slow": no optimizer step, or too few, in the time that there is;
