@@ -47,7 +47,10 @@ _TRAINING_ARGUMENTS = (
     ("gradient_accumulation_steps", "1"),
     ("learning_rate", None),
     ("warmup_steps", "0"),
+    ("output_dir", None),
+    ("logging_dir", None),
 )
+_GONE = frozenset({"logging_dir"})  # from transformers 5
 #: Gives the expressions that a name stands for, each with the part that it is in.
 Bound = Callable[[ast.AST, ReachablePart], Sequence[tuple[ast.expr, ReachablePart]]]
 _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union", "Literal", "List", "list", "None"})
@@ -199,7 +202,8 @@ def is_training_arguments(name: str) -> bool:
 def _training_arguments(called: DeclaredAt) -> Iterator[DeclaredOption]:
     for name, default in _TRAINING_ARGUMENTS:
         flags = (f"--{name}", f"--{name.replace('_', '-')}")
-        yield DeclaredOption(flags, called, default=default, dest=name, parser="transformers")
+        known = name not in _GONE
+        yield DeclaredOption(flags, called, default=default, dest=name, parser="transformers", fillable=known)
 
 
 def class_options(

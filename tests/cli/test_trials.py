@@ -25,6 +25,7 @@ from ddplaunch.cli.trials.trial_orders import (
 from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.cli.cli_calls import Call, call
@@ -62,6 +63,30 @@ def declared(*flags: str, kind: str | None = None) -> DeclaredOption:
 def test_where_a_script_writes(options: list[str], words: list[str], expected: list[str]) -> None:
     report = ScriptReport("train.py", tuple(declared(each) for each in options))
     assert redirected(words, _OUT, report) == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["--output_dir", "/out/output-dir"]),
+        (["--output_dir", "out"], ["--output_dir", "/out/output-dir"]),
+        (
+            ["--output-dir=out", "--logging_dir", "logs"],
+            ["--output-dir=/out/output-dir", "--logging_dir", "/out/logging-dir"],
+        ),
+        (["args.json"], ["args.json"]),  # all that its parser reads then
+    ],
+)
+def test_where_a_trainer_of_hugging_face_writes(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    """Its arguments have `--output_dir`, which no line of the script declares."""
+    (tmp_path / "train.py").write_text(
+        "from transformers import HfArgumentParser, TrainingArguments\nparser = HfArgumentParser(TrainingArguments)\n"
+        "json = 'args.json' in sys.argv\n"
+        "args = parser.parse_json_file('args.json') if json else parser.parse_args_into_dataclasses()\n"
+    )
+    (tmp_path / "args.json").write_text('{"output_dir": "out"}')
+    report = read_script(tmp_path / "train.py", tmp_path, args=words)
+    assert redirected(["train.py", *words], _OUT, report) == ("train.py", *expected)
 
 
 def test_the_command_of_a_trial(tmp_path: Path) -> None:
