@@ -16,7 +16,7 @@ from ddplaunch.explain.read.lines import Line, Numbered, Speaker, clean, numbere
 from ddplaunch.explain.read.scan import scan
 from ddplaunch.explain.wording import filled, worded
 
-_MOST_ECHOES = 12
+_MOST_KINDS, _MOST_ECHOES = 12, 1024
 
 
 _TIME = re.compile(r"\b(?:\d{4}-(\d\d)-(\d\d)[ T_]|[IWEF](\d\d)(\d\d) )(\d\d:\d\d:\d\d)")
@@ -211,5 +211,6 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
     for line, speaker, what in sorted(entries, key=lambda entry: entry[0].at):
         evidence = Evidence(line.file, line.number, line.text.strip()[:300])
         groups.setdefault((what, speaker.rank, speaker.host), []).append(evidence)
-    kinds = list(groups.items())[:_MOST_ECHOES]
-    return tuple(Echo(what, rank, host, found[0], len(found)) for (what, rank, host), found in kinds)
+    kinds = list(dict.fromkeys(what for what, _, _ in groups))[:_MOST_KINDS]
+    kept = [each for each in groups.items() if each[0][0] in kinds][:_MOST_ECHOES]
+    return tuple(Echo(what, rank, host, found[0], len(found)) for (what, rank, host), found in kept)

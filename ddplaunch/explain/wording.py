@@ -48,6 +48,7 @@ _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 _OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
+_NCCL_VERSION, _VERSIONS = re.compile(r"\bNCCL version (\d+\.\d+\.\d+)"), 3
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(
@@ -89,6 +90,8 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
+    if cause.code == "nccl-version-mismatch" and (versions := _nccl_versions(scanned)):
+        words = words._replace(why=f"{versions}; {words.why}")
     if raised is not None and raised.type in _NO_SYNTAX and (place := _unparsed(line, scanned)):
         words = words._replace(what=f"{words.what}: {place}")
     return Diagnosis(
@@ -112,6 +115,16 @@ def _unparsed(text: str, scanned: Scanned) -> str:
     if part is None or not part.frames[-1][0].startswith("<"):
         return ""
     return f"line {part.frames[-1][1]} of it is `{part.sources[-1]}`" if part.sources[-1] else ""
+
+
+def _nccl_versions(scanned: Scanned) -> str:
+    """Return which versions of NCCL a log names, and on which hosts; nothing where there are not several."""
+    found: dict[str, set[str]] = {}
+    for line in scanned.lines:
+        if "NCCL" in line.text and (match := _NCCL_VERSION.search(line.text)):
+            found.setdefault(match[1], set()).update([line.speaker.host] if line.speaker.host else [])
+    told = [f"{version} ({', '.join(sorted(hosts))})" if hosts else version for version, hosts in found.items()]
+    return f"the log names NCCL {' and '.join(told[:_VERSIONS])}" if len(told) > 1 else ""
 
 
 def filled(template: str, groups: Mapping[str, str]) -> str:
@@ -250,11 +263,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
             (EQUAL_BATCHES, TOGETHER, _RECORD),
         )
     if cause.own_echo is not None:
-        return _Words(
-            f"{who} ended with {how} because it lost another rank, and that one says nothing here",
-            "the line is printed by survivors; the cause is in the log of the rank or host that they lost",
-            ("`ddplaunch explain` on each of the other nodes, or with the logs of all nodes here", _DMESG),
-        )
+        return _lost_another(cause.own_echo.line, f"{who} ended with {how}")
     return _plain_exit(cause, ended, who, how)
 
 
@@ -339,8 +348,31 @@ def _outside(cause: RootCause, line: Line) -> _Words:
     return _Words(what, why, tuple(fix for fix in fixes if not _FIELD.search(fix))[:3])
 
 
+def _lost_another(line: Line, how: str) -> _Words:
+    """Return the words for a rank that ended because its communication failed, as ``line`` says."""
+    if _OF_CUDA.search(line.text):
+        return _in_nccl(f"{how}: ")
+    return _Words(
+        f"{how} because it lost another rank, and that one says nothing here",
+        "the line is printed by survivors; the cause is in the log of the rank or host that they lost",
+        ("`ddplaunch explain` on each of the other nodes, or with the logs of all nodes here", _DMESG),
+    )
+
+
+def _in_nccl(who: str = "") -> _Words:
+    return _Words(
+        f"{who}a call to CUDA failed in NCCL, and no line says which",
+        "NCCL's summary is all that stands here; a line `NCCL WARN Cuda failure …` has the call and its error",
+        ("`--nccl-debug INFO`, or the output of the other ranks: that line is in it", _RECORD),
+    )
+
+
 def _unknown(cause: RootCause) -> _Words:
     """Return the words where only survivors report, or where the log just ends."""
+    spoken = [hit for hit in cause.echoes if hit.signature.code not in NOISE]
+    told = [hit.line for hit in spoken] if cause.witness is None else [cause.witness.line]
+    if told and all(_OF_CUDA.search(line.text) for line in told):
+        return _in_nccl()
     if cause.witness is not None and cause.witness.raised is not None:
         raised = cause.witness.raised
         own = (_RAY, _RECORD) if raised.type.startswith("ray.") else (_RECORD,)
@@ -348,13 +380,6 @@ def _unknown(cause: RootCause) -> _Words:
             f"{raised.type.rpartition('.')[2]} only reports that another process failed: {raised.message[:120]}",
             "the process that raised it lost another one, or repeats what a library printed elsewhere",
             (f"`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO`; {_DMESG}", *own),
-        )
-    spoken = [hit for hit in cause.echoes if hit.signature.code not in NOISE]
-    if spoken and all(_OF_CUDA.search(hit.line.text) for hit in spoken):
-        return _Words(
-            "a call to CUDA failed in NCCL, and no line says which",
-            "NCCL's summary is all that stands here; a line `NCCL WARN Cuda failure …` has the call and its error",
-            ("`--nccl-debug INFO`, or the output of the other ranks: that line is in it", _RECORD),
         )
     if spoken:
         return _Words(

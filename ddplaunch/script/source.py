@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -194,14 +195,15 @@ def waits_in_loop(text: str, line: int) -> bool:
     loops = [
         node for node in parsed.nodes if isinstance(node, ast.While) and node.lineno <= line <= (node.end_lineno or 0)
     ]
-    return bool(loops) and all(map(_idles, loops[-1].body))
+    return bool(loops) and all(_idles(each, loops[-1]) for each in loops[-1].body)
 
 
-def counts_in_loop(text: str, line: int) -> bool | None:
-    """Return whether the innermost loop around ``line`` of its function comes to its end by itself; None without one.
+def loop_kind(text: str, line: int) -> Literal["counts", "endless", "asks"] | None:
+    """Return how the innermost loop around ``line`` of its function ends; None where there is none.
 
-    ``for batch in data:`` and ``while step < steps:`` with ``step += 1`` do, if nothing leaves them before: a loop with
-    ``break`` or ``return`` asks for something that has to come from elsewhere.
+    One that ``counts`` comes to its end by itself: ``for batch in data:``, and ``while step < steps:`` with
+    ``step += 1``. An ``endless`` one never does: ``while True:`` that nothing leaves, or a loop that only waits. Any
+    other ``asks``: what ends it may come from elsewhere, as with ``break`` and ``return``.
     """
     parsed = parse(Path(), "", text)
     if isinstance(parsed, SyntaxProblem):
@@ -210,29 +212,44 @@ def counts_in_loop(text: str, line: int) -> bool | None:
     around = [
         node
         for node in parsed.nodes
-        if isinstance(node, (ast.For, ast.While, *bodies)) and node.body[0].lineno <= line <= (node.end_lineno or 0)
+        if isinstance(node, (ast.For, ast.While, *bodies)) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     loop = around[-1] if around else None
     if loop is None or isinstance(loop, bodies):
         return None
     inside = list(ast.walk(loop))
+    if isinstance(loop, ast.While) and all(_idles(each, loop) for each in loop.body):
+        return "endless"
     if any(isinstance(node, (ast.Break, ast.Return)) for node in inside):
-        return False
+        return "asks"
     if isinstance(loop, ast.For):
         called = loop.iter.func if isinstance(loop.iter, ast.Call) else None
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        return name not in ("count", "cycle", "iter", "repeat")
+        return "endless" if name in ("count", "cycle", "repeat") else "asks" if name == "iter" else "counts"
+    if isinstance(loop.test, ast.Constant) and not any(isinstance(node, ast.Raise) for node in inside):
+        return "endless"
     tested = list(ast.walk(loop.test))
-    grown = {each.target.id for each in inside if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)}
-    counted = any(isinstance(node, ast.Name) and node.id in grown for node in tested)
-    return counted and isinstance(loop.test, ast.Compare) and not any(isinstance(node, ast.Call) for node in tested)
+    counted = bool(_grown(loop) & _names(loop.test)) and isinstance(loop.test, ast.Compare)
+    return "counts" if counted and not any(isinstance(node, ast.Call) for node in tested) else "asks"
 
 
-def _idles(statement: ast.stmt) -> bool:
+def _grown(loop: ast.While) -> set[str]:
+    """Return the variables that ``loop`` counts up or down."""
+    found = (each.target for each in ast.walk(loop) if isinstance(each, ast.AugAssign))
+    return {target.id for target in found if isinstance(target, ast.Name)}
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _idles(statement: ast.stmt, loop: ast.While) -> bool:
     if isinstance(statement, (ast.Pass, ast.Continue, ast.Break, ast.Return)):
         return True
+    if isinstance(statement, ast.AugAssign):  # how often it has asked
+        return isinstance(statement.value, ast.Constant) and not _names(statement.target) & _names(loop.test)
     if isinstance(statement, ast.If):
-        return all(map(_idles, (*statement.body, *statement.orelse)))
+        return all(_idles(each, loop) for each in (*statement.body, *statement.orelse))
     if not isinstance(statement, ast.Expr):
         return False
     called = statement.value.func if isinstance(statement.value, ast.Call) else None

@@ -39,6 +39,13 @@ def test_survivors_that_lost_a_peer_are_the_cascade() -> None:
     assert answer.cascade[0].evidence.line == 4
 
 
+def test_every_rank_that_lost_a_peer_is_named_and_only_so_many_are_kept() -> None:
+    for ranks, kept in ((63, 63), (2000, 1024)):
+        answer = explained("".join(map(lost, range(ranks))) + raised(ranks, "KeyError: 'title'"))
+        assert answer.diagnosis is not None and answer.diagnosis.rank == ranks
+        assert {echo.rank for echo in answer.cascade} == set(range(kept))
+
+
 def test_only_survivors_is_unknown_with_the_next_measurement() -> None:
     found = diagnosed(lost(0) + lost(1))
     assert (found.code, found.certainty) == ("unknown", "unknown")

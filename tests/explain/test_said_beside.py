@@ -91,6 +91,20 @@ def test_what_a_rank_only_quoted_follows_from_nothing() -> None:
         assert [echo.what for echo in answer.cascade] == ["gloo lost its connection to 10.0.0.7"]
 
 
+def test_a_call_to_cuda_that_failed_in_nccl_is_neither_a_lost_rank_nor_a_quiet_exit() -> None:
+    summary = "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+    for text in (raised(None, summary), raised(None, "RuntimeError: NCCL Error 1: unhandled cuda error")):
+        found = recorded((text, ended(1, 1)), (lost(0), told(0)))
+        assert found.code == "unknown" and "a call to CUDA failed in NCCL" in found.what
+        assert "--nccl-debug INFO" in found.fixes[0] and "sys.exit" not in found.why
+    remote = (
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:9, remote process exited or there was a network error"
+    )
+    assert "lost another rank" in recorded((raised(None, remote), ended(1, 1)), ("", told(0))).what
+    own = raised(None, summary).replace("step()", 'raise RuntimeError(f"NCCL error: {error}")')
+    assert "--nccl-debug INFO" in recorded((own, ended(1, 1)), (lost(0), told(0))).fixes[0]
+
+
 ABORTED = "terminate called without an active exception\nFatal Python error: Aborted\n"
 
 

@@ -32,7 +32,7 @@ from ddplaunch.explain.stacks.parse import (
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
-from ddplaunch.script.source import counts_in_loop, waits_in_loop
+from ddplaunch.script.source import loop_kind, waits_in_loop
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
 from tests.cli.cli_calls import Call, call, folder
@@ -181,9 +181,9 @@ def hangs(
     idle: frozenset[int] = frozenset(),
     stepped: bool = False,
     waits: bool = False,
-    counts: bool | None = None,
+    loop: str | None = None,
 ) -> bool:
-    return stands_still(looks, idle, lambda _: waits, lambda _: counts, stepped=stepped)
+    return stands_still(looks, idle, lambda _: waits, lambda _: loop, stepped=stepped)
 
 
 def test_ranks_that_all_compute_hang_only_where_some_never_leave_one_collective() -> None:
@@ -213,6 +213,8 @@ def test_all_that_compute_hang_where_steps_have_stopped_or_a_loop_only_waits() -
         ("while not os.path.exists(name):\n    time.sleep(0.1)\n", True),
         ("while True:\n    if queue.qsize():\n        break\n", True),
         ("while left:\n    while not ready:\n        continue\n    left = work()\n", True),
+        ("while not flag:\n    asked += 1\n", True),
+        ("while asked < 9:\n    asked += 1\n", False),
         ("while left:\n    left = work()\n", False),
         ("while time.monotonic() < until:\n    sum(range(1000))\n", False),
         ("for each in data:\n    pass\n", False),
@@ -227,7 +229,7 @@ def test_a_loop_that_only_waits_is_told_from_work(loop: str, only_waits: bool) -
 def test_idle_ranks_hang_where_none_of_the_others_gets_on() -> None:
     waits, alone = rank(0, *ALL_REDUCE), rank(1, line=41)
     assert hangs(*[(waits, alone)] * 3, idle=frozenset({0, 1}))
-    assert hangs(*[(waits, alone)] * 3, idle=frozenset({0}))
+    assert hangs(*[(waits, alone)] * 3, idle=frozenset({0}), loop="endless")
     assert not hangs(*[(waits, alone)] * 2, idle=frozenset({0, 1}))
     assert not hangs(*[(waits, alone)] * 2, (rank(0, line=90, where="next"), alone), idle=frozenset({0, 1}))
     moves = [(waits, rank(1, where=name)) for name in ("forward", "norm", "loss")]
@@ -241,30 +243,48 @@ def test_a_rank_that_sleeps_again_and_again_and_counts_gets_on() -> None:
         return [(rank(0, *ALL_REDUCE), each) for each in slept]
 
     both = frozenset({0, 1})
-    assert not hangs(*looks(wakes=True), idle=both, counts=True)
-    assert hangs(*looks(wakes=True), idle=both, counts=False) and hangs(*looks(wakes=True), idle=both)
-    assert hangs(*looks(wakes=False), idle=both, counts=True)  # it was woken by the question alone
-    assert hangs(*looks(wakes=True, kernel="futex_do_wait"), idle=both, counts=True)  # a lock with a time-out
+    assert not hangs(*looks(wakes=True), idle=both, loop="counts")
+    assert hangs(*looks(wakes=True), idle=both, loop="asks") and hangs(*looks(wakes=True), idle=both)
+    assert hangs(*looks(wakes=False), idle=both, loop="counts")  # it was woken by the question alone
+    assert hangs(*looks(wakes=True, kernel="futex_do_wait"), idle=both, loop="counts")  # a lock with a time-out
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "counts"),
+    ("text", "line", "kind"),
     [
-        ("for batch in data:\n    time.sleep(1)\n", 2, True),
-        ("while step < arguments.steps:\n    time.sleep(1)\n    step += 1\n", 2, True),
-        ("while step < steps:\n    time.sleep(1)\n", 2, False),
-        ("while not path.exists():\n    time.sleep(1)\n    tries += 1\n", 2, False),
-        ("while not done and step < steps:\n    time.sleep(1)\n    step += 1\n", 2, False),
-        ("for _ in range(600):\n    if ready:\n        break\n    time.sleep(1)\n", 4, False),
-        ("for _ in itertools.count():\n    time.sleep(1)\n", 2, False),
-        ("for epoch in data:\n    while not flag:\n        time.sleep(1)\n", 3, False),
+        ("for batch in data:\n    time.sleep(1)\n", 2, "counts"),
+        ("while step < arguments.steps:\n    time.sleep(1)\n    step += 1\n", 2, "counts"),
+        ("while step < steps:\n    work()\n", 2, "asks"),
+        ("while step < steps:\n    time.sleep(1)\n", 2, "endless"),
+        ("while not path.exists():\n    time.sleep(1)\n    tries += 1\n", 2, "endless"),
+        ("while not done and step < steps:\n    time.sleep(1)\n    step += 1\n", 2, "asks"),
+        ("while time.monotonic() < until:\n    sum(range(1000))\n", 2, "asks"),
+        ("while True:\n    sum(range(1000))\n", 2, "endless"),
+        ("while True:\n    if queue.qsize():\n        break\n", 2, "endless"),
+        ("while True:\n    loss = work()\n    if loss < 1:\n        break\n", 2, "asks"),
+        ("while True:\n    loss = work()\n    if loss > 9:\n        raise ValueError\n", 2, "asks"),
+        ("for _ in range(600):\n    if ready:\n        break\n    time.sleep(1)\n", 4, "asks"),
+        ("for _ in itertools.count():\n    time.sleep(1)\n", 2, "endless"),
+        ("for block in iter(read, b''):\n    time.sleep(1)\n", 2, "asks"),
+        ("for epoch in data:\n    while not flag:\n        time.sleep(1)\n", 3, "endless"),
         ("for epoch in data:\n    def nap():\n        time.sleep(1)\n", 3, None),
         ("time.sleep(1)\n", 1, None),
         ("while (\n", 1, None),
     ],
 )
-def test_a_loop_that_counts_to_its_end_is_told_from_one_that_asks(text: str, line: int, counts: bool | None) -> None:
-    assert counts_in_loop(text, line) is counts
+def test_a_loop_that_counts_to_its_end_is_told_from_one_that_asks(text: str, line: int, kind: str | None) -> None:
+    assert loop_kind(text, line) == kind
+
+
+def test_an_evaluation_that_the_others_wait_for_is_no_hang() -> None:
+    """What never ends is: an endless loop, a rank that waits for something else, one that has asked too early."""
+    looks = [(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5
+    first = frozenset({0})
+    assert not hangs(*looks, idle=first) and not hangs(*looks, idle=first, stepped=True)
+    assert not hangs(*looks, idle=first, loop="asks") and hangs(*looks, idle=first, loop="endless")
+    spins = [(rank(0, line=90), rank(1, line=41))] * 5  # rank 0 stands still by itself, for which rank 1 may spin
+    assert hangs(*spins, idle=first)
+    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, *BARRIER))] * 5, idle=first)  # as NCCL waits
 
 
 def test_a_program_that_a_rank_has_started_and_that_computes_is_work() -> None:
@@ -275,7 +295,7 @@ def test_a_program_that_a_rank_has_started_and_that_computes_is_work() -> None:
         assert hangs(*looks, idle=frozenset({0, 1}))  # it does nothing
         found = hang_diagnosis(looks[0], still(busy={1: 1.0}))
         assert found.why.startswith("a program that rank 1 has started computes (100% of a core)")
-    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5, idle=frozenset({0}))
+    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5, idle=frozenset({0}), loop="endless")
 
 
 def test_an_ended_thread_is_named_before_what_the_ranks_wait_for() -> None:

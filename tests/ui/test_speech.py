@@ -40,6 +40,14 @@ def test_a_command_in_backticks_is_never_broken(width: int) -> None:
     assert command in finding_text(finding, Terminal(width))
 
 
+def test_a_quotation_of_what_happened_is_broken_where_it_is_wider_than_a_line() -> None:
+    words = "cuDNN version incompatibility: PyTorch was compiled against (8, 9, 2) but found (8, 5, 0)"
+    wide = finding_text(error("cudnn-error", f"another cuDNN: `{words}`", why="w", fix="f"), Terminal(60))
+    assert max(map(cells, wide.splitlines())) <= 60 and f'"{words}"' in " ".join(wide.split())
+    narrow = finding_text(error("x", "another cuDNN: `libcudnn.so.8 of conda`", why="w", fix="f"), Terminal(40))
+    assert "\n  `libcudnn.so.8 of conda`\n" in narrow
+
+
 def test_control_characters_of_a_path_cannot_reach_the_terminal() -> None:
     finding = error("data-missing", "data path `a\nb\x1b[2J\udcff` is missing", why="w", fix="f", where="x\ny")
     text = finding_text(finding, Terminal(80))

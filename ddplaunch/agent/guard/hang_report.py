@@ -29,7 +29,7 @@ from ddplaunch.machine.files import gpu_devices, read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.script.source import counts_in_loop, read_text, waits_in_loop
+from ddplaunch.script.source import loop_kind, read_text, waits_in_loop
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
@@ -147,7 +147,7 @@ def _of_process(told: Traceback) -> bool:
 
 def stands_still(looks: Sequence[Sequence[RankStack]], idle: Collection[int], *, stepped: bool) -> bool:
     """Return whether ranks that have not got on stand still, see ``explain.stacks.parse.stands_still``."""
-    return parse.stands_still(looks, idle, _only_waits, _counts, stepped=stepped)
+    return parse.stands_still(looks, idle, _only_waits, _loop, stepped=stepped)
 
 
 def _only_waits(place: CodePlace) -> bool:
@@ -156,10 +156,10 @@ def _only_waits(place: CodePlace) -> bool:
     return text is not None and waits_in_loop(text.text, place.line)
 
 
-def _counts(frame: Frame) -> bool | None:
-    """Return whether the loop around a frame of the user's comes to its end by itself, None where it has none."""
+def _loop(frame: Frame) -> str | None:
+    """Return the kind of the loop around a user's frame, None for none; what cannot be read may be endless."""
     text = read_text(Path(frame.file))
-    return None if text is None else counts_in_loop(text.text, frame.line)
+    return "endless" if text is None else loop_kind(text.text, frame.line)
 
 
 def _world_size(pid: int) -> int:

@@ -168,7 +168,9 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
             return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
         return _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
-        said = with_last_words(ended, scanned.lines, ended.exit.rank in _complaining(echoes))
+        of_others = {hit.line.at for hit in echoes}
+        own = [line for line in scanned.lines if line.at not in of_others]
+        said = with_last_words(ended, own, ended.exit.rank in _complaining(echoes))
         return _with_memory_facts(_of_exit(said, found, echoes, scanned, waits), facts)
     cut = unfinished_report(scanned, after)
     if not (failed or cut) and ended_well(
@@ -341,8 +343,8 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         absent = sorted(waits.left) or waits.absent
         only = absent[0] if len(absent) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else only
-    elif (code == "collective-mismatch" and "other" in best.groups) or code in _OUTSIDE:
-        rank = None  # two ranks called different things, and either may be wrong; or it came from outside
+    elif (code == "collective-mismatch" and "other" in best.groups) or code in _OUTSIDE | {"nccl-version-mismatch"}:
+        rank = None  # either of two ranks may be wrong; or it came from outside
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
     dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))

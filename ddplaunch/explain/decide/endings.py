@@ -50,6 +50,7 @@ _NOISE = re.compile(
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
 _WORK = 8  # steps that are reported by a training that got going
+_ENDS = 15  # lines of a file that may say how it ended
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
 
@@ -343,7 +344,7 @@ class Afterwards:
         for line in lines:
             if line.text and line.text[0] != " " and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
-        self._counts: dict[str, tuple[list[int], list[int]]] = {}
+        self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
         """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
@@ -354,25 +355,27 @@ class Afterwards:
         """
         said = self._files.get(line.file, [])
         at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
-        last = [each.text for each in said[max(at, len(said) - 15) :]]
-        if any(_PASSED.search(text) for text in last):
-            return True
-        if len(said) - at < 1 + uncaught:
-            return False
-        progress, steps = (counts[at] for counts in self._counted(line.file, said))
-        if any(_DONE.search(text) for text in last) and (progress or not uncaught):
-            return True
-        return steps >= 2 or progress >= (1 if announced else 4)
+        progresses, kinds, passed, done = self._counted(line.file, said)
+        if passed >= at or len(said) - at < 1 + uncaught:
+            return passed >= at
+        progress, steps = progresses[at], kinds[at]
+        return (done >= at and (progress > 0 or not uncaught)) or steps >= 2 or progress >= (1 if announced else 4)
 
-    def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int]]:
-        """Return how many lines of progress, and how many different steps, follow each place of a file."""
+    def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int], int, int]:
+        """Return how many lines of progress, and how many different steps, follow each place of a file, and the places
+        of the last of its ends that say that tests passed or that the work is done, -1 for none.
+        """
         if file not in self._counts:
             progress, steps, seen = [0], [0], set()
             for line in reversed(said):
                 progress.append(progress[-1] + bool(_PROGRESS.search(line.text)))
                 seen |= _steps([line.text])
                 steps.append(len(seen))
-            self._counts[file] = (progress[::-1], steps[::-1])
+            last = range(max(0, len(said) - _ENDS), len(said))
+            passed, done = (
+                max((at for at in last if each.search(said[at].text)), default=-1) for each in (_PASSED, _DONE)
+            )
+            self._counts[file] = (progress[::-1], steps[::-1], passed, done)
         return self._counts[file]
 
 

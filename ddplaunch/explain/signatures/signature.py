@@ -121,6 +121,11 @@ OF_MESSAGES = (
         "give the path of a file: `ls {0}` shows what is in the folder",
     ),
     (
+        re.compile(r"^NCCL error: (unhandled \w+ error|internal error|remote process \w+)"),
+        "a call failed in NCCL, whose own lines say which",
+        "run again with `--nccl-debug INFO`: a line `NCCL WARN` names the call and its error",
+    ),
+    (
         re.compile(r"^EOF when reading a line$"),
         "the script asks for input, and a rank has none: nobody types into it",
         "give the answer as an argument or `--env NAME=VALUE`, and ask nothing",

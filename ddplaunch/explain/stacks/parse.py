@@ -279,15 +279,18 @@ def stands_still(
     looks: Sequence[Sequence[RankStack]],
     idle: Collection[int],
     only_waits: Callable[[CodePlace], bool],
-    counts: Callable[[Frame], bool | None],
+    loop: Callable[[Frame], str | None],
     *,
     stepped: bool,
 ) -> bool:
     """Return whether ranks that have not got on for the time-out stand still, from their stacks meanwhile.
 
-    ``idle`` are the ranks that used no CPU; the others compute, and have to stay in the same loop. A rank that sleeps
-    again and again in a loop that ``counts`` to its end gets on, and so does one whose started program computes: nobody
-    sees where that is. If all compute, they
+    ``idle`` are the ranks that used no CPU; the others compute, and have to stay in the same loop. ``loop`` says of the
+    one around a frame of the user's whether it "counts" to its end, is "endless", or something else, and None for none.
+
+    A rank that sleeps again and again in a loop that counts gets on, and so does one whose started program computes:
+    nobody sees where that is. While all others wait for ranks that compute, only an endless loop is a hang, or one that
+    cannot be read: an evaluation looks the same, and torch's own time-out ends the wait. If all compute, they
     are at work but for three cases: the run had ``stepped`` and does not any more, each rank is in a loop that
     ``only_waits``, or some stay in one collective while others never enter any. NCCL waits by spinning, as does a
     thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
@@ -299,9 +302,12 @@ def stands_still(
         return False
     if not all(_stays(stacks[-_IDLE_LOOKS:] if rank in idle else stacks) for rank, stacks in by_rank.items()):
         return False
-    if any(
-        _counts(stacks, counts) if rank in idle else waits_for_program(stacks[-1]) for rank, stacks in by_rank.items()
-    ):
+    still = {rank: place_of(stacks[-1]).needs_others for rank, stacks in by_rank.items() if rank in idle}
+    busy = [stacks[-1] for rank, stacks in by_rank.items() if rank not in idle]
+    if any(_counts(by_rank[rank], loop) for rank in still) or any(map(waits_for_program, busy)):
+        return False
+    late = [each for each in busy if place_of(each).kind == "own"]
+    if still and all(still.values()) and late and not any(_loop_around(each, loop) == "endless" for each in late):
         return False
     if idle or stepped:
         return True
@@ -311,6 +317,11 @@ def stands_still(
     return all(only_waits(place_of(stacks[-1])) for stacks in by_rank.values())
 
 
+def _loop_around(stack: RankStack, loop: Callable[[Frame], str | None]) -> str | None:
+    """Return what the innermost loop of the user's is that a rank is in."""
+    return next(filter(None, (loop(frame) for frame in stack.main if is_own(frame))), None)
+
+
 def _stays(stacks: Sequence[RankStack]) -> bool:
     """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries."""
     own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
@@ -318,13 +329,11 @@ def _stays(stacks: Sequence[RankStack]) -> bool:
     return len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
 
 
-def _counts(stacks: Sequence[RankStack], counts: Callable[[Frame], bool | None]) -> bool:
-    """Return whether a rank that sleeps woke up between the last looks, and its innermost loop ``counts``."""
+def _counts(stacks: Sequence[RankStack], loop: Callable[[Frame], str | None]) -> bool:
+    """Return whether a rank that sleeps woke up between the last looks, in a loop that counts."""
     pairs = list(pairwise(stacks[-_IDLE_LOOKS:]))
-    if not pairs or not all("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs):
-        return False
-    told = (counts(frame) for frame in stacks[-1].main if is_own(frame))
-    return bool(next((each for each in told if each is not None), False))
+    wakes = all("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs)
+    return bool(pairs) and wakes and _loop_around(stacks[-1], loop) == "counts"
 
 
 def _activity(stacks: Sequence[RankStack]) -> str:
