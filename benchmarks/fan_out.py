@@ -103,19 +103,20 @@ def main() -> int:
     parser.add_argument("--no-write", action="store_true", help="print only")
     parser.add_argument("--keep", metavar="DIR", help="keep what the launchers said in this directory")
     arguments = parser.parse_args()
-    others = busy()
+    others, load = busy(), os.getloadavg()[0]
     counts = [count for count in COUNTS if count <= arguments.most]
     with tempfile.TemporaryDirectory() as folder:
         rows = [launched(count, Path(folder)) for count in counts]
         gated = [through_one_gate(count, Path(folder)) for count in counts]
         if arguments.keep:
             shutil.copytree(folder, arguments.keep, dirs_exist_ok=True)
-    text = report(rows, gated, others)
+    text = report(rows, gated, others, load)
     print(text)
     if not arguments.no_write:
         value = {
             "machine": machine(),
             "others": others,
+            "load": load,
             "script": asdict(Script()),
             "launches": [asdict(row) for row in rows],
             "behind_one_gate": [asdict(row) for row in gated],
@@ -188,10 +189,11 @@ def through_one_gate(count: int, folder: Path) -> Gated:
     return Gated(len(seen.answered), facts_s, seen.sessions, seen.dropped, status)
 
 
-def report(rows: list[Row], gated: list[Gated], others: float) -> str:
+def report(rows: list[Row], gated: list[Gated], others: float, load: float) -> str:
     """Return the tables in Markdown."""
     about = "; ".join(f"{name} {value}" if name != "processor" else value for name, value in machine().items())
-    lines = ["# A simulated launch on many hosts", "", f"{about}. Other programs used {others:.0%} of the CPUs before."]
+    lines = ["# A simulated launch on many hosts", "", f"{about}. "]
+    lines[-1] += f"Other programs used {others:.0%} of the CPUs before, at a load of {load:.1f}."
     lines += [""]
     lines += [conditions(Script()), ""]
     lines += [

@@ -27,7 +27,7 @@ from tests.ssh.lab import Lab, lab
 RESULTS = Path(__file__).with_name("results")
 COUNTS = (4, 8, 16, 32)
 SSH, DOCTOR, DRY = "ssh HOST true, all at once", "ddplaunch doctor --hosts", "ddplaunch run --hosts --dry-run"
-TARGET_HOSTS, TARGET_S = 32, 5.0
+TARGET_HOSTS, TARGET_BESIDE_SSH = 32, 1.3
 DEAD_DEADLINE_S = 5.0
 BUSY_MAX = 0.1
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -63,7 +63,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("hosts are namespaces with sshds: root is needed")
-    others = busy()
+    others, load = busy(), os.getloadavg()[0]
     if others > BUSY_MAX and not arguments.busy_ok:
         parser.error(f"other programs use {others:.0%} of the CPUs; wait for them, or add --busy-ok")
     counts = [count for count in COUNTS if count <= arguments.most]
@@ -71,14 +71,15 @@ def main() -> int:
         made.write("train.py", "print('first')\n")
         rows = [row for count in counts for row in measured(made, count, arguments.rounds)]
         dead_s = with_a_dead_host(made)
-    text = report(rows, dead_s, arguments.rounds, others)
+    text = report(rows, dead_s, arguments.rounds, others, load)
     print(text)
-    missed = [row for row in rows if row.hosts == TARGET_HOSTS and row.command != SSH and row.wall_s > TARGET_S]
+    missed = [row for row in rows if row.hosts == TARGET_HOSTS and row.beside_ssh > TARGET_BESIDE_SSH]
     if not arguments.no_write:
         RESULTS.mkdir(exist_ok=True)
         value = {
             "machine": machine(),
             "others": others,
+            "load": load,
             "rounds": arguments.rounds,
             "rows": [asdict(row) for row in rows],
             "dead_host_s": dead_s,
@@ -178,13 +179,13 @@ def with_a_dead_host(made: Lab) -> float:
     return round(time.perf_counter() - started, 2)
 
 
-def report(rows: list[Row], dead_s: float, rounds: int, others: float) -> str:
+def report(rows: list[Row], dead_s: float, rounds: int, others: float, load: float) -> str:
     """Return the tables in Markdown."""
     about = "; ".join(f"{name} {value}" if name != "processor" else value for name, value in machine().items())
     lines = ["# Facts of many hosts", "", f"{about}.", ""]
     lines += [
         "All hosts, each with its own sshd, and the launcher share these CPUs. "
-        f"{rounds} rounds in turns; other programs used {others:.0%} of the CPUs before. "
+        f"{rounds} rounds in turns; other programs used {others:.0%} of the CPUs before, at a load of {load:.1f}. "
         "CPU is that of ssh clients, sshds and everything they start.",
         "",
         "| hosts | command | wall, s | beside ssh | CPU for each host, s |",
@@ -194,14 +195,14 @@ def report(rows: list[Row], dead_s: float, rounds: int, others: float) -> str:
         lines.append(
             f"| {row.hosts} | `{row.command}` | {row.wall_s:.2f} | {row.beside_ssh:.2f} | {row.cpu_per_host_s:.3f} |"
         )
-    walls = {(row.hosts, row.command): row.wall_s for row in rows}
+    found = {(row.hosts, row.command): row for row in rows}
     for command in (DOCTOR, DRY):
-        if (TARGET_HOSTS, command) in walls:
-            wall_s = walls[TARGET_HOSTS, command]
-            verdict = "kept" if wall_s <= TARGET_S else "**missed**"
-            growth = wall_s / walls[COUNTS[0], command]
-            lines += ["", f"`{command}` of {TARGET_HOSTS} hosts: {wall_s:.2f} s, at most {TARGET_S:.0f} s: {verdict}. "]
-            lines[-1] += f"{TARGET_HOSTS // COUNTS[0]} times the hosts take {growth:.1f} times as long."
+        if (row := found.get((TARGET_HOSTS, command))) is not None:
+            verdict = "kept" if row.beside_ssh <= TARGET_BESIDE_SSH else "**missed**"
+            growth = row.wall_s / found[COUNTS[0], command].wall_s
+            lines += ["", f"`{command}` of {TARGET_HOSTS} hosts: {row.beside_ssh:.2f} times as long as plain ssh, at "]
+            lines[-1] += f"most {TARGET_BESIDE_SSH}: {verdict}. {TARGET_HOSTS // COUNTS[0]} times the hosts take "
+            lines[-1] += f"{growth:.1f} times as long."
     lines += ["", f"Three hosts and one that is cut off, `--join-timeout {DEAD_DEADLINE_S:.0f}s`: {dead_s:.1f} s.", ""]
     return "\n".join(lines)
 

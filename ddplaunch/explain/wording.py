@@ -20,7 +20,7 @@ from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
-from ddplaunch.explain.decide.recorded import aborted_when_through, bus_error
+from ddplaunch.explain.decide.recorded import OF_CUDA, aborted_when_through, bus_error
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher
@@ -47,7 +47,6 @@ _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
-_OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
 _NCCL_VERSION, _VERSIONS = re.compile(r"\bNCCL version (\d+\.\d+\.\d+)"), 3
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
@@ -350,7 +349,7 @@ def _outside(cause: RootCause, line: Line) -> _Words:
 
 def _lost_another(line: Line, how: str) -> _Words:
     """Return the words for a rank that ended because its communication failed, as ``line`` says."""
-    if _OF_CUDA.search(line.text):
+    if OF_CUDA.search(line.text):
         return _in_nccl(f"{how}: ")
     return _Words(
         f"{how} because it lost another rank, and that one says nothing here",
@@ -371,7 +370,7 @@ def _unknown(cause: RootCause) -> _Words:
     """Return the words where only survivors report, or where the log just ends."""
     spoken = [hit for hit in cause.echoes if hit.signature.code not in NOISE]
     told = [hit.line for hit in spoken] if cause.witness is None else [cause.witness.line]
-    if told and all(_OF_CUDA.search(line.text) for line in told):
+    if told and all(OF_CUDA.search(line.text) for line in told):
         return _in_nccl()
     if cause.witness is not None and cause.witness.raised is not None:
         raised = cause.witness.raised

@@ -35,7 +35,7 @@ if _HANGS:
     _hang()
 
 
-def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) -> int:
+def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None]) -> int:
     import pickle
 
     with open(os.environ["GUARD_TEST_ENDED"], "wb") as file:

@@ -100,7 +100,7 @@ def test_a_call_to_cuda_that_failed_in_nccl_is_neither_a_lost_rank_nor_a_quiet_e
     remote = (
         "torch.distributed.DistBackendError: NCCL error in: x.cpp:9, remote process exited or there was a network error"
     )
-    assert "lost another rank" in recorded((raised(None, remote), ended(1, 1)), ("", told(0))).what
+    assert "lost their connection to another one" in recorded((raised(None, remote), ended(1, 1)), ("", told(0))).what
     own = raised(None, summary).replace("step()", 'raise RuntimeError(f"NCCL error: {error}")')
     assert "--nccl-debug INFO" in recorded((own, ended(1, 1)), (lost(0), told(0))).fixes[0]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.end.evidence import attributed, explain_attempt
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation, Raised
+from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.machine.files import read_end
@@ -37,6 +37,7 @@ _TAIL_BYTES = 1 << 16
 _LINES = 20
 _WRITES_S = 3.0  # a record on a network file system arrives late
 _CLOCK_S = 5.0  # what the clocks of two nodes may differ by
+_HEARS_S = 10.0  # a node that failed explains that before it tells the others
 _LINE_CHARS = 500
 
 _explained: dict[int, Diagnosis | None] = {}  # attempts before the last, by number, so that none is read twice
@@ -60,8 +61,13 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr).width)
 
 
-def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) -> int:
-    """Explain, record and ``say`` how the run ended; return the exit status."""
+def conclude(
+    settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None] = time.sleep
+) -> int:
+    """Explain, record and ``say`` how the run ended; return the exit status.
+
+    ``hear`` waits so many seconds, in which another node may tell how it ended: then ``ended.elsewhere`` holds it.
+    """
     ended = replace(ended, attempts=tuple(attributed(settings, each) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None
     if ended.stopped is not None:
@@ -96,7 +102,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) ->
     if directory is not None and outcome.state == "failed" and not settings.node:
         outcome = replace(outcome, previous=_before(directory, outcome))
     problem = "no run directory was named" if directory is None else _written(directory, outcome)
-    decided, cause = _decided_elsewhere(settings, ended, outcome, first)
+    decided, cause = _decided_elsewhere(settings, ended, outcome, hear)
     if directory is not None and decided is not outcome:
         problem = _written(directory, decided)
     outcome = decided
@@ -164,24 +170,35 @@ def _node_0_says_it(settings: Settings, outcome: RunOutcome) -> bool:
 
 
 def _decided_elsewhere(
-    settings: Settings, ended: EndedRun, outcome: RunOutcome, first: RankOutcome | None
+    settings: Settings, ended: EndedRun, outcome: RunOutcome, hear: Callable[[float], None]
 ) -> tuple[RunOutcome, int | None]:
     """Return the outcome with what Slurm, or the node that failed, knows of the end; and that node, None for none."""
     scheduled = _by_the_scheduler(settings, ended)
     if scheduled is not None:
         return replace(outcome, diagnosis=scheduled), None
+    if settings.others and not settings.silent and _only_survived(outcome):
+        until_s = time.monotonic() + _HEARS_S
+        while not (ended.elsewhere or ended.launcher_died) and time.monotonic() < until_s:
+            hear(0.1)
     cause = _told_by_another(ended, outcome)
     if cause is None and settings.directory:
-        cause = _node_that_failed(settings, Path(settings.directory), ended, first)
+        cause = _node_that_failed(settings, Path(settings.directory), ended, outcome)
     return (outcome, None) if cause is None else (caused_by(outcome, cause), cause.node)
+
+
+def _only_survived(outcome: RunOutcome) -> bool:
+    """Return whether the ranks that failed here only say that they lost or awaited another one."""
+    found = outcome.diagnosis
+    return outcome.state == "failed" and (found is None or (found.code in VAGUE and found.rank is None))
 
 
 def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
     """Return how the node ended that told this one so, if that came before a failure of this one's own ranks."""
-    told = None if ended.elsewhere is None else outcome_of(ended.elsewhere)
+    told = outcome_of(ended.elsewhere) if ended.elsewhere else None
     if told is None or outcome.state == "succeeded":
         return None
-    if outcome.state == "failed" and first_failed_node({outcome.node: outcome, told.node: told}) is outcome:
+    mine = outcome.state == "failed" and not _only_survived(outcome)
+    if mine and first_failed_node({outcome.node: outcome, told.node: told}) is outcome:
         return None
     if told.diagnosis is None:
         name = f"node {told.node} ({told.host})"
@@ -193,15 +210,17 @@ def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
     return told
 
 
-def _node_that_failed(
-    settings: Settings, directory: Path, ended: EndedRun, first: RankOutcome | None
-) -> RunOutcome | None:
+def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
     """Return how the node ended because of which this one did, if their records are in one place.
 
-    srun, or torchrun's rendezvous, ends the nodes of which no rank failed; the one that did has written why before.
+    srun, or torchrun's rendezvous, ends the nodes of which no rank failed by itself, or only by losing another one; the
+    one that did has written why before.
     """
     told = ended.state == "signal" and ended.signal == signal.SIGTERM
-    if first is not None or ended.stopped is not None or ended.launcher_died or not (told or ended.state == "error"):
+    own = any(failed_by_itself(each) for each in outcome.last_ranks) and not _only_survived(outcome)
+    if own or ended.stopped is not None or ended.launcher_died:
+        return None
+    if not (told or ended.state == "error" or _only_survived(outcome)):
         return None
     if os.environ.get("DDPLAUNCH_NNODES", "1") == "1":
         return None
@@ -220,7 +239,8 @@ def _node_that_failed(
 
 def _knows(outcome: RunOutcome) -> bool:
     """Return whether a rank failed on the node, and not only what it waited for."""
-    return any(failed_by_itself(each) for each in outcome.last_ranks) and outcome.diagnosis is not None
+    own = any(failed_by_itself(each) for each in outcome.last_ranks)
+    return own and outcome.diagnosis is not None and not _only_survived(outcome)
 
 
 def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:

@@ -51,7 +51,7 @@ class EndedRun:
     some output is not in the record, None when all of it is; ``stopped`` why the guard ended the run itself; ``told``
     are the first lines of the findings that it has told already, ``found`` those of them that are about disks.
     ``unshown`` says why stdout or stderr did not take all that was shown. ``elsewhere`` is the outcome of another node,
-    which told it to the nodes that were started by hand.
+    which told it to the nodes that were started by hand; the guard fills it in when it hears it, even at the end.
     """
 
     host: str

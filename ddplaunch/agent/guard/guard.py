@@ -81,7 +81,7 @@ class GuardedRun:
         self._attempts: list[Attempt] = []
         self._sweeps = Sweeps()
         self._end: dict[str, Any] = {}  # torchrun's last words
-        self._elsewhere: dict[str, Any] | None = None  # how another node ended
+        self._elsewhere: dict[str, Any] = {}  # how another node ended
         self._launcher_died = self._killed = self._prepared = False
         self._signal: int | None = None  # the one that torchrun was told to end with
         self._speaking = 0  # threads that are about to say something
@@ -126,7 +126,8 @@ class GuardedRun:
         try:
             from ddplaunch.agent.end.conclude import conclude
 
-            return conclude(self._settings, ended, self._console.say)
+            self._loop.watch(self._channel.fileno(), self._told)  # how another node ended may still be told
+            return conclude(self._settings, ended, self._console.say, self._loop.once)
         except Exception as error:
             first = ended.seen_first()
             how = ended.state if first is None else f"rank {first.rank} failed first"
@@ -157,8 +158,7 @@ class GuardedRun:
         )
 
     def _ended_attempt(self, attempt: Attempt) -> EndedAttempt:
-        settings = self._settings
-        return attempt.ended(settings.node, self._host, self._streams.unwritten(), settings.node_directory)
+        return attempt.ended(self._settings.node, self._host, self._streams.unwritten(), self._settings.node_directory)
 
     def _once(self) -> None:
         """Wait for the next thing to happen, and do what is due."""
@@ -224,7 +224,7 @@ class GuardedRun:
             self._hear(message, descriptors)
 
     def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        self._elsewhere = message.get("outcome", self._elsewhere)
+        self._elsewhere.update(message.get("outcome", {}))
         match message["op"]:
             case "launcher":
                 self._streams.add_launcher(descriptors[0], verbose=self._settings.verbose)
@@ -320,10 +320,10 @@ class GuardedRun:
         self._launcher_gone()
 
     def _launcher_gone(self) -> None:
+        self._loop.forget(self._channel.fileno())
         if self._end:
             return
         self._launcher_died = True
-        self._loop.forget(self._channel.fileno())
         self._order_to_end()
         state = "signal" if self._signal else "error"
         self._end = {"state": state, "signal": self._signal, "failures": [], "error": ""}

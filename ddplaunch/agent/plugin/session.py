@@ -97,6 +97,7 @@ class Session:
         self._console = console
         self._environ = dict(environ)
         self._spare = _NEW_GUARDS
+        self._over = False  # the guard has told the end
         self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
         self._outlets: list[Outlet] = []
         self._stopped_s: float | None = None  # since when the guard is seen to be stopped
@@ -178,8 +179,9 @@ class Session:
         self._say({"op": "signal", "signal": number})
 
     def elsewhere(self, outcome: Mapping[str, Any]) -> None:
-        """Tell the guard how another node ended, because of which this one does."""
-        self._say({"op": "elsewhere", "outcome": outcome})
+        """Tell the guard how another node ended, because of which this one does; nothing where all is said already."""
+        if not self._over:
+            self._say({"op": "elsewhere", "outcome": outcome})
 
     def end(self, message: dict[str, Any]) -> int | None:
         """Say the last word and wait until everything is told; return the exit status, None if no guard is left.
@@ -199,6 +201,7 @@ class Session:
             if answer is None:
                 self._replace_guard(guard)
             elif answer.get("op") == "done":
+                self._over = True  # the guard ends, and nothing is to start another one
                 return int(answer["exit_status"])
             else:
                 self._answer(answer)

@@ -156,7 +156,7 @@ class OtherNodes:
         settings = self._session.settings
         if not settings.others or self._told or not settings.directory or self._thread is None:
             return
-        outcome = read_outcome(Path(settings.directory), settings.node)
+        outcome, self._told = read_outcome(Path(settings.directory), settings.node), True
         if isinstance(outcome, RunOutcome) and outcome.state != "succeeded":
             self._store().set(_FAILED, json.dumps(short_outcome(outcome)))
             if settings.node == 0:
@@ -172,16 +172,18 @@ class OtherNodes:
         return TCPStore(host, int(port), is_master=False, timeout=wait, wait_for_workers=False)
 
     def _listen(self) -> None:
-        store = None
+        store = told = None
         while not self._told:
             time.sleep(_LISTEN_S)
             try:
                 store = store or self._store()
-                if store.check([_FAILED]):
+                if store.check([_FAILED]) and not self._told:
                     told = json.loads(store.get(_FAILED))
                     self._told = True
             except Exception:  # node 0 is gone, and what follows from that comes to this torchrun by itself
                 return
+        if told is None:
+            return  # this node's own end came first
         self._session.elsewhere(told)
         time.sleep(_SETTLE_S)  # ranks that fail because of it say so themselves
         os.kill(os.getpid(), signal.SIGTERM)

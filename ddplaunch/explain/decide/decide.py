@@ -41,7 +41,6 @@ from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import SIGNALS
 
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 _OUTSIDE = frozenset(("terminated", "time-limit"))
@@ -167,17 +166,23 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
         if found[0].survivor:
             return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
         return _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
-    if ended is not None:
-        of_others = {hit.line.at for hit in echoes}
-        own = [line for line in scanned.lines if line.at not in of_others]
-        said = with_last_words(ended, own, ended.exit.rank in _complaining(echoes))
+    if ended is not None and (said := _last_words(ended, scanned, echoes)) is not None:
         return _with_memory_facts(_of_exit(said, found, echoes, scanned, waits), facts)
     cut = unfinished_report(scanned, after)
-    if not (failed or cut) and ended_well(
-        scanned, after, any(hit.signature.code not in NOISE for hit in echoes), facts
-    ):
+    if not (failed or cut) and ended_well(scanned, after, bool(_complaining(echoes)), facts):
         return None
     return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
+
+
+def _last_words(ended: BareExit, scanned: Scanned, echoes: Sequence[Hit]) -> BareExit | None:
+    """Return the exit with its rank's own last words; None where a record shows that it only lost another rank."""
+    complaints = {hit.line.at: hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE}
+    complains = ended.exit.rank in complaints.values()
+    said = with_last_words(ended, scanned.lines, complains)
+    if recorded.only_complains(said.exit, said.said, list(complaints)):
+        return None
+    of_others = {hit.line.at for hit in echoes}
+    return with_last_words(ended, [line for line in scanned.lines if line.at not in of_others], complains)
 
 
 def _with_lost_while_joining(
@@ -391,10 +396,5 @@ def own_abort_echo(ended: BareExit, rank: int | None, echoes: Sequence[Hit]) -> 
 
 def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
-    shell_says_killed = cause.ended is not None and cause.ended.exit.code == 128 + SIGNALS["SIGKILL"]
-    if (cause.code == "killed" or shell_says_killed) and (line := recorded.out_of_memory(facts)) is not None:
-        return replace(cause, code="host-out-of-memory", outside=line)
-    bus = cause.ended is not None and cause.ended.exit.code == -7
-    if bus and (line := recorded.shared_memory_full(facts)) is not None:
-        return replace(cause, code="shm-too-small", outside=line)
-    return cause
+    told = recorded.memory_says(cause.code, None if cause.ended is None else cause.ended.exit.code, facts)
+    return cause if told is None else replace(cause, code=told[0], outside=told[1])

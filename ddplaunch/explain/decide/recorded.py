@@ -10,10 +10,12 @@ from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import RankExit, exit_code
-from ddplaunch.values.words import number_of_signal, size_text
+from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 
 #: Codes of exits that tell more than an abort or an exit status of the script.
 _CRASHES = ("segmentation-fault", "killed")
+#: What NCCL says of a call to CUDA that failed in the rank itself.
+OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
 
@@ -78,9 +80,30 @@ def says_alone(known: RankExit, said: Sequence[Line], scanned: Scanned) -> bool:
     return known.seen and not texts <= others
 
 
+def only_complains(known: RankExit, said: Sequence[Line], complaints: Sequence[int]) -> bool:
+    """Return whether the exception that ended a rank, whose last words are ``said``, is that it lost another one.
+
+    ``complaints`` are where lines say so. Only a record knows the exit of each rank.
+    """
+    own = known.seen and known.code == 1 and bool(said)
+    return own and said[0].at in complaints and OF_CUDA.search(said[0].text) is None
+
+
 def was_aborted(rank: int | None, scanned: Scanned) -> bool:
     """Return whether the record says that native code aborted ``rank``."""
     return rank is not None and any(each.seen and each.code == -6 and each.rank == rank for each in scanned.exits)
+
+
+def memory_says(code: str, exit_code: int | None, facts: RunFacts | None) -> tuple[str, Line] | None:
+    """Return the code and the line of what SIGKILL or SIGBUS was, where the kernel, the cgroup or /dev/shm tells it.
+
+    ``code`` is the one that the logs lead to. A shell exits with 137 where its child was killed.
+    """
+    if code == "killed" or exit_code == 128 + SIGNALS["SIGKILL"]:
+        line = out_of_memory(facts)
+        return None if line is None else ("host-out-of-memory", line)
+    line = shared_memory_full(facts) if exit_code == -SIGNALS["SIGBUS"] else None
+    return None if line is None else ("shm-too-small", line)
 
 
 def out_of_memory(facts: RunFacts | None) -> Line | None:
