@@ -197,10 +197,10 @@ def report(rows: list[Row], dead_s: float, rounds: int, others: float, load: flo
         )
     found = {(row.hosts, row.command): row for row in rows}
     for command in (DOCTOR, DRY):
-        if (row := found.get((TARGET_HOSTS, command))) is not None:
-            verdict = "kept" if row.beside_ssh <= TARGET_BESIDE_SSH else "**missed**"
-            growth = row.wall_s / found[COUNTS[0], command].wall_s
-            lines += ["", f"`{command}` of {TARGET_HOSTS} hosts: {row.beside_ssh:.2f} times as long as plain ssh, at "]
+        if (most := found.get((TARGET_HOSTS, command))) is not None:
+            verdict = "kept" if most.beside_ssh <= TARGET_BESIDE_SSH else "**missed**"
+            growth = most.wall_s / found[COUNTS[0], command].wall_s
+            lines += ["", f"`{command}` of {TARGET_HOSTS} hosts: {most.beside_ssh:.2f} times as long as plain ssh, at "]
             lines[-1] += f"most {TARGET_BESIDE_SSH}: {verdict}. {TARGET_HOSTS // COUNTS[0]} times the hosts take "
             lines[-1] += f"{growth:.1f} times as long."
     lines += ["", f"Three hosts and one that is cut off, `--join-timeout {DEAD_DEADLINE_S:.0f}s`: {dead_s:.1f} s.", ""]

@@ -183,6 +183,7 @@ class RunFacts:
     shm_size_bytes: int | None = None
     full_disks: tuple[tuple[str, str], ...] = ()
     slurm_job: str | None = None
+    slurm_memory_bytes: int | None = None
     stopped_by: str | None = None
     just_ended: bool = False
 

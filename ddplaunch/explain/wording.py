@@ -20,7 +20,7 @@ from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
-from ddplaunch.explain.decide.recorded import OF_CUDA, aborted_when_through, bus_error
+from ddplaunch.explain.decide.recorded import OF_CUDA, aborted_when_through, bus_error, memory_limit
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher
@@ -154,7 +154,7 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     if cause.left is not None:
         return _Words(*left_early(cause.left, cause.stuck))
     if cause.outside is not None:
-        return _outside(cause, cause.outside)
+        return _outside(cause, cause.outside, facts)
     if cause.ended is not None:
         return _bare_exit(cause, cause.ended, facts)
     if candidate is None:
@@ -336,11 +336,12 @@ def _read_words(ended: BareExit) -> str:
     return "its output ends there: look for these words in the script and in what it calls"
 
 
-def _outside(cause: RootCause, line: Line) -> _Words:
+def _outside(cause: RootCause, line: Line, facts: RunFacts | None) -> _Words:
     """Return the words for an end that only the kernel or the cgroup explains."""
     who = "a process of the run" if cause.rank is None else f"rank {cause.rank}"
     how = f" by {status_text(cause.ended.exit.code, cause.ended.exit.seen)}" if cause.ended is not None else ""
-    what = f"{who} was ended{how}: {line.file} says: {line.text.strip()[:120]}"
+    limit = memory_limit(facts) if cause.code == "host-out-of-memory" else None
+    what = f"{who} was ended{how}: {limit or f'{line.file} says: {line.text.strip()[:120]}'}"
     why = "the kernel ends a process when memory runs out, and the process itself prints nothing"
     shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # what the kernel says, else any
     fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), (_DMESG,))

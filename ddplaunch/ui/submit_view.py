@@ -14,7 +14,7 @@ from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.shell import NOT_PRINTED, command_lines, quote, shell_words
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
-from ddplaunch.values.words import count
+from ddplaunch.values.words import SIGNALS, count
 
 _LABEL = 10  # cells before what stands beside a label
 
@@ -175,10 +175,16 @@ def ended_finding(
     return error(f"slurm-{state.state.lower().replace('_', '-')}", what, why=why, fix=fix, where=where)
 
 
+_TOLD_TO_END = (128 + SIGNALS["SIGTERM"], 128 + SIGNALS["SIGKILL"])
+
+
 def _failed(job: str, state: JobState, first: RunOutcome) -> tuple[str, str, str]:
     rank = "" if first.first_failed_rank is None else f", rank {first.first_failed_rank}"
     why = "its record says no more" if first.diagnosis is None else first.diagnosis.what
     if exit_status_of(state) != first.exit_status:
-        why += f"; Slurm's own status for the job, {exit_status_of(state)}, is that of a node that was ended later"
+        slurms = exit_status_of(state)
+        told = slurms in _TOLD_TO_END
+        later = f", {slurms}, is that of a node that was ended later" if told else f" is {slurms}"
+        why += f"; Slurm's own status for the job{later}"
     what = f"job {job} failed with exit status {first.exit_status} on node {first.node}{rank}"
     return what, why, f"`ddplaunch explain {first.run_id}`"

@@ -25,6 +25,39 @@ def test_a_killed_rank_with_an_oom_kill_ran_out_of_host_memory() -> None:
     assert diagnosed(lost(0), RunFacts(ranks=KILLED, state="failed", dmesg=(line,))).code == "host-out-of-memory"
 
 
+REPORT = (
+    "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "oom-kill:constraint=CONSTRAINT_{why},nodemask=(null),cpuset=/,mems_allowed=0{cgroup},task=python,pid=29292,uid=0",
+    "Memory cgroup out of memory: Killed process 29292 (python) total-vm:1515244kB, anon-rss:906852kB, UID:0",
+)
+
+
+@pytest.mark.parametrize(
+    ("why", "cgroup", "said"),
+    [
+        ("MEMCG", "/slurm_n1/uid_0/job_7", "job 7 was over its memory limit of 1.2 GiB"),
+        ("MEMCG", "/system.slice/slurmstepd.scope/job_8/step_0", "job 8 was over its memory limit"),
+        ("MEMCG", "/kubepods.slice/kubepods-burstable.slice/a.scope", "the container was over its memory limit"),
+        ("MEMCG", "/user.slice/mine", "its cgroup `/user.slice/mine` was over its memory limit"),
+        ("NONE", "/user.slice/mine", "dmesg says: Memory cgroup out of memory: Killed process 29292 (python)"),
+    ],
+)
+def test_whose_memory_limit_it_was(why: str, cgroup: str, said: str) -> None:
+    lines = tuple(line.replace("{why}", why).replace("{cgroup}", f",oom_memcg={cgroup}") for line in REPORT)
+    facts = RunFacts(ranks=KILLED, state="failed", dmesg=lines, slurm_job="7", slurm_memory_bytes=1200 << 20)
+    found = diagnosed(lost(0), facts)
+    assert found.code == "host-out-of-memory"
+    assert found.what.startswith("rank 1 was ended by SIGKILL") and f": {said}" in found.what
+    assert (" of 1.2 GiB" in found.what) is ("job_7" in cgroup)
+    assert any(each.text == REPORT[2] for each in found.evidence), "the line with the process and its size"
+
+
+def test_older_kernels_name_the_limit_in_another_line() -> None:
+    line = "Task in /slurm/uid_0/job_7/step_0 killed as a result of limit of /slurm/uid_0/job_7/step_0"
+    found = diagnosed(lost(0), RunFacts(ranks=KILLED, state="failed", dmesg=(line, REPORT[2])))
+    assert found.code == "host-out-of-memory" and "job 7 was over its memory limit" in found.what
+
+
 def test_the_kernel_is_not_asked_where_the_log_decides() -> None:
     facts = RunFacts(ranks=(RankEnd(0, "a", exit_code=1, ended_by="itself"),), state="failed", oom_kills=1)
     assert diagnosed(raised(0, "ValueError: x"), facts).code == "script-exception"

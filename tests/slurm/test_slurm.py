@@ -224,6 +224,9 @@ def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, p
 
     _until(waits_again, place)
     assert (place / "checkpoint-0").read_text() == (place / "checkpoint-1").read_text() == "SIGUSR1"
+    ended = " ".join((place / f"slurm-{job}.out").read_text().split())
+    assert ended.count("error[") == 1 and "ended with exit code 75 after SIGUSR1, " in ended, ended
+    assert f"s before the time limit of job {job}" in ended and "error[time-limit]" in ended, ended
 
     time.sleep(3)  # a job that starts in the second in which it was killed is refused by its node
 
@@ -406,6 +409,9 @@ def test_a_job_that_takes_more_memory_than_slurm_gave_it_is_ended_by_the_kernel_
         assert done.returncode == 137 and job is not None, done.stderr
         outcome = json.loads((place / f".ddplaunch/runs/slurm-{job[1]}.0/outcome.json").read_text())
         assert (outcome["diagnosis"]["code"], outcome["diagnosis"]["rank"]) == ("host-out-of-memory", 1)
+        assert f"job {job[1]} was over its memory limit of 1.2 GiB" in outcome["diagnosis"]["what"], outcome[
+            "diagnosis"
+        ]
         for word in (job[1], f"slurm-{job[1]}.out"):
             assert "error[host-out-of-memory]: " in confining.ddplaunch("explain", word, cwd=place).stdout
         assert not _left(place)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.agent.end.evidence import attributed, explain_attempt
+from ddplaunch.agent.end.evidence import announced, attributed, explain_attempt
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
@@ -123,7 +123,7 @@ def conclude(
         last_words=_in_no_file(settings, outcome, last),
     )
     kept = directory is not None and problem is None  # else the launcher of all hosts would never hear of it
-    if not (settings.silent and kept) and not _node_0_says_it(settings, outcome):
+    if not (settings.silent and kept) and not _node_0_says_it(settings, ended, outcome):
         fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or ended.unshown or problem)
         say(straggler_words(settings) + _phases(settings, last) + ("" if settings.quiet and fine else text))
     return outcome.exit_status
@@ -163,9 +163,10 @@ def _before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
         return None
 
 
-def _node_0_says_it(settings: Settings, outcome: RunOutcome) -> bool:
+def _node_0_says_it(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> bool:
     """Whether this node ended like all others of a Slurm step, whose words srun puts on one console."""
-    alike = outcome.state in ("succeeded", "terminated")
+    told = ended.announced is not None and outcome.diagnosis is not None and outcome.diagnosis.code == "terminated"
+    alike = told or outcome.state in ("succeeded", "terminated")
     return alike and bool(settings.node) and "SLURM_STEP_ID" in os.environ
 
 
@@ -173,7 +174,7 @@ def _decided_elsewhere(
     settings: Settings, ended: EndedRun, outcome: RunOutcome, hear: Callable[[float], None]
 ) -> tuple[RunOutcome, int | None]:
     """Return the outcome with what Slurm, or the node that failed, knows of the end; and that node, None for none."""
-    scheduled = _by_the_scheduler(settings, ended)
+    scheduled = _by_the_scheduler(settings, ended) or announced(settings, ended, outcome)
     if scheduled is not None:
         return replace(outcome, diagnosis=scheduled), None
     if settings.others and not settings.silent and _only_survived(outcome):

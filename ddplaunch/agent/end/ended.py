@@ -52,6 +52,7 @@ class EndedRun:
     are the first lines of the findings that it has told already, ``found`` those of them that are about disks.
     ``unshown`` says why stdout or stderr did not take all that was shown. ``elsewhere`` is the outcome of another node,
     which told it to the nodes that were started by hand; the guard fills it in when it hears it, even at the end.
+    ``announced`` is the signal by which schedulers announce an end, if one came for the ranks, and when.
     """
 
     host: str
@@ -70,6 +71,7 @@ class EndedRun:
     found: tuple[Finding, ...] = ()
     unshown: str | None = None
     elsewhere: Mapping[str, Any] | None = None
+    announced: tuple[str, float] | None = None
 
     def run_state(self) -> RunState:
         """Return how the run ended, as its outcome says it."""

@@ -19,7 +19,7 @@ from ddplaunch.records.directory import stopped_by
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import failed_by_itself, first_failed
-from ddplaunch.records.outcome import rank_end
+from ddplaunch.records.outcome import RunOutcome, rank_end
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import size_text
 
@@ -29,6 +29,7 @@ _MOST_LINES = 400
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;([^\n]*)")
 _CLOSING = re.compile(rb"Sending process (\d+) closing signal")
 _TAIL_BYTES = 1 << 20
+_ANNOUNCED_S = 3600.0  # before the time limit at most; earlier ones mean something else
 _FULL_BYTES = 1 << 20  # with no more room than that, a disk is full
 
 
@@ -155,6 +156,32 @@ def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | None:
     if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
         return None
     return stopped_by(Path(settings.directory), ended.started_s)
+
+
+def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagnosis | None:
+    """Return what to say of ranks that left after the signal by which schedulers announce an end.
+
+    None where none came before, or something else says why they left. Slurm is asked on node 0 alone.
+    """
+    found, came = outcome.diagnosis, ended.announced
+    left = next(
+        (each for each in outcome.last_ranks if each.rank == outcome.first_failed_rank and each.exit_code), None
+    )
+    known = found is not None and found.code != "unknown"
+    if came is None or left is None or known or outcome.state != "failed" or (left.ended_s or 0.0) < came[1] - 1.0:
+        return None
+    how = f"rank {left.rank} ended with exit code {left.exit_code} after {came[0]}"
+    why = "schedulers announce an end by it, and a rank that has saved leaves then; no line gives another reason"
+    fixes = ("nothing, if the script saves then and resumes: `--signal` with `--requeue` queues its job again",)
+    said = Diagnosis("terminated", "observed", how, why, fixes, left.rank, left.host or ended.host)
+    if "SLURM_JOB_ID" not in os.environ or settings.node:
+        return said
+    from ddplaunch.hosts.slurm.job_reasons import why_ended
+
+    slurms = why_ended(os.environ, _ANNOUNCED_S, came[1], how)
+    if slurms is None or slurms.code != "time-limit":
+        return slurms or said
+    return replace(said, code=slurms.code, what=slurms.what, evidence=slurms.evidence)
 
 
 def _by_exit(attempt: EndedAttempt | None, ended: EndedRun | None, also: str) -> Diagnosis | None:

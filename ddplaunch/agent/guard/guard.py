@@ -126,7 +126,7 @@ class GuardedRun:
         try:
             from ddplaunch.agent.end.conclude import conclude
 
-            self._loop.watch(self._channel.fileno(), self._told)  # how another node ended may still be told
+            self._loop.watch(self._channel.fileno(), self._told)  # another node's end may still be told
             return conclude(self._settings, ended, self._console.say, self._loop.once)
         except Exception as error:
             first = ended.seen_first()
@@ -155,6 +155,7 @@ class GuardedRun:
             found=self._disks.found,
             unshown=self._console.unshown(),
             elsewhere=self._elsewhere,
+            announced=self._signals.announced,
         )
 
     def _ended_attempt(self, attempt: Attempt) -> EndedAttempt:
@@ -164,9 +165,8 @@ class GuardedRun:
         """Wait for the next thing to happen, and do what is due."""
         hang_s = self._hang.due_s() if self._hang and not self._signals.paused else None
         signals_s = None if self._end else self._signals.due_s()
-        watches = (self._streams.due_s(), self._sweeps.due_s(), self._numbers.due_s(), self._disks.due_s())
-        asked = (*watches, hang_s, signals_s)
-        due = [at_s for at_s in asked if at_s is not None]
+        asked = (each.due_s() for each in (self._streams, self._sweeps, self._numbers, self._disks))
+        due = [at_s for at_s in (*asked, hang_s, signals_s) if at_s is not None]
         if self._attempts and self._attempts[-1].polled:
             due.append(time.monotonic() + _LOOK_EVERY_S)
             self._attempts[-1].look()

@@ -101,6 +101,7 @@ class LauncherSignals:
         self.resized = False
         self._own: dict[int, float] = {}  # when one reached this process itself
         self._due: dict[int, float] = {}  # when one is to be passed on
+        self.announced: tuple[str, float] | None = None  # the first of PASSED_ON that came for the ranks, and when
         self._next_s = 0.0
         self._every_s = _STOPPED_EVERY_S if launcher is not None and launcher.has_terminal else _SELDOM_S
         self._stopped: list[ProcessStat] = []
@@ -128,6 +129,7 @@ class LauncherSignals:
         for number in PASSED_ON:
             if number in numbers:
                 self._due.setdefault(number, time.monotonic() + _ALL_AT_ONCE_S)
+                self.announced = self.announced or (signal_name(number), time.time())
         if signal.SIGCONT in numbers:
             for one in self._family():
                 send_signal(one, signal.SIGCONT)
@@ -208,6 +210,7 @@ class LauncherSignals:
         if told:
             self._say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
         else:
+            self.announced = None
             self._say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")
 
 

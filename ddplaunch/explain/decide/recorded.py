@@ -16,6 +16,11 @@ from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 _CRASHES = ("segmentation-fault", "killed")
 #: What NCCL says of a call to CUDA that failed in the rank itself.
 OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
+_KILLED = re.compile(r"Killed? process \d+")
+#: The second is of kernels before 5.0.
+_LIMIT = re.compile(
+    r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
+)
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
 
@@ -107,16 +112,38 @@ def memory_says(code: str, exit_code: int | None, facts: RunFacts | None) -> tup
 
 
 def out_of_memory(facts: RunFacts | None) -> Line | None:
-    """Return the line of the kernel or of ``memory.events`` that says that a process was killed for its memory."""
+    """Return the line of the kernel or of ``memory.events`` that says that a process was killed for its memory.
+
+    Of the kernel's lines the one with the process and its size counts before the one that begins its report.
+    """
+    found: list[Line] = []
     for at, text in enumerate(() if facts is None else facts.dmesg):
         line = Line(at, "dmesg", 0, text, NOBODY)
         hits = matcher().hits(line)
         if hits and hits[0].signature.code == "host-out-of-memory" and hits[0].signature.is_root:
-            return line
+            found.append(line)
+    if found:
+        return min(found, key=lambda line: _KILLED.search(line.text) is None)
     if facts is not None and facts.oom_kills:
         times = "once" if facts.oom_kills == 1 else f"{facts.oom_kills} times"
         return Line(0, "memory.events", 0, f"oom_kill: the cgroup's limit was reached {times} during the run", NOBODY)
     return None
+
+
+def memory_limit(facts: RunFacts | None) -> str | None:
+    """Return whose memory limit it was, as a clause, where the kernel's report names the cgroup; None if no limit was.
+
+    Slurm calls its cgroups ``job_N``, Kubernetes ``kubepods``; Docker and Podman name them after the container.
+    """
+    reports = (_LIMIT.search(text) for text in (() if facts is None else facts.dmesg))
+    cgroup = next((match[1] for match in reports if match), None)
+    if cgroup is None or facts is None:
+        return None
+    if job := re.search(r"/job_(\d+)", cgroup):
+        mine = facts.slurm_memory_bytes if facts.slurm_job == job[1] else None
+        return f"job {job[1]} was over its memory limit{f' of {size_text(mine)}' if mine else ''}"
+    whose = "the container" if re.search(r"kubepods|docker|libpod|containerd", cgroup) else f"its cgroup `{cgroup}`"
+    return f"{whose} was over its memory limit"
 
 
 def shared_memory_full(facts: RunFacts | None) -> Line | None:

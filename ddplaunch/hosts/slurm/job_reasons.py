@@ -85,10 +85,13 @@ ENDS: Mapping[str, JobEnding] = {
 _REASONS = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY"}  # known before the state
 
 
-def why_ended(environ: Mapping[str, str], grace_s: float, now_s: float) -> Diagnosis | None:
+def why_ended(
+    environ: Mapping[str, str], grace_s: float, now_s: float, how: str = "Slurm's signal ended the run"
+) -> Diagnosis | None:
     """Return why Slurm ends the job that this process is in; None outside of one, or where Slurm does not say.
 
-    ``grace_s`` is how long before the time limit ranks were to be told. Takes a few seconds at most.
+    ``grace_s`` is how long before the time limit ranks were to be told, and ``how`` they ended then. Takes a few
+    seconds at most.
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not job.isdigit():
@@ -96,11 +99,17 @@ def why_ended(environ: Mapping[str, str], grace_s: float, now_s: float) -> Diagn
     job = array_task(environ) or job
     state = job_state(job, environ, _DEADLINE_S)
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    return None if state is None else diagnosis(job, state, int(restarts) if restarts.isdigit() else 0, grace_s, now_s)
+    before = int(restarts) if restarts.isdigit() else 0
+    return None if state is None else diagnosis(job, state, before, grace_s, now_s, how)
 
 
 def diagnosis(
-    job: str, state: JobState, restarts: int = 0, grace_s: float = 0.0, now_s: float | None = None
+    job: str,
+    state: JobState,
+    restarts: int = 0,
+    grace_s: float = 0.0,
+    now_s: float | None = None,
+    how: str = "",
 ) -> Diagnosis | None:
     """Return what Slurm's answer means; ``restarts`` were the job's when this run of it began.
 
@@ -113,7 +122,7 @@ def diagnosis(
     end_s = epoch_s(state.end)
     if state.state != "RUNNING" or end_s is None or now_s is None or not 0 <= end_s - now_s <= grace_s + _EARLY_S:
         return None
-    what = f"Slurm's signal {end_s - now_s:.0f} s before the time limit of job {job} ended the run"
+    what = f"{how}, {end_s - now_s:.0f} s before the time limit of job {job}"
     return _diagnosed(ENDS["TIMEOUT"], what, job, f"{said} EndTime={state.end}")
 
 
