@@ -1,11 +1,13 @@
 """What only a machine with NVIDIA GPUs can show, tried there in one go: a line for each item, and a JSON.
 
-    python -m benchmarks.gpu --minutes 10 --json gpu.json
+    python -m benchmarks.gpu --minutes 9 --json gpu.json
 
-Needs torch with CUDA and what ddplaunch needs (which it names if it is missing), no network and no tests' tools. Each
-item is ``ok``, ``wrong`` with what was seen, or ``not tried`` with the reason: too few GPUs, no rights, no time left.
-Where there is no GPU, what can be launched on the CPU is, and everything else says so. Where there is one, the table
-goes to benchmarks/results/gpu.md, too. The exit status is 1 if anything was wrong.
+Needs torch with CUDA, this checkout, and what ddplaunch needs of other packages; no network, no tests' tools, and no
+installed ddplaunch. Where packages are missing it says which, and how they come along as wheels. All ends within
+``--minutes``, and the JSON and the table in benchmarks/results/gpu.md are written anew after each item, so that whoever
+ends the program loses none of it. Each item is ``ok``, ``wrong`` with what was seen, or ``not tried`` with the reason:
+too few GPUs, no rights, no time left. Where there is no GPU, what can be launched on the CPU is, nothing is written to
+the table, and everything else says so. The exit status is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -14,20 +16,28 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ddplaunch import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).with_name("results") / "gpu.md"
-DEADLINE_S = 150
+#: The longest that one item may take, and what an end that was asked for may take.
+ITEM_S, END_S = 150.0, 10.0
+SOON_S = 15.0  # of the time for all, in which nothing is begun any more
 MEBI = 1 << 20
+#: Modules that launches, `doctor`, `fit` and `top` import, and the packages that bring them.
+NEEDED = {"psutil": "psutil", "rich": "rich", "typer": "typer", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 
 #: What a rank does is the first argument. `bad` stores to address 16 by PTX, which needs no compiler.
 SCRIPT = """
@@ -42,6 +52,9 @@ parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
 said = parser.parse_args()
 what, rank, local = said.what, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
 cuda = torch.cuda.is_available()
+
+def tell(text):
+    os.write(1, f"{text}\\n".encode())  # at once, whoever writes to the same terminal
 
 def devices(pid):
     links = []
@@ -63,13 +76,13 @@ if cuda:
     torch.cuda.set_device(device)
 if what == "uuid":
     seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    print("uuids", *(f"GPU-{each.uuid}" for each in seen), flush=True)
+    tell(" ".join(["uuids", *(f"GPU-{each.uuid}" for each in seen)]))
     os._exit(0)
 if what == "memory":
     held = torch.empty(int(torch.cuda.get_device_properties(device).total_memory * 0.15) * said.batch_size,
                        dtype=torch.uint8, device=device)
     torch.cuda.synchronize()
-    print(f"held {held.numel()} bytes", flush=True)
+    tell(f"held {held.numel()} bytes")
     os._exit(0)
 if what == "assert":
     print(torch.arange(4, device=device)[torch.tensor([99], device=device)])
@@ -89,8 +102,8 @@ if what == "hold":
     while time.monotonic() < until:
         product = (product @ product).clamp_(0, 1)
         torch.cuda.synchronize()
-        print("step 1", flush=True)
-        time.sleep(0.01)
+        tell("step 1")
+        time.sleep(0.1)
     os._exit(0)
 if what == "fit":
     model = torch.nn.Sequential(torch.nn.Linear(4096, 16384), torch.nn.ReLU(), torch.nn.Linear(16384, 4096)).to(device)
@@ -102,7 +115,7 @@ if what == "fit":
         model(torch.randn(said.batch_size, 4096, device=device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        print("step", number, flush=True)
+        tell(f"step {number}")
     os._exit(0)
 if what == "replicas":
     dist.init_process_group("gloo")  # ranks may share a GPU
@@ -114,7 +127,7 @@ if what == "replicas":
         value = model(torch.randn(4, 64, device=device)).square().mean()
         value.backward()
         optimizer.step()
-        print(value.item(), flush=True)
+        tell(value.item())
     dist.barrier()
     os._exit(0)
 dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=10 if what == "late" else 120))
@@ -122,7 +135,7 @@ tensor = torch.full((1 << 20,), float(rank + 1), device=device)
 dist.all_reduce(tensor)
 expected = sum(range(dist.get_world_size() + 1))
 assert tensor.min().item() == expected == tensor.max().item(), "the sum is wrong"
-print("summed with", dist.get_backend(), flush=True)
+tell(f"summed with {dist.get_backend()}")
 if what == "late":
     if rank == 1:
         time.sleep(100)
@@ -132,6 +145,18 @@ dist.barrier()
 if what == "killed" and rank == 0:
     os.kill(os.getpid(), 9)
 dist.destroy_process_group() if cuda else os._exit(0)
+"""
+
+#: Prints torch's version, its CUDA, the GPUs' names, and why there are none.
+ABOUT = """
+import json, torch
+names, fault = [], None
+try:
+    torch.cuda.init()
+    names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+except Exception as error:
+    fault = str(error).strip().splitlines()[0]
+print(json.dumps([torch.__version__, torch.version.cuda, names, fault]))
 """
 
 
@@ -158,10 +183,11 @@ class Smi:
 
 @dataclass
 class Place:
-    """A folder for launches, and what was found of this machine."""
+    """A folder for launches, what was found of this machine, and where torchrun finds the plug-in (``site``)."""
 
     folder: Path
     gpus: int
+    site: str = ""
     records: int = 0
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -174,7 +200,7 @@ class Place:
         """Start ``ddplaunch WORDS`` with these variables set, in a directory of its own; output is one text."""
         self.records += 1
         above = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES" or self.gpus == 0}
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(filter(None, [str(ROOT), self.site, os.environ.get("PYTHONPATH")]))
         directory = {"DDPLAUNCH_DIR": str(self.records_of(self.records))}
         process = subprocess.Popen(
             [sys.executable, "-m", "ddplaunch", *words],
@@ -198,12 +224,8 @@ class Place:
         return self.finish(self.start(*words, **environment), status)
 
     def finish(self, process: subprocess.Popen[str], status: int | None = 0) -> str:
-        """Wait for the end and return what was said; raises WrongError for another status, or none in time."""
-        try:
-            said, _ = process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            raise WrongError(f"not done within {DEADLINE_S} s") from None
+        """Wait for the end and return what was said; raises WrongError for another status."""
+        said, _ = process.communicate()
         if status is not None and process.returncode != status:
             raise WrongError(f"status {process.returncode} instead of {status}: {said[-400:]!r}")
         return said
@@ -229,6 +251,18 @@ class Place:
             raise WrongError(f"diagnosed as {seen} instead of {codes[0]}: {self.said_by_ranks()[-600:]!r}")
         return f"diagnosed as {found['code']}, rank {self.outcome()['first_failed_rank']}"
 
+    def end(self) -> None:
+        """End what still runs as somebody at the keyboard would, and what does not listen."""
+        running = [each for each in self.started if each.poll() is None]
+        for each in running:
+            each.terminate()
+        until_s = time.monotonic() + END_S
+        for each in running:
+            try:
+                each.wait(timeout=max(0.0, until_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                each.kill()
+
     def need(self, gpus: int) -> None:
         """Raise NotTriedError unless so many GPUs are here."""
         if self.gpus < gpus:
@@ -236,13 +270,13 @@ class Place:
 
 
 def smi() -> list[Smi]:
-    """Return the GPUs that nvidia-smi lists; none where it is missing or fails."""
+    """Return the GPUs that nvidia-smi lists. Raises NotTriedError where it is missing or fails."""
     asked = "index,uuid,name,driver_version,memory.total,memory.used,mig.mode.current"
     command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotTriedError(f"nvidia-smi: {error}") from None
     rows = [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
     return [Smi(int(row[0]), row[1], row[2], row[3], float(row[4]), float(row[5]), row[6]) for row in rows]
 
@@ -251,7 +285,8 @@ def memory_comes_back(before: Sequence[Smi]) -> str:
     """Return how much more memory is in use than before once that is little; raises WrongError if it stays much."""
     until = time.monotonic() + 20
     while True:
-        more = max((now.used - then.used for now, then in zip(smi(), before, strict=True)), default=0.0)
+        now = {each.index: each.used for each in smi()}
+        more = max((now[each.index] - each.used for each in before if each.index in now), default=0.0)
         if more <= 64:
             return f"{more:+.0f} MiB after it"
         if time.monotonic() > until:
@@ -291,7 +326,7 @@ def facts(at: Place) -> str:
 
 def trains(at: Place, *options: str, what: str = "sum") -> str:
     """One rank for each GPU sums with NCCL (two with gloo without), and gives the memory back."""
-    before = smi()
+    before = smi() if at.gpus else []
     ranks = at.gpus or 2
     said = at.ddplaunch("run", str(ranks), "--device", at.device, *options, "--show", "all", "--", "train.py", what)
     wanted = f"summed with {'nccl' if at.gpus else 'gloo'}"
@@ -312,7 +347,7 @@ def warm(at: Place) -> str:
 
 def killed(at: Place) -> str:
     """A rank that is killed leaves no memory behind."""
-    before = smi()
+    before = smi() if at.gpus else []
     at.ddplaunch("run", str(at.gpus or 2), "--device", at.device, "--", "train.py", "killed", status=137)
     return memory_comes_back(before) if at.gpus else "status 137; no memory of a GPU to look at"
 
@@ -405,10 +440,10 @@ def watched(at: Place) -> str:
         now = smi()
     finally:
         running.terminate()
-        running.communicate(timeout=DEADLINE_S)
+        running.communicate()
     gpu = next((each for each in sample["gpus"] if 0 in each.get("ranks", ())), None)
     if gpu is None:
-        raise WrongError(f"no GPU is said to be rank 0's: {sample['gpus']} {sample['no_gpus']}")
+        raise WrongError(f"no GPU is said to be rank 0's: {sample['gpus']} {sample.get('no_gpus')}")
     theirs = next(each.used for each in now if each.index == gpu["index"])
     if abs(gpu["memory_used_bytes"] / MEBI - theirs) > 1024:
         raise WrongError(f"{gpu['memory_used_bytes'] / MEBI:.0f} MiB, nvidia-smi {theirs:.0f} MiB")
@@ -422,14 +457,14 @@ def idle_gpu(at: Place) -> str:
     at.need(1)
     held = "torch.ones(3 << 30, dtype=torch.uint8, device='cuda:0')"
     busy = f"import time, torch; held = {held}; print(1, flush=True); time.sleep(120)"
-    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE, text=True) as holder:
-        try:
-            assert holder.stdout is not None
-            holder.stdout.readline()
-            expected = 0 if at.gpus > 1 else 4
-            said = at.ddplaunch("run", "1", "--gpus", "free:1", "--", "train.py", "uuid", status=expected)
-        finally:
-            holder.kill()
+    holder = subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    at.started.append(holder)
+    assert holder.stdout is not None
+    if (first := holder.stdout.readline()) != "1\n":
+        raise WrongError(f"a program could not take a GPU: {first}{holder.stdout.read()[-300:]}")
+    expected = 0 if at.gpus > 1 else 4
+    said = at.ddplaunch("run", "1", "--gpus", "free:1", "--", "train.py", "uuid", status=expected)
+    holder.kill()
     if at.gpus > 1 and f"uuids {smi()[0].uuid}" in said:
         raise WrongError("it took the busy GPU")
     return "took an idle one" if at.gpus > 1 else "the only one was busy: refused"
@@ -468,11 +503,21 @@ def fits(at: Place) -> str:
     """`fit` finds the largest batch on the GPU's own memory."""
     at.need(1)
     said = at.ddplaunch(
-        "fit", "1", "--seconds", "2", "--timeout", "40", "--trials", "4", "--", "train.py", "fit", status=None
+        "fit", "1", "--seconds", "2", "--timeout", "40", "--trials", "8", "--", "train.py", "fit", status=None
     )
     if at.started[-1].returncode != 0:
         raise WrongError(said[-500:])
     return " ".join(said.split())[-300:]
+
+
+def phases(at: Place) -> str:
+    """`--phases` tells the phases of steps on the GPU."""
+    at.need(1)
+    said = at.ddplaunch("run", "1", "--device", "cuda", "--phases", "--batch-size", "64", "--", "train.py", "fit")
+    found = re.search(r"phases: .*", said)
+    if found is None or "unknown" in found[0] or "ended" in found[0] or "no optimizer step" in found[0]:
+        raise WrongError(said[-500:])
+    return found[0]
 
 
 def scales(at: Place) -> str:
@@ -486,98 +531,152 @@ def scales(at: Place) -> str:
     return " ".join(said.split())[-300:]
 
 
+#: In this order: what is nearest to every launch first, what takes long last.
 ITEMS: dict[str, Callable[[Place], str]] = {
     "doctor": doctor,
-    "facts against nvidia-smi": facts,
     "run, cold": trains,
     "run, warm": warm,
     "SIGKILL": killed,
+    "facts against nvidia-smi": facts,
     "two ranks on one GPU": same_gpu,
     "out of memory, and its fix": out_of_memory,
-    "device-side assert": device_assert,
     "illegal access": illegal_access,
-    "CUDA_VISIBLE_DEVICES": visible_devices,
-    "MIG": mig,
-    "top against nvidia-smi": watched,
+    "device-side assert": device_assert,
     "--gpus free:1": idle_gpu,
+    "top against nvidia-smi": watched,
+    "CUDA_VISIBLE_DEVICES": visible_devices,
     "late rank, flight recorder": late_rank,
-    "parameters that differ": replicas,
     "doctor --comm": comm,
+    "parameters that differ": replicas,
+    "--phases": phases,
+    "MIG": mig,
     "fit": fits,
     "scale": scales,
 }
 
 
+def install(folder: Path) -> str:
+    """Return a directory for PYTHONPATH in which torchrun finds this checkout's plug-in, as `pip` would make it."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = text.partition('[project.entry-points."torchrun.logs_specs"]\n')[2].partition("\n\n")[0]
+    about = folder / f"ddplaunch-{__version__}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ddplaunch\nVersion: {__version__}\n")
+    (about / "entry_points.txt").write_text(f"[torchrun.logs_specs]\n{declared.replace(chr(34), '')}\n")
+    return str(folder)
+
+
+def how_to_bring(missing: Sequence[str]) -> str:
+    """Return what to type where there is a network, and then here."""
+    version, names = ".".join(map(str, sys.version_info[:2])), " ".join(NEEDED[each] for each in missing)
+    return "\n".join(
+        (
+            f"missing here: {names}. Where there is a network:",
+            f"  python -m pip download --only-binary=:all: --python-version {version} -d wheels {names}",
+            "and here, with that folder:",
+            f"  {sys.executable} -m pip install --no-index --find-links wheels --target site {names}",
+            "  PYTHONPATH=site python -m benchmarks.gpu",
+        )
+    )
+
+
 def machine() -> dict[str, Any]:
     """Return what a reader has to know of this machine; raises SystemExit where torch or a dependency is missing."""
-    missing = [name for name in ("torch", "psutil", "rich", "typer", "pynvml") if find_spec(name) is None]
-    if missing:
-        raise SystemExit(f"missing here: {', '.join(missing)}; torch has to be there, the rest comes with ddplaunch")
-    about = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available()]))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", about], capture_output=True, text=True, timeout=300)
+    if find_spec("torch") is None:
+        raise SystemExit(f"torch is missing in {sys.executable}")
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise SystemExit(how_to_bring(missing))
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", ABOUT], capture_output=True, text=True, timeout=ITEM_S)
     if done.returncode:
         raise SystemExit(f"torch cannot be imported: {done.stderr[-400:]}")
-    torch, cuda, usable = json.loads(done.stdout)
-    gpus = smi()
-    return {
-        "Python": ".".join(map(str, sys.version_info[:3])),
-        "torch": torch,
-        "CUDA of torch": cuda,
-        "driver": gpus[0].driver if gpus else None,
-        "GPUs": [each.name for each in gpus] if usable else [],
-    }
-
-
-def attempt(name: str, item: Callable[[Place], str], folder: Path, gpus: int) -> tuple[str, str]:
-    """Return how an item came out and what was seen; nothing of it runs on."""
-    place = Place(folder, gpus)
-    folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    torch, cuda, gpus, fault = json.loads(done.stdout)
     try:
-        return "ok", item(place)
+        driver = smi()[0].driver
+    except (NotTriedError, LookupError):
+        driver = None
+    python = ".".join(map(str, sys.version_info[:3]))
+    about = {"Python": python, "torch": torch, "CUDA of torch": cuda, "driver": driver, "GPUs": gpus}
+    return {**about, "fault": fault} if fault else about
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise WrongError in whatever the main thread waits for once it has taken so long."""
+
+    def over(*_: object) -> None:
+        raise WrongError(f"not done within {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def attempt(item: Callable[[Place], str], place: Place, seconds: float) -> tuple[str, str]:
+    """Return how an item came out within ``seconds``, and what was seen; nothing of it runs on."""
+    try:
+        place.folder.mkdir()
+        (place.folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+        with at_most(seconds):
+            return "ok", item(place)
     except NotTriedError as reason:
         return "not tried", str(reason)
     except WrongError as seen:
         return "wrong", str(seen)
     except Exception as error:  # an item that breaks is told beside the others
-        return "wrong", f"{type(error).__name__} in {name}: {error}"
+        return "wrong", f"{type(error).__name__}: {error}"
     finally:
-        for each in place.started:
-            if each.poll() is None:
-                each.kill()
-                each.communicate()
+        place.end()
+
+
+def write(about: Mapping[str, Any], found: Sequence[Mapping[str, Any]], file: Path | None, table: bool) -> None:
+    """Write what is known so far."""
+    if file:
+        draft = file.with_name(f"{file.name}.draft")
+        draft.write_text(json.dumps({"schema": 1, "machine": about, "items": found}, indent=1) + "\n", encoding="utf-8")
+        draft.replace(file)
+    if table:
+        rows = [f"| {each['item']} | {each['result']} | {_cell(each['seen'])} |" for each in found]
+        head = ["# On real GPUs", "", f"`python -m benchmarks.gpu`: {json.dumps(about)}", ""]
+        lines = [*head, "| item | result | seen |", "|---|---|---|", *rows]
+        RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())
 
 
 def main() -> int:
     """Try every item; return 1 if any was wrong."""
+    began_s = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="items that would begin later are not tried")
-    parser.add_argument("--only", default="", help="items whose name contains it")
+    parser.add_argument("--minutes", type=float, default=9, help="all ends by then; what is not begun is not tried")
+    parser.add_argument("--only", default="", help="items whose name contains it; no table is written")
     parser.add_argument("--json", type=Path, metavar="FILE")
     said = parser.parse_args()
+    until_s = began_s + said.minutes * 60 - END_S
     about = machine()
     print(json.dumps(about), flush=True)
-    began_s, found = time.monotonic(), []
-    with tempfile.TemporaryDirectory(prefix="ddplaunch-gpu-") as folder:
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="ddplaunch-gpu-", ignore_cleanup_errors=True) as folder:
+        site = install(Path(folder, "site"))
         for number, (name, item) in enumerate(ITEMS.items()):
             if said.only not in name:
                 continue
             at_s = time.monotonic()
-            if at_s - began_s > said.minutes * 60:
+            left_s = until_s - at_s
+            if left_s < SOON_S:
                 how, seen = "not tried", f"no time left of {said.minutes:g} minutes"
             else:
-                how, seen = attempt(name, item, Path(folder, f"item-{number}"), len(about["GPUs"]))
+                place = Place(Path(folder, f"item-{number}"), len(about["GPUs"]), site)
+                how, seen = attempt(item, place, min(ITEM_S, left_s))
             took_s = round(time.monotonic() - at_s, 1)
             found.append({"item": name, "result": how, "seen": seen, "seconds": took_s})
             print(f"{how:9}  {name}: {seen} ({took_s} s)", flush=True)
-    result = {"schema": 1, "machine": about, "items": found}
-    if said.json:
-        said.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if about["GPUs"] and not said.only:
-        rows = [f"| {each['item']} | {each['result']} | {str(each['seen']).replace('|', '/')} |" for each in found]
-        head = ["# On real GPUs", "", f"`python -m benchmarks.gpu`: {json.dumps(about)}", ""]
-        table = [*head, "| item | result | seen |", "|---|---|---|", *rows]
-        RESULTS.write_text("\n".join(table) + "\n", encoding="utf-8")
+            write(about, found, said.json, bool(about["GPUs"]) and not said.only)
     return 1 if any(each["result"] == "wrong" for each in found) else 0
 
 

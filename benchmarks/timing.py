@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
 
 
@@ -115,5 +118,18 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "Python": platform.python_version(),
         "torch": version("torch"),
-        "ddplaunch": version("ddplaunch"),
+        "ddplaunch": f"{version('ddplaunch')}, {how_installed()}",
     }
+
+
+def how_installed() -> str:
+    """Return how this environment got the ddplaunch that is measured: the folder of the sources does not count.
+
+    https://packaging.python.org/en/latest/specifications/direct-url/ has what pip and uv note of it.
+    """
+    places = [place for place in sys.path if place and Path(place).resolve() != ROOT]
+    found = next(iter(distributions(name="ddplaunch", path=places)), None)
+    if found is None:
+        return "not installed"
+    noted = json.loads(found.read_text("direct_url.json") or "{}")
+    return "installed editable" if noted.get("dir_info", {}).get("editable") else "installed normally"

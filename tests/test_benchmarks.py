@@ -1,16 +1,23 @@
 import json
+import signal
 import subprocess
 import sys
+import time
+from importlib.metadata import distributions
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import gpu
 from benchmarks.launchers import ACCELERATE, COLD, DEEPSPEED, TORCHRUN, WARM, launchers
 from benchmarks.launches import FIGURES
 from benchmarks.plot import draw
 from benchmarks.projects import PROJECTS, WAYS, table
 from benchmarks.rounds import FLOOR, Launches, judge_launches, launches_text
+from benchmarks.timing import how_installed
+from ddplaunch import __version__
+from ddplaunch.machine.software import probe_plugin
 from tests.hosts.launching import clean_environment
 
 ROOT = Path(__file__).parents[1]
@@ -118,3 +125,65 @@ def test_projects_that_are_not_there_are_told_and_those_that_end_otherwise_shown
     assert [len(line.split("|")) for line in text[-4:]] == [len(WAYS) + 3] * 4
     for project in PROJECTS.values():
         compile(project.prepare, project.folder, "exec")
+
+
+def hangs(at: gpu.Place) -> str:
+    at.started.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True))
+    time.sleep(100)
+    return "woken"
+
+
+def breaks(_: gpu.Place) -> str:
+    raise KeyError("gpus")
+
+
+def test_no_item_of_the_gpus_keeps_the_others_from_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[int] = []
+
+    def looks(_: gpu.Place) -> str:
+        written.append(len(json.loads((tmp_path / "gpu.json").read_text())["items"]))
+        return "| seen\n"
+
+    monkeypatch.setattr(gpu, "ITEMS", {"hangs": hangs, "breaks": breaks, "looks": looks, "late": looks})
+    monkeypatch.setattr(gpu, "machine", lambda: {"GPUs": ["H100"]})
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "gpu.md")
+    monkeypatch.setattr(gpu, "ITEM_S", 0.5)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--json", str(tmp_path / "gpu.json")])
+    began_s = time.monotonic()
+    assert gpu.main() == 1 and time.monotonic() - began_s < 60
+    assert written == [2, 3]  # what was found before is there
+    ends = [(each["result"], each["seen"]) for each in json.loads((tmp_path / "gpu.json").read_text())["items"]]
+    assert ends[:2] == [("wrong", "not done within 0 s"), ("wrong", "KeyError: 'gpus'")]
+    assert "| late | ok | / seen |\n" in (tmp_path / "gpu.md").read_text()
+    monkeypatch.setattr(sys, "argv", ["gpu", "--minutes", "0.2", "--only", "late"])
+    assert gpu.main() == 0 and "no time left of 0.2 minutes" in capsys.readouterr().out
+
+
+def test_a_place_ends_what_it_started(tmp_path: Path) -> None:
+    place = gpu.Place(tmp_path / "item", 0)
+    assert gpu.attempt(hangs, place, 0.5)[0] == "wrong"
+    assert [each.returncode for each in place.started] == [-signal.SIGTERM]
+
+
+def test_torchrun_finds_the_plug_in_of_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
+    found = probe_plugin([gpu.install(tmp_path / "site")])
+    assert isinstance(found, str)
+    (declared,) = (each for each in distributions(path=[str(tmp_path / "site")]) if each.version == __version__)
+    (entry,) = declared.entry_points
+    assert (entry.name, entry.group) == ("ddplaunch", "torchrun.logs_specs")
+    assert entry.value == "ddplaunch.agent.logs_specs:CapturedLogs"
+
+
+def test_what_is_missing_beside_torch_can_be_brought() -> None:
+    text = gpu.how_to_bring(["pynvml", "yaml"])
+    assert "pip download --only-binary=:all: --python-version 3." in text
+    assert text.count("nvidia-ml-py pyyaml") == 3
+
+
+def test_how_ddplaunch_was_installed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT), str(tmp_path)])
+    assert how_installed() == "not installed"
+    gpu.install(tmp_path)
+    assert how_installed() == "installed normally"
