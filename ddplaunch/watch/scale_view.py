@@ -81,7 +81,9 @@ def _verdict_lines(one: SizeMeasured, base: SizeMeasured | None, terminal: Termi
     finding = one.problem if found is None else found.finding
     title = terminal.paint(_name(one), "bold")
     if finding is None:
-        return [f"{title}: {found.text if found is not None else 'not measured'}"]
+        text = f"{_name(one)}: {found.text if found is not None else 'not measured'}"
+        first, *more = wrap(text, terminal.width, "", "  ")
+        return [title + first.removeprefix(_name(one)), *more]
     return [title, finding_text(finding, terminal).rstrip("\n")]
 
 

@@ -160,11 +160,20 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     if found is not None:
         return SizeVerdict(found, found.what)
     if faster is None or alone:
-        return SizeVerdict(None, "nothing holds its steps back")
+        return SizeVerdict(None, _nothing_of_its_own(one))
     if faster.efficiency > _ABOVE:
         told = f"{percent(faster.efficiency)} of the ideal speed-up: something slowed {base.size if base else ''} down"
         return SizeVerdict(None, f"{told}; `ddplaunch scale` once more tells")
     return SizeVerdict(None, f"scaling as it should: {percent(faster.efficiency)} of the ideal")
+
+
+def _nothing_of_its_own(one: SizeMeasured) -> str:
+    """Return the verdict for a size that nothing in its steps holds back."""
+    threads, cpus = sum(rank.facts.get("threads") or 1 for rank in one.ranks), one.cpus * one.nodes
+    waiting = one.waiting_threads or 0.0
+    if threads <= cpus and waiting >= _WAITING * cpus:  # each has a CPU
+        return f"no phase stands out, but {waiting:g} of its threads waited at a time for CPUs that others used"
+    return "nothing holds its steps back"
 
 
 def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:

@@ -185,6 +185,24 @@ def test_ranks_without_a_cpu_are_not_taken_for_slow_links(computes: float, waiti
     assert ("2.9 of their threads waited" in found.finding.what) is (waiting == 2.9)
 
 
+@pytest.mark.parametrize(
+    ("threads", "waiting", "others"), [(2, 1.4, True), (2, 0.3, False), (2, None, False), (4, 1.4, False)]
+)
+def test_threads_that_wait_though_each_has_a_cpu_are_held_up_by_others(
+    threads: int, waiting: float | None, *, others: bool
+) -> None:
+    """OpenMP's threads wait for each other at each operation: 24 times as long per step, seen beside other programs."""
+    found = verdict(size(1, cpus=2, device="cpu", threads=threads, waiting_threads=waiting), None, strong=False)
+    assert found is not None and ("waited at a time for CPUs that others used" in found.text) is others
+
+
+def test_verdicts_without_a_finding_are_wrapped() -> None:
+    slowed = [size(1, 1.0, cpus=2, device="cpu", threads=2, waiting_threads=1.4), size(2, 0.1), size(4, 0.09)]
+    for width in (60, 80):
+        lines = scale_text(slowed, Terminal(width=width), strong=False).splitlines()
+        assert max(map(len, lines)) <= width and "of the ideal speed-up: something slowed 1" in " ".join(lines)
+
+
 def test_more_workers_are_typed_as_the_script_takes_them() -> None:
     waits = changed(data=0.5, forward=0.15, backward=0.2)
     for typed, words in (("", "`num_workers=32` in the DataLoader"), ("--num-workers {}", "`--num-workers 32` of the")):

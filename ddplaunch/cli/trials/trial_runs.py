@@ -73,7 +73,7 @@ class TrialResult:
     trial's folder, ``kept`` is that folder if it is still there. ``took_s`` is the whole trial, ``busy_cpus`` how many
     CPUs others kept busy just before it. ``empty_epochs`` counts epochs that had no batch, of a rank without a step.
     ``unwatched`` says that ranks' steps came with the records at the end, so that time alone ended it.
-    ``waiting_threads`` is how many threads of ranks waited for a CPU at a time, None of no more ranks than CPUs.
+    ``waiting_threads`` is how many threads of ranks waited for a CPU at a time, None where nobody looked.
     """
 
     order: TrialOrder
@@ -245,13 +245,11 @@ class _Running:
             self._look_at_waits(here)
 
     def _look_at_waits(self, here: Sequence[NodeProcesses]) -> None:
-        """Note how many threads of more ranks than there are CPUs have waited for one since the last time."""
-        pids = [each.pid for node in here for each in node.ranks]
-        if len(pids) > len(os.sched_getaffinity(0)):
-            now = time.time(), sum(map(waited_s, pids))
-            if self._waited is not None and now[1] >= self._waited[1]:  # else a thread has ended with what it had
-                self._waits.append((*self._waited[:1], (now[1] - self._waited[1]) / (now[0] - self._waited[0])))
-            self._waited = now
+        """Note how many threads of ranks have waited for a CPU since the last time."""
+        now = time.time(), sum(waited_s(each.pid) for node in here for each in node.ranks)
+        if self._waited is not None and now[1] >= self._waited[1]:  # else a thread has ended with what it had
+            self._waits.append((*self._waited[:1], (now[1] - self._waited[1]) / (now[0] - self._waited[0])))
+        self._waited = now
 
     def _is_unseen(self) -> bool:
         """Whether ranks on other machines, whose records come at the end, have trained for as long as is wanted."""
