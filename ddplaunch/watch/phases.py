@@ -243,13 +243,18 @@ def phase_lines(ranks: Sequence[RankPhases]) -> list[str]:
     return [f"phases: {steps} of {milliseconds(median(one.step_s for one in ranks))}: {words}"]
 
 
+def threads_of(ranks: Sequence[RankPhases]) -> int:
+    """Return with how many threads the ranks compute, as far as they say so."""
+    return sum(threads for one in ranks if isinstance(threads := one.facts.get("threads"), int))
+
+
 def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Finding | None:
     """Return what holds the steps of these ranks back most, who share ``cpus``; None where nothing stands out.
 
     ``workers`` is how the script takes DataLoader workers, as in ``--num-workers {}``; "" where nobody knows.
     """
     shares = mean_shares(ranks)
-    threads = sum(one.facts["threads"] for one in ranks if isinstance(one.facts.get("threads"), int))
+    threads = threads_of(ranks)
     computes = sum(shares[name] or 0 for name in ("forward", "backward", "optimizer"))
     # first, because such ranks are late in turn
     if threads > cpus and computes >= _COMPUTES and all(one.facts.get("device") == "cpu" for one in ranks):

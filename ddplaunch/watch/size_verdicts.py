@@ -8,7 +8,7 @@ from statistics import median
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, listed, size_text
-from ddplaunch.watch.phases import RankPhases, held_back, mean_shares, milliseconds, percent
+from ddplaunch.watch.phases import RankPhases, held_back, mean_shares, milliseconds, percent, threads_of
 
 _AS_IT_SHOULD = 0.8  # of the ideal speed-up, which guides promise of good scaling
 _GREW = 1.25  # computing that takes this many times as long as at the smallest size
@@ -169,7 +169,7 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
 
 def _nothing_of_its_own(one: SizeMeasured) -> str:
     """Return the verdict for a size that nothing in its steps holds back."""
-    threads, cpus = sum(rank.facts.get("threads") or 1 for rank in one.ranks), one.cpus * one.nodes
+    threads, cpus = max(threads_of(one.ranks), len(one.ranks)), one.cpus * one.nodes
     waiting = one.waiting_threads or 0.0
     if threads <= cpus and waiting >= _WAITING * cpus:  # each has a CPU
         return f"no phase stands out, but {waiting:g} of its threads waited at a time for CPUs that others used"
@@ -228,7 +228,7 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
     if now_s is not None and then_s is not None and now_s > _GREW * then_s * work:
         longer = f"a rank computes {milliseconds(now_s)} in a step, it was {milliseconds(then_s)}"
         if on_cpu:
-            threads = sum(rank.facts["threads"] for rank in base.ranks if isinstance(rank.facts.get("threads"), int))
+            threads = threads_of(base.ranks)
             return warning(
                 "cpus-used-up",
                 f"{less}; {longer}",

@@ -224,9 +224,9 @@ def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, p
 
     _until(waits_again, place)
     assert (place / "checkpoint-0").read_text() == (place / "checkpoint-1").read_text() == "SIGUSR1"
-    ended = " ".join((place / f"slurm-{job}.out").read_text().split())
-    assert ended.count("error[") == 1 and "ended with exit code 75 after SIGUSR1, " in ended, ended
-    assert f"s before the time limit of job {job}" in ended and "error[time-limit]" in ended, ended
+    printed = " ".join((place / f"slurm-{job}.out").read_text().split())
+    assert printed.count("error[") == 1 and "ended with exit code 75 after SIGUSR1, " in printed, printed
+    assert f"s before the time limit of job {job}" in printed and "error[time-limit]" in printed, printed
 
     time.sleep(3)  # a job that starts in the second in which it was killed is refused by its node
 
