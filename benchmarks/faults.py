@@ -7,7 +7,8 @@ status, and whether the last screen (24 lines of 80 columns) holds the words tha
 ``--third`` are those of benchmarks/third_faults.txt, of which ``--held-out`` are the 19 that were looked at once.
 ``--fourth`` and ``--fifth`` are those of benchmarks/fourth_faults.txt and fifth_faults.txt, each written after all
 rules that the sets before it had led to. ``--sixth`` are those of benchmarks/sixth_faults.txt, by an author who had not
-read the rules; a third of them (crc32 of the name) runs only with ``--held-out``.
+read the rules; a third of them (crc32 of the name) runs only with ``--held-out``. ``--seventh`` are those of
+benchmarks/seventh_faults.txt, by another such author, who kept a third of them elsewhere.
 The figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints the last screens.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_list import ALL, ANY, Fault
-from benchmarks.later_faults import FIFTH, FOURTH, LATER, SIXTH, THIRD
+from benchmarks.later_faults import FIFTH, FOURTH, LATER, SEVENTH, SIXTH, THIRD
 from benchmarks.publishing import RESULTS, parser, publish
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
@@ -66,16 +67,17 @@ def main() -> int:
     options.add_argument("--fourth", action="store_true", help="the fourth set, likewise")
     options.add_argument("--fifth", action="store_true", help="the fifth set, likewise")
     options.add_argument("--sixth", action="store_true", help="the sixth set, likewise, of which a third is held out")
+    options.add_argument("--seventh", action="store_true", help="the seventh set, by another author")
     options.add_argument("--unseen", action="store_true", help="it is the first run, before any mending")
     options.add_argument("--show", action="store_true", help="print the last screen of each")
     arguments = options.parse_args()
     chosen = [each for each in (THIRD if arguments.third else ALL) if held_out(each) == arguments.held_out]
-    named = {"later": LATER, "fourth": FOURTH, "fifth": FIFTH}
+    named = {"later": LATER, "fourth": FOURTH, "fifth": FIFTH, "seventh": SEVENTH}
     chosen = next((list(faults) for name, faults in named.items() if getattr(arguments, name)), chosen)
     if arguments.sixth:
         chosen = [each for each in SIXTH if held_out(each) == arguments.held_out]
     faults = [
-        each for each in (*ALL, *LATER, *THIRD, *FOURTH, *FIFTH, *SIXTH) if each.name in arguments.names
+        each for each in (*ALL, *LATER, *THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH) if each.name in arguments.names
     ] or chosen
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(answer, faults))
@@ -90,8 +92,9 @@ def main() -> int:
         half = ("third, " if arguments.third else "sixth, ") + (
             "held out" if arguments.held_out else "unseen" if arguments.unseen else "mended"
         )
-    if arguments.fourth or arguments.fifth:
-        half = ("fourth" if arguments.fourth else "fifth") + (", unseen" if arguments.unseen else ", mended")
+    if arguments.fourth or arguments.fifth or arguments.seventh:
+        half = next(name for name in named if getattr(arguments, name))
+        half += ", unseen" if arguments.unseen else ", mended"
     path = RESULTS / "faults.json"
     values = json.loads(path.read_text()) if path.exists() else {}
     values[half] = [asdict(replace(each, screen="")) for each in answers]

@@ -2,7 +2,7 @@
 """Faults for ``python -m benchmarks.faults --later``, of kinds that no rule was mended on when they were first run.
 
 The figures of that first run stand in benchmarks/results/faults.md as "unseen"; what was wrong has been mended since, and `storage-failed`
-is a code since then. ``THIRD`` to ``SIXTH`` are scripts and logs of other kinds again, from the files beside this one:
+is a code since then. ``THIRD`` to ``SEVENTH`` are scripts and logs of other kinds again, from the files beside this one:
 
     === NAME; CODE|CODE; RANK or * for any; STATUS or *; WORDS|OTHER WORDS && MORE WORDS
     #timeout SECONDS   #options --env X=1   #raw: the script is all of it   #all: for all ranks, behind a collective
@@ -529,3 +529,4 @@ THIRD = _read(Path(__file__).with_name("third_faults.txt"))
 FOURTH = _read(Path(__file__).with_name("fourth_faults.txt"))
 FIFTH = _read(Path(__file__).with_name("fifth_faults.txt"))
 SIXTH = _read(Path(__file__).with_name("sixth_faults.txt"))
+SEVENTH = _read(Path(__file__).with_name("seventh_faults.txt"))
