@@ -54,16 +54,17 @@ def host_directory_missing(hosts: tuple[HostReport, ...]) -> Findings:
 def host_script_missing(hosts: tuple[HostReport, ...]) -> Findings:
     """The script does not exist on a host.
 
-    ddplaunch copies no scripts: each host reads its own file under the same path.
-    Remedy: a shared file system, or `rsync` before the launch.
+    Each host reads its own file under the same path.
+    Remedy: a shared file system, `--sync`, or `rsync` before the launch.
     """
     for host in hosts:
         if host.script == "missing" and host.cwd_problem is None:
             yield error(
                 "host-script-missing",
                 f"there is no `{host.script_name}` in `{host.cwd}` on {host.name}",
-                why="each host reads its own file; ddplaunch copies none",
-                fix=f"`rsync -a ./ {host.name}:{host.cwd}/`, or use a directory that all hosts share: `--chdir DIR`",
+                why="each host reads its own file",
+                fix="`--sync` copies what git tracks here, and what the script imports, to every host first; else "
+                f"`rsync -a ./ {host.name}:{host.cwd}/`, or a directory that all hosts share: `--chdir DIR`",
                 where=host.name,
             )
 
@@ -72,7 +73,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Findings:
     """The script differs between hosts.
 
     Ranks that run different code wait in different collectives, and the job hangs until these time out.
-    Remedy: copy the script to all hosts, or keep it on a file system that they share.
+    Remedy: `--sync`, or keep the script on a file system that all hosts share.
     """
 
     def short(host: HostReport) -> str | None:
@@ -84,7 +85,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Findings:
         f"`{hosts[0].script_name}`" if hosts else "the script",
         short,
         "ranks that run different code wait for each other in different collectives",
-        fix="copy it from one host to all, as in `rsync -a ./ HOST:DIR/`",
+        fix="`--sync` copies what git tracks here, and what the script imports, to every host first",
     )
 
 

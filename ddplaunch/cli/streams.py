@@ -43,6 +43,16 @@ def say(sentence: str) -> None:
     tell(terminal.spell("\n".join(wrap(sentence, terminal.width, "", "  ")) + "\n"))
 
 
+def tell_lines(text: str) -> None:
+    """Write lines to stderr, each broken where the terminal ends, and what follows set in by two more."""
+    terminal, lines = Terminal.of(sys.stderr), list[str]()
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip(" ")))
+        lines += wrap(line.lstrip(" "), terminal.width, indent, f"{indent}  ")
+    if lines:
+        tell(terminal.spell("\n".join(lines) + "\n"))
+
+
 def answer(text: str) -> None:
     """Write data to stdout; a reader that went away (``| head -1``) is no error."""
     write(text)

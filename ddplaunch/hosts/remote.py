@@ -67,6 +67,7 @@ class Service:
             if not self._alone and time.monotonic() - self._heard_s > patience_s:
                 self.launcher_lost(silent=True)
             if self._until_s is not None and time.monotonic() > self._until_s:
+                self._note_lost()
                 self.end_job()
             if self._orphaned and (self._job is None or self._ended):
                 return 0
@@ -129,12 +130,22 @@ class Service:
     def launcher_lost(self, silent: bool = False) -> None:
         """Wait for another launcher where the launch says so, else end the job. One that was ``silent`` may go on."""
         if self._door is None:
+            self._note_lost()
             self.end_job()
             return
         if not silent:
             self._close_session()
         if not self._alone:
             self._until_s = time.monotonic() + float(self._order["orphan_s"])
+
+    def _note_lost(self) -> None:
+        """Leave in the record here why the run is about to be ended, unless the launcher had begun to end it."""
+        if self._job is None or self._ended or self._job.told or self._orphaned:
+            return
+        from ddplaunch.records.directory import note_stop
+
+        with contextlib.suppress(Exception):  # its end does not wait for a note
+            note_stop(Path(str(self._order["record"])), float(self._order.get("orphan_s") or 0.0))
 
     def _close_session(self) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -31,24 +31,29 @@ def run_directory(base: Path, run_id: str) -> Path:
     return base / "runs" / run_id
 
 
-def note_stop(directory: Path) -> None:
-    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
+def note_stop(directory: Path, lost_s: float | None = None) -> None:
+    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is.
+
+    ``lost_s``: not a person, but its host, which waited so long for another launcher in the place of one that is gone.
+    """
     from ddplaunch.machine.files import owner_name
 
     if foreign(directory) is None:
         with suppress(OSError):
-            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
+            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3), "lost_s": lost_s}
             replace_file(directory / _STOP_NOTE, json.dumps(note) + "\n")
 
 
-def stopped_by(directory: Path, since_s: float) -> str | None:
-    """Return who typed `ddplaunch stop` since the epoch ``since_s``, which notes that before its first signal."""
+def stopped_by(directory: Path, since_s: float) -> str | float | None:
+    """Return who typed `ddplaunch stop` since the epoch ``since_s``, which notes that before its first signal; a number
+    where the host did it, so many seconds after its launcher was lost.
+    """
     try:
         note = read_object(directory / _STOP_NOTE)
     except (OSError, ValueError):
         return None
-    at_s, user = as_number(note.get("at_s")), as_text(note.get("user"))
-    return user if at_s is not None and at_s >= since_s else None
+    at_s, user, lost_s = as_number(note.get("at_s")), as_text(note.get("user")), as_number(note.get("lost_s"))
+    return (user if lost_s is None else lost_s) if at_s is not None and at_s >= since_s else None
 
 
 def note_path(attempt: Path, rank: int) -> Path:

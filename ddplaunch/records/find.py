@@ -60,14 +60,18 @@ class RunRecord:
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """Node 0's outcome if it failed or all succeeded, else that of the node that failed first, else the first one.
+        """Node 0's outcome if it failed, or all succeeded, or Slurm told it why it ended; else that of the node that
+        failed first, else the first one.
 
         Node 0's is that of all nodes in a launch over ssh; elsewhere it names another node's failure that it knew of.
         """
         if not self.outcomes:
             return None
         first = self.outcomes[min(self.outcomes)]
-        return first if first.state in ("failed", "killed") else first_failed_node(self.outcomes) or first
+        told = first.diagnosis is not None and any(not each.line for each in first.diagnosis.evidence)
+        if first.state in ("failed", "killed") or (told and first.state == "terminated"):
+            return first
+        return first_failed_node(self.outcomes) or first
 
     @property
     def slurm_job(self) -> str | None:

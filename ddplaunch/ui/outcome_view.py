@@ -320,5 +320,8 @@ def told_in_log(text: str, log: str) -> Diagnosis | None:
     rank = re.match(r"rank (\d+)", place)
     fixes = tuple(value for label, value in said if label in ("fix:", "or:"))
     why = next((value for label, value in said if label == "why:"), "")
-    evidence = (Evidence(log, 0, place),) if place else ()
+    more = (
+        place if not re.fullmatch(r"(?:rank \d+)?(?: ?on \S+)?", place) else ""
+    )  # the rank and host alone show nothing
+    evidence = (Evidence(log, 0, more),) if more else ()
     return Diagnosis(told[-1][1], "observed", what, why, fixes, int(rank[1]) if rank else None, log, evidence)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddplaunch.hosts.slurm.job_reasons import diagnosis
+from ddplaunch.hosts.slurm.programs import JobState
+from ddplaunch.records.find import RunRecord
 from ddplaunch.records.first_failure import (
     NodeFailure,
     SeenEnd,
@@ -200,3 +205,13 @@ def test_under_slurm() -> None:
     ended = outcome(2, "killed", rank(2, 2.0, None, "SIGTERM", "launcher"), status=137)
     assert first_failed_node({0: later, 1: first, 2: ended}) == first
     assert first_failed_node({0: outcome(0, "terminated"), 2: ended}) is None and first_failed_node({}) is None
+
+
+def test_what_slurm_told_node_0_counts_before_what_other_nodes_met_because_of_it() -> None:
+    lost = outcome(1, "failed", rank(1, 4.0, 1))
+    told = diagnosis("12", JobState("RUNNING", "NodeDown"))
+    ended = replace(outcome(0, "terminated", status=143), diagnosis=told)
+    record = RunRecord("r", Path("r"), 0.0, {}, {0: ended, 1: lost})
+    assert record.outcome is ended and told is not None and told.code == "scheduler-error"
+    by_hand = replace(record, outcomes={0: replace(ended, diagnosis=None), 1: lost})
+    assert by_hand.outcome is lost

@@ -171,7 +171,9 @@ def test_elements_of_an_array_are_explained_by_their_names(cluster: Cluster, pla
         assert json.loads(said.stdout)["run_id"].startswith(run), said.stdout + said.stderr
     for word in (job, f"{job}_[0-1]"):
         said = cluster.ddplaunch("explain", word, cwd=place)
-        assert said.returncode == 2 and f"are known here: {job}_0, {job}_1" in " ".join(said.stderr.split())
+        assert said.returncode == 2 and f"are known here: {job}_0 (failed), {job}_1 (failed)" in " ".join(
+            said.stderr.split()
+        )
 
 
 def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Cluster, place: Path) -> None:
@@ -224,9 +226,9 @@ def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, p
 
     _until(waits_again, place)
     assert (place / "checkpoint-0").read_text() == (place / "checkpoint-1").read_text() == "SIGUSR1"
-    printed = " ".join((place / f"slurm-{job}.out").read_text().split())
-    assert printed.count("error[") == 1 and "ended with exit code 75 after SIGUSR1, " in printed, printed
-    assert f"s before the time limit of job {job}" in printed and "error[time-limit]" in printed, printed
+    said = " ".join((place / f"slurm-{job}.out").read_text().split())
+    assert said.count("error[") == 1 and "ended with exit code 75 after SIGUSR1, " in said, said
+    assert f"s before the time limit of job {job}" in said and "error[time-limit]" in said, said
 
     time.sleep(3)  # a job that starts in the second in which it was killed is refused by its node
 

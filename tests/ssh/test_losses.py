@@ -93,6 +93,7 @@ def test_a_launcher_that_died_is_replaced_or_the_run_ends_after_its_grace(tmp_pa
         assert told.returncode == 1 and "RuntimeError: planned" in said, said
         assert (run.outcome["diagnosis"]["rank"], run.outcome["diagnosis"]["host"]) == (1, made.hosts[1].name)
         made.nothing_left("left", 30)
+        assert "ended from outside" not in _explained(made, "left"), "the launcher itself ended the other host's part"
         again = _attach(made, "left")
         assert again.returncode == 1 and "RuntimeError: planned" in again.stderr, again.stderr
 
@@ -105,6 +106,10 @@ def test_a_launcher_that_died_is_replaced_or_the_run_ends_after_its_grace(tmp_pa
         late = _attach(made, "late")
         said = " ".join((late.stdout + late.stderr).split())
         assert late.returncode == 143 and "error[launcher-lost]" in said, said
+        assert "alpha0 and alpha1 ended the run 3.0 s later (`--orphan-grace`)" in said, said
+        there = made.hosts[1].run(ddplaunch("explain", "late"), made.work, clean_environment()).stdout
+        assert "this host ended its part of the run, because its launcher was lost" in " ".join(there.split()), there
+        assert "it was waited for another 3.0 s, as `--orphan-grace` says" in " ".join(there.split()), there
 
 
 def _attach(made: Lab, run_id: str) -> subprocess.CompletedProcess[str]:

@@ -92,6 +92,7 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         assert "incomplete: alpha1: its record was not brought" in run.flat
         found = run.outcome["diagnosis"]
         assert (found["code"], found["rank"], found["host"]) == ("script-exception", 1, host.name), run.said
+        assert not found["evidence"], "the rank and its host stand above; no file shows it"
     finally:
         host.run(["mount", "-o", "remount,bind,rw", str(debian.work)], Path("/"), clean_environment())
 

@@ -151,8 +151,8 @@ def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found.values())
 
 
-def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | None:
-    """Return who typed `ddplaunch stop`; None for another end."""
+def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | float | None:
+    """Return who typed `ddplaunch stop`, or how long the host waited for a launcher; None for another end."""
     if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
         return None
     return stopped_by(Path(settings.directory), ended.started_s)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.hosts.cluster_jobs import explain_job, job_meant
-from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, unsaid
+from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, told_by_launcher, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
@@ -201,9 +201,10 @@ def explained(subject: Subject) -> Explanation:
     from ddplaunch.explain.explain_logs import explain_texts
 
     record = subject.record
-    stored = record.outcome.explanation if record and record.outcome and len(record.outcomes) == 1 else None
+    alone = record is not None and (len(record.outcomes) == 1 or told_by_launcher(record.directory))
+    stored = record.outcome.explanation if record and record.outcome and alone else None
     if stored is not None:
-        return stored  # made when the run ended, with what the kernel and the cgroup said then
+        return stored  # made when the run ended, with what the kernel and the cgroup, or the launcher, knew then
     found = explain_texts(subject.sources, subject.facts)
     if record is None or found.diagnosis is None or found.diagnosis.code not in VAGUE:
         return found
@@ -284,13 +285,21 @@ def _job(word: str, base: Path) -> Path | None:
             return named[job]
     if len(found) > 1:
         names = sorted(found, key=lambda name: int(name.partition("_")[2] or 0))
-        listed = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+        ends = {name: _how_it_ended(found[name]) for name in names}
+        shown = [f"{name}{ends[name]}" for name in names[:_NAMED]]
+        listed = ", ".join(shown) + (", …" if len(names) > _NAMED else "")
         raise usage(
             f"job {job} is an array; {len(found)} of its elements are known here: {listed}",
             why="each element is a run of its own, with its own end",
-            fix=f"`ddplaunch explain {names[0]}`; `ddplaunch ps` shows how each of them ended",
+            fix=f"`ddplaunch explain {next((name for name in names if 'failed' in ends[name]), names[0])}`",
         )
     return next(iter(found.values()), None)
+
+
+def _how_it_ended(run: Path) -> str:
+    """Return the state of an element's run in brackets, nothing where only its log is known, or no end."""
+    outcome = read_record(run).outcome if run.is_dir() else None
+    return "" if outcome is None else f" ({outcome.state})"
 
 
 def _run_of_log(path: Path, base: Path) -> Path | None:

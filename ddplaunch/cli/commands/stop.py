@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddplaunch.cli.hosts.cluster_jobs import delete_job, job_meant
-from ddplaunch.cli.streams import answer_json, say, tell, tell_findings
+from ddplaunch.cli.streams import answer_json, say, tell_findings, tell_lines
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.machine.files import boot_id
@@ -121,7 +121,7 @@ def _stop_by_launcher(
     """Have the launcher end its run on all hosts; where it had to be killed, ask each host whether it has ended."""
     own_s = launched.grace_s + _LONGER_S
     grace_s = own_s if grace_s is None else grace_s
-    tell(begin_on_hosts(launched, grace_s))
+    tell_lines(begin_on_hosts(launched, grace_s))
     note_stop(launched.directory)
     stopped = stop_resident(run, launcher, grace_s, own_s)
     hosts: tuple[HostStopped, ...] = ()
@@ -133,7 +133,7 @@ def _stop_by_launcher(
 
 def _stop_by_hosts(launched: Launched, grace_s: float | None, json: bool) -> int:
     """Ask every host to end what it still runs, since the launcher that would is gone."""
-    tell(begin_asking_hosts(launched))
+    tell_lines(begin_asking_hosts(launched))
     hosts = ask_hosts(launched, launched.grace_s + _LONGER_S if grace_s is None else grace_s)
     return _conclude(launched, None, hosts, json)
 
@@ -143,7 +143,7 @@ def _conclude(launched: Launched, stopped: Stopped | None, hosts: Sequence[HostS
     if json:
         answer_json(stop_on_hosts_json(launched.run_id, stopped, hosts))
     else:
-        tell(hosts_lines(hosts) if stopped is None else stopped_on_hosts_text(stopped, hosts))
+        tell_lines(hosts_lines(hosts) if stopped is None else stopped_on_hosts_text(stopped, hosts))
     findings = () if stopped is None else stop_findings(stopped, ())
     findings += hosts_findings(launched.run_id, hosts)
     tell_findings(findings)
@@ -180,15 +180,15 @@ def _stop_here(
         assert directory is not None  # a run without processes was found by its record
         stopped = Stopped(RunProcesses(directory.name, os.geteuid()), (), (), (), (), 0.0)
         if not json:
-            tell(nothing_text(directory.name, other_processes(read_processes(directory), table, boot_id())))
+            tell_lines(nothing_text(directory.name, other_processes(read_processes(directory), table, boot_id())))
     else:
         grace_s = _grace_of(chosen) + _LONGER_S if grace_s is None else grace_s
-        tell(begin_text(chosen, grace_s))
+        tell_lines(begin_text(chosen, grace_s))
         if directory is not None:
             note_stop(directory)
         stopped = stop_run(chosen, grace_s)
         if not json:
-            tell(stopped_text(stopped))
+            tell_lines(stopped_text(stopped))
     elsewhere = [] if directory is None else other_hosts(directory)
     if json:
         answer_json(stop_json(stopped, elsewhere))

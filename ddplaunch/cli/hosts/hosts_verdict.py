@@ -30,7 +30,7 @@ from ddplaunch.values.words import duration_text, host_name, listed, signal_name
 
 _TOGETHER_S = 5.0
 _AWAKE = (
-    "launch from a machine that stays up, such as the login node, in `tmux` or `screen`",
+    "launch from a machine that stays up, such as the login node; with `--detach` it needs no terminal",
     "`ddplaunch submit` where there is Slurm: nothing has to stay up for it",
 )
 
@@ -78,18 +78,29 @@ def hosts_named(launched: Launched) -> str:
     return listed(list(dict.fromkeys(each.host for each in launched.places)), 4, " and ")
 
 
+def told_by_launcher(directory: Path) -> bool:
+    """Return whether the launcher over ssh wrote one outcome for all hosts; it moves node 0's out of its place."""
+    return (directory / "node-0" / "outcome.json").exists()
+
+
 def launcher_lost(directory: Path) -> Diagnosis | None:
     """Return what a signal meant that the ranks of a run over ssh got, where its launcher did not live to say so."""
     launched = read_launched(directory)
-    if launched is None or (directory / "node-0" / "outcome.json").exists():  # it moves node 0's for its own
+    if launched is None or told_by_launcher(directory):
         return None
+    waited = f" {duration_text(launched.orphan_s)} later (`--orphan-grace`)" if launched.orphan_s else ""
+    longer = (
+        f"`ddplaunch attach {launched.run_id}` within that time takes the launcher's place"
+        if launched.orphan_s
+        else "`--orphan-grace 2h` has the hosts go on for so long, and `ddplaunch attach` takes the launcher's place"
+    )
     return Diagnosis(
         "launcher-lost",
         "likely",
-        f"the launcher on {launched.host} died, and {hosts_named(launched)} ended the run",
+        f"the launcher on {launched.host} died, and {hosts_named(launched)} ended the run{waited}",
         "hosts that hear nothing of their launcher for 15 s, or whose connection to it closes, end what it started "
         "there; it left no word of its own, as after `kill -9`, a loss of power or of memory",
-        (*_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
+        (longer, *_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
         host=launched.host,
     )
 
@@ -195,7 +206,7 @@ def _stopped(
 ) -> tuple[HostEnd, Diagnosis] | None:
     """Return what says that `ddplaunch stop` ended a run, and a host where it did: typed here, or on that host."""
     user = of_run.stopped_by(directory, begun_s)
-    if interrupted == signal.SIGTERM and user is not None:
+    if interrupted == signal.SIGTERM and isinstance(user, str):
         return ends[0], Diagnosis("terminated", "observed", *stopped_by(user), host=socket.gethostname())
     known = [(outcomes[end.node], end) for end in ends if end.node in outcomes and end.told is None]
     for outcome, end in sorted(known, key=lambda pair: pair[0].ended_s):

@@ -48,6 +48,7 @@ class HostJob:
         self.run_id, self._token = str(order["run_id"]), str(order.get("token", ""))
         self._grace_s = float(order["grace_s"])
         self._kill_at: float | None = None
+        self.told = False  # to end
         self._stuck = StuckTorchrun(order, self._ranks)
         self.streams: dict[int, str] = {}
         todo = os.memfd_create("ddplaunch")
@@ -103,7 +104,7 @@ class HostJob:
 
     def end(self, number: int) -> None:
         """Ask it to end by signal ``number``; SIGKILL follows when the grace is over."""
-        now = time.monotonic()
+        now, self.told = time.monotonic(), True
         if number == signal.SIGKILL:
             self._kill_at = now
         elif self.process.returncode is None:
