@@ -213,5 +213,5 @@ def test_what_slurm_told_node_0_counts_before_what_other_nodes_met_because_of_it
     ended = replace(outcome(0, "terminated", status=143), diagnosis=told)
     record = RunRecord("r", Path("r"), 0.0, {}, {0: ended, 1: lost})
     assert record.outcome is ended and told is not None and told.code == "scheduler-error"
-    by_hand = replace(record, outcomes={0: replace(ended, diagnosis=None), 1: lost})
+    by_hand = replace(record, outcomes={0: outcome(0, "terminated", status=143), 1: lost})
     assert by_hand.outcome is lost
