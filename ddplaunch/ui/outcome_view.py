@@ -303,6 +303,9 @@ _TOLD = re.compile(
     r"^ddplaunch: (?:failed|killed|stopped)[^\n]*\n(?: [^\n]*\n)*error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)",
     re.MULTILINE,
 )
+_FINDINGS = re.compile(r"^(?:(?:error|warning)\[[a-z0-9-]+\]: .*\n(?: .*\n|\n)*)+\Z", re.MULTILINE)
+_ERROR = re.compile(r"^error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)", re.MULTILINE)
+_FINDINGS_CHARS = 1 << 14
 _LABEL = re.compile(r"^ +(-->|evidence:|followed by:|why:|fix:|or:) ", re.MULTILINE)
 
 
@@ -312,9 +315,19 @@ def told_in_log(text: str, log: str) -> Diagnosis | None:
     The log of a pod has the lines of rank 0; the run in it knew those of all ranks.
     """
     told = list(_TOLD.finditer(f"{text}\n"))
-    if not told:
-        return None
-    what, *parts = (" ".join(part.split()) for part in _LABEL.split(told[-1][2]))
+    return _as_told(told[-1][1], told[-1][2], log) if told else refused_in_log(text, log)
+
+
+def refused_in_log(text: str, log: str) -> Diagnosis | None:
+    """Return the first error for which a launch in a log was refused, None where none was; ``log`` is its name."""
+    before, refused, _ = text.rpartition("\nnothing was launched")
+    found = _FINDINGS.search(f"{before[-_FINDINGS_CHARS:]}\n") if refused else None
+    first = None if found is None else _ERROR.search(found[0])
+    return None if first is None else _as_told(first[1], first[2], log)
+
+
+def _as_told(code: str, block: str, log: str) -> Diagnosis:
+    what, *parts = (" ".join(part.split()) for part in _LABEL.split(block))
     said = list(zip(parts[::2], parts[1::2], strict=True))
     place = next((value for label, value in said if label == "-->"), "")
     rank = re.match(r"rank (\d+)", place)
@@ -324,4 +337,4 @@ def told_in_log(text: str, log: str) -> Diagnosis | None:
         place if not re.fullmatch(r"(?:rank \d+)?(?: ?on \S+)?", place) else ""
     )  # the rank and host alone show nothing
     evidence = (Evidence(log, 0, more),) if more else ()
-    return Diagnosis(told[-1][1], "observed", what, why, fixes, int(rank[1]) if rank else None, log, evidence)
+    return Diagnosis(code, "observed", what, why, fixes, int(rank[1]) if rank else None, log, evidence)

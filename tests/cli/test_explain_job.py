@@ -95,3 +95,28 @@ def test_the_log_of_a_job_is_explained_by_the_run_that_it_shows(call: Call, fold
     assert "the job was cancelled" in call("explain", "job.out").out
     recorded(folder, "slurm-7.0")
     assert "error[out-of-gpu-memory]" in call("explain", "job.out").out
+
+
+REFUSED = """\
+warning[cpus-short]: 2 processes on 1 of 2 CPUs
+  why: a rank that waits for a CPU makes all others wait at the next collective
+error[data-missing]: /data does not exist
+  --> /data
+  why: every rank would fail when it opens it
+  fix: name the right path with `--data`; `ls /` shows what is there
+
+nothing was launched: 1 error. To launch all the same, add
+  `--ignore data-missing`.
+"""
+ENDED = "srun: error: n1: task 0: Exited with exit code 4\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
+
+
+@pytest.mark.parametrize("after", ["", ENDED])
+def test_a_launch_that_was_refused_in_a_job_is_explained_by_its_finding(call: Call, folder: Path, after: str) -> None:
+    (folder / "slurm-7.out").write_text(f"module load cuda\n{REFUSED}{after}")
+    for word in ("slurm-7.out", "7"):
+        said = call("explain", word)
+        assert said.status == 1 and said.out.startswith("error[data-missing]: /data does not exist\n"), said.out
+        assert "fix: name the right path with `--data`" in said.out
+    (folder / "slurm-8.out").write_text(REFUSED.replace("error[", "fault["))
+    assert "data-missing" not in call("explain", "slurm-8.out").out.splitlines()[0]

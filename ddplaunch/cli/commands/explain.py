@@ -17,6 +17,7 @@ from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
+from ddplaunch.machine.files import read_end
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import Subject, named_files, recorded_run
 from ddplaunch.records.find import (
@@ -206,6 +207,8 @@ def explained(subject: Subject) -> Explanation:
     if stored is not None:
         return stored  # made when the run ended, with what the kernel and the cgroup, or the launcher, knew then
     found = explain_texts(subject.sources, subject.facts)
+    if record is None and (found.diagnosis is None or found.diagnosis.code in VAGUE):
+        return _refused(subject) or found
     if record is None or found.diagnosis is None or found.diagnosis.code not in VAGUE:
         return found
     nodes = [outcome.explanation for outcome in record.outcomes.values()]
@@ -215,6 +218,18 @@ def explained(subject: Subject) -> Explanation:
     if failed and not (named or outside) and found.diagnosis.code == "terminated":  # of the nodes that srun ended
         return (record.outcome and record.outcome.explanation) or found
     return next(iter((*named, *outside)), found)  # a node may have known more than its logs say: its kernel, its cgroup
+
+
+def _refused(subject: Subject) -> Explanation | None:
+    """Return for what a launch was refused whose log says no more, as of a job that found no data on its nodes."""
+    from ddplaunch.ui.outcome_view import refused_in_log
+
+    for each in subject.sources:
+        if isinstance(each.read, Path):
+            told = refused_in_log(read_end(str(each.read), _HEAD_BYTES).decode(errors="replace"), each.name)
+            if told is not None:
+                return Explanation(told)
+    return None
 
 
 def _from_outside(known: Diagnosis, found: Diagnosis) -> bool:
