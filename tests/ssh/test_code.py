@@ -99,3 +99,7 @@ def test_a_plan_of_several_hosts(two: Lab) -> None:
     assert {each["topology"]["world_size"] for each in hosts} == {3}
     done = two.login.run([*words, "--", "train.py"], two.work, clean_environment())
     assert done.returncode == 0 and "3 processes, 2 nodes of 2+1, this is node 1" in " ".join(done.stdout.split())
+    alike = ddplaunch("plan", "2x1", "--device", "cpu", "--hosts", two.names, "--", "train.py")
+    done = two.login.run(alike, two.work, clean_environment())
+    assert done.returncode == 0 and done.stdout.endswith("\nalpha1: the same, as node 1\n\n"), done.stdout
+    assert done.stdout.startswith("alpha0\n") and done.stdout.count("torch.distributed.run") == 1

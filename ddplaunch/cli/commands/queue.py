@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.flags import own_values, parse_quickly, said_on_command_line
 from ddplaunch.cli.prepare import errors, prepare
-from ddplaunch.cli.streams import answer, answer_json, asked, read_told, say, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, asked, read_told, say, tell_findings, tell_lines
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
@@ -118,7 +118,7 @@ def add(words: Sequence[str], script: list[str] | None) -> int:
     lines += [f"it will wait: {finding.what}" for finding in waits]
     if runner_of(base) is None:
         lines.append("nobody works the queue off: `ddplaunch queue run`, or `ddplaunch queue run --detach`")
-    tell("\n".join(lines) + "\n")
+    tell_lines("\n".join(lines))
     answer(f"{number}\n")
     return ExitStatus.DONE
 

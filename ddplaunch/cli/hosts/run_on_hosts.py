@@ -6,6 +6,7 @@ Nothing is started unless every host answered and no check objects. A launch tha
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,14 +64,14 @@ from ddplaunch.ui.outcome_view import not_relaunched_text, outcome_text, relaunc
 from ddplaunch.ui.plan_view import plan_json, plan_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values import codec
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, RefusedError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.words import count, duration_text
+from ddplaunch.values.words import count, duration_text, numbers_text
 
 _GRACE_S = 30.0
 _ENDS_ITSELF_S = 5.0  # after its grace, a host that was lost has ended what ran there
@@ -144,15 +145,38 @@ def _print(
         more = {"copied": copied} if copied else {}
         answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings), **more})
         return ExitStatus.DONE
+    if plan_only:
+        answer(_plans_text(gathered, planned))
+        return ExitStatus.DONE
     for report, launch in zip(gathered.reports, planned.launches, strict=True):
-        if plan_only:
-            answer(f"{report.name}\n{plan_text(launch, Terminal.of(sys.stdout), facts=report.facts)}\n")
-            continue
         files = "".join(
             f"# copied there first: {name} ({kind})\n" for name, kind in copied.get(report.name, {}).items()
         )
         answer(f"{files}# on {report.name}, in {report.cwd}\n{dry_run_text(launch, Terminal.of(sys.stdout))}\n")
     return ExitStatus.DONE
+
+
+#: What differs between nodes that do the same, and where lines are broken.
+_OWN_NODE = re.compile(r"this\s+is\s+node\s+\d+|--node-rank=\d+|\"node\":\d+|\\|\s+")
+
+
+def _plans_text(gathered: Gathered, planned: Planned) -> str:
+    """Return the plan of each host, those once that differ in the number of the node alone."""
+    terminal = Terminal.of(sys.stdout)
+    groups: dict[str, tuple[str, list[tuple[str, int]]]] = {}
+    for report, launch in zip(gathered.reports, planned.launches, strict=True):
+        text = plan_text(launch, terminal, facts=report.facts)
+        _, hosts = groups.setdefault(_OWN_NODE.sub("", text), (text, []))
+        hosts.append((report.name, value_of(launch.topology.node_rank, 0)))
+    said = []
+    for text, ((name, _), *others) in groups.values():
+        said.append(f"{name}\n{text}\n")
+        if others:
+            nodes = [node for _, node in others]
+            number = f"node{'s' if len(nodes) > 1 else ''} {numbers_text(nodes)}"
+            alike = f"{named([each for each, _ in others])}: the same, as {number}"
+            said.append("\n".join([*wrap(alike, terminal.width, "", "  "), "\n"]))
+    return "".join(said)
 
 
 def _launch(
@@ -170,7 +194,7 @@ def _launch(
     marker = _mark(directory)
     tell_findings_to_starter(planned.findings)
     record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
-    announce(first, planned.findings, facts, record)
+    announce(of_all(first), planned.findings, facts, record)
     tell_launch_to_starter(first.run_id, noted)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
     typed = {"script": script, "argv": hide_words(sys.argv), "relaunch_of": again.of, "marker": marker, "token": token}
@@ -216,6 +240,11 @@ def stay(
         ended = _conclude(launched, ends, running.interrupted)
         lost = any(end.lost is not None for end in ends)
         return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0, directory=directory)
+
+
+def of_all(first: Launch) -> Launch:
+    """Return the launch of node 0 as that of all nodes: the launcher itself is none of them."""
+    return replace(first, topology=replace(first.topology, node_rank=None))
 
 
 def _mark(directory: Path) -> str | None:
