@@ -15,6 +15,7 @@ from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import duration_text, signal_name
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
+TOLERATE = "--tolerate-exit-aborts"
 _SOMEBODY = "a person, a scheduler that takes the node back, or a supervisor asked the run to end"
 _COMPUTED = Source("computed", "")
 _NPROC, _EXAMPLE = re.compile(r"auto|\d+(?:x\d+)?"), re.compile(r"\bddplaunch run 4 --")
@@ -99,7 +100,15 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
         return False
     if "PYTHONFAULTHANDLER" in fix:
         return _sets(facts, "PYTHONFAULTHANDLER")
+    if TOLERATE in fix:
+        return was_typed(TOLERATE, facts)
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
+
+
+def was_typed(flag: str, facts: RunFacts | None) -> bool:
+    """Return whether ``flag`` was among ddplaunch's own words."""
+    words = facts.argv or () if facts is not None else ()
+    return flag in (words[: words.index("--")] if "--" in words else words)
 
 
 def _filled_in(facts: RunFacts | None) -> list[str]:
