@@ -100,7 +100,7 @@ def dispatch(words: list[str]) -> int:
     command = ours[0] if ours else ""
     if (status := _of_itself(ours, script)) is not None:
         return status
-    if ours[:2] == ["queue", "add"]:
+    if ours[:2] == ["queue", "add"] and needs_linux("queue") is None:
         from ddplaunch.cli.commands.queue import add
 
         return add(as_spelled_here("run", ours[2:]), script)  # its words are those of `run`
@@ -119,11 +119,18 @@ def dispatch(words: list[str]) -> int:
         from ddplaunch.cli.typer_app import parse  # takes longer than deciding a launch
 
         values = parse(ours, script)
-    if (missing := needs_linux(command)) is not None:
+    if (missing := needs_linux(_what_is_done(command, values))) is not None:
         raise RefusedError(missing)
     room = "hosts" if command == "attach" else "commands"
     function = getattr(import_module(f"ddplaunch.cli.{room}.{command}"), command)
     return int(function(**_behind(command, values, script), **own_values(command, values)))
+
+
+def _what_is_done(command: str, values: dict[str, Any]) -> str:
+    """Return the command, with the flag that makes something else of it on systems that are not Linux."""
+    flags = {"doctor": ("list_checks",), "top": ("replay", "plot"), "plan": ("hosts", "hostfile")}.get(command, ())
+    special = next((name for name in flags if values.get(name)), None)
+    return command if special is None else f"{command} --{'hosts' if command == 'plan' else special}"
 
 
 def _behind(command: str, values: dict[str, Any], script: list[str] | None) -> dict[str, Any]:

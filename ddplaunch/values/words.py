@@ -182,7 +182,8 @@ SIGNAL_NAMES = dict(
 SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 
 #: What starts ranks, or looks after processes of this machine.
-_OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top")
+#: What needs Linux, beside `plan` of other hosts; listing checks and showing what was recorded does not.
+_OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top", "attach", "queue", "plan --hosts")
 
 
 def open_flags(*names: str) -> int:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ import typer.main
 import typer.rich_utils
 import yaml
 
+sysconfig.get_config_vars()  # from a file that is named after the system
 LOADED = (asyncio, io, multiprocessing, shutil, subprocess, tempfile, psutil, rich, typer, yaml)
 #: What Python has on Linux alone; https://docs.python.org/3/library/os.html says of each where it is.
 LINUX = {

@@ -23,15 +23,16 @@ ValueError: no such pet
 SYSTEMS = ("darwin", "win32")
 
 
-def on(system: str, folder: Path, *words: str, status: int = 0) -> str:
+def on(system: str, folder: Path, *words: str, status: int = 0, **environment: str) -> str:
     """Return all that ddplaunch says there; it ends with ``status``."""
     ran = subprocess.run(
         [sys.executable, str(OTHER), system, *words],
         cwd=folder,
-        env=clean_environment(COLUMNS="100"),
+        env=clean_environment(COLUMNS="100", **environment),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        encoding=environment.get("PYTHONIOENCODING", "utf-8"),
         timeout=60,
         check=False,
     )
@@ -56,6 +57,34 @@ def test_what_needs_no_linux_works(folder: Path, system: str) -> None:
     converted = on(system, folder, "convert", "--", "torchrun", "--nproc-per-node", "2", "train.py")
     assert converted == "ddplaunch run 2 -- train.py\n"
     assert "ddplaunch run" in on(system, folder, "help", "run")
+    assert "shm-too-small" in on(system, folder, "doctor", "--list")
+    assert "#SBATCH" in on(system, folder, "submit", "2", "--dry-run", "--", "train.py")
+    (folder / "train.sh").write_bytes(b"export A=1\r\ntorchrun --nproc-per-node 2 train.py\r\n")
+    assert "+ddplaunch run 2 -- train.py" in on(system, folder, "convert", "train.sh")
+    (folder / "crlf.txt").write_bytes(LOG.replace("\n", "\r\n").encode())
+    assert "ValueError: no such pet" in on(system, folder, "explain", "crlf.txt", status=1)
+    assert on(system, folder, "explain", "-") == "nothing failed in stdin\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_run_that_is_not_there_is_told(folder: Path, system: str) -> None:
+    for command in ("explain", "logs", "report"):
+        said = on(system, folder, command, "nonsense", status=2)
+        assert "`nonsense`" in said and "Traceback" not in said
+    record(folder / ".ddplaunch", "other").mkdir(exist_ok=True)
+    assert "no-metrics-recorded" in on(system, folder, "top", "other", "--replay", status=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_a_terminal_without_utf_8_gets_what_it_can_show(folder: Path, encoding: str) -> None:
+    (folder / "train.py").write_text("import argparse  # \u00d7 \u2192\n", encoding="utf-8")
+    (folder / "log.txt").write_text(LOG.replace("pet", "\u732b"), encoding="utf-8")
+    words = (("plan", "2", "--batch-size", "8", "--", "train.py"), ("explain", "log.txt"), ("help", "run"), ("ps",))
+    for each in words:
+        said = on("win32", folder, *each, status=int(each[0] == "explain"), PYTHONIOENCODING=encoding)
+        assert "Error: " not in said.replace("ValueError: ", ""), said
 
 
 @pytest.mark.slow
@@ -80,7 +109,10 @@ def test_what_starts_ranks_says_what_is_missing(folder: Path, system: str, name:
     assert f"error[not-on-linux]: this is {name}, and `run` works on Linux alone" in said
     assert "nothing was launched" in said and not (folder / ".ddplaunch").exists()
     assert ("wsl --install" in said) == (system == "win32")
-    assert "not-on-linux" in on(system, folder, "doctor", status=4)
+    for words in (("doctor",), ("queue", "add", "2", "--", "train.py"), ("queue",), ("attach", "x"), ("top",)):
+        assert f"`{words[0]}` works on Linux alone" in on(system, folder, *words, status=4)
+    said = on(system, folder, "plan", "2", "--hosts", "a,b", "--", "train.py", status=4)
+    assert "`plan --hosts` works on Linux alone" in said
 
 
 def test_linux_lacks_nothing() -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.flags import whole_number
 from ddplaunch.cli.streams import answer, say, tell_findings
@@ -28,10 +28,12 @@ from ddplaunch.watch.live_samples import WatchedHosts, WatchedRun
 from ddplaunch.watch.plot import metrics_svg
 from ddplaunch.watch.recording import NAME, read_metrics, sample_json
 from ddplaunch.watch.samples import Sample
-from ddplaunch.watch.screen import Screen
 from ddplaunch.watch.step_rate import Steps, metric_pattern
 from ddplaunch.watch.stragglers import late_rank, stragglers
 from ddplaunch.watch.top_view import About, Look, frame, sorts_of, summary_lines
+
+if TYPE_CHECKING:
+    from ddplaunch.watch.screen import Screen
 
 _LEAST_S = 0.2
 
@@ -86,6 +88,8 @@ def top(
 
 
 def _is_screen() -> bool:
+    if sys.platform == "win32":
+        return False
     try:
         return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     except ValueError:  # closed
@@ -130,6 +134,8 @@ def _watch(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | No
 
 def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None) -> bool:
     """Draw until the run ends, ``most`` times at most, or until somebody leaves; return whether somebody did."""
+    from ddplaunch.watch.screen import Screen  # which Windows has no terminals for
+
     first, sort = 0, "rank"
     with Screen(sys.stdout) as screen:
         next_s, taken = time.monotonic(), 0
@@ -284,6 +290,8 @@ def _size(path: Path) -> int:
 
 def _play(record: RunRecord, samples: Sequence[Sample], step_s: float, notes: tuple[str, ...]) -> None:
     """Show one sample after the other, until q; a space pauses, the arrows step."""
+    from ddplaunch.watch.screen import Screen
+
     at, playing = 0, True
     length = age_text(samples[-1].at_s - samples[0].at_s)
     with Screen(sys.stdout) as screen:

@@ -272,6 +272,8 @@ def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
 
 def foreign(directory: str | os.PathLike[str]) -> str | None:
     """Say in a clause why a run's directory is not this user's; None where it is, and where there is none."""
+    if not _BELOW:
+        return None
     try:
         os.close(open_base(directory, roots=False, links=False))
     except NotOursError as error:
