@@ -2,7 +2,8 @@
 
 Prints tables, writes benchmarks/results/startup.json and startup.md, and draws docs/startup.svg, on an idle machine
 within a quarter of an hour. With ``--check`` a missed target is exit status 1. ``--quick`` does a fifth and writes
-nothing. The numbers of two runs are not comparable, the ratios in one are.
+nothing. The numbers of two runs are not comparable, the ratios in one are. ``--also PYTHON`` measures `run` beside
+torchrun in another environment too, where ddplaunch is installed from a wheel if it is editable here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -20,7 +22,7 @@ from pathlib import Path
 from benchmarks import plot
 from benchmarks.launchers import BIN, install_peers, launchers
 from benchmarks.rounds import Launches, Target, judge_launches, launches_text, measure_launches
-from benchmarks.timing import Command, Times, busy, imported, in_turns, machine
+from benchmarks.timing import ROOT, Command, Times, busy, imported, in_turns, machine
 
 RESULTS = Path(__file__).with_name("results")
 TORCHRUN, RUN = "torchrun --standalone --nproc-per-node 2 s.py", "ddplaunch run 2 -- s.py"
@@ -46,11 +48,12 @@ class Measured:
     times: dict[str, Times]
     launches: Launches
     with_torch: list[str]
+    also: str | None = None
 
     @property
     def targets(self) -> list[Target]:
         """Every promise with what was measured."""
-        return [*judge(self.times), *judge_launches(self.launches)]
+        return [*judge(self.times, self.also), *judge_launches(self.launches)]
 
 
 def main() -> int:
@@ -76,6 +79,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--peers-bin", type=Path, help="folder with the programs of accelerate and DeepSpeed")
     parser.add_argument("--install-peers", type=Path, metavar="DIR", help="install both there first, if they are not")
+    parser.add_argument("--also", type=Path, metavar="PYTHON", help="another environment's interpreter")
     parser.add_argument("--quick", action="store_true", help="2 and 8 ranks, 2 rounds, and write nothing")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser.add_argument("--busy-ok", action="store_true", help="measure although other programs are running")
@@ -95,23 +99,38 @@ def measure_all(options: argparse.Namespace, others: float) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder)
         (cwd / "s.py").write_text(SCRIPT)
-        first_lines = in_turns(launch_commands(), options.rounds, cwd, environment)
+        also = None if options.also is None else how_installed_in(options.also)
+        elsewhere = () if also is None else launch_commands(options.also.parent, also)
+        first_lines = in_turns((*launch_commands(), *elsewhere), options.rounds, cwd, environment)
         answers = in_turns(answer_commands(), options.rounds, cwd, environment)
         with_torch = torch_importers(cwd, environment)
     ways = launchers(options.peers_bin)
     launches = measure_launches(ways, options.ranks, options.launch_rounds, environment)
-    return Measured(options.rounds, options.launch_rounds, others, {**first_lines, **answers}, launches, with_torch)
+    times = {**first_lines, **answers}
+    return Measured(options.rounds, options.launch_rounds, others, times, launches, with_torch, also)
 
 
-def words(name: str) -> tuple[str, ...]:
-    """Return the argument vector of a command that is named by its text, with this environment's programs."""
+def words(name: str, programs: Path = BIN) -> tuple[str, ...]:
+    """Return the argument vector of a command that is named by its text, with the programs of an environment."""
     program, *rest = name.split()
-    return (str(BIN / program), *rest)
+    return (str(programs / program), *rest)
 
 
-def launch_commands() -> tuple[Command, ...]:
-    """Launches, clocked until the first line of a script that imports nothing."""
-    return tuple(Command(name, words(name), until_line=True) for name in (TORCHRUN, RUN))
+def launch_commands(programs: Path = BIN, how: str | None = None) -> tuple[Command, ...]:
+    """Launches, clocked until the first line of a script that imports nothing; ``how`` names another environment."""
+    return tuple(Command(named(name, how), words(name, programs), until_line=True) for name in (TORCHRUN, RUN))
+
+
+def named(name: str, how: str | None) -> str:
+    """Return how the tables call a command, of the other environment with how ddplaunch is installed there."""
+    return name if how is None else f"{name} ({how})"
+
+
+def how_installed_in(python: Path) -> str:
+    """Return what ``how_installed`` says there; raises CalledProcessError where the interpreter does not run."""
+    ask = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from benchmarks import timing; print(timing.how_installed())"
+    done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True, cwd="/")
+    return done.stdout.strip()
 
 
 def answer_commands() -> tuple[Command, ...]:
@@ -138,19 +157,22 @@ def torch_importers(cwd: Path, environment: dict[str, str]) -> list[str]:
     return found
 
 
-def launch_ratio(times: dict[str, Times]) -> float:
+def launch_ratio(times: dict[str, Times], how: str | None = None) -> float:
     """Return the median over rounds of ddplaunch / torchrun: both of a round ran within seconds of each other."""
-    pairs = zip(times[RUN].seconds, times[TORCHRUN].seconds, strict=True)
+    pairs = zip(times[named(RUN, how)].seconds, times[named(TORCHRUN, how)].seconds, strict=True)
     return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
-def judge(times: dict[str, Times]) -> list[Target]:
-    """Return every target with what was measured."""
+def judge(times: dict[str, Times], also: str | None = None) -> list[Target]:
+    """Return every target with what was measured, of the environment ``also`` too."""
     probe = statistics.median(
         whole - torch for whole, torch in zip(times[DOCTOR].seconds, times[TORCH].seconds, strict=True)
     )
     return [
-        Target("`run` until the first line / torchrun", launch_ratio(times), LAUNCH_MAX, ""),
+        *(
+            Target(named("`run` until the first line / torchrun", how), launch_ratio(times, how), LAUNCH_MAX, "")
+            for how in (None, *([also] if also else []))
+        ),
         *(Target(f"`{name}`", times[name].median, ANSWER_MAX_S, " s") for name in (HELP, RUN_HELP, PLAN, DRY)),
         Target("`ddplaunch doctor` beyond `import torch`", probe, DOCTOR_MAX_S, " s"),
     ]

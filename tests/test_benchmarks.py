@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, startup
 from benchmarks.launchers import ACCELERATE, COLD, DEEPSPEED, TORCHRUN, WARM, launchers
 from benchmarks.launches import FIGURES
 from benchmarks.plot import draw
 from benchmarks.projects import PROJECTS, WAYS, table
 from benchmarks.rounds import FLOOR, Launches, judge_launches, launches_text
-from benchmarks.timing import how_installed
+from benchmarks.timing import Times, how_installed
 from ddplaunch import __version__
 from ddplaunch.machine.software import probe_plugin
 from tests.hosts.launching import clean_environment
@@ -180,6 +180,18 @@ def test_what_is_missing_beside_torch_can_be_brought() -> None:
     text = gpu.how_to_bring(["pynvml", "yaml"])
     assert "pip download --only-binary=:all: --python-version 3." in text
     assert text.count("nvidia-ml-py pyyaml") == 3
+
+
+def test_two_environments_are_measured_in_the_same_rounds() -> None:
+    own, other = startup.launch_commands(), startup.launch_commands(Path("/opt/env/bin"), "installed normally")
+    assert [each.argv[0] for each in other] == ["/opt/env/bin/torchrun", "/opt/env/bin/ddplaunch"]
+    commands = (*own, *other, *startup.answer_commands())
+    times = {each.name: Times((1.0, 1.0)) for each in commands}
+    times[startup.named(startup.RUN, "installed normally")] = Times((1.1, 1.2))
+    judged = {each.name: each.measured for each in startup.judge(times, "installed normally")}
+    assert judged["`run` until the first line / torchrun"] == 1
+    assert judged["`run` until the first line / torchrun (installed normally)"] == pytest.approx(1.15)
+    assert startup.how_installed_in(Path(sys.executable)) == how_installed()
 
 
 def test_how_ddplaunch_was_installed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from benchmarks.matrix import PAIRS, PYTHONS
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
@@ -89,3 +93,40 @@ def test_torchrun_loads_nothing_that_compares_notes() -> None:
     code = "import ddplaunch.agent.logs_specs, sys; print([name for name in sys.modules if 'ddplaunch.watch' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_pythons_that_are_promised_are_those_that_are_tried() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
+    assert tuple(promised) == PYTHONS and f'requires-python = ">={promised[0]}"' in text
+    assert f'python_version = "{promised[0]}"' in text  # of mypy
+    assert {each.partition(":")[0] for each in PAIRS} <= set(PYTHONS)
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))  # an sdist has none
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_what_is_pinned_with_few_rights(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    used = re.findall(r"uses: (.+)", text)
+    assert (
+        used and [each for each in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)] == []
+    )
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 60
+        for step in job["steps"]:
+            assert "${{" not in step.get("run", ""), "a value becomes part of the command"
+            for script in re.findall(r"\bscripts/[\w.]+", step.get("run", "")):
+                assert os.access(ROOT / script, os.X_OK)
+            for module in re.findall(r"-m (benchmarks\.\w+)", step.get("run", "")):
+                assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
+def test_the_pairs_of_the_workflow_are_those_of_the_matrix() -> None:
+    for path in WORKFLOWS:
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+        pairs = [pair for job in jobs for pair in job.get("strategy", {}).get("matrix", {}).get("pair", ())]
+        assert tuple(pairs) in ((), PAIRS)
