@@ -460,8 +460,11 @@ def idle_gpu(at: Place) -> str:
     holder = subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     at.started.append(holder)
     assert holder.stdout is not None
-    if (first := holder.stdout.readline()) != "1\n":
-        raise WrongError(f"a program could not take a GPU: {first}{holder.stdout.read()[-300:]}")
+    said_by_it: list[str] = []
+    while (line := holder.stdout.readline()) not in ("", "1\n"):  # warnings of torch come before
+        said_by_it.append(line)
+    if not line:
+        raise WrongError(f"a program could not take a GPU: {''.join(said_by_it)[-300:]}")
     expected = 0 if at.gpus > 1 else 4
     said = at.ddplaunch("run", "1", "--gpus", "free:1", "--", "train.py", "uuid", status=expected)
     holder.kill()

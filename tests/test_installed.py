@@ -78,6 +78,12 @@ def test_the_wheel_has_all_modules_and_its_types(wheel: Path) -> None:
     assert modules <= names
     assert "ddplaunch/py.typed" in names
     assert not [each for each in names if each.startswith(("tests/", "benchmarks/"))]
+    about = next(each for each in names if each.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as packed:
+        told = packed.read(about).decode()
+    assert about.replace("METADATA", "licenses/LICENSE") in names and "License-Expression: Apache-2.0\n" in told
+    head, _, readme = told.partition("\n\n")
+    assert "Description-Content-Type: text/markdown\n" in head and readme.startswith("# ddplaunch\n")
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv", "pipx"])
@@ -119,6 +125,24 @@ def test_what_was_installed_runs(installer: str, wheel: Path, tmp_path: Path) ->
     where = done(python, "-c", "import ddplaunch; print(ddplaunch.__file__)", cwd=tmp_path, **lent)
     assert Path(where.strip()).is_relative_to(tmp_path)
     shutil.rmtree(tmp_path)  # with a torch of its own it is large
+
+
+def test_an_older_one_is_replaced_and_nothing_is_left(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(unpacked, older)
+    settings = older / "pyproject.toml"
+    settings.write_text(settings.read_text().replace('\nversion = "', '\nversion = "0.0.', 1))
+    (older / "ddplaunch" / "gone_by_now.py").write_text("")
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
+    done(*pip, "-w", tmp_path / "wheels", older, cwd=tmp_path)
+    done(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    there = (tmp_path / "env" / "bin" / "python", "-m", "pip")
+    done(*there, "install", "--no-deps", "--no-index", next((tmp_path / "wheels").glob("*.whl")), cwd=tmp_path)
+    assert list((tmp_path / "env").rglob("gone_by_now.py"))
+    done(*there, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    assert not list((tmp_path / "env").rglob("gone_by_now*")) and list((tmp_path / "env").rglob("ddplaunch-*"))
+    done(*there, "uninstall", "--yes", "ddplaunch", cwd=tmp_path)
+    assert list((tmp_path / "env").rglob("*ddplaunch*")) == []
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
