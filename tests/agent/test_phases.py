@@ -110,7 +110,7 @@ def test_what_is_measured(families: Any, family: str) -> None:
     steps, samples, fetches, forward = MEASURED[family]
     facts, lines = families[0][family]
     assert facts["device"] == "cpu" and facts["world_size"] == 1 and facts["threads"] >= 1
-    assert [line.step for line in lines] == list(range(1, steps + 1))
+    assert [line.step for line in lines] == list(range(1, steps + 1)) and facts["steps"] == steps + 1
     assert lines[0].wall_s is None, "nobody saw the first one begin"
     for line in lines[1:]:
         assert line.wall_s is not None and line.backward_s is not None and line.backward_s > 0

@@ -279,6 +279,8 @@ class _Rank:
             assert self._lines is not None
             while len(self._over) > 1 and self._timeline.clock.over(self._over[0][3]):
                 self._write(*self._over.pop(0))  # the last one's communication is told at the next
+            if self._steps <= _AT_ONCE:
+                self._lines.fact({"steps": self._steps})  # with the last one
             self._lines.flush()
             after_s = time.monotonic()
             self._due_s = after_s + max(_EVERY_S, _SHARE * (after_s - now_s))

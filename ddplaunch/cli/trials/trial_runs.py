@@ -269,7 +269,10 @@ class _Running:
         return max((file.facts.get("empty_epochs", 0) for file in self._files.values()), default=0)
 
     def _steps(self) -> int:
-        return min((sum(line.steps for line in lines) for lines in self._lines.values()), default=0)
+        """Return how many steps all ranks have made; of more than a few the last one may be missing."""
+        told = {rank: file.facts.get("steps") for rank, file in self._files.items()}
+        each = ((sum(line.steps for line in lines), told.get(rank)) for rank, lines in self._lines.items())
+        return min((max(lines, few) if isinstance(few, int) else lines for lines, few in each), default=0)
 
     def _began_at(self, *, force: bool) -> int | None:
         """Return from which step on is measured, None before that is known; with ``force`` step times may move."""
