@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddplaunch.explain.diagnosis import RunFacts
+from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.scaling.batch import resolve_batch
 from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.values.finding import UsageError
@@ -15,7 +15,7 @@ from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import duration_text, signal_name
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
-TOLERATE = "--tolerate-exit-aborts"
+_TOLERATE = "--tolerate-exit-aborts"
 _SOMEBODY = "a person, a scheduler that takes the node back, or a supervisor asked the run to end"
 _COMPUTED = Source("computed", "")
 _NPROC, _EXAMPLE = re.compile(r"auto|\d+(?:x\d+)?"), re.compile(r"\bddplaunch run 4 --")
@@ -100,12 +100,12 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
         return False
     if "PYTHONFAULTHANDLER" in fix:
         return _sets(facts, "PYTHONFAULTHANDLER")
-    if TOLERATE in fix:
-        return was_typed(TOLERATE, facts)
+    if _TOLERATE in fix:
+        return _was_typed(_TOLERATE, facts)
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
 
 
-def was_typed(flag: str, facts: RunFacts | None) -> bool:
+def _was_typed(flag: str, facts: RunFacts | None) -> bool:
     """Return whether ``flag`` was among ddplaunch's own words."""
     words = facts.argv or () if facts is not None else ()
     return flag in (words[: words.index("--")] if "--" in words else words)
@@ -141,6 +141,23 @@ def stopped_by(user: str) -> tuple[str, str, tuple[str, ...]]:
     """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
     why = f"{user} typed it, and it sends torchrun SIGTERM, which ends the ranks"
     return STOPPED, why, ("nothing is wrong if that was meant",)
+
+
+def aborted_at_exit(rank: int | None, end: RankEnd, facts: RunFacts | None) -> tuple[str, str, tuple[str, ...]]:
+    """Return what, why and the fixes of a rank whose libraries aborted after its program was through."""
+    who = "the ranks" if rank is None else f"rank {rank}"
+    last = "`os._exit(0)` as the script's last call, behind `sys.stdout.flush()`: no destructor runs then"
+    close = "close DataLoaders, writers and whatever else runs threads before the script ends"
+    group = ("`dist.barrier()` and `dist.destroy_process_group()` at the end of the script",)
+    still = "; its process group still existed" if end.through == "group" else ""
+    kept = (
+        f"; `{_TOLERATE}` excuses no program whose status may be another than 0" if _was_typed(_TOLERATE, facts) else ""
+    )
+    return (
+        f"{who} aborted after the program was through, while its libraries were taken down",
+        f"no exception ended the program: it came to its last line or `sys.exit`, with a native thread at work{still}",
+        (*(group if still else ()), close, last, f"`{_TOLERATE}`: the run goes on, and this rank ended well"),
+    )
 
 
 def without_launcher(waited_s: float) -> tuple[str, str, tuple[str, ...]]:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from ddplaunch.explain.command_fixes import (
     CORE_DUMP,
-    TOLERATE,
+    aborted_at_exit,
     another_port,
     command_fixes,
     never_launched,
     signal_to_launcher,
     still_to_do,
-    was_typed,
     who_asked,
 )
 from ddplaunch.explain.decide.candidates import NOISE
@@ -23,7 +22,7 @@ from ddplaunch.explain.decide.collectives import uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
 from ddplaunch.explain.decide.recorded import OF_CUDA, aborted_when_through, bus_error, memory_limit
-from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
+from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import status_text
@@ -73,7 +72,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
-    words = _words(cause, facts) if through is None else _at_exit(cause, through, facts)
+    words = _words(cause, facts) if through is None else _Words(*aborted_at_exit(cause.rank, through, facts))
     cause = replace(cause, rank=None) if words.nobody else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
@@ -273,22 +272,6 @@ def _aborted_after(cause: RootCause, said: str) -> str:
     who = f"rank {cause.rank}" if cause.rank is not None else "a process"
     at = f", at {cause.frame}" if cause.frame else ""
     return f"{who} aborted in native code, which said: {said[:_QUOTED]}{at}"
-
-
-def _at_exit(cause: RootCause, end: RankEnd, facts: RunFacts | None) -> _Words:
-    """Return the words for a rank whose libraries aborted after its program was through."""
-    who = "the ranks" if cause.rank is None else f"rank {cause.rank}"
-    last = "`os._exit(0)` as the script's last call, behind `sys.stdout.flush()`: no destructor runs then"
-    close = "close DataLoaders, writers and whatever else runs threads before the script ends"
-    group = ("`dist.barrier()` and `dist.destroy_process_group()` at the end of the script",)
-    still = "; its process group still existed" if end.through == "group" else ""
-    kept = f"; `{TOLERATE}` excuses no program whose status may be another than 0" if was_typed(TOLERATE, facts) else ""
-    return _Words(
-        f"{who} aborted after the program was through, while its libraries were taken down",
-        f"no exception ended the program: it came to its last line or `sys.exit`{still}; a native thread was at work"
-        f"{kept}",
-        (*(group if still else ()), close, last, f"`{TOLERATE}`: the run goes on, and this rank ended well"),
-    )
 
 
 def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words:
