@@ -150,9 +150,8 @@ def aborted_at_exit(rank: int | None, end: RankEnd, facts: RunFacts | None) -> t
     close = "close DataLoaders, writers and whatever else runs threads before the script ends"
     group = ("`dist.barrier()` and `dist.destroy_process_group()` at the end of the script",)
     still = "; its process group still existed" if end.through == "group" else ""
-    kept = (
-        f"; `{_TOLERATE}` excuses no program whose status may be another than 0" if _was_typed(_TOLERATE, facts) else ""
-    )
+    if _was_typed(_TOLERATE, facts):
+        still += f"; `{_TOLERATE}` excuses no program whose status may be another than 0"
     return (
         f"{who} aborted after the program was through, while its libraries were taken down",
         f"no exception ended the program: it came to its last line or `sys.exit`, with a native thread at work{still}",
