@@ -18,10 +18,10 @@ from ddplaunch.explain.command_fixes import (
     who_asked,
 )
 from ddplaunch.explain.decide.candidates import NOISE
-from ddplaunch.explain.decide.collectives import uneven
+from ddplaunch.explain.decide.collectives import nccl_versions, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
-from ddplaunch.explain.decide.recorded import OF_CUDA, aborted_when_through, bus_error, memory_limit
+from ddplaunch.explain.decide.recorded import OF_CUDA, aborted_when_through, bus_error, handled_before, memory_limit
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher
@@ -48,7 +48,6 @@ _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
-_NCCL_VERSION, _VERSIONS = re.compile(r"\bNCCL version (\d+\.\d+\.\d+)"), 3
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(
@@ -90,7 +89,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
-    if cause.code == "nccl-version-mismatch" and (versions := _nccl_versions(scanned)):
+    if cause.code == "nccl-version-mismatch" and (versions := nccl_versions(scanned)):
         words = words._replace(why=f"{versions}; {words.why}")
     if raised is not None and raised.type in _NO_SYNTAX and (place := _unparsed(line, scanned)):
         words = words._replace(what=f"{words.what}: {place}")
@@ -115,16 +114,6 @@ def _unparsed(text: str, scanned: Scanned) -> str:
     if part is None or not part.frames[-1][0].startswith("<"):
         return ""
     return f"line {part.frames[-1][1]} of it is `{part.sources[-1]}`" if part.sources[-1] else ""
-
-
-def _nccl_versions(scanned: Scanned) -> str:
-    """Return which versions of NCCL a log names, and on which hosts; nothing where there are not several."""
-    found: dict[str, set[str]] = {}
-    for line in scanned.lines:
-        if "NCCL" in line.text and (match := _NCCL_VERSION.search(line.text)):
-            found.setdefault(match[1], set()).update([line.speaker.host] if line.speaker.host else [])
-    told = [f"{version} ({', '.join(sorted(hosts))})" if hosts else version for version, hosts in found.items()]
-    return f"the log names NCCL {' and '.join(told[:_VERSIONS])}" if len(told) > 1 else ""
 
 
 def filled(template: str, groups: Mapping[str, str]) -> str:
@@ -205,6 +194,7 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     alike = cause.rank is None and len(told - {None}) > 0
     why = f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception"
     why += "; errors on other ranks are consequences" if others and not alike else ""
+    why += handled_before(cause.losers) if alike else ""
     if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         why = f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
     fixes = (where,)

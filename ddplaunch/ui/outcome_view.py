@@ -22,6 +22,7 @@ _SCREEN = 23  # lines of a small terminal, without the prompt
 _SAID = 60  # characters of a message by which it is found again
 _DETERMINISTIC = ": this is deterministic, and starting it again does not help"
 _LEAST_STORY, _MOST_LINES, _NOTES = 3, 6, 3
+_OF_MISSING = 3  # lines of a rank that did not come, with their head
 
 
 def outcome_text(
@@ -82,7 +83,10 @@ def _diagnosis_text(outcome: RunOutcome, record: str | None, terminal: Terminal,
         left = room - finding_text(finding, terminal, story).count("\n")
     raised = _raised(found, terminal) + notes_text(found, terminal, min(_NOTES, left - _LEAST_STORY))
     if found.calls:
-        story = calls_text(found.calls, terminal, max(_LEAST_STORY, left) - len(raised)) + raised + story
+        calls = calls_text(found.calls, terminal, max(_LEAST_STORY, left) - len(raised))
+        room = min(_OF_MISSING, left - len(calls) - len(raised))
+        missing = found.code == "collective-timeout" and found.rank is not None and room > 1
+        story = calls + raised + (_last_lines(outcome, terminal, room) if missing else []) + story
     elif outcome.state == "failed" and not stopped:
         story = _last_lines(outcome, terminal, min(_MOST_LINES, max(_LEAST_STORY, left))) + story
     return finding_text(finding, terminal, story)

@@ -45,12 +45,12 @@ def finding_text(finding: Finding, terminal: Terminal, story: Sequence[str] = ()
 def headline(severity: Literal["error", "warning"], code: str, what: str, terminal: Terminal) -> list[str]:
     """Return the lines that say what is wrong, after ``error[code]:`` in its colour.
 
-    They quote, and nobody types them: a quotation that is wider than a line is broken.
+    They quote, and nobody types them: a quotation of several words that is wider than a line is broken.
     """
     label = f"{severity}[{code}]:"
     most = terminal.width - 2
     what = re.sub(
-        "`([^`]*)`", lambda quoted: quoted[0] if cells(quoted[0]) <= most else f'"{quoted[1]}"', visible(what)
+        "`([^`]* [^`]*)`", lambda quoted: quoted[0] if cells(quoted[0]) <= most else f'"{quoted[1]}"', visible(what)
     )
     lines = wrap(what, terminal.width, f"{label} ", "  ")
     lines[0] = terminal.paint(label, severity) + terminal.paint(lines[0][len(label) :], "bold")

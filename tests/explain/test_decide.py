@@ -129,7 +129,7 @@ STORE_LOST = (
         (STEPS + "saved out/final.pt\n" + TEARDOWN, None, None),
         ("", None, None),
         (STEPS, None, None),
-        (STEPS.replace(" loss", "/500 loss"), "unknown", None),
+        ("step 0/500 loss 0.5\nstep 1/500 loss 0.5\n", "unknown", None),
         ("rank 0 step 0\nrank 1 step 0\n", "unknown", None),
         # test suites print failures of others, and early stopping is an end
         (f"test_oom PASSED\nsaid: [rank0]: {GPU_FULL}\ntest_kill PASSED\n== 41 passed in 12.3s ==\n", None, None),
@@ -571,8 +571,55 @@ def test_the_pointer_of_git_lfs_is_no_checkpoint() -> None:
 def test_epochs_that_count_from_zero_are_complete_with_the_last_one() -> None:
     text = "".join(f"Epoch [{epoch}/6] loss 0.{9 - epoch}\n" for epoch in range(6))
     assert explained(text).diagnosis is None
-    assert diagnosed(text.rpartition("Epoch")[0]).code == "unknown"
-    assert diagnosed("0%| | 0/3 [00:00<?]\n 33%|# | 1/3 [00:01<?]\n 66%|## | 2/3 [00:02<?]\n").code == "unknown"
+    assert explained(text).stops_at == ""
+    assert explained(text.rpartition("Epoch")[0]).stops_at == "Epoch [4/6] loss 0.5"
+    bars = "0%| | 0/3 [00:00<?]\n 33%|# | 1/3 [00:01<?]\n 66%|## | 2/3 [00:02<?]\n"
+    assert (
+        explained(bars).stops_at.startswith("66%") and diagnosed("".join(bars.splitlines(True)[:2])).code == "unknown"
+    )
+
+
+def test_a_training_at_work_is_no_failure_whatever_else_it_counts() -> None:
+    going = "rank 0/8 on cuda:0, rank 1/8 on cuda:1\nit 0 loss 9.11\nit 100 loss 5.01\nit 200 loss 4.40\n"
+    assert explained(going).diagnosis is None and explained(going).stops_at == ""
+    assert diagnosed("rank 0/8 on cuda:0, rank 1/8 on cuda:1\nit 0 loss 9.11\n").code == "unknown"
+
+
+def test_a_difference_of_two_files_is_source_and_no_failure() -> None:
+    hunk = (
+        "@@ -88,4 +88,2 @@ def step(batch):\n     loss = model(batch)\n-    if loss.isnan():\n"
+        '-        raise RuntimeError("loss is NaN, stopping")\n     loss.backward()\n'
+    )
+    assert explained(f"diff --git a/train.py b/train.py\n{hunk}{STEPS}done\n").diagnosis is None
+    after = diagnosed(f"{hunk}- RuntimeError: loss is NaN, stopping\n")  # it is none of the lines of the hunk
+    assert after.code == "not-a-number"
+    assert diagnosed(f"{hunk.replace('@@ -88', '-- -88')}").code == "not-a-number"
+
+
+def test_a_server_that_answers_and_a_study_that_goes_on_have_not_failed() -> None:
+    asked = 'INFO:     10.2.0.4:51010 - "POST /v1/chat/completions HTTP/1.1" {}\n'
+    bad = raised(None, "ValueError: This model's maximum context length is 8192 tokens", "/srv/engine.py")
+    assert explained(
+        asked.format("200 OK") + bad + asked.format("400 Bad Request") + asked.format("200 OK") * 2
+    ).diagnosis
+    answers = "".join(asked.replace("51010", str(port)).format("200 OK") for port in (51011, 51012))
+    assert explained(asked.format("200 OK") + bad + answers).diagnosis is None
+    refused = "".join(asked.replace("51010", str(port)).format("500 Internal Server Error") for port in (51011, 51012))
+    assert diagnosed(bad + refused).code == "script-exception"
+    polled = '"GET /metrics HTTP/1.1" 200 OK\n10.0.0.2 "GET /metrics HTTP/1.1" 200 OK\n'
+    assert diagnosed(bad + polled).code == "script-exception"
+    trial = "Trial 1 failed with parameters: {'width': 4096}\n" + raised(
+        None, "torch.OutOfMemoryError: CUDA out of memory"
+    )
+    assert explained(trial + "Trial 2 finished with value: 0.74\nbest trial: 2\n").diagnosis is None
+    assert diagnosed(trial + "Trial 1 failed with value None.\n").code == "cuda-out-of-memory"
+
+
+def test_a_message_below_an_empty_line_of_its_exception_is_understood() -> None:
+    missing = "Dataset 'helmet.yaml' images not found, missing path '/data/helmet/images/val'"
+    found = diagnosed(raised(1, "FileNotFoundError: \n[rank1]: " + missing))
+    assert (found.code, found.rank) == ("dataset-missing", 1) and "/data/helmet/images/val" in found.what
+    assert diagnosed(raised(1, "FileNotFoundError: \n[rank1]: \n[rank1]: \n[rank1]: \nx")).code == "script-exception"
 
 
 def test_a_sample_that_is_said_to_be_skipped_was_survived_if_one_step_follows() -> None:

@@ -118,3 +118,12 @@ def test_a_traceback_below_a_stamp_is_of_the_rank_that_the_stamp_names() -> None
     text += "n1:4:5 [0] NCCL INFO a line of another process\n  and its indented one\n[2026-02-24 14:09:35] sigquit\n"
     lines = lines_of(text.rstrip("\n"))
     assert [line.speaker.rank for line in lines] == [3, 3, 3, 3, None, None, None]
+
+
+def test_a_host_is_named_behind_a_time_too() -> None:
+    text = "".join(f"2025-03-30T01:12:1{at}.003Z worker-{at} | [rank{at}]: KeyError: {at}\n" for at in range(3))
+    lines = lines_of(text.rstrip())
+    assert [(each.speaker.host, each.speaker.rank) for each in lines] == [(f"worker-{at}", at) for at in range(3)]
+    assert [each.text for each in lines] == [f"KeyError: {at}" for at in range(3)]
+    (table,) = lines_of("2025-03-30T01:12:10.003Z loss | accuracy")
+    assert (table.speaker.host, table.text) == (None, "loss | accuracy")

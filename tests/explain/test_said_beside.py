@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
-from tests.explain.logs import diagnosed, ended, lost, raised, recorded, told
+from tests.explain.logs import diagnosed, ended, lost, raised, recorded, summary, told
 
 NOTED = raised(None, "ValueError: invalid literal for int() with base 10: 'x12'")
 NOTE = "while reading shard 7 of train.tsv: column lr\n"
@@ -36,6 +36,31 @@ def test_a_program_that_failed_is_quoted() -> None:
     found = recorded((text, ended(1, 1)), ("ready\n", told(0)))
     assert found.rank == 1 and "stands: tar: /data/train.tar: Cannot open" in found.why
     assert any(each.text.startswith("tar: Error") for each in found.evidence)
+
+
+def test_the_exception_of_a_program_says_more_than_what_its_launcher_prints() -> None:
+    own, inner = "/home/kim/train.py", "/home/kim/inner.py"
+    failed = raised(None, "ZeroDivisionError: division by zero", inner) + summary((0, 1, 44))
+    found = recorded((failed + raised(None, STARTED, own), ended(1, 1)), ("ready\n", told(0)))
+    assert found.why.endswith("above the traceback stands: ZeroDivisionError: division by zero")
+    handled = (
+        raised(None, "KeyError: 'of the rank itself'", own)
+        + "loading a shard\n" * 20
+        + TAR
+        + raised(None, STARTED, own)
+    )
+    found = recorded((handled, ended(1, 1)), ("ready\n", told(0)))
+    assert "stands: tar: /data/train.tar: Cannot open" in found.why
+
+
+def test_what_one_rank_had_handled_is_named_where_all_then_end_alike() -> None:
+    stops, missing = "RuntimeError: rank 0 failed, stopping", "FileNotFoundError: [Errno 2] No such file: 't.json'"
+    handled = "ERROR could not build the tokenizer\n" + raised(None, missing)
+    found = recorded((handled + raised(None, stops), ended(0, 1)), (raised(None, stops), ended(1, 1)))
+    assert found.what.startswith(stops) and "rank 0 had handled another one before: FileNotFoundError" in found.why
+    both = recorded((handled + raised(None, stops), ended(0, 1)), (handled + raised(None, stops), ended(1, 1)))
+    assert "handled" not in both.why
+    assert "handled" not in recorded((handled + raised(None, stops), ended(0, 1)), (lost(1), told(1))).why
 
 
 def test_words_of_another_rank_are_not_the_programs() -> None:

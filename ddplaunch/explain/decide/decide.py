@@ -28,7 +28,6 @@ from ddplaunch.explain.decide.endings import (
     all_passed,
     code_with_words,
     ended_well,
-    lost_while_joining,
     recovered,
     said_done,
     unexplained,
@@ -190,7 +189,7 @@ def _with_lost_while_joining(
 ) -> tuple[list[Candidate], list[Hit]]:
     """Return what a rank noticed as it joined as its own failure, where nothing else failed."""
     noticed = [hit.line for hit in echoes if hit.signature.code not in NOISE]
-    joining = None if found else lost_while_joining(scanned, noticed, facts)
+    joining = None if found else recorded.lost_while_joining(scanned, noticed, facts)
     if joining is None:
         return found, echoes
     hit, lost = joining

@@ -8,13 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.recorded import first_by_itself
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
-from ddplaunch.explain.read.scan import Hit, Scanned
-from ddplaunch.explain.read.traceback import Traceback
+from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import RankExit, exit_code
-from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
 from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
@@ -33,9 +30,10 @@ _PASSED = re.compile(
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 _PROGRESS = re.compile(
-    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ (?:\[\d+:\d\d|\|)|"
+    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial)s?\b\W{0,4}\d+|\d+/\d+ (?:\[\d+:\d\d|\|)|"
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
 )
+_SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
 _WORD, _COUNT = re.compile(r"[^\W\d]{2,}"), re.compile(r"\d[\d.,]*")
 _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+(?:\.\d+)?)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
@@ -48,8 +46,7 @@ _NOISE = re.compile(
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
 )
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
-_RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
-_WORK = 8  # steps that are reported by a training that got going
+_WORK = 3  # steps that are reported by a training that got going
 _ENDS = 15  # lines of a file that may say how it ended
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
@@ -73,6 +70,7 @@ _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode|^\s*$"
 )
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
+_PROGRAM = 100  # lines between the exception of a program and the end of what its launcher prints
 _LAST = 8  # lines among which a reason is looked for; as many as 4 from there on are quoted
 
 
@@ -180,18 +178,25 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
     """Return what stands above the traceback that ends at ``line`` and reads like a reason: a program's own words.
 
     Programs that a rank starts print into the rank's files. Without any in the same file, the rank's other one counts.
+    An exception that ended a program in Python says more than what its launcher printed below.
     """
     told = next((each for each in scanned.tracebacks if any(part.line.at == line.at for part in each.parts)), None)
     first = line.at if told is None else told.parts[0].first
-    own: dict[bool, list[Line]] = {True: [], False: []}
+    inner = [each for each in scanned.tracebacks if not (each.handled or each.side or each.launcher or each.bare)]
+    own = {frame[0] for part in (told.parts if told else ()) for frame in part.frames[:1]}  # the rank's own script
+    others = [each.root for each in inner if each.speaker == line.speaker and each.root.line.file == line.file]
+    raised = [each.line for each in others if not own & {frame[0] for frame in each.frames[:1]}]
+    if above := [each for each in raised if first - _PROGRAM <= each.at < first]:
+        return (above[-1],)
+    said: dict[bool, list[Line]] = {True: [], False: []}
     speakers = {line.speaker} if told is not None else {line.speaker, NOBODY}
     for each in scanned.lines:
         same = each.file == line.file
         if each.speaker not in speakers or (same and each.at >= first) or (line.speaker.rank is None and not same):
             continue
         if each.text and not _NOISE.search(each.text):
-            own[same].append(each)
-    for lines in own.values():
+            said[same].append(each)
+    for lines in said.values():
         last = lines[-_LAST:]
         reason = next((at for at, each in enumerate(last) if _gives_reason(each.text)), None)
         if reason is not None:
@@ -252,29 +257,6 @@ def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
     return min(found, key=lambda line: line.at, default=None)
 
 
-def lost_while_joining(
-    scanned: Scanned, complaining: Sequence[Line], facts: RunFacts | None
-) -> tuple[Hit, Traceback] | None:
-    """Return the exception of the only rank that complains, if it lost its connection in ``init_process_group``.
-
-    By a record that rank failed first. A log alone does not tell it: there a connection that the other side closed in
-    order is that of a rank that ended, and only another log can say why.
-    """
-    first, speakers = first_by_itself(facts), {line.speaker for line in complaining}
-    if len(speakers) != 1 or (
-        facts is not None and (first is None or first.rank not in {who.rank for who in speakers})
-    ):
-        return None
-    own = [each for each in scanned.tracebacks if not (each.handled or each.side or each.bare or each.launcher)]
-    if len(own) != 1 or own[0].speaker not in speakers:
-        return None
-    root = own[0].root
-    joining = any(function == "init_process_group" and "distributed_c10d" in file for file, _, function in root.frames)
-    if not joining or not (_RESET if facts is None else _RESET_OR_CLOSED).search(root.raised.message):
-        return None
-    return Hit(LOST_WHILE_JOINING, root.line, {"line": root.raised.message}), own[0]
-
-
 def says_something(text: str) -> bool:
     """Return whether a line is neither empty nor what libraries and launchers print in any run."""
     return bool(text) and (not _NOISE.search(text) or bool(_PASSED.search(text)))
@@ -312,7 +294,7 @@ def _unfinished(said: Sequence[str]) -> bool:
     """
     if not _PROGRESS.search(said[-1]) or "train_runtime" in said[-1]:  # Trainer's summary at its end
         return False
-    parts = [(int(a), int(b)) for text in said[-6:] for a, b in _PART.findall(text)]
+    parts = [(int(a), int(b)) for text in said[-6:] if _PROGRESS.search(text) for a, b in _PART.findall(text)]
     if parts:
         from_zero = {int(b) for text in said if "%|" not in text for a, b in _PART.findall(text) if int(a) == 0}
         return not any(a >= b or (a == b - 1 and b in from_zero) for a, b in parts)
@@ -369,7 +351,7 @@ class Afterwards:
             progress, steps, seen = [0], [0], set()
             for line in reversed(said):
                 progress.append(progress[-1] + bool(_PROGRESS.search(line.text)))
-                seen |= _steps([line.text])
+                seen |= {line.text} if _SERVED.search(line.text) else _steps([line.text])
                 steps.append(len(seen))
             last = range(max(0, len(said) - _ENDS), len(said))
             passed, done = (

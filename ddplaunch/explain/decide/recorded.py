@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
-from ddplaunch.explain.read.scan import Scanned, matcher
+from ddplaunch.explain.read.scan import Hit, Scanned, matcher
+from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit, exit_code
+from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
+
+if TYPE_CHECKING:
+    from ddplaunch.explain.decide.candidates import Candidate
 
 #: Codes of exits that tell more than an abort or an exit status of the script.
 _CRASHES = ("segmentation-fault", "killed")
@@ -21,6 +27,8 @@ _KILLED = re.compile(r"Killed? process \d+")
 _LIMIT = re.compile(
     r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
 )
+_RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
+_SAID = 160  # characters of a message
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
 
@@ -223,3 +231,36 @@ def bus_error(facts: RunFacts | None, frame: str | None) -> tuple[str, tuple[str
         "file was cut while it was mapped, or its disk or server failed",
         (f"look at {mapped} by mmap: what writes, copies or deletes it meanwhile? `dmesg | tail` tells of disks",),
     )
+
+
+def lost_while_joining(
+    scanned: Scanned, complaining: Sequence[Line], facts: RunFacts | None
+) -> tuple[Hit, Traceback] | None:
+    """Return the exception of the only rank that complains, if it lost its connection in ``init_process_group``.
+
+    By a record that rank failed first. A log alone does not tell it: there a connection that the other side closed in
+    order is that of a rank that ended, and only another log can say why.
+    """
+    first, speakers = first_by_itself(facts), {line.speaker for line in complaining}
+    if len(speakers) != 1 or (
+        facts is not None and (first is None or first.rank not in {who.rank for who in speakers})
+    ):
+        return None
+    own = [each for each in scanned.tracebacks if not (each.handled or each.side or each.bare or each.launcher)]
+    if len(own) != 1 or own[0].speaker not in speakers:
+        return None
+    root = own[0].root
+    joining = any(function == "init_process_group" and "distributed_c10d" in file for file, _, function in root.frames)
+    if not joining or not (_RESET if facts is None else _RESET_OR_CLOSED).search(root.raised.message):
+        return None
+    return Hit(LOST_WHILE_JOINING, root.line, {"line": root.raised.message}), own[0]
+
+
+def handled_before(losers: Sequence[Candidate]) -> str:
+    """Return which exception a single rank had handled before all ended alike: they may have agreed on it."""
+    told = [each for each in losers if each.old and each.raised is not None and not each.speaker.quoted]
+    raised = told[-1].raised if len({each.speaker.rank for each in told}) == 1 else None
+    if raised is None:
+        return ""
+    said = f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
+    return f"; rank {told[-1].speaker.rank} had handled another one before: {said}"

@@ -92,7 +92,9 @@ class Prefixes:
 
     def __init__(self, sample: Sequence[str]) -> None:
         hosts = Counter(
-            match.group(1) for line in sample if (match := _HOST.match(line)) and match.group(1) not in _NO_HOST
+            match.group(1)
+            for line in sample
+            if (match := _HOST.match(_STAMP.sub("", line, count=1))) and match.group(1) not in _NO_HOST
         )
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
         self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s+\| ?)") if names else None
@@ -123,8 +125,8 @@ class Prefixes:
             text = text[match.end() :]
         if who.rank is None and (self._begun is not None or text[:2] == "[2"):
             who = self._of_record(text, who)
-        if self._host and (match := self._host.match(text)):
-            text, who = text[match.end() :], who._replace(host=match.group(1))
+        if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
+            text, who = bare[match.end() :], who._replace(host=match.group(1))
         if self._tasks and (match := _TASK.match(text)):
             text, who = text[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
         for _ in range(4):

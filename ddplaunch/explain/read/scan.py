@@ -18,6 +18,8 @@ _TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
 _OPENED = re.compile(r"[\w)\]:,;] ?\"[^\"]*$")  # no message begins with it, and no pair of them is before it
 #: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
+#: Where a difference of two files begins, as `diff` and git print it, with its numbers of lines.
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
@@ -212,16 +214,29 @@ def scan(lines: Iterable[Line]) -> Scanned:
     tracebacks, trailer, find = Tracebacks(), Trailer(), matcher()
     kept: list[Line] = []
     hits: list[Hit] = []
+    old, new = 0, 0  # lines of a difference that are still to come: they are source, and nothing that happened
     for line in lines:
+        if match := _HUNK.match(line.text):
+            old, new = (int(number or 1) for number in match.groups())
+        elif max(old, new) > 0 and line.text[:1] in ("", " ", "+", "-"):
+            old, new = old - (line.text[:1] != "+"), new - (line.text[:1] != "-")
+            kept.append(line)
+            continue
+        else:
+            old, new = 0, 0
         line = trailer.feed(line)
         kept.append(line)
         tracebacks.feed(line)
         if line.text and not ("#" in line.text[:8] and _COMMENT.match(line.text)):
             hits.extend(find.hits(line))
+    found = tuple(tracebacks.finish())
+    for part in (part for each in found for part in each.parts):
+        if part.raised.message not in part.line.text:  # it stands in the lines below
+            hits.extend(find.hits(part.line._replace(text=f"{part.raised.type}: {part.raised.message}")))
     return Scanned(
         tuple(kept),
         tuple(_in_context(hits, kept)),
-        tuple(tracebacks.finish()),
+        found,
         tuple(trailer.finish()),
         trailer.failed_summary,
         tuple(tracebacks.cut),

@@ -125,6 +125,20 @@ def _ended(name: str, number: int, sender: str, fix: str) -> Signature:
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="killed",
+        tier=Tier.CAUSE,
+        patterns=(r"[Cc]ontainer (?P<name>[\w.-]+) failed (?P<probe>liveness|startup) probe, will be restarted",),
+        what="Kubernetes ended the container `{name}`: its {probe} probe failed",
+        why="a rank that computes or writes a checkpoint does not answer in time, and the kubelet takes it for dead",
+        fixes=(
+            "a longer `timeoutSeconds` and `failureThreshold` in the container's `livenessProbe`, or no such probe",
+            "what failed stands in `kubectl describe pod`, in a line `Unhealthy`",
+        ),
+        examples=("Normal   Killing    6m    kubelet  Container trainer failed liveness probe, will be restarted",),
+        near_misses=("Warning  Unhealthy  6m (x3 over 8m)  kubelet  Liveness probe failed: context deadline exceeded",),
+        source="https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/",
+    ),
+    Signature(
+        code="killed",
         tier=Tier.UNCERTAIN,
         patterns=_ends(9, "SIGKILL", "Killed"),
         what="a process was ended by SIGKILL, and no line says who sent it: {line}",

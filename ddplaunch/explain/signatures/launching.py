@@ -196,6 +196,17 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="launcher-arguments",
         tier=Tier.CAUSE,
+        patterns=(r"(?P<program>mpirun|mpiexec|prterun|prun) has detected an attempt to run as root",),
+        what="{program} does not run as root, and nothing was launched",
+        why="Open MPI asks for an option or for another user: what root breaks, it breaks for all",
+        fixes=("`{program} --allow-run-as-root …`, as in a container; else run it as another user",),
+        examples=("mpirun has detected an attempt to run as root.",),
+        near_misses=("to the mpirun command line. However, we reiterate our strong advice",),
+        source="https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html",
+    ),
+    Signature(
+        code="launcher-arguments",
+        tier=Tier.CAUSE,
         patterns=(r"Bootstrap Root : rank (?P<culprit>\d+) of (?P<size>\d+) ranks has already checked in",),
         what="two processes say that they are rank {culprit} of {size}",
         why="each rank has to have a number of its own: the nodes were started with the same node rank, two launchers "

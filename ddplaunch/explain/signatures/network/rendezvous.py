@@ -177,6 +177,22 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="rendezvous-failed",
+        tier=Tier.CAUSE,
+        patterns=(r"use_libuv was requested but PyTorch was bui(?:lt|ld) without libuv support",),
+        what="the store of the rendezvous wants libuv, without which this torch was built",
+        why="torch takes libuv for its store since 2.4, and its builds for Windows have none before 2.7",
+        fixes=(
+            "`USE_LIBUV=0` in the environment of the launch: `set USE_LIBUV=0`, in PowerShell `$env:USE_LIBUV = 0`",
+        ),
+        examples=(
+            "torch.distributed.DistStoreError: use_libuv was requested but PyTorch was built without libuv support, "
+            "run with USE_LIBUV=0 to disable it.",
+        ),
+        near_misses=("[I TCPStore.cpp:312] [c10d - debug] The server has started on port = 29500 (libuv)",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",
+    ),
+    Signature(
+        code="rendezvous-failed",
         tier=Tier.SYMPTOM,
         patterns=(
             r"(?P<line>TCP client failed to connect/validate to host \S+ - timed out) \(try=",
