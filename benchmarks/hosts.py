@@ -179,13 +179,14 @@ def with_a_dead_host(made: Lab) -> float:
     return round(time.perf_counter() - started, 2)
 
 
-def report(rows: list[Row], dead_s: float, rounds: int, others: float, load: float) -> str:
-    """Return the tables in Markdown."""
+def report(rows: list[Row], dead_s: float, rounds: int, others: float, load: float | None) -> str:
+    """Return the tables in Markdown; results of older versions do not say the load."""
+    at_load = "" if load is None else f", at a load of {load:.1f}"
     about = "; ".join(f"{name} {value}" if name != "processor" else value for name, value in machine().items())
     lines = ["# Facts of many hosts", "", f"{about}.", ""]
     lines += [
         "All hosts, each with its own sshd, and the launcher share these CPUs. "
-        f"{rounds} rounds in turns; other programs used {others:.0%} of the CPUs before, at a load of {load:.1f}. "
+        f"{rounds} rounds in turns; other programs used {others:.0%} of the CPUs before{at_load}. "
         "CPU is that of ssh clients, sshds and everything they start.",
         "",
         "| hosts | command | wall, s | beside ssh | CPU for each host, s |",
