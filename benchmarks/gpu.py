@@ -604,13 +604,13 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise WrongError in whatever the main thread waits for once it has taken so long."""
+    """Raise WrongError in what the main thread waits for once it has taken so long, and again where that tidies up."""
 
     def over(*_: object) -> None:
         raise WrongError(f"not done within {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, END_S)
     try:
         yield
     finally:

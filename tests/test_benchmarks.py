@@ -129,7 +129,10 @@ def test_projects_that_are_not_there_are_told_and_those_that_end_otherwise_shown
 
 def hangs(at: gpu.Place) -> str:
     at.started.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True))
-    time.sleep(100)
+    try:
+        time.sleep(100)
+    finally:
+        time.sleep(100)  # as it waits for a program that does not listen
     return "woken"
 
 
@@ -150,6 +153,7 @@ def test_no_item_of_the_gpus_keeps_the_others_from_their_turn(
     monkeypatch.setattr(gpu, "machine", lambda: {"GPUs": ["H100"]})
     monkeypatch.setattr(gpu, "RESULTS", tmp_path / "gpu.md")
     monkeypatch.setattr(gpu, "ITEM_S", 0.5)
+    monkeypatch.setattr(gpu, "END_S", 2.0)
     monkeypatch.setattr(sys, "argv", ["gpu", "--json", str(tmp_path / "gpu.json")])
     began_s = time.monotonic()
     assert gpu.main() == 1 and time.monotonic() - began_s < 60
@@ -161,7 +165,8 @@ def test_no_item_of_the_gpus_keeps_the_others_from_their_turn(
     assert gpu.main() == 0 and "no time left of 0.2 minutes" in capsys.readouterr().out
 
 
-def test_a_place_ends_what_it_started(tmp_path: Path) -> None:
+def test_a_place_ends_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "END_S", 2.0)
     place = gpu.Place(tmp_path / "item", 0)
     assert gpu.attempt(hangs, place, 0.5)[0] == "wrong"
     assert [each.returncode for each in place.started] == [-signal.SIGTERM]
