@@ -14,6 +14,7 @@ import pytest
 
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
+from tests.agent.guarded import until
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
 #: A model that sleeps is as fast on a busy machine as on an idle one; what is planted is what a rank really does.
@@ -174,6 +175,23 @@ def test_what_cannot_be_measured(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_was_cut_short_is_shown_and_measured_anew(folder: Path) -> None:
+    command = words("1,2", "--timeout", "300")
+    command[command.index("25")] = "100000"
+    running = subprocess.Popen(
+        command, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    phases = ".ddplaunch/runs/*/node-0/attempt-0/rank-0.phases.jsonl"
+    until(lambda: any(each.read_bytes().count(b"\n") > 120 for each in folder.glob(phases)), "many steps", 120)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 130 and "1 process: " in out and "samples/s" in out, out + err
+    assert "interrupted at size 1: the same command with `--resume` measures 1, 2" in " ".join(err.split())
+    _, err = scale(folder, resumed(words("1")))
+    assert "has no size of this script with these options" in " ".join(err.split())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_told_to_end_keeps_what_there_is(folder: Path, number: signal.Signals) -> None:
     command = words("1,2", "--timeout", "300", "--warmup-steps", "100000")
@@ -188,5 +206,6 @@ def test_who_is_told_to_end_keeps_what_there_is(folder: Path, number: signal.Sig
     out, err = running.communicate(timeout=120)
     assert running.returncode == 130, out + err
     assert "error[trial-interrupted]" in out and "`--resume`" in out
+    assert "interrupted at size 1: the same command with `--resume` measures 1, 2" in " ".join(err.split())
     assert not list(folder.glob(".ddplaunch/trials/*"))
     assert not any(within(run, folder) for run in runs_in(process_table()))

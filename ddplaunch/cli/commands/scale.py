@@ -35,7 +35,7 @@ from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.words import count
+from ddplaunch.values.words import count, listed
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.samples import PHASES
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
@@ -170,10 +170,12 @@ class _Trials:
             one = self._measured(size, result)
             tell(progress_text(one, result.took_s))
             found.append(one)
+            if result.status == "interrupted":  # what there is of this one is shown, and measured anew later
+                left = listed([str(each) for each in sizes[sizes.index(size) :] if before.get(each) is None])
+                say(f"interrupted at size {size}: the same command with `--resume` measures {left}")
+                return found, True
             if one.ranks and one.problem is None:
                 _save(result.record, key, one)
-            if result.status == "interrupted":
-                return found, True
         return found, False
 
     def _measured(self, size: Size, result: TrialResult) -> SizeMeasured:
