@@ -194,7 +194,9 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     alike = cause.rank is None and len(told - {None}) > 0
     why = f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception"
     why += "; errors on other ranks are consequences" if others and not alike else ""
-    why += handled_before(cause.losers) if alike else ""
+    last = cause.calls[-1] if cause.calls else None
+    own = last is not None and not last.folded and last.source.startswith("raise ")  # it was meant to stop here
+    why += handled_before(cause.losers) if alike or own else ""
     if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         why = f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
     fixes = (where,)

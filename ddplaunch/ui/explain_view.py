@@ -39,7 +39,8 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
         if explanation.cut:
             said += f" as far as it can be read: {explanation.cut} is cut off or damaged, and its end is not in it"
         if explanation.stops_at:
-            said += f"; it stops before the last step, at `{explanation.stops_at[-_EXAMPLE:]}`: {_SHORT}"
+            last = cut(visible(explanation.stops_at), min(_EXAMPLE, terminal.width - 3))  # with its quotes on one line
+            said += f"; it stops before the last step, at `{last}`: {_SHORT}"
         return "\n".join(wrap(visible(said), terminal.width)) + "\n"
     lines = [
         *_head(found, terminal),

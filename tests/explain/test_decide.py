@@ -7,6 +7,8 @@ import pytest
 from ddplaunch.explain.decide import endings
 from ddplaunch.explain.decide.endings import telling
 from ddplaunch.explain.diagnosis import RankEnd
+from ddplaunch.ui.explain_view import explanation_text
+from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.words import number_of_signal
 from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
 
@@ -711,3 +713,9 @@ def test_the_exception_of_a_task_of_ray_is_the_one_that_its_script_raised() -> N
     found = diagnosed(head + frames + ray + frames + ray + own + "KeyError: 'messages'\n")
     assert found.what == "KeyError: 'messages' at sft.py:52 in train_func"
     assert diagnosed(head + frames + ray).what.startswith("RayTaskError(KeyError)")
+
+
+def test_the_line_at_which_a_log_stops_fits_the_screen() -> None:
+    long = "".join(f"Train Epoch: 3 [ {step}/12800000] Loss: 1.9 {'Logit Scale: 42.110 ' * 9}\n" for step in (1, 2, 3))
+    text = explanation_text(explained(long), "train.log", Terminal(80))
+    assert max(map(cells, text.splitlines())) <= 80 and "`Train Epoch: 3 [ 3/12800000]" in text

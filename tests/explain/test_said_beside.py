@@ -61,6 +61,8 @@ def test_what_one_rank_had_handled_is_named_where_all_then_end_alike() -> None:
     both = recorded((handled + raised(None, stops), ended(0, 1)), (handled + raised(None, stops), ended(1, 1)))
     assert "handled" not in both.why
     assert "handled" not in recorded((handled + raised(None, stops), ended(0, 1)), (lost(1), told(1))).why
+    meant = raised(None, stops).replace("step()", 'raise RuntimeError("rank 0 failed, stopping")')
+    assert "rank 0 had handled another" in recorded((handled + meant, ended(0, 1)), (lost(1), told(1))).why
 
 
 def test_words_of_another_rank_are_not_the_programs() -> None:

@@ -257,7 +257,7 @@ def lost_while_joining(
 
 
 def handled_before(losers: Sequence[Candidate]) -> str:
-    """Return which exception a single rank had handled before all ended alike: they may have agreed on it."""
+    """Return which exception a single rank had handled before the ranks were stopped on purpose, maybe for it."""
     told = [each for each in losers if each.old and each.raised is not None and not each.speaker.quoted]
     raised = told[-1].raised if len({each.speaker.rank for each in told}) == 1 else None
     if raised is None:
