@@ -80,6 +80,7 @@ class RunSummary:
     ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
     ``relaunch_of`` is the run that failed before it, and that it was launched for; ``findings`` are where its ranks do
     not train as planned. ``trial`` is group and name (``scale-x7k2q9/2``) of one that was measured and ended.
+    ``sizes`` are the ranks of each node where these differ.
     """
 
     run_id: str
@@ -104,6 +105,7 @@ class RunSummary:
     relaunch_of: str | None = None
     findings: tuple[Finding, ...] = ()
     trial: str | None = None
+    sizes: tuple[int, ...] = ()
 
 
 def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
@@ -204,7 +206,7 @@ def _no_record(run: RunProcesses | None) -> str | None:
 
 
 def _recorded(record: RunRecord) -> dict[str, Any]:
-    gpus = record.value("plan", "gpus")
+    gpus, sizes = record.value("plan", "gpus"), record.value("plan", "topology", "sizes")
     return {
         "directory": record.directory,
         "script": record.script,
@@ -217,6 +219,7 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
         "user": as_text(record.value("host", "host", "user")),
         "relaunch_of": as_text(record.value("relaunch_of")),
         "trial": as_text(record.value("environment", TRIAL)),
+        "sizes": tuple(as_whole(each) or 0 for each in sizes) if isinstance(sizes, list) else (),
     }
 
 

@@ -20,6 +20,7 @@ from ddplaunch.values.words import age_text, count, listed, numbers_text
 _SCHEMA = 1
 _RIGHT = {"AGE", "TOOK", "SIZE", "BATCH"}
 _GPU_SPANS = 4
+_SIZES = 4  # nodes that are told one by one
 
 
 def ps_text(
@@ -162,11 +163,14 @@ def _state_text(run: RunSummary) -> str:
 
 
 def size_of(run: RunSummary) -> str:
-    """Return the number of processes, ``2x4`` for two nodes of four."""
+    """Return the number of processes, ``2x4`` for two nodes of four, ``4+2``, or ``20x2-4`` of many that differ."""
     if _is_group(run):
         return run.trial or ""
     if run.nproc_per_node is None:
         return ""
+    if run.sizes:
+        few = len(run.sizes) <= _SIZES
+        return "+".join(map(str, run.sizes)) if few else f"{run.nnodes}x{min(run.sizes)}-{max(run.sizes)}"
     return f"{run.nnodes}x{run.nproc_per_node}" if (run.nnodes or 1) > 1 else str(run.nproc_per_node)
 
 
@@ -205,7 +209,8 @@ def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> d
     """Return everything, with times in seconds since the epoch; ``not_shown`` counts ended runs left out."""
     rows = []
     for run in runs:
-        world = None if run.nproc_per_node is None else run.nproc_per_node * (run.nnodes or 1)
+        each = run.nproc_per_node
+        world = None if each is None else sum(run.sizes) or each * (run.nnodes or 1)
         age = None if run.started_s is None else round(now_s - run.started_s, 1)
         directory = None if run.directory is None else str(run.directory)
         rows.append({**plain(run), "directory": directory, "world_size": world, "age_s": age})

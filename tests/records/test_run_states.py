@@ -17,7 +17,7 @@ from ddplaunch.records import launchers
 from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me
 from ddplaunch.records.run_states import RunSummary, state_of, summary
-from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
+from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text, size_of
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
@@ -225,3 +225,17 @@ def test_the_trials_of_one_command_are_one_line() -> None:
     lines = ps_text((live, *trials, RunSummary("r", "ended", user="ada")), 0, 9.0, "ada", Terminal(80)).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["scale-x.8", "scale-x", "r"] and "3 trials" in lines[2]
     assert lines[2].split()[-1] == "1,2,4"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "sizes", "shown", "world"),
+    [
+        (1, 4, (), "4", 4),
+        (2, 4, (), "2x4", 8),
+        (2, 4, (4, 2), "4+2", 6),
+        (6, 4, (4, 4, 2, 4, 3, 4), "6x2-4", 21),
+    ],
+)
+def test_sizes_of_nodes_that_differ(nodes: int, ranks: int, sizes: tuple[int, ...], shown: str, world: int) -> None:
+    run = RunSummary("r", "running", nnodes=nodes, nproc_per_node=ranks, sizes=sizes)
+    assert size_of(run) == shown and ps_json([run], 0, "here", 0.0)["runs"][0]["world_size"] == world

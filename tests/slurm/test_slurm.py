@@ -268,6 +268,8 @@ def test_uneven_ranks_of_a_step(cluster: Cluster, place: Path) -> None:
         [f"{rank}/3", "sum", "3", node, str(local)]
         for rank, (node, local) in enumerate((("vn1", 0), ("vn1", 1), ("vn2", 0)))
     ]
+    shown = json.loads(cluster.ddplaunch("ps", "--json", cwd=place).stdout)["runs"]
+    assert [each["world_size"] for each in shown if each["directory"].startswith(str(place))] == [3]
 
 
 def test_a_job_that_is_preempted_says_so_in_its_record(cluster: Cluster, place: Path) -> None:
