@@ -208,7 +208,7 @@ def report(measured: Measured) -> str:
 
 
 def write(measured: Measured, text: str) -> None:
-    """Write results/startup.json and startup.md, and the picture."""
+    """Write results/startup.json and startup.md, and the picture; what was added below by hand stays."""
     RESULTS.mkdir(exist_ok=True)
     launches = measured.launches
     value = {
@@ -232,7 +232,9 @@ def write(measured: Measured, text: str) -> None:
         "imports_torch": measured.with_torch,
     }
     (RESULTS / "startup.json").write_text(json.dumps(value, indent=1) + "\n")
-    (RESULTS / "startup.md").write_text(text)
+    page = RESULTS / "startup.md"
+    _, heading, added = page.read_text().partition("\n## ") if page.exists() else ("", "", "")
+    page.write_text(text + heading + added)
     plot.main()
 
 
