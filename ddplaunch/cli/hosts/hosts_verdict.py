@@ -67,7 +67,7 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
         "when it hears nothing of the launcher, and all other hosts were ended",
         (
             f"`ssh {end.name} uptime` says whether it is back, `ddplaunch doctor --hosts {end.name}` what is wrong",
-            "start again without it by `--exclude`",
+            f"start again without it: `--exclude {end.name}`",
         ),
         host=end.name,
     )
