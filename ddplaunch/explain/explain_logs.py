@@ -32,6 +32,11 @@ _RUNNER = re.compile(r"\[runner\.py:\d+:main\] cmd = ")
 _DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[\w+\] \[(?:runner|real_accelerator|config|launch)\.py:")
 _RETURNS = re.compile(r"exits? (?:with return code|successfully)")
 _LAST_OF_PYTHON = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: |$)")  # of a traceback
+#: A launch that somebody typed into a shell, with its prompt, where a whole session was recorded.
+_TYPED = re.compile(
+    r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
+    r"(?:torchrun|ddplaunch run|deepspeed|accelerate launch|srun|mpirun|horovodrun|python\S*) \S"
+)
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
 _SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
@@ -82,13 +87,12 @@ def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]], cut: list[str]) -> 
             first = line.at + 1
 
 
-def _last_without_torchrun(numbered: Sequence[Numbered]) -> int:
+def _last_without_torchrun(texts: Sequence[str]) -> int:
     """Return the place where the last of several runs begins that DeepSpeed or plain Python launched, 0 if uncertain.
 
     DeepSpeed's runner says once in a run what it starts. A run of one Python process is over with its uncaught
     exception; another one begins like the file did, right below, and no time there is earlier.
     """
-    texts = [clean(text).rstrip() for _, text in numbered]
     begun = [at for at, text in enumerate(texts) if _RUNNER.search(text)]
     if len(begun) > 1:
         at = begun[-1]
@@ -125,12 +129,15 @@ def _last_run(numbered: Sequence[Numbered]) -> int:
     """Return the place where the last run begins that was appended to a log, 0 where that is not certain.
 
     A run is over with torchrun's summary, which a restart of ranks does not print. After it a run begins like the file
-    did, with torchrun's banner, or with the first count of steps. The logs of several nodes in one file look alike, but
-    they are of other hosts or ranks, and begin before the one above them ended.
+    did, with torchrun's banner, or with the first count of steps; in a recorded session, where it was typed. The logs
+    of several nodes in one file look alike, but they are of other hosts or ranks, and begin before the one above ended.
     """
-    if not any(_ROOT in text for _, text in numbered):
-        return _last_without_torchrun(numbered)
     texts = [clean(text).rstrip() for _, text in numbered]
+    typed = [at for at, text in enumerate(texts) if _TYPED.match(text)]
+    if len(typed) > 1 and any(map(says_something, texts[typed[-1] + 1 :])):
+        return typed[-1]
+    if not any(_ROOT in text for text in texts):
+        return _last_without_torchrun(texts)
     ends = [at for at, text in enumerate(texts) if text == _ROOT]
     over = [_summary(texts, at) for at in ends[-2:]]
     if not over or over[-1] is None:

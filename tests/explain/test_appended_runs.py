@@ -109,3 +109,24 @@ def test_the_last_run_of_plain_python_decides() -> None:
     assert found.exception is not None and found.exception.type == "ValueError" and "an earlier run" in found.why
     together = HEAD.format(job=1) + HEAD.format(job=1) + first + second  # several processes wrote it at once
     assert "an earlier run" not in diagnosed(together).why
+
+
+LAUNCH = "torchrun --standalone --nproc-per-node=2 train.py 2>&1 | tee -a run.log\n"
+
+
+@pytest.mark.parametrize(
+    "prompt", ["$ ", "kim@node-7:~/seg$ ", "(env) kim@node-7:~/seg$ ", "[root@node-7 seg]# ", "$ BATCH=32 "]
+)
+def test_in_a_recorded_session_the_launch_that_was_typed_last_counts(prompt: str) -> None:
+    first = f"$ {LAUNCH}{OLD}{over('12:00:00')}"
+    done = "epoch 1/2 loss 0.9\nepoch 2/2 loss 0.6\nsaved model.pth\ndone in 2:41:09\n"
+    assert explained(f"{first}{prompt}{LAUNCH}{done}$ echo $?\n0\n").diagnosis is None
+    found = diagnosed(f"{first}{prompt}{LAUNCH}{NEW}{over('12:30:00', 1)}")
+    assert found.what.startswith("ValueError") and "failed differently: KeyError" in found.why
+
+
+@pytest.mark.parametrize(
+    "after", ["", f"$ {LAUNCH}", "$ nvidia-smi\nGPU 0\n", f"# {LAUNCH}rank 0 is done\n", f"+ {LAUNCH}x\n"]
+)
+def test_what_is_no_other_launch_changes_nothing(after: str) -> None:
+    assert diagnosed(f"$ {LAUNCH}{OLD}{over('12:00:00')}{after}").what.startswith("KeyError")

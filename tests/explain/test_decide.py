@@ -254,6 +254,8 @@ def test_a_time_out_whose_line_a_wrapper_broke_in_two() -> None:
     [
         "validation loss: 0.92\ntraining loss: 9.43\ntraining loss: 9.41\n",
         "epoch 1 loss 0.92\nepoch 2 loss 0.43\n",
+        "rollout 1: 8 programs\n[judge 3] Traceback (most recent call last):\n[judge 3] ValueError: x\n"
+        "rollout 2: 8 programs\nrollout 3: 8 programs\n",
     ],
 )
 def test_a_log_in_which_the_work_moves_on_and_that_announced_no_end_is_complete(text: str) -> None:

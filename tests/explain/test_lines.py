@@ -36,6 +36,8 @@ from tests.explain.logs import lines_of, raised
         ("[2026-02-24 14:09:34 TP14] Scheduler hit x", "Scheduler hit x", Speaker(rank=14)),
         ("[2026-02-24 14:09:34 DP1 TP1] Scheduler hit x", "Scheduler hit x", Speaker()),
         ("stderr: oops", "oops", Speaker()),
+        ("train/0 [default1]:[rank5]: oops", "oops", Speaker(rank=5, local=1)),
+        ("train/0 [1/5] oops", "train/0 [1/5] oops", Speaker()),
         ("bert-fp16.node-1 [stderr] [rank7]: oops", "oops", Speaker(rank=7)),
         ("(Worker_TP1 pid=611) step", "step", Speaker(rank=1, pid=611)),
         ("(Worker_DP0_TP1 pid=611) step", "step", Speaker(pid=611)),
@@ -96,6 +98,11 @@ def test_json_records_are_unfolded() -> None:
     assert [line.text for line in lines_of(record)] == ["Traceback (most recent call last):", "  File", "ValueError: x"]
     logged = '  "py_callstack": "Traceback (most recent call last):\\n  File \\"a.py\\", line 1\\nOSError: x", "t": 1'
     assert [line.number for line in lines_of(logged)] == [1, 1, 1] and lines_of(logged)[2].text == "OSError: x"
+    of_rank = lines_of(json.dumps({"rank": 3, "level": "ERROR", "msg": "it ended", "exc": "Traceback\nValueError: x"}))
+    assert [line.text for line in of_rank] == ["it ended", "Traceback", "ValueError: x"]
+    assert {line.speaker.rank for line in of_rank} == {3}
+    for rank in (None, -1, 10**9, "3", True, 1.5, [3]):
+        assert [each.speaker.rank for each in lines_of(json.dumps({"rank": rank, "msg": "x"}))] == [None]
 
 
 def test_a_line_of_ten_megabytes_is_cut_in_its_middle() -> None:

@@ -30,12 +30,13 @@ _PASSED = re.compile(
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 _PROGRESS = re.compile(
-    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial)s?\b\W{0,4}\d+|\d+/\d+ (?:\[\d+:\d\d|\|)|"
+    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b\W{0,4}\d+|"
+    r"\d+/\d+ (?:\[\d+:\d\d|\|)|"
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
 )
 _SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
 _WORD, _COUNT = re.compile(r"[^\W\d]{2,}"), re.compile(r"\d[\d.,]*")
-_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+(?:\.\d+)?)")
+_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|episode|rollout)\b\W{0,4}(\d+(?:\.\d+)?)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
     r"warn|Warning|^wandb: (?!.*\(success\))"

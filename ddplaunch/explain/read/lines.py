@@ -81,10 +81,11 @@ _ACTOR = re.compile(
 _PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
 _STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
 _COUNTED = re.compile(r"^\[\d+\] (?=\[)")
+_REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d)")  # torchx: role and replica
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
 
-_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM)
+_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA)
 
 
 class Prefixes:
@@ -231,11 +232,15 @@ def unfold(raw: str) -> list[str]:
     except (ValueError, RecursionError):
         return [raw]
     texts = [str(record[key]) for key in _JSON_TEXT if isinstance(record.get(key), str) and record[key]]
-    return "\n".join(texts).rstrip("\n").split("\n") if texts else [raw]
+    rank = next((record[key] for key in ("rank", "global_rank") if type(record.get(key)) is int), -1)
+    front = f"[rank{rank}]: " if 0 <= rank < _MOST_RANKS else ""
+    return [front + line for line in "\n".join(texts).rstrip("\n").split("\n")] if texts else [raw]
 
 
 _CALLSTACK = re.compile(r'"py_callstack": "(Traceback .*?[^\\])"(?:,|\s*\}|\s*$)')
-_JSON_TEXT = ("message", "msg", "log", "text", "event", "exc_info", "exception", "stack_trace", "traceback")
+_JSON_TEXT = ("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err")
+_JSON_TEXT += ("stack_trace", "stack", "traceback")
+_MOST_RANKS = 10**7
 
 
 def read_lines(

@@ -74,6 +74,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Size mismatch between saved \S.{0,80} and current: \S.{0,80} for \S+",
             r"loaded state dict (?:contains a parameter group that doesn't match|has a different number of) .*",
             r"Unexpected key in checkpoint state_dict: \S+",
+            r"CheckpointingException: (?P<line>Global shape mismatch for loaded .{1,80} tensor for key \S+)",
             r"(?:unexpected|missing) keys? \"?[^\"]*\"? in (?:source )?state_dict",
             r"While copying the parameter named \S+",
             r"The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+",
@@ -83,6 +84,8 @@ SIGNATURES: tuple[Signature, ...] = (
         why=_FIT_WHY,
         fixes=_FIT_FIXES,
         examples=(
+            "megatron.core.dist_checkpointing.core.CheckpointingException: Global shape mismatch for loaded "
+            "(torch.Size([1024, 768])) and expected ((512, 768)) tensor for key embedding.position_embeddings.weight",
             "ValueError: Size mismatch between saved torch.Size([4, 2]) and current: torch.Size([8]) for model.w",
             "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
             "ValueError: loaded state dict has a different number of parameter groups",

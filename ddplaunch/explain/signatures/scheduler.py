@@ -63,6 +63,36 @@ _KEPT = "Save a checkpoint every so often, and resume from it: what came after t
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
+        code="download-failed",
+        tier=Tier.CAUSE,
+        patterns=(r"pyxis: +\[ERROR\] (?:URL )?(?P<url>https?://\S+) returned error code: (?P<answer>\d+\b.{0,40})",),
+        what="the container's image could not be fetched: {url} answers {answer}",
+        why="pyxis fetches the image on each node before a task starts; 401 and 403: it wants a login, 404: "
+        "there is none",
+        fixes=(
+            "on one of the nodes: `enroot import docker://REGISTRY#IMAGE:TAG`; it takes a login from "
+            "`~/.config/enroot/.credentials`",
+            "import it once, and give srun the file: `--container-image=/shared/image.sqsh`",
+        ),
+        examples=(
+            "slurmstepd: error: pyxis:     [ERROR] URL https://registry.example.org/v2/a/manifests/1 returned error "
+            "code: 401 Unauthorized",
+        ),
+        near_misses=("slurmstepd: error: pyxis:     [INFO] Fetching image manifest list",),
+        source="https://github.com/NVIDIA/enroot/blob/master/src/docker.sh",
+    ),
+    Signature(
+        code="scheduler-error",
+        tier=Tier.GENERAL,
+        patterns=(r"pyxis: (?P<line>couldn't start container|failed to import docker image)$",),
+        what="pyxis could not start the container of a task: {line}",
+        why="srun's plug-in for containers runs before the task; its own lines above say what it missed",
+        fixes=("on one of the nodes: `enroot import` or `enroot start` with the same image and mounts tells more",),
+        examples=("slurmstepd: error: pyxis: couldn't start container",),
+        near_misses=("pyxis: importing docker image: registry.example.org/ml/trainer:24.11",),
+        source="https://github.com/NVIDIA/pyxis/blob/master/pyxis_slurmstepd.c",
+    ),
+    Signature(
         code="time-limit",
         tier=Tier.CAUSE,
         patterns=(

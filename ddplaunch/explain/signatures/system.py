@@ -23,6 +23,27 @@ _DENIED_FIXES = (
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
+        code="port-taken",
+        tier=Tier.CAUSE,
+        patterns=(r"attempting to bind on address \('[^']*', (?P<port>\d+)[^)]*\): .*[Aa]ddress already in use",),
+        what="port {port} is already in use, and the server that was to listen there ended",
+        why="a server of an earlier run, or of somebody else on this machine, still has it",
+        fixes=(
+            "see who holds it: `ss -ltnp | grep :{port}`; end a left-over of yours",
+            "give the server another port, and those who ask it",
+        ),
+        examples=(
+            "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
+            "OSError: [Errno 98] error while attempting to bind on address ('::1', 8265, 0, 0): [errno 98] address "
+            "already in use",
+        ),
+        near_misses=(
+            "ERROR: [Errno 99] error while attempting to bind on address ('10.1.2.3', 8000): cannot assign requested "
+            "address",
+        ),
+        source="https://github.com/python/cpython/blob/main/Lib/asyncio/base_events.py",
+    ),
+    Signature(
         code="too-many-open-files",
         tier=Tier.CAUSE,
         patterns=(
