@@ -1,15 +1,12 @@
-"""How often a real failure is named rightly: ``python -m benchmarks.faults [NAME ...] [--third] [--held-out]``.
+"""How often a real failure is named rightly: ``python -m benchmarks.faults [NAME ...] [--set sixth] [--held-out]``.
 
-Each fault of benchmarks/fault_list.py is launched with two ranks and gloo. Looked at are the code, the rank, the exit
-status, and whether the last screen (24 lines of 80 columns) holds the words that somebody needs to mend it. A third
-(crc32 of the name) was held out once: it runs only with ``--held-out``, after the rules had been mended on the others.
-``--later`` are those of benchmarks/later_faults.py, of other kinds; "unseen" are the figures of their first run.
-``--third`` are those of benchmarks/third_faults.txt, of which ``--held-out`` are the 19 that were looked at once.
-``--fourth`` and ``--fifth`` are those of benchmarks/fourth_faults.txt and fifth_faults.txt, each written after all
-rules that the sets before it had led to. ``--sixth`` are those of benchmarks/sixth_faults.txt, by an author who had not
-read the rules; a third of them (crc32 of the name) runs only with ``--held-out``. ``--seventh`` are those of
-benchmarks/seventh_faults.txt, by another such author; a third, kept elsewhere until all rules were mended, are those of
-benchmarks/seventh_held_out.txt, with ``--held-out``.
+Each fault is launched with two ranks and gloo, or is a log that `explain` is given. Looked at are the code, the rank,
+the exit status, and whether the last screen (24 lines of 80 columns) holds the words that somebody needs to mend it.
+
+Each set was written after all rules that those before it had led to, and run once before rules were mended on it:
+"unseen". Of some a third runs only with ``--held-out``, and was run once after the rules had been mended on the rest.
+"first" is benchmarks/fault_list.py, "later" benchmarks/later_faults.py, the others are files in benchmarks/fault_sets.
+The authors of "sixth" and "seventh" had not read the rules.
 The figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints the last screens.
 """
 
@@ -28,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_list import ALL, ANY, Fault
-from benchmarks.later_faults import FIFTH, FOURTH, LATER, SEVENTH, SEVENTH_ASIDE, SIXTH, THIRD
+from benchmarks.later_faults import FIFTH, FOURTH, LATER, SEVENTH, SEVENTH_HELD_OUT, SIXTH, THIRD
 from benchmarks.publishing import RESULTS, parser, publish
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
@@ -36,7 +33,23 @@ from tests.faults.catalogue import INIT
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 
 DEADLINE_S, AT_ONCE, LINES, COLUMNS = 340, 2, 24, 80  # a FileStore tries for 300 s
-ASIDE = {each.name for each in sorted(THIRD, key=lambda each: zlib.crc32(each.name.encode()))[:19]}
+
+
+def _third(faults: Sequence[Fault]) -> list[Fault]:
+    """Return the third of a set that no rule may be mended on."""
+    return [each for each in faults if zlib.crc32(each.name.encode()) % 3 == 0]
+
+
+#: By name: the faults of a set, and those of them that are held out.
+SETS: dict[str, tuple[Sequence[Fault], Sequence[Fault]]] = {
+    "first": (ALL, _third(ALL)),
+    "later": (LATER, ()),
+    "third": (THIRD, sorted(THIRD, key=lambda each: zlib.crc32(each.name.encode()))[:19]),
+    "fourth": (FOURTH, ()),
+    "fifth": (FIFTH, ()),
+    "sixth": (SIXTH, _third(SIXTH)),
+    "seventh": ((*SEVENTH, *SEVENTH_HELD_OUT), SEVENTH_HELD_OUT),
+}
 
 
 @dataclass(frozen=True)
@@ -62,24 +75,14 @@ def main() -> int:
     """Launch, print, write; return the exit status."""
     options = parser(__doc__)
     options.add_argument("names", nargs="*", metavar="NAME", help="only these faults; nothing is written")
-    options.add_argument("--held-out", action="store_true", help="the third that rules are not mended on")
-    options.add_argument("--later", action="store_true", help="those that were written last")
-    options.add_argument("--third", action="store_true", help="the third set, with logs for `explain`")
-    options.add_argument("--fourth", action="store_true", help="the fourth set, likewise")
-    options.add_argument("--fifth", action="store_true", help="the fifth set, likewise")
-    options.add_argument("--sixth", action="store_true", help="the sixth set, likewise, of which a third is held out")
-    options.add_argument("--seventh", action="store_true", help="the seventh set, by another author")
+    options.add_argument("--set", choices=tuple(SETS), default="first", help="which faults [first]")
+    options.add_argument("--held-out", action="store_true", help="the part of the set that no rule may be mended on")
     options.add_argument("--unseen", action="store_true", help="it is the first run, before any mending")
     options.add_argument("--show", action="store_true", help="print the last screen of each")
     arguments = options.parse_args()
-    chosen = [each for each in (THIRD if arguments.third else ALL) if held_out(each) == arguments.held_out]
-    seventh = SEVENTH_ASIDE if arguments.held_out else SEVENTH
-    named = {"later": LATER, "fourth": FOURTH, "fifth": FIFTH, "seventh": seventh}
-    chosen = next((list(faults) for name, faults in named.items() if getattr(arguments, name)), chosen)
-    if arguments.sixth:
-        chosen = [each for each in SIXTH if held_out(each) == arguments.held_out]
-    every = (*ALL, *LATER, *THIRD, *FOURTH, *FIFTH, *SIXTH, *SEVENTH, *SEVENTH_ASIDE)
-    faults = [each for each in every if each.name in arguments.names] or chosen
+    every, aside = SETS[arguments.set]
+    named = [each for faults, _ in SETS.values() for each in faults if each.name in arguments.names]
+    faults = named or (aside if arguments.held_out else [each for each in every if each not in aside])
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(answer, faults))
     for each in answers:
@@ -87,25 +90,12 @@ def main() -> int:
         print(f"{each.name}: {each.code}" + (f"; not {', '.join(marks)}" if marks else ""))
         if arguments.show:
             print(each.screen)
-    half = "held out" if arguments.held_out else "mended on"
-    half = ("unseen" if arguments.unseen else "later, mended") if arguments.later else half
-    if arguments.third or arguments.sixth:
-        half = ("third, " if arguments.third else "sixth, ") + (
-            "held out" if arguments.held_out else "unseen" if arguments.unseen else "mended"
-        )
-    if arguments.fourth or arguments.fifth or arguments.seventh:
-        half = next(name for name in named if getattr(arguments, name))
-        half += ", held out" if arguments.held_out else ", unseen" if arguments.unseen else ", mended"
+    half = f"{arguments.set}, {'held out' if arguments.held_out else 'unseen' if arguments.unseen else 'mended'}"
     path = RESULTS / "faults.json"
     values = json.loads(path.read_text()) if path.exists() else {}
     values[half] = [asdict(replace(each, screen="")) for each in answers]
     publish("faults", report(values), values, write=not arguments.no_write and not arguments.names)
     return int(arguments.check and not all(each.right for each in answers))
-
-
-def held_out(fault: Fault) -> bool:
-    """Return whether no rule may be mended on this fault."""
-    return fault.name in ASIDE if fault in THIRD else zlib.crc32(fault.name.encode()) % 3 == 0
 
 
 def answer(fault: Fault) -> Answer:

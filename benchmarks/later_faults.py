@@ -1,8 +1,6 @@
 # ruff: noqa: E501  the scripts read better in whole lines
-"""Faults for ``python -m benchmarks.faults --later``, of kinds that no rule was mended on when they were first run.
-
-The figures of that first run stand in benchmarks/results/faults.md as "unseen"; what was wrong has been mended since, and `storage-failed`
-is a code since then. ``THIRD`` to ``SEVENTH`` are scripts and logs of other kinds again, from the files beside this one:
+"""Faults for ``python -m benchmarks.faults --set later``, of kinds that no rule was mended on at their first run; and
+the reader of the sets that are scripts and logs in a file of benchmarks/fault_sets:
 
     === NAME; CODE|CODE; RANK or * for any; STATUS or *; WORDS|OTHER WORDS && MORE WORDS
     #timeout SECONDS   #options --env X=1   #raw: the script is all of it   #all: for all ranks, behind a collective
@@ -525,9 +523,7 @@ def _parsed(name: str, head: str, text: str) -> Fault:
     return Fault(name, body, codes, rank, status, helps, options=options, timeout_s=timeout_s)
 
 
-THIRD = _read(Path(__file__).with_name("third_faults.txt"))
-FOURTH = _read(Path(__file__).with_name("fourth_faults.txt"))
-FIFTH = _read(Path(__file__).with_name("fifth_faults.txt"))
-SIXTH = _read(Path(__file__).with_name("sixth_faults.txt"))
-SEVENTH = _read(Path(__file__).with_name("seventh_faults.txt"))
-SEVENTH_ASIDE = _read(Path(__file__).with_name("seventh_held_out.txt"))
+_SETS = Path(__file__).with_name("fault_sets")
+THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, SEVENTH_HELD_OUT = (
+    _read(_SETS / f"{name}.txt") for name in ("third", "fourth", "fifth", "sixth", "seventh", "seventh_held_out")
+)
