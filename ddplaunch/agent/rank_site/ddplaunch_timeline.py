@@ -26,7 +26,7 @@ _AHEAD = 1024  # batches that are fetched before they are used
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
 _MOST_PARTS = 16  # of a batch that are looked at
-_DDP_EACH, _DDP_EVERY_S = 64, 0.05  # steps, later: reading what DistributedDataParallel measured takes 0.08 ms
+_DDP_EACH, _DDP_EVERY_S = 64, 0.2  # steps, later: reading what DistributedDataParallel measured takes 0.08 ms
 _DDP_MEANS = 10_000  # passes: a mean in whole nanoseconds is off by half of one for each of them
 
 

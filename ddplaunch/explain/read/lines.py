@@ -238,8 +238,10 @@ def unfold(raw: str) -> list[str]:
 
 
 _CALLSTACK = re.compile(r'"py_callstack": "(Traceback .*?[^\\])"(?:,|\s*\}|\s*$)')
-_JSON_TEXT = ("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err")
-_JSON_TEXT += ("stack_trace", "stack", "traceback")
+_JSON_TEXT = (
+    *("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err"),
+    *("stack_trace", "stack", "traceback"),
+)
 _MOST_RANKS = 10**7
 
 
