@@ -70,7 +70,7 @@ if what == "forked":
     from ddplaunch.agent.warm import kernel
     assert gc.get_freeze_count() > 0, "not forked"
     assert not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork(), "CUDA was in use before the fork"
-    assert devices(os.getppid()) == [], "torchrun's process has a GPU open"
+    assert devices(os.getpid()) == [], "the rank has a GPU open that it did not open itself"
 device = torch.device("cuda", 0 if what in ("same", "replicas") else local) if cuda else torch.device("cpu")
 if cuda:
     torch.cuda.set_device(device)
@@ -105,17 +105,26 @@ if what == "hold":
         tell("step 1")
         time.sleep(0.1)
     os._exit(0)
-if what == "fit":
-    model = torch.nn.Sequential(torch.nn.Linear(4096, 16384), torch.nn.ReLU(), torch.nn.Linear(16384, 4096)).to(device)
-    if int(os.environ["WORLD_SIZE"]) > 1:
+class Waves(torch.nn.Module):
+    def forward(self, batch):  # keeps much for the backward pass, and computes little
+        for _ in range(8):
+            batch = batch.sin()
+        return batch
+
+if what in ("fit", "phases"):
+    width, middle = (1 << 18, Waves()) if what == "fit" else (8192, torch.nn.Linear(8192, 8192))
+    model = torch.nn.Sequential(torch.nn.Linear(64, width), middle, torch.nn.Linear(width, 1)).to(device)
+    if what == "phases" or int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters())
-    for number in range(200):
-        model(torch.randn(said.batch_size, 4096, device=device)).square().mean().backward()
+    samples = torch.utils.data.TensorDataset(torch.randn(1, 64).expand(1 << 20, 64))
+    for number, (batch,) in enumerate(torch.utils.data.DataLoader(samples, said.batch_size)):
+        model(batch.to(device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        tell(f"step {number}")
+        if what == "phases" and number == 60:
+            break
     os._exit(0)
 if what == "replicas":
     dist.init_process_group("gloo")  # ranks may share a GPU
@@ -337,7 +346,13 @@ def trains(at: Place, *options: str, what: str = "sum") -> str:
         raise WrongError(f"a name that this torch no longer wants: {old[0]}")
     if "warm" in options and "cold start" in said:
         raise WrongError(f"started cold: {said[-400:]!r}")
-    return f"{ranks} ranks {wanted}, {memory_comes_back(before)}" if at.gpus else f"{ranks} ranks {wanted}"
+    opened = re.search("torchrun has .* open", said)
+    words = [
+        f"{ranks} ranks {wanted}",
+        *([memory_comes_back(before)] if at.gpus else []),
+        *([opened[0]] if opened else []),
+    ]
+    return ", ".join(words)
 
 
 def warm(at: Place) -> str:
@@ -514,9 +529,9 @@ def fits(at: Place) -> str:
 
 
 def phases(at: Place) -> str:
-    """`--phases` tells the phases of steps on the GPU."""
+    """`--phases` tells the phases of steps on the GPU, also of a training that makes fewer than a hundred."""
     at.need(1)
-    said = at.ddplaunch("run", "1", "--device", "cuda", "--phases", "--batch-size", "64", "--", "train.py", "fit")
+    said = at.ddplaunch("run", "1", "--device", "cuda", "--phases", "--batch-size", "64", "--", "train.py", "phases")
     found = re.search(r"phases: .*", said)
     if found is None or "unknown" in found[0] or "ended" in found[0] or "no optimizer step" in found[0]:
         raise WrongError(said[-500:])

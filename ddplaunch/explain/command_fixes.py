@@ -19,6 +19,8 @@ _TOLERATE = "--tolerate-exit-aborts"
 _SOMEBODY = "a person, a scheduler that takes the node back, or a supervisor asked the run to end"
 _COMPUTED = Source("computed", "")
 _NPROC, _EXAMPLE = re.compile(r"auto|\d+(?:x\d+)?"), re.compile(r"\bddplaunch run 4 --")
+_PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
+_VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
 _TYPED = re.compile(r"`(-[^`]+)` behind `--`")
 _NO_HALF = (
     "a batch of 1 cannot be halved: smaller inputs or a smaller model, activation checkpointing, or FSDP, which shards "
@@ -79,7 +81,7 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
             left += _filled_in(facts)
             continue
         if facts is not None and facts.argv and facts.argv[1:2] == ("run",):
-            fix = fix.replace("`py-spy dump --pid PID` on every rank", "`ddplaunch stacks`")
+            fix = _PY_SPY.sub("`ddplaunch stacks`", fix)
         followed = _already_followed(fix, facts)
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
             left.append(CORE_DUMP)
@@ -102,6 +104,8 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
         return _sets(facts, "PYTHONFAULTHANDLER")
     if _TOLERATE in fix:
         return _was_typed(_TOLERATE, facts)
+    if asked := _VARIABLE.findall(fix):
+        return all(_sets(facts, name, value) for name, value in asked)
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
 
 
@@ -205,11 +209,12 @@ def another_port(fix: str, line: str) -> str:
     return fix.replace("29501", "29511") if "29501" in line else fix
 
 
-def _sets(facts: RunFacts, name: str) -> bool:
-    """Return whether the launch set a variable of the ranks."""
+def _sets(facts: RunFacts, name: str, value: str = "") -> bool:
+    """Return whether the launch set a variable of the ranks, to ``value`` if that is given."""
     variables = (facts.plan or {}).get("environment")
     known = variables if isinstance(variables, list) else []
-    return any(isinstance(each, dict) and each.get("name") == name and each.get("value") for each in known)
+    named = [each.get("value") for each in known if isinstance(each, dict) and each.get("name") == name]
+    return any(each == value if value else each for each in named)
 
 
 class _Command(NamedTuple):

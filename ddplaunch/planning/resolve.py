@@ -27,6 +27,7 @@ from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, known, value_of
 from ddplaunch.values.variable_names import PLAN, RUN_ID
+from ddplaunch.values.words import count
 
 
 @dataclass(frozen=True)
@@ -139,14 +140,14 @@ def resolve_device(
     torch = situation.facts.torch
     if isinstance(torch, Unavailable):
         return Resolved("cpu", Source("detected", "torch is not installed"))
-    count = visible_gpus(situation)
-    if torch.hip is not None and (count or isinstance(count, Unavailable)):  # of AMD's GPUs in WSL2 nothing tells
+    number = visible_gpus(situation)
+    if torch.hip is not None and (number or isinstance(number, Unavailable)):  # of AMD's GPUs in WSL2 nothing tells
         return Resolved("cuda", Source("detected", f"torch for ROCm {torch.hip}"))
     if torch.cuda is None and torch.hip is None:
         return Resolved("cpu", Source("detected", "torch is a CPU build"))
-    if isinstance(count, Unavailable):
-        return Resolved("cpu", Source("detected", count.reason))
-    return Resolved("cuda" if count else "cpu", Source("detected", f"{count} visible GPUs"))
+    if isinstance(number, Unavailable):
+        return Resolved("cpu", Source("detected", number.reason))
+    return Resolved("cuda" if number else "cpu", Source("detected", count(number, "visible GPU")))
 
 
 def _refuse_memory(asked: Resolved[int] | None, device: Resolved[Device]) -> None:
@@ -212,16 +213,16 @@ def resolve_processes(asked: Resolved[Processes] | None, device: Device, situati
         return Resolved(asked.value, asked.source)
     if device == "cpu":
         return Resolved(1, Source("detected", "no GPU: one process unless you name a number"))
-    count = visible_gpus(situation)
-    if isinstance(count, Unavailable) or count == 0:
-        reason = count.reason if isinstance(count, Unavailable) else "no GPU is visible"
+    number = visible_gpus(situation)
+    if isinstance(number, Unavailable) or number == 0:
+        reason = number.reason if isinstance(number, Unavailable) else "no GPU is visible"
         raise usage(
             f"`auto` cannot count GPUs: {reason}",
             why="`auto` is one process for each visible GPU",
             fix="say the number, as in `ddplaunch run 4 -- train.py`, or add `--device cpu`",
             code="no-gpu-to-count",
         )
-    return Resolved(count, Source("detected", f"{count} visible GPUs"))
+    return Resolved(number, Source("detected", count(number, "visible GPU")))
 
 
 def _of_this_node(options: Options, environ: Mapping[str, str]) -> Resolved[Processes] | None:

@@ -331,7 +331,7 @@ def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
     gradients = "" if size is None else f", {size_text(size)} of gradients"
     return warning(
         "communication-bound",
-        f"communication that no computation hides takes {percent(share)} of the time: {milliseconds(each_s)} in each "
+        f"communication that no computation hides takes {percent(share)} of the time: {milliseconds(each_s)} of a mean "
         f"step{gradients}",
         why="all ranks wait for each other's gradients at the end of every backward pass",
         fix="more work for each step: a larger `--batch-size`, or `--accum 4` where the script uses `no_sync()`; "

@@ -332,7 +332,9 @@ def test_communication_is_what_the_backward_pass_does_not_hide(on_gpu: bool, mon
     backward.passes(7)
     assert comm.of_step_us(2, None) == (None if on_gpu else 7.0)
     assert module.rate == (100 if on_gpu else 1), "on a GPU each of its measurements waits for the GPU"
-    backward.passes(*[7] * 100)
+    backward.passes(7, 7, 7)
+    assert not on_gpu or comm.of_step_us(5, None) == 7.0, "few steps are told too, by passes after NCCL connected"
+    backward.passes(*[7] * 97)
     assert comm.of_step_us(102, 1.0) == 8.0 and comm.bytes == 64
     backward.passes(*[7] * 20)  # twice in every step
     assert comm.of_step_us(112, None) == (7.0 if on_gpu else 14.0)

@@ -25,6 +25,25 @@ def first_fix(argv: str, error: str, **numbers: int) -> str:
     return diagnosed(raised(1, error), facts).fixes[0]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "free", "used", "what", "fix", "not_said"),
+    [
+        ("200.00 GiB", "78.66 GiB", "518.00 MiB", "GPU 0 has 79.18 GiB in all", "shapes in the line", "nvidia-smi"),
+        ("4.00 GiB", "2.57 GiB", "76.60 GiB", "GPU 0 is full: 4.00 GiB wanted", "half the batch", "nvidia-smi"),
+        ("4.00 GiB", "2.57 GiB", "16.10 GiB", "free, 61 GiB with other processes", "`nvidia-smi`", "if that is"),
+    ],
+)
+def test_out_of_memory_says_what_its_sizes_tell(
+    wanted: str, free: str, used: str, what: str, fix: str, not_said: str
+) -> None:
+    found = diagnosed(
+        f"[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity "
+        f"of 79.18 GiB of which {free} is free. Including non-PyTorch memory, this process has {used} memory in use.\n"
+    )
+    assert found.code == "cuda-out-of-memory" and what in found.what and fix in found.fixes[0]
+    assert not_said not in " ".join(found.fixes)
+
+
 def test_out_of_memory_gets_the_whole_command_with_the_same_effective_batch() -> None:
     fix = first_fix(
         "/opt/bin/ddplaunch run 4 --batch-size 8 -- train.py --epochs 20",

@@ -194,6 +194,20 @@ def test_no_advice_that_is_already_followed(text: str, status: int | str, taken:
         assert taken in " ".join(recorded(*ranks, plan=other).fixes), "where it was not followed, it is given"
 
 
+def test_a_variable_that_was_set_as_advised_is_no_advice() -> None:
+    text = (
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=8, "
+        "NumelOut=8, Timeout(ms)=6000) ran for 6057 milliseconds before timing out.\n"
+    )
+    sets = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    for buffer, advised in (("2000", False), ("0", True)):
+        values = sets | {"TORCH_FR_BUFFER_SIZE": buffer}
+        plan = {"environment": [{"name": name, "value": value} for name, value in values.items()]}
+        fixes = " ".join(recorded((text, ended(0, "SIGABRT")), plan=plan, argv=("ddplaunch", "run", "2")).fixes)
+        assert ("TORCH_FR_BUFFER_SIZE" in fixes) == advised
+        assert "`ddplaunch stacks`" in fixes and "py-spy" not in fixes
+
+
 def test_of_options_that_ddplaunch_filled_in_only_those_are_named() -> None:
     ranks = (("", told(0)), ("train.py: error: unrecognized arguments: --lrr\n", ended(1, 2)))
     some = {"passed": [{"number": "lr", "arguments": ["--lrr", "0.1"]}, {"number": "accum", "arguments": []}]}

@@ -94,6 +94,10 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
             "`ls checkpoints/last`",
         ),
         "EOFError: EOF when reading a line": ("nobody types", "as an argument"),
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
+        "the 'spawn' start method": ("workers are forked", 'multiprocessing_context="spawn"'),
+        "RuntimeError: No backend type associated with device type cpu": ("is on the CPU", "'cpu:gloo,cuda:nccl'"),
+        "RuntimeError: No backend type associated with device type cuda": ("is on a GPU", "'nccl'"),
     }
     for text, (why, fix) in cases.items():
         found = recorded((raised(None, text), ended(1, 1)), (lost(0), told(0)))

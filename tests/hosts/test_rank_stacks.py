@@ -161,6 +161,15 @@ def test_a_rank_that_left_is_the_one_that_does_not_come() -> None:
     assert found.what.startswith("rank 1 had ended (exit status 0) while rank 0 waits in all_reduce")
 
 
+def test_a_rank_that_has_no_others_waits_for_none() -> None:
+    waits = (Frame(f"{TORCH}/cuda/streams.py", 231, "synchronize"),)
+    for busy in ({}, {0: 1.0}):  # asleep, or spinning
+        found = hang_diagnosis([rank(0, *waits)], still(busy=busy))
+        assert (found.code, found.rank, found.why) == ("hang", 0, "rank 0 waits for its GPU")
+    for others in (replace(still(), elsewhere=True), still(left={1: "exit status 0"})):
+        assert hang_diagnosis([rank(0, *waits)], others).code == "collective-timeout"
+
+
 def test_a_hang_without_collectives() -> None:
     asleep = hang_diagnosis([rank(0), rank(1)], still())
     assert (asleep.code, asleep.rank) == ("hang", None)
@@ -334,6 +343,21 @@ def test_a_collective_that_failed_names_who_did_not_join_and_where_each_was() ->
     named = replace(found, rank=1)
     other = rank(2, line=90, where="report")  # on its way out
     assert located(named, (other, asleep), None).evidence[0].text == "rank 1: train.py:41 in load"
+
+
+def test_a_collective_that_every_rank_had_called_is_not_blamed_on_one_of_them() -> None:
+    words = "one rank was late, stuck or gone"
+    found = Diagnosis("collective-timeout", "observed", "ALLREDUCE did not complete", words, ("`py-spy`", "look"), None)
+    both = {each: [call_of(1, 30), call_of(2, 44, "scheduled")] for each in (0, 1)}
+    recorded = flight(both, 2)
+    assert recorded and recorded.everyone == 2 and not recorded.missing
+    told = located(found, (rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE)), recorded)
+    assert told.why.startswith("all 2 ranks had called it") and told.fixes[1:] == ("look",)
+    assert told.evidence[-1].text == "ranks 0, 1: all_reduce at train.py:88"
+    assert located(found, (), flight(both, 3)).why == words  # the third may be the one
+    alone = flight({0: both[0]}, 1)
+    assert alone and flight({0: both[0]}, 2) is None
+    assert located(found, (), alone).why.startswith("the run has one process, and that had called it: its GPU")
 
 
 # What prints stacks

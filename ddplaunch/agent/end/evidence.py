@@ -56,7 +56,11 @@ def _located(explanation: Explanation, settings: Settings, attempt: EndedAttempt
     found = explanation.diagnosis
     if found is None or not found.code.startswith("collective-"):
         return explanation
-    recorded = flight(flight_dumps(Path(settings.directory))) if settings.directory else None
+    recorded = None
+    if settings.directory:
+        plan = facts_of_run(read_run(Path(settings.directory), settings.node)).plan or {}
+        size = plan.get("world_size")
+        recorded = flight(flight_dumps(Path(settings.directory)), size if isinstance(size, int) else 0)
     return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
 
 

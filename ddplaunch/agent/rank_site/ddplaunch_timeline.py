@@ -27,7 +27,7 @@ _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
 _MOST_PARTS = 16  # of a batch that are looked at
 _DDP_EACH, _DDP_EVERY_S = 64, 0.2  # steps, later: reading what DistributedDataParallel measured takes 0.08 ms
-_DDP_MEANS = 10_000  # passes: a mean in whole nanoseconds is off by half of one for each of them
+_DDP_FIRST, _DDP_MEANS = 3, 10_000  # passes: NCCL connects; a mean in whole nanoseconds is off by half of one for each
 
 
 class Clock:
@@ -211,8 +211,8 @@ class StepFile:
 class Communication:
     """What DistributedDataParallel measured of its own: the part of a backward pass that only waits for gradients.
 
-    On the CPU it is let measure every pass; on a GPU it does so at the first ten and then at every hundredth, because
-    it waits for the GPU when it does. It tells the last pass and the mean of all: two means tell those between them.
+    On the CPU it is let measure every pass; on a GPU it does so at the first ten (NCCL connects in the first of them)
+    and at every hundredth, because it waits for the GPU then. It tells the last and the mean of all: two tell more.
     """
 
     def __init__(self, wrapped: list[Any]) -> None:
@@ -253,7 +253,7 @@ class Communication:
             missed = before[2] if before else max(0, passes - 10 - passes // 100)
             last_ns, mean_ns = _waited_ns(data, ""), _waited_ns(data, "avg_")
             self._seen[one] = (passes, steps, missed, (mean_ns or 0.0) * (passes - missed))
-            if last_ns is None or mean_ns is None or passes <= (10 if self.on_gpu else 0):
+            if last_ns is None or mean_ns is None or passes <= (_DDP_FIRST if self.on_gpu else 0):
                 continue
             if self.on_gpu:
                 found += [] if before and before[0] == passes else [last_ns]

@@ -243,12 +243,14 @@ LARGEST_BYTES = 64 << 20
 class Flight:
     """``what`` in one line; ``missing`` are the ranks that did not join the first collective that did not end.
 
-    ``last`` says where each rank of the group called its last collective, as far as the dumps tell.
+    ``last`` says where each rank of the group called its last collective, as far as the dumps tell. ``everyone`` is how
+    many ranks the run has, if all of them had called this one, else 0.
     """
 
     what: str
     missing: tuple[int, ...] = ()
     last: tuple[tuple[int, CodePlace], ...] = ()
+    everyone: int = 0
 
 
 class _PlainValues(pickle.Unpickler):
@@ -269,12 +271,13 @@ def read_dump(data: bytes) -> list[dict[str, Any]]:
     return entries
 
 
-def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]]) -> Flight | None:
+def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> Flight | None:
     """Return the first collective that some rank began and did not end; ``dumps`` are the entries of each rank.
 
-    None where all have ended, or nothing was recorded. Ranks whose dump is missing are not judged.
+    None where all have ended, or nothing was recorded. Ranks whose dump is missing are not judged. ``ranks`` is how
+    many the run has, 0 if that is not known.
     """
-    if len(dumps) < 2:
+    if len(dumps) < min(ranks or 2, 2):
         return None
     reached: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     last: dict[tuple[str, int], int] = {}
@@ -294,7 +297,10 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]]) -> Flight | None:
         if not ends_known and number < max(members.values()) and not missing:
             continue  # gloo's do not say what has ended: only the last one can be open, and any that some never joined
         called = [(rank, _called(reached[group, upto][rank])) for rank, upto in sorted(members.items())]
-        return replace(_open(number, by_rank, missing), last=tuple((rank, at) for rank, at in called if at is not None))
+        found = _open(number, by_rank, missing)
+        alike = len({_name(entry) for entry in by_rank.values()}) == 1
+        everyone = ranks if len(by_rank) == ranks and ends_known and alike else 0
+        return replace(found, last=tuple((rank, at) for rank, at in called if at is not None), everyone=everyone)
     return None
 
 

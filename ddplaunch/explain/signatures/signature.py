@@ -121,6 +121,22 @@ OF_MESSAGES = (
         "give the path of a file: `ls {0}` shows what is in the folder",
     ),
     (
+        re.compile(r"^Cannot re-initialize CUDA in forked subprocess"),
+        "a process that is forked after the first use of CUDA cannot use it, and DataLoader workers are forked",
+        "give out CPU tensors in the dataset, and move each batch in the loop: `batch.to(device, non_blocking=True)`; "
+        'or `DataLoader(..., multiprocessing_context="spawn")`',
+    ),
+    (
+        re.compile(r"^No backend type associated with device type cpu"),
+        "NCCL moves tensors of GPUs only, and this one is on the CPU",
+        "move the tensor to the rank's GPU, or begin with `init_process_group('cpu:gloo,cuda:nccl')`",
+    ),
+    (
+        re.compile(r"^No backend type associated with device type cuda"),
+        "this process group was made for the CPU, and the tensor is on a GPU",
+        "begin with `init_process_group('nccl')`, or with `'cpu:gloo,cuda:nccl'` for tensors of both",
+    ),
+    (
         re.compile(r"^NCCL error: (unhandled \w+ error|internal error|remote process \w+)"),
         "a call failed in NCCL, whose own lines say which",
         "run again with `--nccl-debug INFO`: a line `NCCL WARN` names the call and its error",

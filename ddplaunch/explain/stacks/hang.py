@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.explain.stacks.parse import RankGroup, RankStack, calls_of, groups, place_of, waits_for_program
+from ddplaunch.explain.stacks.parse import Kind, RankGroup, RankStack, calls_of, groups, place_of, waits_for_program
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
@@ -61,8 +61,9 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
     """Return what the ranks wait for, with the rank that does not come where one can be told."""
     found = groups(stacks)
     known = [group for group in found if group.place.kind != "unknown"]
-    waiting = [group for group in known if group.place.needs_others]
-    late = [group for group in known if not group.place.needs_others]
+    alone = len(stacks) == 1 and not measured.elsewhere and not measured.left
+    waiting = [group for group in known if group.place.needs_others and not alone]
+    late = [group for group in known if group not in waiting]
     since = f"for {duration_text(round(measured.seconds))}"
     if measured.left and waiting:
         story = _waiting_for_ended(waiting, measured.left, since)
@@ -95,6 +96,8 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     missing = recorded.missing if recorded is not None else ()
     suspects = missing or (() if found.rank is None else (found.rank,))
     seen = [group for group in groups(stacks) if group.place.kind != "unknown"]
+    if recorded is not None and recorded.everyone and found.code == "collective-timeout":
+        return _all_called_it(found, seen, recorded)
     late = [group for group in seen if not group.place.needs_others]
     late = [group for group in late if not suspects or set(group.ranks) & set(suspects)]
     apart = [group for group in seen if not late and suspects and set(group.ranks) <= set(suspects)]
@@ -123,6 +126,22 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         rank=found.rank if rank is None else rank,
         evidence=(*found.evidence, *evidence),
         calls=calls or found.calls,
+    )
+
+
+def _all_called_it(found: Diagnosis, seen: Sequence[RankGroup], recorded: Flight) -> Diagnosis:
+    """Return the diagnosis of a collective that every rank of the run had called, and that did not end all the same."""
+    alone = recorded.everyone == 1
+    busy = "a GPU was still busy with what it had been given before"
+    why = f"all {recorded.everyone} ranks had called it: the data did not get through, or {busy}"
+    fixes = tuple(each for each in found.fixes if "py-spy" not in each and "ddplaunch stacks" not in each)
+    places = [(group.place, ranks_text(group.ranks)) for group in seen if group.place.path][:_EVIDENCE]
+    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places)
+    return replace(
+        found,
+        why=f"the run has one process, and that had called it: its{busy[1:]}" if alone else why,
+        fixes=fixes if alone else (_TRANSPORT, *fixes),
+        evidence=(*found.evidence, *evidence),
     )
 
 
@@ -265,9 +284,8 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         return why, "`findmnt` and `dmesg | tail` show mounts that do not answer"
     if (share := busy.get(stack.rank)) is not None or stack.state == "R":
         return _computes(stack, who, line, share)
-    if group.place.kind == "loader":
-        why = f"{who} waits for its DataLoader workers, which send nothing{_workers(stack)}"
-        return why, "`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides"
+    if group.place.kind in ("gpu", "loader"):
+        return _waits_inside(stack, who, group.place.kind)
     if stack.reads and not stack.reads.startswith("socket:"):
         why = f"{who} reads from `{stack.reads}`, from which nothing comes{_function(stack.kernel)}"
         return why, f"look at what writes to `{stack.reads}`; ranks have no input to wait for"
@@ -286,10 +304,19 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
 
 
 def _computes(stack: RankStack, who: str, line: str, share: float | None) -> tuple[str, str]:
+    if place_of(stack).kind == "gpu":  # by spinning
+        return _waits_inside(stack, who, "gpu")
     used = "" if share is None else f" ({min(share, 1.0):.0%} of a core)"
     if waits_for_program(stack):
         return f"a program that {who} has started computes{used}", f"look at what {line} has started"
     return f"{who} computes{used} without coming to an end", f"look for a loop at {line} that never ends"
+
+
+def _waits_inside(stack: RankStack, who: str, kind: Kind) -> tuple[str, str]:
+    if kind == "gpu":
+        return f"{who} waits for its GPU", "`nvidia-smi` shows whether that one computes"
+    why = f"{who} waits for its DataLoader workers, which send nothing{_workers(stack)}"
+    return why, "`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides"
 
 
 def _workers(stack: RankStack) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from ddplaunch.explain.signatures.signature import Signature, Tier
+from ddplaunch.values.words import size_text
 
 _SMALLER = (
     "run again with half the batch and twice the accumulation: `--batch-size` N/2 `--accum` 2, same effective batch"
@@ -11,6 +15,7 @@ _WHO = "see who holds the GPU with `nvidia-smi`, end what is left over, or take 
 _OWN = "give each process its own GPU: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before anything uses CUDA"
 _FRAGMENTS = "if much is reserved but unallocated: `--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
 _WHY = "weights, gradients, optimizer state and the activations of one batch together did not fit on the GPU"
+_HELD = "this process held {used}: if that is far below {total}, " + _WHO
 _SIZE = r"(?P<wanted>[\d.]+ [KMGTE]i?B)"
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -48,7 +53,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="GPU {gpu} is full: {wanted} wanted, {free} of {total} free",
         why=_WHY,
-        fixes=(_SMALLER, "this process held {used}: if that is far below {total}, " + _WHO, _FRAGMENTS),
+        fixes=(_SMALLER, _HELD, _FRAGMENTS),
         examples=(
             "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total "
             "capacity of 39.38 GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 "
@@ -64,9 +69,9 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             rf"Tried to allocate {_SIZE} \(GPU (?P<gpu>\d+); (?P<total>[\d.]+ \w+) total capacity; "
-            r"(?P<used>[\d.]+ \w+) already allocated; (?P<free>[\d.]+ \w+) free",
+            r"(?P<allocated>[\d.]+ \w+) already allocated; (?P<free>[\d.]+ \w+) free",
         ),
-        what="GPU {gpu} is full: {wanted} wanted, {free} of {total} free, {used} allocated by this process",
+        what="GPU {gpu} is full: {wanted} wanted, {free} of {total} free, {allocated} allocated by this process",
         why=_WHY + "; where this process allocated far less than the GPU has, other processes hold the rest",
         fixes=(_SMALLER, _WHO, _OWN),
         examples=(
@@ -178,3 +183,38 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/pytorch/pytorch/issues/24838",
     ),
 )
+
+_NUMBER = re.compile(r"([\d.]+) ([KMGT]?)i?B")
+_OF_DRIVER = 0.05  # of a GPU's memory, which nobody else holds
+
+
+def told_by_sizes(groups: Mapping[str, str]) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return what, why and fixes of an allocation of which the line has all sizes; None where it has not.
+
+    They tell a tensor that no GPU holds, and whether others hold the memory.
+    """
+    sizes = {name: _bytes(groups.get(name, "")) for name in ("wanted", "free", "total")}
+    wanted, free, total = (sizes[name] for name in ("wanted", "free", "total"))
+    if total and wanted and wanted > total:
+        return (
+            f"GPU {groups['gpu']} has {groups['total']} in all, and {groups['wanted']} were wanted at once",
+            "one tensor is larger than the GPU: a dimension that was not meant, all pairs of something long, or a "
+            "batch far too large",
+            ("look at the shapes in the line that wanted it: `print(tensor.shape)` before it", _SMALLER),
+        )
+    if not (total and free is not None and (used := _bytes(groups.get("used", "")))):
+        return None
+    full = f"GPU {groups['gpu']} is full: {groups['wanted']} wanted, {groups['free']} of {groups['total']} free"
+    others = total - free - used
+    if others < _OF_DRIVER * total:
+        return full, _WHY, (_SMALLER, _FRAGMENTS)
+    return (
+        f"{full}, {size_text(round(others))} with other processes",
+        f"this process holds {groups['used']} of the GPU, and others hold the rest",
+        (_WHO, _OWN, _SMALLER),
+    )
+
+
+def _bytes(text: str) -> float | None:
+    match = _NUMBER.fullmatch(text)
+    return float(match[1]) * (1 << 10 * ("", "K", "M", "G", "T").index(match[2])) if match else None

@@ -222,7 +222,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<bus>[\w:.]+)",
         ),
-        what="ranks {one} and {other} use the same GPU (PCI bus {bus})",
+        what="ranks {one} and {other} use the same GPU (PCI {bus})",
         why="NCCL refuses two ranks of one communicator on one GPU: they never chose their own, or there are "
         "more ranks than GPUs",
         fixes=(
