@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from ddplaunch.values.words import age_text, count, listed, numbers_text
 _SCHEMA = 1
 _RIGHT = {"AGE", "TOOK", "SIZE", "BATCH"}
 _GPU_SPANS = 4
-_SIZES = 4  # nodes that are told one by one
+_SIZES = 4  # nodes, and trials, that are told one by one
 
 
 def ps_text(
@@ -163,15 +164,25 @@ def _state_text(run: RunSummary) -> str:
 
 
 def size_of(run: RunSummary) -> str:
-    """Return the number of processes, ``2x4`` for two nodes of four, ``4+2``, or ``20x2-4`` of many that differ."""
+    """Return the number of processes, ``2x4`` for two nodes of four, ``4+2``, or ``20x2-4`` of many that differ.
+
+    Of a group it is what was tried: sizes, or the smallest and the largest batch.
+    """
     if _is_group(run):
-        return run.trial or ""
+        return _tried((run.trial or "").split(","))
     if run.nproc_per_node is None:
         return ""
     if run.sizes:
         few = len(run.sizes) <= _SIZES
         return "+".join(map(str, run.sizes)) if few else f"{run.nnodes}x{min(run.sizes)}-{max(run.sizes)}"
     return f"{run.nnodes}x{run.nproc_per_node}" if (run.nnodes or 1) > 1 else str(run.nproc_per_node)
+
+
+def _tried(names: Sequence[str]) -> str:
+    batches = [int(name.removeprefix("batch-")) for name in names if re.fullmatch(r"batch-\d{1,18}", name)]
+    if len(batches) == len(names):
+        return f"batch {min(batches)}" if len(batches) == 1 else f"batch {min(batches)}-{max(batches)}"
+    return ",".join(names) if len(names) <= _SIZES else f"{names[0]},…,{names[-1]}"
 
 
 def gpus_text(gpus: Sequence[str] | None) -> str:
