@@ -20,7 +20,10 @@ _NEAR = 0.96  # batches are rounded
 
 @dataclass(frozen=True)
 class FitTrial:
-    """One trial: its numbers, how it ended in a clause, and its run. ``accum`` is None where nobody decides it."""
+    """One trial: its numbers, how it ended in a clause, and its run. ``accum`` is None where nobody decides it.
+
+    ``observed`` is what its ranks were found to do at their first steps, as `run` tells it.
+    """
 
     tried: Tried
     accum: int | None
@@ -29,6 +32,7 @@ class FitTrial:
     run_id: str
     took_s: float
     outside: tuple[str, ...] = ()
+    observed: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
         lines += wrap(text, terminal.width, f"  {label:<9}", " " * 11)
     if outside := sorted({visible(path) for each in order for path in each.outside}):
         lines += wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "  ", "    ")
+    for each in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
+        lines += ["", finding_text(each, terminal).rstrip("\n")]
     for command in found.commands:
         lines += ["", *wrap(_title(command), terminal.width, "", "  "), f"  {shlex.join(command.words)}"]
     if found.problem is not None:

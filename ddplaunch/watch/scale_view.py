@@ -29,12 +29,12 @@ _TITLES = {
 }
 
 
-def progress_text(one: SizeMeasured, took_s: float) -> str:
-    """Return the line of one trial that is over."""
+def progress_text(one: SizeMeasured, took_s: float, width: int = 80) -> str:
+    """Return the line of one trial that is over, in as many as ``width`` characters take."""
     name = _name(one)
     if one.step_s is None:
         what = one.problem.what if one.problem is not None else "not measured"
-        return f"{name}: {what} ({duration_text(took_s)})\n"
+        return "\n".join([*wrap(f"{name}: {what} ({duration_text(took_s)})", width, "", "  "), ""])
     rate = "" if one.samples_per_s is None else f", {_rate(one.samples_per_s)} samples/s"
     steps = count(min(rank.steps for rank in one.ranks), "step")
     return f"{name}: {steps} of {milliseconds(one.step_s)}{rate} ({duration_text(took_s)})\n"
@@ -67,8 +67,12 @@ def scale_text(
             if (unsure := noise(one))
             for line in wrap(f"{one.size} is unsure: {unsure}", terminal.width, "  ", "    ")
         ]
+    told: set[str] = set()  # what several sizes show stands at the first of them
     for one in sizes:
         lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
+        others = [each for each in one.observed if each is not one.apart and each.what not in told]
+        lines += [finding_text(each, terminal).rstrip("\n") for each in others]
+        told.update(each.what for each in others)
     if (blind := unwatched(sizes)) is not None:
         lines += ["", finding_text(blind, terminal).rstrip("\n")]
     if outside := sorted({visible(path) for one in sizes for path in one.outside}):

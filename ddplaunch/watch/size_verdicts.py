@@ -19,6 +19,8 @@ _COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
 _WAITING = 0.5  # threads for each CPU, that wait for it: about 1.5 of ranks that only exchange small gradients
 #: What ranks look like of which some have no CPU.
 _OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late"})
+#: What says that ranks do not train together: their samples are those of so many trainings.
+_SEPARATE = frozenset({"no-process-group", "gradients-not-averaged"})
 #: How a step that took so many times as long at one end of its spread as at the other is judged.
 _NOISY = 1.5
 
@@ -33,7 +35,8 @@ class SizeMeasured:
     (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``busy_cpus`` were kept busy by others before it
     began. ``settled`` is False where step times still moved, ``unwatched`` is True where nobody saw how far its ranks
     were. ``waiting_threads`` is how many threads of ranks waited for a CPU at a time, None where nobody looked.
-    ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not.
+    ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not. ``observed`` is
+    what its ranks were found to do at their first steps, as `run` tells it.
     Sizes are in bytes, times in seconds.
     """
 
@@ -55,6 +58,12 @@ class SizeMeasured:
     workers: str = ""
     record: str = ""
     problem: Finding | None = None
+    observed: tuple[Finding, ...] = ()
+
+    @property
+    def apart(self) -> Finding | None:
+        """What says that its ranks train a model each, None of one training."""
+        return next((each for each in self.observed if each.code in _SEPARATE), None)
 
     @property
     def mean_s(self) -> float | None:
@@ -120,12 +129,12 @@ def base_of(sizes: Sequence[SizeMeasured]) -> SizeMeasured | None:
 
 
 def speed_up(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SpeedUp | None:
-    """Return how much faster ``one`` is than ``base``; None where one of them was not measured.
+    """Return how much faster ``one`` is than ``base``; None where one of them was not measured, or is no one training.
 
     By samples in a second; where ranks do not count them, by steps, which have as many samples for each rank, or with
     ``strong`` in all.
     """
-    if base is None or one.mean_s is None or base.mean_s is None:
+    if base is None or one.mean_s is None or base.mean_s is None or one.apart or base.apart:
         return None
     ideal = one.processes / base.processes
     if one.samples_per_s and base.samples_per_s:
@@ -145,6 +154,8 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     """Return what holds a measured size back most, None for one that was not measured."""
     if not one.ranks:
         return None
+    if one.apart is not None:
+        return SizeVerdict(one.apart, one.apart.what)
     faster = speed_up(one, base, strong=strong)
     alone = base is None or one.processes == base.processes
     cpus = one.cpus * one.nodes

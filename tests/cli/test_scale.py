@@ -154,6 +154,18 @@ def test_sizes_side_by_side_and_resumed(folder: Path) -> None:
     assert len(list((folder / ".ddplaunch" / "trials").glob("*/output/rank-0"))) == 2, "kept"
 
 
+@pytest.mark.slow
+def test_separate_trainings_are_no_speed_up(folder: Path) -> None:
+    apart = PLANTED.replace('dist.init_process_group("gloo")', "").replace("dist.get_rank()", "0")
+    apart = apart.replace("torch.nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=100)", "Model()")
+    (folder / "train.py").write_text(apart.replace("dist.barrier()", ""))
+    out, _ = scale(folder, words("1,2", "--json"))
+    one, two = json.loads(out)["sizes"]
+    assert one["speed_up"] == 1 and one["verdict"]["finding"] is None and one["observed"] == []
+    assert two["speed_up"] is None and two["samples_per_s"] > 0
+    assert two["verdict"]["finding"]["code"] == "no-process-group"
+
+
 def resumed(command: list[str]) -> list[str]:
     at = command.index("scale")
     return [*command[: at + 2], "--resume", *command[at + 2 :]]

@@ -184,6 +184,10 @@ torch.save("x", {str(elsewhere / "model.pt")!r})
         (["fit", f"{4 * len(os.sched_getaffinity(0)) + 1}"], "processes is too much for"),
         (["scale", "1", "--plot", "missing/scale.svg"], "there is no directory `missing`"),
         (["scale", "1", "--plot", "taken.svg"], "`taken.svg` is a directory"),
+        (["scale", "1,2", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
+        (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
+        (["scale", "1", "--lr", "0.1", "--base-lr", "0.1"], "`--lr 0.1` and `--base-lr 0.1` are both given"),
+        (["fit", "1", "--lr", "0.1", "--base-lr", "0.1"], "`--lr 0.1` and `--base-lr 0.1` are both given"),
     ],
 )
 def test_what_measures_nothing_is_refused_before_a_trial(folder: Path, call: Call, words: list[str], what: str) -> None:

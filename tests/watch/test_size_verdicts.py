@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import error
+from ddplaunch.values.finding import error, warning
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
@@ -51,6 +51,20 @@ def size(processes: int, step_s: float = 0.1, nodes: int = 1, **more: Any) -> Si
         gpu_bytes=more.pop("gpu_bytes", 80 << 30),
         **more,
     )
+
+
+def test_what_ranks_do_beside_their_speed_is_told() -> None:
+    apart = warning("no-process-group", "these are 2 separate trainings", why="no group", fix="make one")
+    undivided = warning("data-not-divided", "each of 2 ranks trains on all samples", why="twice", fix="divide")
+    sizes = [size(1), size(2, observed=(undivided,)), size(4, observed=(apart, undivided))]
+    speeds = [speed_up(one, sizes[0], strong=False) for one in sizes]
+    assert speeds[1] is not None and speeds[2] is None, "samples of separate trainings are no speed-up"
+    found = verdict(sizes[2], sizes[0], strong=False)
+    assert found is not None and found.finding is apart
+    text = scale_text(sizes, Terminal(width=80), strong=False)
+    assert text.count("data-not-divided") == 1 and text.count("no-process-group") == 1
+    assert "2 processes: scaling as it should" in text
+    assert speed_up(sizes[1], sizes[2], strong=False) is None
 
 
 def test_speed_up_weak_and_strong() -> None:

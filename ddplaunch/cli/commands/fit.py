@@ -180,7 +180,7 @@ class _Search:
         if best is not None and self._problem is None and len(self._trials) < most and best.samples_per_s:
             half = self._batches.at_most(best.batch / 2)
             near = [each.tried.batch for each in self._trials if each.tried.ran and each.tried.batch < best.batch]
-            if half < best.batch and not any(batch > best.batch / 3 for batch in near):
+            if 1 < half < best.batch and not any(batch > best.batch / 3 for batch in near):
                 return self._try(half) == "interrupted"  # whether less is faster
         return False
 
@@ -195,7 +195,8 @@ class _Search:
         tried, note = self._seen(batch, result)
         if tried is not None:
             accum = self._accum(batch)
-            trial = FitTrial(tried, accum, result.steps_seen, note, result.order.run_id, result.took_s, result.outside)
+            about = result.order.run_id, result.took_s, result.outside, result.observed
+            trial = FitTrial(tried, accum, result.steps_seen, note, *about)
             self._trials.append(trial)
             tell(trial_text(trial, self._headroom))
         return result.status

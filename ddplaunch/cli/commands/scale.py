@@ -93,6 +93,7 @@ class _Trials:
     def __init__(self, series: TrialSeries, machines: TrialMachines, said: Said, strong: bool) -> None:
         self._series, self._machines, self._said, self._options = series, machines, said, series.options
         self._prints = Fingerprints(os.environ)
+        self._width = Terminal.of(sys.stderr).width
         self.first = machines.first
         self.strong = strong or self._options.global_batch_size is not None
         self._whole = self._effective() if self.strong else None
@@ -155,7 +156,7 @@ class _Trials:
         for size in sizes:
             key = self._key(size)
             if (known := before.get(size)) is not None:
-                tell(progress_text(known, 0.0))
+                tell(progress_text(known, 0.0, self._width))
                 found.append(known)
                 continue
             result = self._series.run(
@@ -168,7 +169,7 @@ class _Trials:
                 elsewhere=not self._machines.here,
             )
             one = self._measured(size, result)
-            tell(progress_text(one, result.took_s))
+            tell(progress_text(one, result.took_s, self._width))
             found.append(one)
             if result.status == "interrupted":  # what there is of this one is shown, and measured anew later
                 left = listed([str(each) for each in sizes[sizes.index(size) :] if before.get(each) is None])
@@ -204,6 +205,7 @@ class _Trials:
             workers=self._workers,
             record=str(result.record),
             problem=problem_of(result),
+            observed=result.observed,
         )
         if one.samples_per_s is None and one.mean_s and batch:
             one = replace(one, samples_per_s=batch / one.mean_s)

@@ -67,7 +67,10 @@ class TrialMachines:
         if self._asked is not None:
             self._reach(series, self._asked)
             return
-        self.first = series.allowed(Size(1, 1).of(series.options))
+        one = Size(1, 1).of(series.options)
+        self.first = series.allowed(one)
+        if self.first.launch.device.value == "cpu" and series.options.gpus is not None:
+            series.prepared(replace(one, gpus=series.options.gpus))  # of no use, and told now
         self.most = self._places(series.options, self.first.facts, os.environ)
         if self._slurm is not None:
             self.nodes = self._slurm.nodes

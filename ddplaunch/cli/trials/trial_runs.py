@@ -36,9 +36,10 @@ from ddplaunch.hosts.local.stop_run import stop_run
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.hardware import busy_cpus
 from ddplaunch.machine.processes.run_processes import RunProcesses
+from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.find import numbered
 from ddplaunch.records.launchers import NodeProcesses, read_processes
-from ddplaunch.records.outcome import RunOutcome, read_outcome
+from ddplaunch.records.outcome import RunOutcome, read_findings, read_outcome
 from ddplaunch.records.run_states import live_run
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import ExitStatus, Finding
@@ -74,6 +75,7 @@ class TrialResult:
     CPUs others kept busy just before it. ``empty_epochs`` counts epochs that had no batch, of a rank without a step.
     ``unwatched`` says that ranks' steps came with the records at the end, so that time alone ended it.
     ``waiting_threads`` is how many threads of ranks waited for a CPU at a time, None where nobody looked.
+    ``observed`` is what was found of how its ranks train while it ran.
     """
 
     order: TrialOrder
@@ -93,6 +95,7 @@ class TrialResult:
     busy_cpus: float = 0.0
     unwatched: bool = False
     waiting_threads: float | None = None
+    observed: tuple[Finding, ...] = ()
 
     @property
     def step_s(self) -> float | None:
@@ -146,6 +149,7 @@ def run_trial(
         order=order,
         record=places.record,
         findings=running.findings,
+        observed=running.observed,
         outside=written,
         kept=places.folder if order.keep else None,
         took_s=round(time.monotonic() - began, 2),
@@ -163,6 +167,7 @@ class _Running:
         self._files: dict[int, FollowedFile] = {}
         self._lines: dict[int, list[StepLine]] = {}
         self.findings: tuple[Finding, ...] = ()
+        self.observed: tuple[Finding, ...] = ()
         self._looked_s = self._recorded = 0.0
         self._waited: tuple[float, float] | None = None
         self._waits: list[tuple[float, float]] = []  # since when, and how many threads
@@ -351,6 +356,12 @@ class _Running:
             self._child.wait()
         with suppress(OSError):  # nothing was told
             self.findings = read_told(self._places.told).findings
+        if self._is_recorded():
+            outcome = read_outcome(self._places.record)
+            at_its_end = outcome.findings if isinstance(outcome, RunOutcome) else ()
+            self.observed = tuple(each for each in at_its_end if each.code in OBSERVED) or read_findings(
+                self._places.record
+            )
 
     def _stop_rest(self, grace_s: float) -> None:
         end = time.monotonic() + _OUTCOME_S

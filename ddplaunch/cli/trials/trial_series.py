@@ -19,7 +19,7 @@ from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.directory import not_yours, path_text
 from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import Finding, RefusedError, UsageError, error, usage
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.words import count, duration_text
 
@@ -48,6 +48,7 @@ class TrialSeries:
     ) -> None:
         """``measuring`` is how long each is measured; with ``keep`` their folders stay."""
         self.options, self.script, self.measuring, self._keep = options, tuple(script), measuring, keep
+        self._ran = False
         self.words = () if profile is None else tuple(spelled("--profile", profile))
         self.target = parse_target([word.replace(TRIAL_DIR, "trial") for word in script])
         self.group = value_of(options.run_id, None) or new_group(command)
@@ -82,7 +83,8 @@ class TrialSeries:
         """Run one trial, ``shown`` while it runs; ``first`` is a launch of the script that was decided before.
 
         ``words`` are further flags of it. ``elsewhere`` says that its ranks run on other machines.
-        Raises RefusedError where its folder cannot be made, or is not this user's.
+        Raises UsageError where the first one has flags that contradict each other, and RefusedError where its folder
+        cannot be made, or is not this user's.
         """
         report = script_report(self.options, self.target, Path.cwd(), first.facts)
         order = TrialOrder(
@@ -99,6 +101,9 @@ class TrialSeries:
         try:
             with _told_to_end_as_by_ctrl_c():
                 result = run_trial(order, report, TrialProgress(shown))
+            self._ran = self._ran or result.status != "refused"
+            if result.exit_status == ExitStatus.USAGE and not self._ran and (wrong := errors(result.findings)):
+                raise UsageError(*wrong)  # flags that no trial can have
             if result.kept is not None:
                 say(f"{shown}: kept in `{path_text(result.kept)}`")
             return result
