@@ -294,6 +294,9 @@ rank-late: The other ranks wait for one rank
     With `--phases` ranks tell what they do in a step. Every step ends when the last rank is there: the one that works
     longest hardly waits for communication, and the others do. Remedy: what this rank does longer, which the finding
     names.
+rank-without-cpu: The other ranks wait for one rank that waits for a CPU
+    As `rank-late`, but the kernel counts that a thread of the rank was runnable and waited for a CPU, for half as long
+    as the rank is late or longer: other programs, or DataLoader workers, ran where it may run. Remedy: free CPUs.
 input-bound: The ranks wait for data
     With `--phases` ranks tell how long they wait for their DataLoader: a quarter of the time or more. Remedy: as many
     workers as there are CPUs for each rank; after that, samples that are cheaper to load.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
+from ddplaunch.records.directory import path_text
 from ddplaunch.scaling.largest_batch import MemoryModel, Tried
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import column_table
@@ -93,7 +95,7 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
     lines += [""] if found.best is not None else []
     for label, text in _answer(found):
         lines += wrap(text, terminal.width, f"  {label:<9}", " " * 11)
-    if outside := sorted({visible(path) for each in order for path in each.outside}):
+    if outside := sorted({visible(path_text(Path(path))) for each in order for path in each.outside}):
         lines += wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "  ", "    ")
     for each in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
         lines += ["", finding_text(each, terminal).rstrip("\n")]

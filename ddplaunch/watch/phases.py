@@ -37,7 +37,7 @@ _ALL_WAIT = 0.5  # of what the late rank waits for data: who waits as long has t
 
 
 class StepLine(NamedTuple):
-    """One line: one step, or sums over ``steps`` of them. Times are in seconds, ``end_s`` since 1970."""
+    """One line: one step, or sums over ``steps``; times in seconds, ``end_s`` since 1970, ``waited_s`` since step 1."""
 
     step: int
     end_s: float
@@ -50,6 +50,7 @@ class StepLine(NamedTuple):
     optimizer_s: float | None
     samples: int | None
     peak_bytes: int | None
+    waited_s: float | None = None
 
 
 class RankFile(NamedTuple):
@@ -64,6 +65,7 @@ class RankPhases:
     """What some steps of one rank took: the median step and its tenth and ninetieth percentile, and mean shares.
 
     ``shares`` are of the time, by the names of ``PHASES`` and "rest", which has everything that is not known too.
+    ``waits`` is the share in which it waited for a CPU, None where nobody knows.
     """
 
     rank: int
@@ -76,6 +78,7 @@ class RankPhases:
     samples_per_s: float | None
     peak_bytes: int | None
     facts: Mapping[str, Any]
+    waits: float | None = None
 
     @property
     def own_s(self) -> float | None:
@@ -130,9 +133,10 @@ def _line(value: Any) -> StepLine | None:
     if step is None or end_s is None or not steps:
         return None
     wall, data, forward, backward, comm, optimizer = (None if each is None else each / 1e6 for each in times)
-    samples, peak = (None if each is None else int(each) for each in numbers[9:])
+    samples, peak = (None if each is None else int(each) for each in numbers[9:11])
+    waited = None if numbers[11] is None else numbers[11] / 1e6
     about = int(step), float(end_s), int(steps)
-    return StepLine(*about, wall, data, forward, backward, comm, optimizer, samples, peak)
+    return StepLine(*about, wall, data, forward, backward, comm, optimizer, samples, peak, waited)
 
 
 def settled(lines: Sequence[StepLine], least: int = 0) -> int | None:
@@ -174,7 +178,14 @@ def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> Ra
         else None,
         peak_bytes=max((line.peak_bytes for line in lines if line.peak_bytes), default=None),
         facts=facts,
+        waits=_waits(lines),
     )
+
+
+def _waits(lines: Sequence[StepLine]) -> float | None:
+    looks = [(line.end_s, line.waited_s) for line in lines if line.waited_s is not None]
+    took_s = looks[-1][0] - looks[0][0] if looks else 0.0
+    return min(1.0, max(0.0, (looks[-1][1] - looks[0][1]) / took_s)) if took_s > 0 else None
 
 
 def _share(lines: Sequence[StepLine], name: str) -> float | None:
@@ -264,7 +275,9 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
             why="threads that have to wait for a CPU hold up the others of their rank at the end of every operation",
             fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
         )
-    if (late := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late[0]):
+    if (late := waited_for(ranks)) is not None and (without := _without_cpu(ranks, late[0], late[1])) is not None:
+        return without
+    if late is not None and not _all_wait_for_data(ranks, late[0]):
         waits = late[0].shares["data"] or 0
         if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
             who = f"the others wait for rank {late[0].rank}, and it waits"
@@ -302,6 +315,24 @@ def _rank_late(late: RankPhases, usual_s: float, phase: str) -> Finding:
         f"{milliseconds(usual_s)}",
         why=longer,
         fix=_OF_A_LATE_ONE.get(phase, slow),
+        where=f"rank {late.rank}",
+    )
+
+
+def _without_cpu(ranks: Sequence[RankPhases], late: RankPhases, usual_s: float) -> Finding | None:
+    """Return the finding where a rank is late because it was kept from its CPU, more than the others were."""
+    waits = [one.waits * one.mean_s for one in ranks if one is not late and one.waits is not None]
+    if late.waits is None or len(waits) < len(ranks) - 1:
+        return None
+    kept_s = late.waits * late.mean_s
+    if kept_s - median(waits) < _MOST_OF_IT * ((late.own_s or 0) - usual_s):
+        return None
+    return warning(
+        "rank-without-cpu",
+        f"the others waited for rank {late.rank}, which waited for a CPU itself: {milliseconds(kept_s)} in each step, "
+        f"{percent(late.waits)} of the time",
+        why="it was ready to run, as the kernel counts it, while other programs or DataLoader workers ran on its CPUs",
+        fix="measure again when the CPUs are free, which `top -d 1` shows, or with fewer DataLoader workers",
         where=f"rank {late.rank}",
     )
 

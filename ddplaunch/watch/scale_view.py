@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddplaunch.records.directory import path_text
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import section, table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
@@ -75,7 +77,7 @@ def scale_text(
         told.update(each.what for each in others)
     if (blind := unwatched(sizes)) is not None:
         lines += ["", finding_text(blind, terminal).rstrip("\n")]
-    if outside := sorted({visible(path) for one in sizes for path in one.outside}):
+    if outside := sorted({visible(path_text(Path(path))) for one in sizes for path in one.outside}):
         lines += ["", *wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "", "  ")]
     return terminal.spell("\n".join(lines).strip("\n") + "\n")
 

@@ -18,7 +18,7 @@ _COMPUTE = ("forward", "backward", "optimizer")
 _COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
 _WAITING = 0.5  # threads for each CPU, that wait for it: about 1.5 of ranks that only exchange small gradients
 #: What ranks look like of which some have no CPU.
-_OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late"})
+_OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late", "rank-without-cpu"})
 #: What says that ranks do not train together: their samples are those of so many trainings.
 _SEPARATE = frozenset({"no-process-group", "gradients-not-averaged"})
 #: How a step that took so many times as long at one end of its spread as at the other is judged.

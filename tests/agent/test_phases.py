@@ -273,7 +273,7 @@ def test_lines_are_sums_after_a_while(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ddplaunch_timeline, "_SINGLY", 3)
     lines = StepFile(str(tmp_path / "rank-0.phases.jsonl"))
     for step in range(1, 14):
-        lines.step([step, 1.0, 1, 300_000.0, 100_000.0, None, 1.0, 0.0, 2.0, 4, 10])
+        lines.step([step, 1.0, 1, 300_000.0, 100_000.0, None, 1.0, 0.0, 2.0, 4, 10, None])
     lines.close()
     read = read_phases(tmp_path, [0, 1])[0].lines
     assert [(line.step, line.steps) for line in read] == [(1, 1), (2, 1), (3, 1), (7, 4), (11, 4), (13, 2)]

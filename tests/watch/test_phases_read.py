@@ -32,28 +32,33 @@ def line(step: int, wall: float, *times: float | None, samples: int | None = 8) 
     return StepLine(step, 100.0 + step, 1, wall, data, forward, backward, comm, optimizer, samples, 1 << 20)
 
 
-def rank(number: int, wall: float, *times: float | None, threads: int = 1, workers: int = 0) -> RankPhases:
+def rank(
+    number: int, wall: float, *times: float | None, threads: int = 1, workers: int = 0, waits: float | None = None
+) -> RankPhases:
     facts = {
         "device": "cpu",
         "threads": threads,
         "gradient_bytes": 4 << 20,
         "loader": {"workers": workers, "batch_size": 8},
     }
-    found = summed(number, facts, [line(step, wall, *times) for step in range(20)])
-    assert found is not None
+    lines = [line(step, wall, *times) for step in range(20)]
+    if waits is not None:  # as seen now and then
+        lines = [each._replace(waited_s=7 + waits * each.step) if each.step % 3 else each for each in lines]
+    found = summed(number, facts, lines)
+    assert found is not None and found.waits == (None if waits is None else pytest.approx(waits))
     return found
 
 
 def test_what_no_rank_writes_is_left_out() -> None:
     texts = [
         b'{"schema": 1, "rank": 0}',
-        b"[1,1.5,1,null,null,null,null,null,null,null,null]",
-        b"[2,2.5,1,20000,null,1000,2000,0,500,8,1024]",
+        b"[1,1.5,1,null,null,null,null,null,null,null,null,null]",
+        b"[2,2.5,1,20000,null,1000,2000,0,500,8,1024,250000]",
         b"[3,3.5,1,20000]",
-        b"[3,3.5,0,20000,1,1,1,1,1,1,1]",
-        b"[3,-3.5,1,20000,1,1,1,1,1,1,1]",
-        b"[true,3.5,1,20000,1,1,1,1,1,1,1]",
-        b"[3,3.5,1,1e999,1,1,1,1,1,1,1]",
+        b"[3,3.5,0,20000,1,1,1,1,1,1,1,1]",
+        b"[3,-3.5,1,20000,1,1,1,1,1,1,1,1]",
+        b"[true,3.5,1,20000,1,1,1,1,1,1,1,1]",
+        b"[3,3.5,1,1e999,1,1,1,1,1,1,1,1]",
         b"[" * 5000,
         b"torn",
     ]
@@ -101,6 +106,10 @@ def test_who_is_late_hardly_waits() -> None:
 #: Ranks and CPUs, and what holds them back.
 HELD = {
     "rank-late": ([rank(0, 0.1, 0.01, 0.02, 0.02, 0.05), rank(1, 0.1, 0.06, 0.02, 0.02)], 8),
+    "rank-without-cpu": (
+        [rank(0, 0.1, 0.01, 0.02, 0.02, 0.05, waits=0.02), rank(1, 0.1, 0.01, 0.04, 0.04, waits=0.4)],
+        8,
+    ),
     "input-bound": ([rank(0, 0.1, 0.06, 0.02, 0.02), rank(1, 0.1, 0.06, 0.02, 0.015, 0.005)], 8),
     "threads-exceed-cpus": ([rank(0, 0.1, 0.0, 0.04, 0.05, threads=8), rank(1, 0.1, 0.0, 0.04, 0.05, threads=8)], 8),
     "communication-bound": ([rank(0, 0.1, 0.0, 0.02, 0.03, 0.04), rank(1, 0.1, 0.0, 0.02, 0.03, 0.04)], 8),
@@ -113,6 +122,19 @@ def test_what_holds_ranks_back(code: str, golden: Golden) -> None:
     found = held_back(ranks, cpus)
     assert found is not None and found.code == code
     golden(f"phases-{code}", findings_text((found,), Terminal(80)) + "\n")
+
+
+def test_a_rank_that_computes_longer_is_late_whatever_it_waits_for_cpus() -> None:
+    def code(waits: float | None, others: float | None) -> str:
+        ranks = [rank(0, 0.1, 0.01, 0.02, 0.02, 0.05, waits=others), rank(1, 0.1, 0.01, 0.04, 0.04, waits=waits)]
+        found = held_back(ranks, 8)
+        assert found is not None
+        return found.code
+
+    assert code(0.4, 0.02) == "rank-without-cpu"
+    assert code(0.15, 0.0) == "rank-late", "it is 40 ms late, and waited for 15 of them"
+    assert code(0.5, 0.45) == "rank-late", "the others were kept from theirs as long"
+    assert code(None, 0.0) == code(0.5, None) == "rank-late", "nobody knows"
 
 
 def test_nothing_is_said_of_ranks_that_compute() -> None:
@@ -151,22 +173,22 @@ def test_files_are_followed_while_they_grow(tmp_path: Path) -> None:
     followed = FollowedPhases(tmp_path, [0, 1])
     assert followed.progress(100.0) == {}
     path = phases_path(tmp_path, 0)
-    path.write_text('{"schema": 1}\n[1,100.0,1,null,null,null,null,null,null,null,null]\n')
+    path.write_text('{"schema": 1}\n[1,100.0,1,null,null,null,null,null,null,null,null,null]\n')
     assert followed.progress(100.0) == {}
     with path.open("a") as file:
-        file.write("[2,100.5,1,500000,250000,100000,100000,0,5000,8,9]\n[3,101.0,1,5000")
+        file.write("[2,100.5,1,500000,250000,100000,100000,0,5000,8,9,null]\n[3,101.0,1,5000")
     progress = followed.progress(101.0)[0]
     assert progress.step == 2 and progress.rate == 2
     assert progress.phases == {"data": 50, "forward": 20, "backward": 20, "comm": 0, "optimizer": 1}
     with path.open("a") as file:
-        file.write("00,null,100000,100000,0,5000,8,9]\n")
+        file.write("00,null,100000,100000,0,5000,8,9,null]\n")
     assert followed.progress(101.0)[0].step == 3
     assert followed.progress(200.0)[0].rate == 0, "it stands still"
 
 
 #: Scripts with one fault each.
 SCRIPT = """
-import os, sys, time
+import os, subprocess, sys, time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -184,14 +206,25 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 if fault == "threads-exceed-cpus":
     torch.set_num_threads(64)
     many = torch.ones(600, 600)
+others = []
+if fault == "rank-without-cpu" and dist.get_rank() == 1:  # three programs with a better right to its one CPU
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    os.nice(5)
 for number, batch in enumerate(DataLoader(Samples(), 8)):
     if fault == "rank-late" and dist.get_rank() == 1:
         time.sleep(0.15)
+    if fault == "rank-without-cpu":
+        over_s = time.thread_time() + 0.02
+        while time.thread_time() < over_s:
+            pass
     if fault == "threads-exceed-cpus":
         batch = batch + (many @ many @ many)[0, 0] * 0
     model(batch).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+for other in others:
+    other.kill()
 dist.barrier()
 os._exit(0)
 """

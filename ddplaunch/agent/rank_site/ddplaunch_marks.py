@@ -1,6 +1,7 @@
 """Notes when a rank had Python, torch and its first collective, counts its steps, and calls back when modules have run.
 
-It also lets torch be imported without the garbage collector, which looks through the new objects again and again.
+It says how long threads waited for a CPU, and lets torch be imported without the garbage collector, which looks
+through the new objects again and again.
 
 Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch. A rank
 that ends without its ``atexit`` handlers, killed or by ``os._exit``, leaves no notes.
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 #: Where the rank is to write its notes.
 PATH = "DDPLAUNCH_MARKS"
+_WAITS_EVERY_S, _WAITS_SHARE = 0.5, 1000  # and that many times longer than looking takes
 _MOST_NOTED = 1000  # files and folders that a rank of a trial writes to
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -133,6 +135,39 @@ def _quicken(spec: Any) -> None:
                 gc.enable()
 
     spec.__class__ = Quick
+
+
+class Waits:
+    """How long this process was kept from its CPUs: of each interval the longest that one thread waited for one.
+
+    That is how long it was runnable and did not run: https://docs.kernel.org/scheduler/sched-stats.html.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._before: dict[str, int] = {}
+        self._us = self._due_s = 0.0
+
+    def look(self) -> float | None:
+        """Return the microseconds since the first look; None where it is too soon, or nobody counts them."""
+        now_s, now = time.monotonic(), {}
+        if now_s < self._due_s:
+            return None
+        try:
+            threads = os.listdir("/proc/self/task")  # noqa: PTH208 - without an import
+        except OSError:
+            threads = []
+        for name in threads:
+            try:
+                with open(f"/proc/self/task/{name}/schedstat", "rb") as file:
+                    now[name] = int(file.read().split()[1])
+            except (OSError, ValueError, IndexError):  # it has just ended
+                continue
+        grown = [waited - self._before[name] for name, waited in now.items() if name in self._before]
+        self._before, self._us = now, self._us + max(grown, default=0) / 1000
+        took_s = time.monotonic() - now_s
+        self._due_s = now_s + max(_WAITS_EVERY_S, _WAITS_SHARE * took_s)
+        return self._us if now else None
 
 
 class _Counted:

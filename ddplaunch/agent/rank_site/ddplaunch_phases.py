@@ -22,7 +22,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING or __package__:
-    from ddplaunch.agent.rank_site.ddplaunch_marks import Noticed
+    from ddplaunch.agent.rank_site.ddplaunch_marks import Noticed, Waits
     from ddplaunch.agent.rank_site.ddplaunch_timeline import (
         BACKWARD,
         COMM,
@@ -42,7 +42,7 @@ if TYPE_CHECKING or __package__:
     )
 else:  # beside this file
     import ddplaunch_timeline
-    from ddplaunch_marks import Noticed
+    from ddplaunch_marks import Noticed, Waits
 
     globals().update({name: value for name, value in vars(ddplaunch_timeline).items() if not name.startswith("__")})
     del sys.modules["ddplaunch_timeline"]
@@ -101,6 +101,7 @@ class _Rank:
         self._wrapped: list[Any] = []
         self._comm = Communication(self._wrapped)
         self._memory: Memory | None = None
+        self._waits = Waits()
         self._due_s = 0.0
         os.register_at_fork(after_in_child=self._end)  # a DataLoader's worker, or whatever the script forks
 
@@ -271,13 +272,14 @@ class _Rank:
         self._steps += 1
         marks, end, counted = self._timeline.step()
         first = self._steps == 1
-        self._over.append([self._steps, time.time(), [] if first else marks, end, samples or counted])
+        at, samples = (self._steps, time.time(), self._waits.look()), samples or counted
+        self._over.append([at, [] if first else marks, end, samples])
         if first:
             self._begin(optimizer)
         now_s = time.monotonic()
         if self._steps <= _AT_ONCE or now_s >= self._due_s or len(self._over) > _MOST_WAITING / 2:
             assert self._lines is not None
-            while len(self._over) > 1 and self._timeline.clock.over(self._over[0][3]):
+            while len(self._over) > 1 and self._timeline.clock.over(self._over[0][2]):
                 self._write(*self._over.pop(0))  # the last one's communication is told at the next
             if self._steps <= _AT_ONCE:
                 self._lines.fact({"steps": self._steps})  # with the last one
@@ -299,7 +301,7 @@ class _Rank:
             self._comm.on_gpu = any(each.device.type == "cuda" for each in parameters)
         if self._comm.on_gpu:
             self._timeline = Timeline(Events(torch.cuda))
-            self._over[0][3] = self._timeline.clock.stamp()
+            self._over[0][2] = self._timeline.clock.stamp()
             self._timeline.turn(REST)
         about = {"rank": os.environ.get("RANK"), "world_size": os.environ.get("WORLD_SIZE")}
         numbers = {name: int(text) for name, text in about.items() if text is not None and text.isdecimal()}
@@ -314,8 +316,9 @@ class _Rank:
         if self._steps and self._lines is not None:
             self._lines.fact({name: value})
 
-    def _write(self, step: int, at_s: float, marks: list[list[Any]], end: Any, samples: int | None) -> None:
+    def _write(self, at: tuple[int, float, float | None], marks: list[Any], end: Any, samples: int | None) -> None:
         assert self._lines is not None
+        step, at_s, waited = at
         timeline, wall = self._timeline, None
         times: list[float | None] = [None] * 6
         if marks:
@@ -334,16 +337,15 @@ class _Rank:
             self._tell("backend", _backend())
         peak = self._memory.peak_bytes(step)
         data = (times[DATA] or 0.0) if self._fetches and marks else None
-        optimizer = times[OPTIMIZER]
-        comm = comm if marks else None
-        self._lines.step([step, at_s, 1, wall, data, times[FORWARD], backward, comm, optimizer, samples, peak])
+        optimizer, comm = times[OPTIMIZER], comm if marks else None
+        self._lines.step([step, at_s, 1, wall, data, times[FORWARD], backward, comm, optimizer, samples, peak, waited])
 
     def _last(self) -> None:
         """Write what is known when the interpreter ends."""
         if self._off or self._lines is None:
             return
         try:
-            while self._over and self._timeline.clock.over(self._over[0][3]):
+            while self._over and self._timeline.clock.over(self._over[0][2]):
                 self._write(*self._over.pop(0))
             self._lines.close()
         except Exception:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Of a line. ``steps`` is 1, or how many the line is about: times and samples are then sums over them. ``step`` counts
-#: optimizer steps from 1, ``end_s`` is in seconds since 1970.
+#: optimizer steps from 1, ``end_s`` is in seconds since 1970, ``waited`` is for a CPU since the first step.
 FIELDS = (
     *("step", "end_s", "steps", "wall", "data", "forward", "backward", "comm", "optimizer", "samples", "peak_bytes"),
+    "waited",
 )
 REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
-_AHEAD = 1024  # batches that are fetched before they are used
+_AHEAD, _MOST_PARTS = 1024, 16  # batches that are fetched before they are used; parts of one that are looked at
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
-_MOST_PARTS = 16  # of a batch that are looked at
 _DDP_EACH, _DDP_EVERY_S = 64, 0.2  # steps, later: reading what DistributedDataParallel measured takes 0.08 ms
 _DDP_FIRST, _DDP_MEANS = 3, 10_000  # passes: NCCL connects; a mean in whole nanoseconds is off by half of one for each
 
@@ -176,7 +176,7 @@ class StepFile:
         if self._sums:
             before = self._sums
             summed = [None if a is None or b is None else a + b for a, b in zip(before[2:10], values[2:10])]  # noqa: B905
-            values = [*values[:2], *summed, values[10]]
+            values = [*values[:2], *summed, values[10], values[11] or before[11]]
         every_s = self._every_s()
         self._sums = values if (values[3] or 0) < every_s * 1e6 else []
         if not self._sums:

@@ -315,7 +315,7 @@ def _is_measured(rank: RankPhases) -> bool:
     """Whether these are times and shares of steps, and no numbers that cannot be reckoned with."""
     times = rank.step_s, rank.fastest_s, rank.slowest_s, rank.mean_s
     shares = [share for share in rank.shares.values() if share is not None]
-    counts = rank.rank, rank.steps, rank.samples_per_s or 0, rank.peak_bytes or 0
+    counts = rank.rank, rank.steps, rank.samples_per_s or 0, rank.peak_bytes or 0, rank.waits or 0
     return (
         all(0 < each < _LARGEST for each in times)
         and rank.shares.keys() == {*PHASES, "rest"}
