@@ -380,6 +380,12 @@ def _unknown(cause: RootCause) -> _Words:
             "these lines are printed by survivors; the cause is in the log of the rank or host that they lost",
             ("`ddplaunch explain` with the logs of all nodes; else look for its exit status, and " + _DMESG, _RECORD),
         )
+    if summed_up := [hit.line for hit in cause.echoes if hit.signature.code == "told-elsewhere"]:
+        return _Words(
+            f"what started the work says that it failed, and not why: {summed_up[-1].text.strip()[:80]}",
+            "it repeats that something failed that it had started, which prints its reason into its own output",
+            ("`ddplaunch explain` with the output of the workers; a service keeps it as the job's log", _RECORD),
+        )
     if cause.cut is not None:
         return _Words(
             "an exception ended a rank, and its type and message are not in this log",

@@ -246,7 +246,7 @@ def _not_survived(
     """Leave out errors after which the work went on: handled ones, and those of attempts that were restarted."""
     lines = scanned.lines
     begun = max((each.line.at for each in scanned.exits if not each.by_agent), default=-1)  # the last attempt
-    done = said_done(lines, 30)
+    done = said_done(lines, 30, once=True)
     left = [
         each
         for each in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -41,11 +42,13 @@ _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
     r"warn|Warning|^wandb: (?!.*\(success\))"
     r"|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS"
-    r"|destroy_process_group"
+    r"|destroy_process_group|HYDRA_FULL_ERROR=1"
     r"|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
 )
+#: Codes of what launchers and services print only where the work failed.
+_SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _WORK = 3  # steps that are reported by a training that got going
 _ENDS = 15  # lines of a file that may say how it ended
@@ -237,8 +240,11 @@ def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFact
         last = traceback.parts[-1].line
         if not harmless and last.at >= begun and not after.went_on(last, announced=traceback.logged):
             return False
+    summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
+    if any(not after.went_on(line, uncaught=True) for line in summed_up if line.at >= begun):
+        return False
     told = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # of others, which may be "finished"
-    if said_done([line for line in lines[-400:] if line.at not in told], 30 if echoes else 8) or any(
+    if said_done([line for line in lines[-400:] if line.at not in told], 30 if echoes else 8, once=echoes) or any(
         hit.signature.code in _SUCCEEDED for hit in scanned.hits
     ):
         return True
@@ -277,9 +283,15 @@ def _said(lines: Sequence[Line]) -> list[str]:
     return [line.text for line in lines if says_something(line.text)]
 
 
-def said_done(lines: Sequence[Line], last: int) -> bool:
-    """Return whether one of the ``last`` lines that say anything says that the work is done."""
-    return any(_DONE.search(text) for text in _said(lines[-400:])[-last:])
+def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
+    """Return whether one of the ``last`` lines that say anything says that the work is done.
+
+    ``once``: and is not said again and again, with other numbers, as of each step that is done.
+    """
+    said = _said(lines[-400:])
+    often = Counter(_COUNT.sub("", text) for text in said) if once else {}
+    done = (text for text in said[-last:] if _DONE.search(text))
+    return any(often.get(_COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done)
 
 
 def recovered(known: RankExit, scanned: Scanned, after: Afterwards) -> bool:
@@ -304,8 +316,9 @@ def _unfinished(said: Sequence[str]) -> bool:
 
 def _at_work(said: Sequence[str]) -> bool:
     """Return whether a log that ends before the last step reports many: the training still runs, for all it says."""
-    reports = {(*_PART.findall(text), *_STEP.findall(text)) for text in said if _PROGRESS.search(text)}
-    return len(reports) >= _WORK
+    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in said if _PROGRESS.search(text)}
+    logged = list(reports.values()).count(False)  # a bar is drawn many times within a step's time
+    return len(reports) >= _WORK or logged >= _WORK - 1
 
 
 def stops_short(lines: Sequence[Line]) -> Line | None:

@@ -70,7 +70,7 @@ _REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-
 _RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
 _RANK = re.compile(r"^\[rank ?(\d{1,7})\]: ?")
 _ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
-_MPI = re.compile(r"^\[\d+,(\d{1,7})\]<(?:stderr|stdout)>:")
+_MPI = re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:")
 _OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
 _CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
 _POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
@@ -232,6 +232,8 @@ def unfold(raw: str) -> list[str]:
     except (ValueError, RecursionError):
         return [raw]
     texts = [str(record[key]) for key in _JSON_TEXT if isinstance(record.get(key), str) and record[key]]
+    steps = [f"{key} {record[key]}" for key in _JSON_STEPS if type(record.get(key)) in (int, float)]
+    texts = [" ".join([*texts[:1], *steps]), *texts[1:]] if steps else texts
     rank = next((record[key] for key in ("rank", "global_rank") if type(record.get(key)) is int), -1)
     front = f"[rank{rank}]: " if 0 <= rank < _MOST_RANKS else ""
     return [front + line for line in "\n".join(texts).rstrip("\n").split("\n")] if texts else [raw]
@@ -242,6 +244,7 @@ _JSON_TEXT = (
     *("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err"),
     *("stack_trace", "stack", "traceback"),
 )
+_JSON_STEPS = ("epoch", "step", "global_step", "iteration", "iter")
 _MOST_RANKS = 10**7
 
 

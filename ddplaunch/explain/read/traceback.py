@@ -38,6 +38,8 @@ _LOGGED = re.compile(
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
 )
+#: A command that starts ranks by itself: whoever ran it only says that it failed.
+_LAUNCHES = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|'(?:accelerate', 'launch|deepspeed)'")
 _CHAINED = {
     "During handling of the above exception, another exception occurred": "during",
     "The above exception was the direct cause of the following exception": "cause",
@@ -343,6 +345,8 @@ class Tracebacks:
             return
         ignored = state.handled or [name for _, _, name in state.parts[0].frames[:1]] == ["__del__"]
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
+        last = state.parts[-1].raised
+        launcher |= who.rank is None and last.type.endswith("CalledProcessError") and bool(_LAUNCHES.search(last.message))
         parts, speaker = tuple(state.parts), state.speaker or who
         self.done.append(Traceback(parts, speaker, ignored, state.logged, state.side, launcher))
 

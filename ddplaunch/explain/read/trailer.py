@@ -29,7 +29,8 @@ _LEGACY = re.compile(
     r"| died with <Signals\.(?P<signal>SIG\w+): \d+>)"
 )
 _RETURNED = re.compile(r"(?:exits? with return code = |^Process finished with exit code )(?P<code>-?\d+)")
-_ACCESS_VIOLATION = (-0x3FFFFFFB, 0xC0000005)  # what Windows says for SIGSEGV
+#: What Windows says for SIGSEGV (an access violation, no stack left), SIGABRT and SIGINT, as unsigned numbers.
+_OF_WINDOWS = {0xC0000005: -11, 0xC00000FD: -11, 0xC0000409: -6, 0xC000013A: -2}
 _SPAWN = re.compile(
     r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", re.IGNORECASE
 )
@@ -134,8 +135,7 @@ class Trailer:
         elif line.speaker.rank is None and (match := _LEGACY.search(text)):
             return RankExit(_number(match), line)  # the command is the last that was started, not the one that failed
         elif match := _RETURNED.search(text):
-            code = int(match["code"])
-            return RankExit(-11 if code in _ACCESS_VIOLATION else code, line, host=host)
+            return RankExit(_number(match), line, host=host)
         elif line.speaker.rank is None and (match := _SPAWN.search(text)):  # else the rank started it
             return RankExit(_number(match), line, int(match["rank"]))
         elif match := _NAMED.search(text):
@@ -181,9 +181,10 @@ def _by_agent(each: RankExit, forced: set[int]) -> bool:
 
 
 def _number(match: re.Match[str]) -> int:
-    if match["signal"]:
+    if match.groupdict().get("signal"):
         return -(number_of_signal(match["signal"]) or SIGNALS["SIGKILL"])
-    return int(match["code"])
+    code = int(match["code"])
+    return _OF_WINDOWS.get(code % 2**32, code)
 
 
 def exit_code(status: int) -> str:

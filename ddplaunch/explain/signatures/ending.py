@@ -354,6 +354,20 @@ SIGNATURES: tuple[Signature, ...] = (
         log_unless=_STEP_ENDED,
         source="https://docs.python.org/3/library/signal.html",
     ),
+    Signature(  # it then ends all of the server's processes, some of them by SIGKILL
+        code="hang",
+        tier=Tier.UNCERTAIN,
+        patterns=(r"(?P<line>[Ww]atchdog timeout) \(self\.watchdog_timeout=(?P<seconds>[\d.]+)",),
+        what="a scheduler of the server made no step for {seconds} s, and its watchdog ended the server",
+        why="the batch that it works at does not end: a rank waits for another one, or a kernel does not return",
+        fixes=(
+            "what each rank was in stands in the stacks that the watchdog prints, where `py-spy` is installed",
+            "a longer `--watchdog-timeout`, if the first batch compiles kernels or loads that long",
+        ),
+        examples=("[2025-03-09 00:57:15 TP4] Watchdog timeout (self.watchdog_timeout=300)",),
+        near_misses=("server_args=ServerArgs(watchdog_timeout=300, dist_timeout=None)",),
+        source="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/managers/scheduler.py",
+    ),
     Signature(
         code="hang",
         tier=Tier.SYMPTOM,

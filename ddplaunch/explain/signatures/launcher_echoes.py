@@ -62,6 +62,29 @@ SIGNATURES: tuple[Signature, ...] = (
         "['python', 'a.py'] exits with return code = -9",
     ),
     _echo(
+        "told-elsewhere",
+        "what started the work says that it failed, and not why",
+        (
+            r"[Ss]ee root cause above|[Ss]ee stack ?trace for root cause|inspect the previous error messages for a cause",
+            r"ExecuteUserScriptError:|Failed - Training job failed|UnexpectedStatusException: Error for Training job",
+            r"Number of errored trials: [1-9]",
+            r"\bPod: \S+ exited with code [1-9]",
+        ),
+        (
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+            "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace "
+            "for root cause.",
+            "ray.train.base_trainer.TrainingFailedError: The Ray Train run failed. Please inspect the previous error "
+            "messages for a cause.",
+            "sagemaker-training-toolkit ERROR    ExecuteUserScriptError:",
+            "2024-10-27 17:42:20 Failed - Training job failed",
+            "sagemaker.exceptions.UnexpectedStatusException: Error for Training job mnist-1: Failed. Reason: x",
+            "Number of errored trials: 1",
+            'time="2024-02-21T09:32:29Z" level=info msg="Pod: kubeflow.simple-worker-0 exited with code 1" job=a',
+        ),
+        "Number of errored trials: 0",
+    ),
+    _echo(
         "step-ended",
         "the scheduler or the remote shell ended the rest of the step",
         (
@@ -107,6 +130,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"ProcessExitedException: process \d+ terminated with exit code \d+",
             r"(?:^|\s)EOFError\s*$",
             r"BrokenPipeError: \[Errno 32\] Broken pipe",
+            r"A worker died or was killed while executing a task by an unexpected system error",
         ),
         (
             "RuntimeError: DataLoader worker (pid(s) 402) exited unexpectedly",
@@ -114,6 +138,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 1",
             "EOFError",
             "BrokenPipeError: [Errno 32] Broken pipe",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
         ),
         "EOFError: Ran out of input",
     ),

@@ -205,7 +205,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?<!\")No space left on device",
             r"(?<!\")Disk quota exceeded",
             r"database or disk is full",
-            r"StorageFull",
+            r"StorageFull|FilesystemQuotaExceeded",
         ),
         what="a write failed: {line}",
         why=_FULL_WHY,
@@ -216,6 +216,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "OSError: [Errno 122] Disk quota exceeded",
             "sqlite3.OperationalError: database or disk is full",
             "SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull })",
+            'IoError(Os { code: 122, kind: FilesystemQuotaExceeded, message: "Disk quota exceeded" })',
         ),
         near_misses=(
             "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)",
