@@ -25,8 +25,8 @@ _STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRa
 #: Exceptions that a rank raises because another process is gone, which need not be a rank.
 _LOST = frozenset(f"Connection{how}Error" for how in ("Reset", "Aborted", "Refused")) | {"BrokenPipeError", "EOFError"}
 #: Exceptions that a rank raises because another rank is gone.
-_LOST_PEER = frozenset("DistNetworkError DistBackendError DistStoreError".split())
-_LOST_PEER |= frozenset("ActorDiedError ActorUnavailableError RayActorError WorkerCrashedError".split())  # of Ray
+_LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError"])
+_LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
 #: Exceptions that end a process which was asked to end, or whose input ended.
 _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
 #: Codes of echoes that may as well be of a process that the rank had started itself.
@@ -46,7 +46,9 @@ _OF_MACHINES = frozenset(
 #: Messages that only wrap what NCCL printed before.
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")
 #: Codes of echoes that do not speak of a lost peer: launchers' summaries, and what interpreters print as they end.
-NOISE = frozenset("launcher-summary told-elsewhere stopped-by-launcher teardown-noise rendezvous-shutdown".split())
+NOISE = frozenset(
+    ["launcher-summary", "told-elsewhere", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown"]
+)
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
 _VOICES = re.compile(
     r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: |terminate called"

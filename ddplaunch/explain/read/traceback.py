@@ -346,7 +346,9 @@ class Tracebacks:
         ignored = state.handled or [name for _, _, name in state.parts[0].frames[:1]] == ["__del__"]
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
         last = state.parts[-1].raised
-        launcher |= who.rank is None and last.type.endswith("CalledProcessError") and bool(_LAUNCHES.search(last.message))
+        launcher |= (
+            who.rank is None and last.type.endswith("CalledProcessError") and bool(_LAUNCHES.search(last.message))
+        )
         parts, speaker = tuple(state.parts), state.speaker or who
         self.done.append(Traceback(parts, speaker, ignored, state.logged, state.side, launcher))
 

@@ -65,7 +65,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "told-elsewhere",
         "what started the work says that it failed, and not why",
         (
-            r"[Ss]ee root cause above|[Ss]ee stack ?trace for root cause|inspect the previous error messages for a cause",
+            r"[Ss]ee (?:root cause above|stack ?trace for root cause)|inspect the previous error messages for a cause",
             r"ExecuteUserScriptError:|Failed - Training job failed|UnexpectedStatusException: Error for Training job",
             r"Number of errored trials: [1-9]",
             r"\bPod: \S+ exited with code [1-9]",
