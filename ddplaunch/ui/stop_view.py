@@ -22,7 +22,7 @@ _NAMED = 8  # of so many ranks or workers the pids are told
 def begin_text(run: RunProcesses, grace_s: float) -> str:
     """Return what is about to be done, so that a wait is not silent."""
     if not run.launchers:
-        return f"{run.run_id}: torchrun is gone; SIGTERM to {_listed(run.ranks or run.children)}\n"
+        return f"{run.run_id}: torchrun is gone; SIGTERM to {_listed(run.ranks or run.children, run)}\n"
     names = ", ".join(f"pid {process.pid}" for process in run.launchers)
     return f"{run.run_id}: SIGTERM to torchrun ({names}), SIGKILL to what is left after {grace_s:g} s\n"
 
@@ -38,8 +38,8 @@ def nothing_text(run_id: str, others: Sequence[int]) -> str:
 
 def stopped_text(stopped: Stopped) -> str:
     """Return what ended, and what only SIGKILL ended."""
-    ended = f"  ended: {_listed(stopped.ended)}\n" if stopped.ended else ""
-    killed = f"  SIGKILL: {_listed(stopped.killed)}\n" if stopped.killed else ""
+    ended = f"  ended: {_listed(stopped.ended, stopped.run)}\n" if stopped.ended else ""
+    killed = f"  SIGKILL: {_listed(stopped.killed, stopped.run)}\n" if stopped.killed else ""
     return f"{_verdict(stopped)}\n{ended}{killed}"
 
 
@@ -56,13 +56,13 @@ def stop_findings(stopped: Stopped, elsewhere: Sequence[str]) -> tuple[Finding, 
         found.append(
             error(
                 "not-permitted",
-                f"{run_id} belongs to {owner}: {_listed(stopped.denied)} may not be signalled",
+                f"{run_id} belongs to {owner}: {_listed(stopped.denied, stopped.run)} may not be signalled",
                 why="only its owner and root may end a process",
                 fix=f"ask {owner}, or `sudo ddplaunch stop {run_id}`",
             )
         )
     elif stopped.remaining:
-        what = f"{_listed(stopped.remaining)} {'does' if len(stopped.remaining) == 1 else 'do'} not end"
+        what = f"{_listed(stopped.remaining, stopped.run)} {'does' if len(stopped.remaining) == 1 else 'do'} not end"
         shown = "what it waits for: a dead mount or the GPU driver"
         found.append(does_not_end(what, stopped.remaining, "the process is still there", shown))
     if elsewhere:
@@ -92,9 +92,9 @@ def does_not_end(what: str, processes: Sequence[Process], still: str, shown: str
     )
 
 
-def _listed(processes: Sequence[Process]) -> str:
+def _listed(processes: Sequence[Process], run: RunProcesses) -> str:
     """Return ``torchrun (pid 7), rank 0 (pid 8), 2 processes of theirs (9, 10)``; pids of many are in the JSON."""
-    roles = [(process, _role_of(process)) for process in processes]
+    roles = [(process, _role_of(process, run)) for process in processes]
     ranks = [int(name.removeprefix("rank ")) for _, name in roles if name.startswith("rank ")]
     many = len(ranks) > _NAMED
     named = [f"{name} (pid {one.pid})" for one, name in roles if name and not (many and name.startswith("rank "))]
@@ -106,14 +106,15 @@ def _listed(processes: Sequence[Process]) -> str:
     return ", ".join(named)
 
 
-def _role_of(process: Process) -> str:
-    """Return ``torchrun``, ``rank 3``, ``the guard``, or nothing for a child of a rank."""
+def _role_of(process: Process, run: RunProcesses) -> str:
+    """Return ``torchrun``, ``rank 3``, ``the guard``, or nothing for a child of a rank, also one that it detached."""
     if is_guard(process):
         return "the guard"
     if is_launcher(process):
         return "torchrun"
     rank = process.number("RANK")
-    return f"rank {rank}" if rank is not None and process.session == process.pid else ""
+    leads = process.session == process.pid and all(process.pid != child.pid for child in run.children)
+    return f"rank {rank}" if rank is not None and leads else ""
 
 
 def stop_json(stopped: Stopped, elsewhere: Sequence[str]) -> dict[str, Any]:
@@ -124,15 +125,15 @@ def stop_json(stopped: Stopped, elsewhere: Sequence[str]) -> dict[str, Any]:
         "run_id": stopped.run.run_id,
         "stopped": not stopped.remaining,
         "took_s": round(stopped.took_s, 3),
-        "ended": [{**_entry(process), "by": by} for process, by in rows],
-        "remaining": [_entry(process) for process in stopped.remaining],
-        "not_permitted": [_entry(process) for process in stopped.denied],
+        "ended": [{**_entry(process, stopped.run), "by": by} for process, by in rows],
+        "remaining": [_entry(process, stopped.run) for process in stopped.remaining],
+        "not_permitted": [_entry(process, stopped.run) for process in stopped.denied],
         "other_hosts": list(elsewhere),
     }
 
 
-def _entry(process: Process) -> dict[str, Any]:
-    return {"pid": process.pid, "role": _role_of(process) or "child", "rank": process.number("RANK")}
+def _entry(process: Process, run: RunProcesses) -> dict[str, Any]:
+    return {"pid": process.pid, "role": _role_of(process, run) or "child", "rank": process.number("RANK")}
 
 
 def begin_on_hosts(launched: Launched, grace_s: float) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.hosts.local.stop_run import Stopped
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.orphans import adopts_orphans, orphans_in
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in
 from ddplaunch.records.launchers import read_processes, still_running
+from ddplaunch.ui.stop_view import stopped_text
 from ddplaunch.values.variable_names import SETTINGS
 from tests.records.fake_runs import StartRun, processes_json, record, start_run, unique
 
@@ -70,6 +72,16 @@ def test_a_run_is_its_launcher_and_what_that_started() -> None:
     (run,) = runs_in(table(LAUNCHER, GUARD, RANK, LOADER, renamed, shell, process(31, parent=30)))
     assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK, renamed), (LOADER,), (GUARD,))
     assert runs_in(table(shell, process(31))) == ()
+
+
+def test_a_program_that_a_rank_detached_is_none() -> None:
+    of_rank = {**OURS, **ELASTIC, "RANK": "3"}
+    rank, detached = process(20, parent=10, environment=of_rank), process(15, start_ticks=90, environment=of_rank)
+    for launchers in ((LAUNCHER,), ()):
+        (run,) = runs_in(table(*launchers, rank, detached))
+        assert (run.launchers, run.ranks, run.children) == (launchers, (rank,), (detached,))
+        said = stopped_text(Stopped(run, (rank, detached), (), (), (), 0.1))
+        assert "ended: rank 3 (pid 20), 1 process of theirs (15)" in said
 
 
 def test_ranks_without_their_launcher_are_still_the_run() -> None:

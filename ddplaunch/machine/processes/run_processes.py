@@ -96,12 +96,19 @@ def runs_in(table: ProcessTable) -> tuple[RunProcesses, ...]:
 
 def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
     uid, run_id, _, launch = key
+    ranks: dict[tuple[int, int], Process] = {}
+    children = list(parts["children"])
+    for process in sorted(parts["ranks"], key=lambda each: each.start_ticks):
+        number = process.number("RANK")
+        of_its_own = rank_of(process) if number is None else (number, 0)
+        if ranks.setdefault(of_its_own, process) is not process:  # a program that its rank has detached
+            children.append(process)
     return RunProcesses(
         run_id,
         uid,
         tuple(sorted(parts["launchers"], key=lambda each: each.start_ticks)),
-        tuple(sorted(parts["ranks"], key=rank_of)),
-        tuple(parts["children"]),
+        tuple(sorted(ranks.values(), key=rank_of)),
+        tuple(children),
         tuple(parts["guards"]),
         launch,
     )
