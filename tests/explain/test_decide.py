@@ -723,3 +723,63 @@ def test_the_line_at_which_a_log_stops_fits_the_screen() -> None:
     long = "".join(f"Train Epoch: 3 [ {step}/12800000] Loss: 1.9 {'Logit Scale: 42.110 ' * 9}\n" for step in (1, 2, 3))
     text = explanation_text(explained(long), "train.log", Terminal(80))
     assert max(map(cells, text.splitlines())) <= 80 and "`Train Epoch: 3 [ 3/12800000]" in text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        "ray.train.base_trainer.TrainingFailedError: The Ray Train run failed. Please inspect the previous error "
+        "messages for a cause.",
+        "sagemaker.exceptions.UnexpectedStatusException: Error for Training job mnist-1: Failed. Reason: x",
+    ],
+)
+def test_what_only_repeats_that_something_failed_is_no_cause(said: str) -> None:
+    told = diagnosed(STEPS + raised(None, said))
+    assert told.code == "unknown" and told.what.startswith("what started the work says that it failed"), told
+    assert told.evidence[0].text.startswith(said[:40])
+    own = diagnosed(STEPS + raised(None, "KeyError: 'labels'", "/srv/worker.py") + raised(None, said))
+    assert own.what.startswith("KeyError: 'labels'")
+
+
+def test_a_service_that_says_that_its_job_failed_is_no_good_end() -> None:
+    job = "2024-10-27 17:42:20 Uploading - Uploading generated training model\n{} - Training job {}\n"
+    assert diagnosed(STEPS + job.format("2024-10-27 17:42:20 Failed", "failed")).code == "unknown"
+    assert explained(STEPS + job.format("2024-10-27 17:42:20 Completed", "completed")).diagnosis is None
+    assert diagnosed(STEPS + "Number of errored trials: 1\n").code == "unknown"
+    assert explained(STEPS + "Number of errored trials: 0\n").diagnosis is None
+
+
+def test_a_program_that_started_the_launcher_of_ranks_is_not_the_cause() -> None:
+    command = "subprocess.CalledProcessError: Command '['python', '-m', '{}', 'a.py']' returned non-zero exit status 1."
+    assert diagnosed(raised(None, command.format("torch.distributed.run"), "/srv/trainer.py")).code == "unknown"
+    assert diagnosed(raised(None, command.format("convert_labels"), "/srv/trainer.py")).code == "script-exception"
+
+
+def test_a_word_for_the_end_that_is_said_of_each_step_is_none() -> None:
+    steps = "".join(f"Training Progress: {at}/3746 update_weights done, time cost: 2.{at}s\n" for at in range(4, 12))
+    ray = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+    assert diagnosed(steps + ray).code == "unknown"
+    assert explained(steps + "training done\n" + ray).diagnosis is None
+    assert diagnosed(steps + ray + "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n")
+
+
+def test_steps_of_structured_records_are_steps() -> None:
+    record = '{{"lvl": "{}", "rank": {}, "event": "{}", "{}": {}}}\n'
+    failed_upload = record.format("error", 0, "upload_failed", "error", '"OSError: [Errno 28] No space left on device"')
+    later = "".join(record.format("info", 2, "step", "step", step) for step in (120, 130, 140))
+    assert explained(failed_upload + later).diagnosis is None
+    assert diagnosed(later + failed_upload).code == "disk-full"
+
+
+def test_the_words_of_an_error_in_rust_are_its_own() -> None:
+    quota = 'IoError(Os { code: 122, kind: FilesystemQuotaExceeded, message: "Disk quota exceeded" })'
+    assert (
+        diagnosed(raised(0, f"safetensors_rust.SafetensorError: Error while serializing: {quota}")).code == "disk-full"
+    )
+
+
+def test_the_watchdog_of_a_server_tells_more_than_what_it_kills() -> None:
+    stamp = "[2025-03-09 00:57:15 TP{}] Watchdog timeout (self.watchdog_timeout=300)\n"
+    found = diagnosed(stamp.format(4) + stamp.format(6) + "Killed\n")
+    assert (found.code, found.rank) == ("hang", None) and "300 s" in found.what

@@ -53,9 +53,29 @@ def test_what_the_agent_ended_is_marked() -> None:
         ("srun: error: gpu-4: task 3: Exited with exit code 2", 2, 3),
         ("srun: error: gpu-4: tasks 0-2: Killed", -9, None),
         ("  Process name: [[29973,1],5]\n  Exit code:    3", 3, 5),
+        (
+            "subprocess.CalledProcessError: Command '['python.exe']' returned non-zero exit status 3221225477.",
+            -11,
+            None,
+        ),
+        ("subprocess.CalledProcessError: Command '['python.exe']' returned non-zero exit status 3221226505.", -6, None),
+        ("Process finished with exit code -1073741510 (0xC000013A: interrupted by Ctrl+C)", -2, None),
+        ("zsh: segmentation fault  python3 train.py", -11, None),
+        ("zsh: illegal hardware instruction  python3 train.py", -4, None),
+        ("Abort trap: 6", -6, None),
+        ("Killed: 9", -9, None),
+        ("Bus error (core dumped)", -7, None),
+        ("run.sh: line 3:   441 Floating point exception(core dumped) python train.py", -8, None),
+        ("[gpu-3:02117] Signal: Bus error (7)", -7, None),
+        ("make: *** [Makefile:12: train] Error 2", 2, None),
+        ("trainer-1 exited with code 137", 137, None),
+        ("##[error]Process completed with exit code 3.", 3, None),
+        ("\tCommand exited with non-zero status 4".strip(), 4, None),
+        ("Exited with exit code 1.", 1, None),
+        ("[2021-04-28T01:55:38Z] e54b4385 || INFO: container failed with non-zero exit code: 1", 1, None),
     ],
 )
-def test_other_launchers(line: str, code: int, rank: int | None) -> None:
+def test_other_launchers_shells_and_services(line: str, code: int, rank: int | None) -> None:
     (found,) = exits(line)
     assert (found.code, found.rank) == (code, rank)
 
@@ -116,3 +136,11 @@ def test_deepspeed_names_the_process_whose_end_made_it_stop_the_others() -> None
     )
     assert (found.code, found.by_agent) == (-15, False)
     assert exits("srun: error: n1: tasks 0-3: Terminated\n")[0].by_agent, "srun ends all tasks of a step"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["trainer-1 exited with code 0", "Bus error rate 0.3", "Killed 3 stale jobs", "Terminated: 4 workers", "Abort: 3"],
+)
+def test_what_is_no_end(line: str) -> None:
+    assert exits(line) == []

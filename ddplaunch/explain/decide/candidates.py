@@ -47,7 +47,7 @@ _OF_MACHINES = frozenset(
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")
 #: Codes of echoes that do not speak of a lost peer: launchers' summaries, and what interpreters print as they end.
 NOISE = frozenset(
-    ["launcher-summary", "told-elsewhere", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown"]
+    ("launcher-summary", "told-elsewhere", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown")
 )
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
 _VOICES = re.compile(

@@ -63,8 +63,10 @@ _STAMP = re.compile(
 )
 #: Serving stacks name the rank behind the time: its own where tensors are parallel alone, not in a group of several.
 _DATED = re.compile(
-    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: TP(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
+    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: TP(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
 )
+#: Determined: the container, the rank, and bars in front of what it printed; its command shows the level.
+_TRIAL = re.compile(r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7})\] )?\|\| ?|\|\| (?=[A-Z]+: ))")
 #: Python's logging, where it repeats what a rank has printed.
 _REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-Z]{4,8} - (?=\[rank\d+\]: )")
 _RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
@@ -85,7 +87,7 @@ _REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
 
-_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA)
+_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA, _TRIAL)
 
 
 class Prefixes:
@@ -136,11 +138,19 @@ class Prefixes:
                 text, who = _bracketed(text, who)
             elif text[:1] == "(" and (match := _ACTOR.match(text)):
                 text, who = text[match.end() :], _actor(match, who)
-            elif match := next(filter(None, (each.match(text) for each in _IN_FRONT)), None):
-                text = text[match.end() :]
+            else:
+                text, who = _in_front(text, who)
             if text == before:
                 break
         return text, _native(text, who)
+
+
+def _in_front(text: str, who: Speaker) -> tuple[str, Speaker]:
+    match = next(filter(None, (each.match(text) for each in _IN_FRONT)), None)
+    if match is None:
+        return text, who
+    rank = match.groupdict().get("rank")
+    return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
 
 
 def _actor(match: re.Match[str], who: Speaker) -> Speaker:

@@ -44,7 +44,26 @@ _SRUN = re.compile(
 _NAMED = re.compile(r"Process name: +\[\[\d+,\d+\],(\d+)\]")  # Open MPI, its exit code on the next line
 _EXIT = re.compile(r"^\s*Exit code: +(\d+)\s*$")
 _HOW = {"Segmentation fault": -11, "Killed": -9, "Aborted": -6, "Bus error": -7, "Terminated": -15, "Out Of Memory": -9}
+_CRASHES = "Bus error|Floating point exception|Illegal (?:hardware )?instruction|Trace/(?:breakpoint|BPT) trap"
+_ENDS = "Segmentation fault|Killed|Abort|Terminated"
+#: A signal by the words of bash, of zsh, and of the shells of macOS; signatures know the words of bash for some.
+_SHELL = re.compile(
+    rf"^(?:zsh: (?P<zsh>{_CRASHES}|{_ENDS})\b|\S+: line \d+: +\d+ (?P<bash>{_CRASHES})\b"
+    rf"|(?P<bare>{_CRASHES}|(?:{_ENDS}|Abort trap)(?=: \d))(?:: \d+)?(?: +\(core dumped\))?\s*$"
+    r"|(?:\[[\w.-]+:\d+\] )?Signal: (?P<mpi>Bus error) \()",
+    re.IGNORECASE,
+)
+_OF_WORDS = {"bus": 7, "floating": 8, "illegal": 4, "trace/breakpoint": 5, "trace/bpt": 5,
+             "segmentation": 11, "killed": 9, "abort": 6, "terminated": 15}  # fmt: skip
+#: An exit status by the words of make, docker, `time`, LSF, and services that run jobs.
+_STATUS = re.compile(
+    r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^Exited with exit code "
+    r"|^Command exited with non-zero status |command exited with status |Process completed with exit code "
+    r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of )"
+    r"(?P<code>\d+)\b"
+)
 _TRIGGERS = (
+    "core dumped", "zsh: ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with", "with status",
     "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS", "Process finished",
 )  # fmt: skip
@@ -143,10 +162,8 @@ class Trailer:
         elif self._named is not None and (match := _EXIT.match(text)):
             rank, self._named = self._named, None
             return RankExit(int(match.group(1)), line, rank)
-        elif match := _SRUN.search(text):
-            how, tasks = match["how"], match["tasks"]
-            number = int(how.rpartition(" ")[2]) if how.startswith("Exited") else _HOW[how]
-            return RankExit(number, line, int(tasks) if tasks.isdecimal() else None, host=match["host"])
+        else:
+            return _of_step_or_shell(line)
         return None
 
     def finish(self) -> list[RankExit]:
@@ -164,6 +181,19 @@ class Trailer:
                 each = replace(each, rank=rank, host=each.host or known.host)
             result.append(replace(each, by_agent=_by_agent(each, self._forced)))
         return result
+
+
+def _of_step_or_shell(line: Line) -> RankExit | None:
+    """Return the exit that srun, a shell, or a service that runs jobs reports."""
+    if match := _SRUN.search(line.text):
+        how, tasks = match["how"], match["tasks"]
+        number = int(how.rpartition(" ")[2]) if how.startswith("Exited") else _HOW[how]
+        return RankExit(number, line, int(tasks) if tasks.isdecimal() else None, host=match["host"])
+    if match := _SHELL.match(line.text):
+        how = next(filter(None, match.groups())).lower().partition(" ")[0]
+        return RankExit(-_OF_WORDS[how], line, host=line.speaker.host)
+    match = _STATUS.search(line.text)
+    return None if match is None else RankExit(int(match["code"]), line, host=line.speaker.host)
 
 
 def _entry_speaker(speaker: Speaker, table: dict[str, str]) -> Speaker:

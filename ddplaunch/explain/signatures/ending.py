@@ -168,7 +168,7 @@ SIGNATURES: tuple[Signature, ...] = (
         code="segmentation-fault",
         tier=Tier.UNCERTAIN,
         patterns=(
-            r"Fatal Python error: Segmentation fault",
+            r"Fatal Python error: Segmentation fault|Windows fatal exception: (?:access violation|stack overflow)",
             r"Signal: Segmentation fault \(11\)",
             r"Segfault encountered",
             r"\*\*\* SIGSEGV .*received by PID \d+",
@@ -180,6 +180,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=_NATIVE_FIXES,
         examples=(
             "Fatal Python error: Segmentation fault",
+            "Windows fatal exception: access violation",
             "[node:60014] Signal: Segmentation fault (11)",
             "!!!!!!! Segfault encountered !!!!!!!",
             "*** SIGSEGV (@0x0) received by PID 4133 (TID 0x7f) from PID 0; stack trace: ***",

@@ -290,7 +290,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"(?:CUDA error|Cuda failure|cuda runtime error)\S* .*?(?P<line>uncorrectable (?:ECC|NVLink) error\w*)",
-            r"GPU has fallen off the bus|GPU is lost",
+            r"GPU has fallen off the bus|GPU is lost|NVRM: (?P<line>fallen off the bus)",
             r"Unable to determine the device handle for GPU\s?\S+",
             r"CUDA error: (?P<line>hardware stack error)",
             r"NVRM: .*(?P<line>RmInitAdapter failed)",
@@ -302,6 +302,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: uncorrectable ECC error encountered",
             "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
             "NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.",
+            "               NVRM: fallen off the bus and is not responding to commands.",
             "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error",
             "RuntimeError: CUDA error: hardware stack error",
             "[   21.091872] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:894)",
