@@ -58,7 +58,7 @@ _OF_WORDS = {"bus": 7, "floating": 8, "illegal": 4, "trace/breakpoint": 5, "trac
 #: An exit status by the words of make, docker, `time`, LSF, and services that run jobs.
 _STATUS = re.compile(
     r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^Exited with exit code "
-    r"|^Command exited with non-zero status |command exited with status |Process completed with exit code "
+    r"|^Command exited with non-zero status |exited with status (?:code )?|Process completed with exit code "
     r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of )"
     r"(?P<code>\d+)\b"
 )

@@ -115,7 +115,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="unused-parameters",
         tier=Tier.CAUSE,
-        patterns=(r"Expected to have finished reduction in the prior iteration before starting a new one",),
+        patterns=(
+            r"Expected to have finished reduction in the prior iteration before starting a new one",
+            r"your LightningModule has parameters that were not used in producing the loss",
+        ),
         unless=(r"UserWarning",),
         what="DDP: some parameters got no gradient in the iteration before",
         why="DDP waits for a gradient of every parameter; a branch or output that the loss does not use leaves some "
@@ -131,6 +134,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This "
             "error indicates that your module has parameters that were not used in producing loss.",
             ": Expected to have finished reduction in the prior iteration before starting a new one.",
+            "RuntimeError: It looks like your LightningModule has parameters that were not used in producing the loss "
+            "returned by training_step.",
         ),
         near_misses=(
             "[W reducer.cpp:1251] Warning: find_unused_parameters=True was specified in DDP constructor, but did not "

@@ -67,7 +67,7 @@ SIGNATURES: tuple[Signature, ...] = (
         (
             r"[Ss]ee (?:root cause above|stack ?trace for root cause)|inspect the previous error messages for a cause",
             r"ExecuteUserScriptError:|Failed - Training job failed|UnexpectedStatusException: Error for Training job",
-            r"Number of errored trials: [1-9]",
+            r"Number of errored trials: [1-9]|The [Kk]ernel (?:crashed while executing code|appears to have died)",
             r"\bPod: \S+ exited with code [1-9]",
         ),
         (
@@ -80,6 +80,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "2024-10-27 17:42:20 Failed - Training job failed",
             "sagemaker.exceptions.UnexpectedStatusException: Error for Training job mnist-1: Failed. Reason: x",
             "Number of errored trials: 1",
+            "The Kernel crashed while executing code in the current cell or a previous cell.",
+            "The kernel appears to have died. It will restart automatically.",
             'time="2024-02-21T09:32:29Z" level=info msg="Pod: kubeflow.simple-worker-0 exited with code 1" job=a',
         ),
         "Number of errored trials: 0",

@@ -124,6 +124,12 @@ SIGNATURES: tuple[Signature, ...] = (
         "https://github.com/openpbs/openpbs/blob/master/src/resmom/linux/mom_mach.c",
     ),
     _limit(
+        r"Your notebook tried to run for longer than the allowed \d+ seconds",
+        "another session that resumes",
+        "43200.1s 402 Your notebook tried to run for longer than the allowed 43200 seconds.",
+        "https://www.kaggle.com/docs/notebooks",
+    ),
+    _limit(
         r"TERM_RUNLIMIT",
         "`#BSUB -W 48:00`",
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",

@@ -82,6 +82,19 @@ SIGNATURES: tuple[Signature, ...] = (
         "https://github.com/openpbs/openpbs/blob/master/src/resmom/linux/mom_mach.c",
     ),
     _ended_by(
+        (
+            r"Your session crashed after using all available RAM",
+            r"Your notebook tried to allocate more memory than is available",
+        ),
+        "a runtime with more memory",
+        "Measure: the memory that the notebook shows while the cell runs.",
+        (
+            "Your session crashed after using all available RAM. If you are interested in access to high-RAM runtimes",
+            "Your notebook tried to allocate more memory than is available. It has restarted.",
+        ),
+        "https://research.google.com/colaboratory/faq.html",
+    ),
+    _ended_by(
         (r"TERM_MEMLIMIT[^.]*",),
         '`#BSUB -M 256G` and `#BSUB -R "rusage[mem=256G]"`',
         "Measure: `bjobs -l JOBID | grep MAX`.",
@@ -171,7 +184,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"\[Errno 12\] Cannot allocate memory",
             r"(?P<line>Cannot allocate memory(?: \(12\))?)\.?$",
-            r"std::bad_alloc",
+            r"std::bad_alloc|The paging file is too small for this operation to complete",
             r"(?:^|\s)(?:\w+\.)*_?(?P<line>(?:Array)?MemoryError)(?:$|: )",
         ),
         what="an allocation of host memory was refused: `{line}`",
@@ -182,6 +195,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "OSError: [Errno 12] Cannot allocate memory",
             "RuntimeError: unable to mmap 4194304 bytes from file </torch_4_5_6>: Cannot allocate memory (12)",
             "bash: fork: Cannot allocate memory",
+            "OSError: [WinError 1455] The paging file is too small for this operation to complete.",
             "MemoryError",
             "terminate called after throwing an instance of 'std::bad_alloc'",
         ),

@@ -87,7 +87,9 @@ SIGNATURES: tuple[Signature, ...] = (
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         patterns=(
-            r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA) out of memory\. Tried to allocate",
+            r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|MPS backend) out of memory(?:\.| \(MPS .*\)\.) Tried to allocate",
+            r"(?:XlaRuntimeError|JaxRuntimeError): RESOURCE_EXHAUSTED: Out of memory",
+            r"OOM when allocating tensor with shape\S+ and type \w+ on \S*device:GPU",
             r"^(?:\S*(?:Error|Exception): )+(?:CUDA|HIP|NPU|XPU) out of memory",
             r"(?:torch\.|cuda\.|c10::|cupy\.\S*|numba\S*)OutOfMemoryError\b: (?!DefaultCPU)\S",
             r"^(?:RuntimeError: )?\[?(?:CRITICAL|ERROR)?:? ?Encountered OOM (?:exception|error)?",
@@ -104,6 +106,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
             "  what():  CUDA out of memory. Tried to allocate 512.00 MiB",
             "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
+            "RuntimeError: MPS backend out of memory (MPS allocated: 17.80 GB, max allowed: 18.13 GB). Tried to "
+            "allocate 512.00 MB on private pool.",
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate.",
+            "OOM when allocating tensor with shape[256,64,9] and type float on /job:localhost/replica:0/task:0/device:"
+            "GPU:0 by allocator GPU_0_bfc",
             "Encountered OOM exception and not in distributed mode",
         ),
         near_misses=(
