@@ -88,6 +88,27 @@ def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path) -> None:
     assert not runs(tmp_path, over, "500MiB")
 
 
+def test_any_failure_where_memory_ends_is_one_of_memory(tmp_path: Path) -> None:
+    """As of oneDNN, which says `could not create a primitive` when malloc gives it nothing."""
+    refused = """
+    if args.batch_size > 3 and step == 3:
+        import resource
+        has = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) * 1024
+        rest = torch.ones(int(0.96 * resource.getrlimit(resource.RLIMIT_DATA)[0] - has) // 4)
+    if args.batch_size > 3 and step == 10:
+        raise RuntimeError("could not create a primitive")
+"""
+    script = TRAINING.replace("MODEL", MODELS["linear"]).replace(
+        "        step += 1\n", "        step += 1" + refused.replace("\n", "\n    ")
+    )
+    (tmp_path / "train.py").write_text(script)
+    words = ("1", "--device", "cpu", "--memory", "600MiB", "--batch-size", "8", "--steps", "6", "--trials", "2")
+    done, found = fit(tmp_path, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(each["tried"]["batch"], each["tried"]["ran"]) for each in found["trials"]] == [(8, False), (2, True)]
+    assert found["trials"][0]["note"] == "failed (script-exception) where memory ends"
+
+
 def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", MODELS["linear"]))
     words = ("2", "--device", "cpu", "--memory", "500MiB", "--global-batch-size", "24", "--steps", "6")

@@ -235,6 +235,8 @@ def test_who_was_bound_stays_as_it_is(tmp_path: Path, environ: dict[str, str], w
     asked = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="cores")
     assert asked.cpus == ("0-3,16-19", "4-7,20-23"), "within what there is"
     assert asked.text.endswith("; 16 of 32 CPUs by affinity")
+    alone = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="none")
+    assert (alone.cpus, alone.text) == ((), "left to the kernel, 16 of 32 CPUs by affinity")
 
 
 def test_all_cpus_of_a_slurm_job_are_no_choice_among_them(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
+from ddplaunch.records.outcome import RunOutcome, read_outcome
 from tests.cli.test_scale import PLANTED
 from tests.conftest import skip
 from tests.slurm.cluster import GPUS, Cluster, missing
@@ -319,6 +320,9 @@ def test_sizes_of_an_allocation_are_measured(cluster: Cluster, place: Path) -> N
     one, two = json.loads((place / "scale.json").read_text())["sizes"]
     assert [each["size"] for each in (one, two)] == ["1", "2x1"] and len(two["ranks"]) == 2, said
     assert 1.2 < two["speed_up"] < 2.8, said
+    for each in (one, two):  # ended with its grace, and not by srun, which kills
+        outcome = read_outcome(Path(each["record"]))
+        assert isinstance(outcome, RunOutcome) and outcome.state == "terminated"
     words = ("salloc", "-N2", sys.executable, "-m", "ddplaunch", "scale", "3x1", "--device", "cpu", "--", "train.py")
     more = cluster.run(words, place)
     assert more.returncode == 2 and "size 3x1 takes 3 machines, and there are 2" in more.stderr, more.stderr

@@ -235,7 +235,7 @@ class _Search:
             return Tried(batch, True, peak, limit, result.samples_per_s or self._by_steps(batch, result)), ""
         if result.status == "ended" and peak is not None:
             return Tried(batch, True, peak, limit), f"it ended after {count(result.steps_seen, 'step')}"
-        if result.status == "failed" and (note := self._out_of_memory(batch, result)):
+        if result.status == "failed" and (note := self._out_of_memory(batch, result, Tried(batch, False, peak, limit))):
             return Tried(batch, False, None, limit), note
         if self._trials and (result.status == "ended" or result.empty_epochs):
             return Tried(batch, False, None, limit), "no step: the data hold no such batch"
@@ -253,14 +253,15 @@ class _Search:
         if most and self._batches.total is None:
             self._batches = replace(self._batches, most=min(self._batches.most, most))
 
-    def _out_of_memory(self, batch: int, result: TrialResult) -> str:
+    def _out_of_memory(self, batch: int, result: TrialResult, at_its_end: Tried) -> str:
         """Return how memory ran out in a trial that failed, "" where that was not why."""
         code = "" if result.diagnosis is None else result.diagnosis.code
         if code in _MEMORY and (code != "process-limit" or self._memory is not None):
             return "out of memory"
         model, known = modelled(self._tried()), [each for each in self._tried() if each.limit_bytes]
         # what is refused memory may say anything, so that what is known of smaller batches counts as well
-        if model is not None and known and model.at(batch) > budget(known[0], _HEADROOM):
+        predicted = model is not None and known and model.at(batch) > budget(known[0], _HEADROOM)
+        if predicted or (at_its_end.limit_bytes and not replace(at_its_end, ran=True).within(_HEADROOM)):
             return f"failed ({code or 'unknown'}) where memory ends"
         return ""
 

@@ -33,11 +33,13 @@ from ddplaunch.cli.trials.trial_orders import (
 )
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.stop_run import stop_run
+from ddplaunch.hosts.slurm.programs import end_step
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.hardware import busy_cpus
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.find import numbered
+from ddplaunch.records.json_files import read_object
 from ddplaunch.records.launchers import NodeProcesses, read_processes
 from ddplaunch.records.outcome import RunOutcome, read_findings, read_outcome
 from ddplaunch.records.run_states import live_run
@@ -345,7 +347,8 @@ class _Running:
         try:
             self._alive()  # to know what is of this launch when the launcher is gone
             if self._child.poll() is None:
-                self._child.terminate()
+                if not end_step(self._of_step(), os.environ):
+                    self._child.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     self._child.wait(grace_s + _LONGER_S)
             self._stop_rest(grace_s)
@@ -362,6 +365,14 @@ class _Running:
             self.observed = tuple(each for each in at_its_end if each.code in OBSERVED) or read_findings(
                 self._places.record
             )
+
+    def _of_step(self) -> dict[str, str]:
+        """Return the environment in a job's step that srun has made of the launcher; empty where there is none."""
+        with suppress(OSError, ValueError):
+            if Path(f"/proc/{self._child.pid}/comm").read_text() == "srun\n" and self._is_recorded():
+                known = read_object(self._places.record / "run.json")["environment"]
+                return {str(name): str(value) for name, value in known.items()}
+        return {}
 
     def _stop_rest(self, grace_s: float) -> None:
         end = time.monotonic() + _OUTCOME_S

@@ -154,6 +154,19 @@ def cancel(job: str, environ: Mapping[str, str]) -> bool:
     return _ask(["scancel", job], environ) is not None
 
 
+def end_step(step_of: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    """Send SIGTERM to the tasks of a job's step; return whether scancel is there. ``step_of`` has its variables.
+
+    srun, signalled itself, kills the step at once: https://slurm.schedmd.com/srun.html#SECTION_SIGNALS. scancel of
+    22.05 says "Invalid job id specified" when the signal has arrived.
+    """
+    job, step = step_of.get("SLURM_JOB_ID", ""), step_of.get("SLURM_STEP_ID", "")
+    if not (job.isdigit() and step.isdigit()):
+        return False
+    _ask(["scancel", "--signal=TERM", f"{job}.{step}"], environ)
+    return shutil.which("scancel", path=environ.get("PATH")) is not None
+
+
 def with_end_of_job(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with SLURM_JOB_END_TIME (epoch seconds), which Slurm sets since 23.02, asked of squeue.
 

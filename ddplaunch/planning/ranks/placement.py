@@ -130,7 +130,8 @@ def _by_the_user(asked: Resolved[Word] | None, layout: CpuLayout, around: Surrou
             where=str(asked.source),
         )
     if asked is not None and asked.value == "none":
-        return Placement(text="left to the kernel", source=asked.source, shown=True)
+        text = ", ".join(filter(None, ("left to the kernel", _limit(layout, around))))
+        return Placement(text=text, source=asked.source, shown=True)
     if theirs is not None:
         return Placement(text=f"as torchrun's `{theirs}` says", source=Source("flag", "--torchrun-arg"), shown=True)
     for name, mark in _LISTS.items():
@@ -156,6 +157,13 @@ def _limited_by(layout: CpuLayout, around: Surroundings) -> str:
     return "Slurm" if allocated == str(len(layout.cpus)) else "affinity"
 
 
+def _limit(layout: CpuLayout, around: Surroundings) -> str:
+    """Return how many of the machine's CPUs there are for the launch, and why not more; "" for all of them."""
+    if len(layout.cpus) >= layout.online:
+        return ""
+    return f"{len(layout.cpus)} of {layout.online} CPUs by {_limited_by(layout, around)}"
+
+
 def _by_us(word: Word, ranks: int, cpu: CpuFacts, layout: CpuLayout, around: Surroundings) -> Placement:
     """Bind the ranks, or say in ``text`` why not and which CPUs there are; empty where nobody would expect it."""
     if around.gpus is None:
@@ -172,8 +180,7 @@ def _by_us(word: Word, ranks: int, cpu: CpuFacts, layout: CpuLayout, around: Sur
     if isinstance(found, str):
         shown = len(layout.nodes) > 1 or found == around.taken
         found = Placement(text=f"not bound: {found}", shown=shown) if found else Placement()
-    if len(layout.cpus) < layout.online:
-        limit = f"{len(layout.cpus)} of {layout.online} CPUs by {_limited_by(layout, around)}"
+    if limit := _limit(layout, around):
         found = replace(found, text=f"{found.text}; {limit}" if found.text else limit, shown=True)
     return replace(found, shown=found.shown or bool(found.cpus))
 
