@@ -288,8 +288,10 @@ def unwatched(sizes: Sequence[SizeMeasured]) -> Finding | None:
     return warning(
         "trial-unwatched",
         f"nobody watched the steps of {listed(names)}: the hosts do not share the run directory",
-        why="such a trial ends 45 s and `--seconds` after its launch, however long its ranks had trained by then",
-        fix="`--run-dir` on a file system that all hosts share; else `--seconds 60` where ranks take long to load",
+        why="such a trial ends 45 s and `--seconds` after its launch, however long its ranks had trained by then, and "
+        "its folder stays on each host in `.ddplaunch/trials`",
+        fix="`--run-dir` on a file system that all hosts share; else `--seconds 60` where ranks take long to load, and "
+        "`rm -r .ddplaunch/trials` on each host",
     )
 
 

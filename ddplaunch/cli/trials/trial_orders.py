@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +21,7 @@ from ddplaunch.cli.flags import launch_words
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import new_run_id, runs_directory
 from ddplaunch.records.find import numbered
+from ddplaunch.records.launchers import read_processes
 from ddplaunch.records.own.own_files import closing, open_base, open_folder, remove_folder
 from ddplaunch.script.declared import arranged, given, spell
 from ddplaunch.script.names import last_word
@@ -227,7 +230,7 @@ class WrittenOutside:
     def __init__(self, order: TrialOrder, places: TrialPlaces) -> None:
         """Look at the working directory and the folders that the script's words name, as they are now."""
         named = [Path(word.rpartition("=")[2]) for word in order.script[1:] if "/" in word]
-        cwd, self._places = Path.cwd(), places
+        cwd, self._places, self._elsewhere = Path.cwd(), places, order.elsewhere
         folders = [folder.absolute() for folder in named if folder.is_dir()]
         self._folders = (cwd, *(each for each in dict.fromkeys(folders) if not each.is_relative_to(cwd)))
         self._before, self._began_s = self._files(self._folders), time.time()
@@ -244,7 +247,20 @@ class WrittenOutside:
         found = {path for path in self._open if not path.startswith(own)}
         if max(len(self._before), len(after)) < _MOST_FILES:
             found |= {path for path, seen in after.items() if self._before.get(path) != seen}
-        return tuple(sorted(found.union(path for path in self._noted() if not path.startswith(own))))
+        found |= {path for path in self._noted() if not path.startswith(own)}
+        return tuple(sorted(found.union(self._on_other_hosts() if self._elsewhere else ())))
+
+    def _on_other_hosts(self) -> Iterator[str]:
+        """Yield as ``HOST:PATH`` what ranks noted on other hosts and this one has not; it may be gone there by now."""
+        own = tuple(f"{each.parent}" for each in (self._places.record, self._places.folder))
+        for node in read_processes(self._places.record):
+            notes = (self._places.record / f"node-{node.node}").glob("attempt-*/rank-*.written")
+            paths = {path for note in notes for path in os.fsdecode(note.read_bytes()).splitlines()}
+            above = {str(parent) for path in paths for parent in Path(path).parents}
+            for path in paths - above if node.host != socket.gethostname() else ():
+                passing = _PASSING.search(f"{path}/") or Path(path).parent == Path(tempfile.gettempdir())
+                if not (passing or path.startswith(own) or os.path.lexists(path)):
+                    yield f"{node.host}:{path}"
 
     def _noted(self) -> Iterator[str]:
         """Yield the files, written since it began, of which ranks noted that they write them, or made their folder."""

@@ -105,7 +105,7 @@ class TrialSeries:
             if result.exit_status == ExitStatus.USAGE and not self._ran and (wrong := errors(result.findings)):
                 raise UsageError(*wrong)  # flags that no trial can have
             if result.kept is not None:
-                say(f"{shown}: kept in `{path_text(result.kept)}`")
+                say(f"{shown}: kept in `{path_text(result.kept)}`{' on each host' if result.unwatched else ''}")
             return result
         except NotOursError as problem:
             place = shlex.quote(path_text(Path(problem.filename)))
