@@ -21,7 +21,14 @@ from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import nccl_versions, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
-from ddplaunch.explain.decide.recorded import OF_CUDA, aborted_when_through, bus_error, handled_before, memory_limit
+from ddplaunch.explain.decide.recorded import (
+    OF_CUDA,
+    aborted_when_through,
+    bus_error,
+    handled_before,
+    memory_limit,
+    xid,
+)
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher
@@ -29,7 +36,7 @@ from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
 from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
-from ddplaunch.explain.signatures.signature import OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier
+from ddplaunch.explain.signatures.signature import OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier, with_address
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, left_early, waiting_words
 from ddplaunch.values.words import SIGNALS, signal_name
 
@@ -49,7 +56,6 @@ _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
-_BUS = re.compile(r"([0-9a-f]*)([0-9a-f]{2})([0-9a-f]{2})([0-9a-f])")
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(
@@ -93,6 +99,8 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
     if cause.code == "nccl-version-mismatch" and (versions := nccl_versions(scanned)):
         words = words._replace(why=f"{versions}; {words.why}")
+    if cause.code == "gpu-fault" and (reported := xid(facts)):
+        words = words._replace(why=f"{reported}; {words.why}")
     if raised is not None and raised.type in _NO_SYNTAX and (place := _unparsed(line, scanned)):
         words = words._replace(what=f"{words.what}: {place}")
     return Diagnosis(
@@ -164,20 +172,9 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     sizes = told_by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
-    words = _Words(*sizes) if sizes else _of_signature(signature, _with_addresses(candidate.groups))
+    words = _Words(*sizes) if sizes else _of_signature(signature, with_address(candidate.groups))
     at = cause.frame or (cause.calls[-1].place if cause.calls and cause.code == "syntax-error" else "")
     return words._replace(what=f"{words.what}, at {at}") if at else words
-
-
-def _with_addresses(groups: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the groups with NCCL's number of a PCI device as `lspci` writes it: NCCL leaves its colons and dots out.
-
-    ``busIdToInt64`` in https://github.com/NVIDIA/nccl/blob/master/src/misc/utils.cc
-    """
-    if not (match := _BUS.fullmatch(groups.get("bus", "").zfill(6))):
-        return groups
-    domain, bus, device, function = match.groups()
-    return {**groups, "bus": f"{domain.lstrip('0') and f'{domain}:'}{bus}:{device}.{function}"}
 
 
 def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.explain.decide import endings
 from ddplaunch.explain.decide.endings import telling
-from ddplaunch.explain.diagnosis import RankEnd
+from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.words import number_of_signal
@@ -706,7 +706,53 @@ def test_a_layer_of_another_size_is_named_with_both_sizes() -> None:
     assert found.what.endswith("Net: `fc.weight` is [10, 8] in the file and [12, 8] in the model")
     assert "strict=False" in found.fixes[-1] and "module." not in " ".join(found.fixes)
     other = diagnosed(raised(0, head + '\tMissing key(s) in state_dict: "module.fc.weight".'))
+    assert other.what.endswith("the names of the model begin with `module.`, and those in the file do not")
     assert "module." in other.fixes[0]
+    for which, said in (("Missing", "in the model and not in the file"), ("Unexpected", "in the file and not in the")):
+        grown = diagnosed(raised(0, head + f'\t{which} key(s) in state_dict: "criterion.weight", "criterion.bias".'))
+        assert f"`criterion.weight` is {said}" in grown.what and "strict=False" in grown.fixes[0]
+
+
+def test_an_extension_that_does_not_build_is_told_by_the_compilers_first_error() -> None:
+    for said, named in (
+        ("warp.cpp:1:10: fatal error: opencv2/core.hpp: No such file or directory", "finds no `opencv2/core.hpp`"),
+        ('fused.cu(41): error: identifier "c10" is undefined', 'fused.cu(41): error: identifier "c10" is undefined'),
+    ):
+        found = diagnosed(
+            f"{said}\nninja: build stopped: subcommand failed.\n"
+            + raised(1, "RuntimeError: Error building extension 'warp_ops': [1/2] c++ -MMD")
+        )
+        assert found.code == "extension-build-failed" and named in found.what
+
+
+def test_a_fault_of_a_gpu_names_what_the_driver_reported() -> None:
+    error = raised(1, "RuntimeError: CUDA error: unspecified launch failure")
+    xid = "NVRM: Xid (PCI:0000:41:00): 109, pid=3378, name=python, Ch 00000028, errorString CTX SWITCH TIMEOUT, Info"
+    assert "Xid 109 (CTX SWITCH TIMEOUT)" in diagnosed(error + f"{xid}\n").what
+    assert "Xid" not in diagnosed(error).what
+    after = f"{xid.replace('109', '45')}\n"
+    assert "Xid" not in diagnosed(error + after).what, "45 follows"
+    assert diagnosed(error, RunFacts(dmesg=(after, f"[9.1] {xid}"))).why.startswith(
+        "the driver reported Xid 109 for the GPU at PCI:0000:41:00; "
+    )
+
+
+def test_a_rank_that_waited_in_another_collective_until_the_first_gave_up_is_no_absent_one() -> None:
+    torch = "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+    def trace(rank: int, line: int, call: str, said: str) -> str:
+        frames = (
+            f'  File "/srv/train.py", line {line}, in <module>\n    x\n  File "{torch}", line 9, in {call}\n    w\n'
+        )
+        text = f"Traceback (most recent call last):\n{frames}RuntimeError: [/gloo/transport/tcp/{said}\n"
+        return "".join(f"[rank{rank}]: {each}\n" for each in text.splitlines())
+
+    waited = trace(1, 22, "all_reduce", "unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete")
+    closed = "pair.cc:553] Connection closed by peer [127.0.0.1]:26505."
+    found = diagnosed(waited + trace(0, 24, "gather_object", closed))
+    assert found.code == "collective-mismatch" and "rank 0 waited in gather_object (from train.py:24)" in found.what
+    late = diagnosed(waited + trace(0, 24, "all_reduce", closed))
+    assert late.code == "collective-timeout", "it came, too late, to the same one"
 
 
 def test_the_exception_of_a_task_of_ray_is_the_one_that_its_script_raised() -> None:

@@ -33,6 +33,7 @@ _WORLD = re.compile(
     r"world_size[=:] ?(\d+)|nranks (\d+)|worker_count=\d+.*world_size=(\d+)|nproc[_-]per[_-]node[ =](\d+)"
 )
 _WAITS = re.compile(r"Timed out waiting \d+ ?ms for (?:send|recv) operation")
+_CLOSED = re.compile(r"gloo/transport/.*Connection (?:closed|reset) by peer")
 _CALLS = re.compile(
     r"(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
     r"|(?:monitored_)?barrier|send|recv"
@@ -118,8 +119,12 @@ def stuck(scanned: Scanned) -> Stuck:
         if match := _COUNTS.search(line.text):
             enqueued.setdefault(rank, _signed(match["enqueued"]))
             completed.setdefault(rank, _signed(match["completed"]))
-    for each in _gloo(scanned):
+    for each in _gloo(scanned, _WAITS):
         waited.setdefault(each.rank, each)
+    calls = {each.call for each in waited.values()} if all(each.call for each in waited.values()) else set()
+    for each in _gloo(scanned, _CLOSED) if calls else ():  # it waited too, until the other gave up
+        if each.call and each.call not in calls:
+            waited.setdefault(each.rank, each)
     ordered = tuple(replace(waited[rank], group=groups.get(rank, "")) for rank in sorted(waited))
     left = frozenset(_left(scanned) - waited.keys()) if waited else frozenset()
     return Stuck(ordered, enqueued, completed, groups, world_size(scanned), left)
@@ -165,11 +170,11 @@ def _left(scanned: Scanned) -> set[int]:
     return first | {line.speaker.rank for line in said if line.speaker.rank is not None}
 
 
-def _gloo(scanned: Scanned) -> Iterable[Waited]:
+def _gloo(scanned: Scanned, said: re.Pattern[str]) -> Iterable[Waited]:
     for traceback in scanned.tracebacks:
         part = traceback.parts[-1]
         rank = traceback.speaker.rank
-        if rank is None or not _WAITS.search(part.raised.message):
+        if rank is None or not said.search(part.raised.message):
             continue
         outer = next((call.place for call in traceback.calls), "")
         yield Waited(rank, part.line, call=_called_by_user(part.frames), frame=outer)

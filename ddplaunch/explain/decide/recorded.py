@@ -24,6 +24,7 @@ _CRASHES = ("segmentation-fault", "killed")
 OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
 _KILLED = re.compile(r"Killed? process \d+")
 #: The second is of kernels before 5.0.
+_XID = re.compile(r"NVRM: Xid \(([^)]+)\): (\d+)\b")
 _LIMIT = re.compile(
     r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
 )
@@ -136,6 +137,16 @@ def out_of_memory(facts: RunFacts | None) -> Line | None:
         times = "once" if facts.oom_kills == 1 else f"{facts.oom_kills} times"
         return Line(0, "memory.events", 0, f"oom_kill: the cgroup's limit was reached {times} during the run", NOBODY)
     return None
+
+
+def xid(facts: RunFacts | None) -> str:
+    """Return what the driver reported of a GPU while the run went on, as a clause; "" for nothing.
+
+    45 says that a program's channels were closed, which follows: https://docs.nvidia.com/deploy/xid-errors/.
+    """
+    reports = (_XID.search(text) for text in (() if facts is None else facts.dmesg))
+    found = next((match for match in reports if match and match[2] != "45"), None)
+    return "" if found is None else f"the driver reported Xid {found[2]} for the GPU at {found[1]}"
 
 
 def memory_limit(facts: RunFacts | None) -> str | None:

@@ -34,6 +34,24 @@ _TEXT_FIXES = (
     "fetch the file itself again, and compare `sha256sum FILE` with its source",
 )
 
+_MISSING, _UNEXPECTED = r"Missing key\(s\) in state_dict: ", r"Unexpected key\(s\) in state_dict: "
+
+
+def _keys(said: str, what: str, why: str, fix: str) -> Signature:
+    return Signature(
+        code="checkpoint-mismatch",
+        tier=Tier.CAUSE,
+        patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),
+        log_with=(said,),
+        what=f"the checkpoint does not fit the model {{model}}: {what}",
+        why=why,
+        fixes=(fix, "else build the model with the configuration that the checkpoint was trained with"),
+        examples=("RuntimeError: Error(s) in loading state_dict for EcgClassifier:",),
+        near_misses=('Missing key(s) in state_dict: "criterion.weight".',),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
+    )
+
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-mismatch",
@@ -55,6 +73,30 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=("RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:",),
         near_misses=("size mismatch for fc.weight: copying a param with shape [10, 8] from checkpoint",),
         source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
+    ),
+    _keys(
+        rf"{_UNEXPECTED}\"(?P<prefix>module\.|_orig_mod\.|_forward_module\.)",
+        "the names in the file begin with `{prefix}`, and those of the model do not",
+        "the bare model names its weights otherwise than the wrapped or compiled one that was saved",
+        "strip the prefix: `dict((k.removeprefix('{prefix}'), v) for k, v in sd.items())`",
+    ),
+    _keys(
+        rf"{_MISSING}\"(?P<prefix>module\.|_orig_mod\.|_forward_module\.)",
+        "the names of the model begin with `{prefix}`, and those in the file do not",
+        "the wrapped or compiled model names its weights otherwise than the bare one that was saved",
+        "load into the bare model, before it is wrapped or compiled: `model.module.load_state_dict(…)`",
+    ),
+    _keys(
+        rf"{_MISSING}\"(?P<key>[^\"]+)\"",
+        "`{key}` is in the model and not in the file",
+        "the model has got a part since, or is built with another configuration than the one that was saved",
+        "if it is new: `load_state_dict(…, strict=False)` lets it begin anew (Lightning: `strict_loading = False`)",
+    ),
+    _keys(
+        rf"{_UNEXPECTED}\"(?P<key>[^\"]+)\"",
+        "`{key}` is in the file and not in the model",
+        "the model has lost a part since, or is built with another configuration than the one that was saved",
+        "if it was taken out: `load_state_dict(…, strict=False)` leaves it (Lightning: `strict_loading = False`)",
     ),
     Signature(
         code="checkpoint-mismatch",

@@ -286,6 +286,38 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="extension-build-failed",
         tier=Tier.CAUSE,
+        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
+        log_with=(r"fatal error: (?P<header>(?!Python\.h)[\w./+-]+): No such file",),
+        what="an extension ({extension}) did not build: the compiler finds no `{header}`",
+        why="the library that brings this header is not installed, or not where the compiler looks",
+        fixes=(
+            "install its development package on every node (`apt-file search {header}` names it), or say where it is: "
+            "`extra_include_paths=[…]`, `--env CPATH=…`",
+            "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
+        ),
+        examples=("RuntimeError: Error building extension 'warp_ops'", "ninja: build stopped: subcommand failed."),
+        near_misses=("warp.cpp:1:10: fatal error: opencv2/core.hpp: No such file or directory",),
+        source="https://pytorch.org/docs/stable/cpp_extension.html",
+    ),
+    Signature(
+        code="extension-build-failed",
+        tier=Tier.CAUSE,
+        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
+        log_with=(r"(?P<problem>[\w./+-]+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error: .{1,120})",),
+        what="an extension ({extension}) did not build: {problem}",
+        why="compiler, CUDA toolkit and torch have to fit where an extension is built; this is the first error",
+        fixes=(
+            "look at that line; where the CUDA toolkit is missing or another one, set CUDA_HOME to that of `python -c "
+            "'import torch; print(torch.version.cuda)'`",
+            "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
+        ),
+        examples=("RuntimeError: Error building extension 'fused_adam'", "ninja: build stopped: subcommand failed."),
+        near_misses=('fused.cu(41): error: identifier "c10" is undefined',),
+        source="https://pytorch.org/docs/stable/cpp_extension.html",
+    ),
+    Signature(
+        code="extension-build-failed",
+        tier=Tier.CAUSE,
         patterns=(
             r"Error building extension '[^']+'",
             r"Error compiling objects for extension",

@@ -6,6 +6,7 @@ Of exceptions that no signature knows, two tables say what some types and messag
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import IntEnum, auto
 
 from ddplaunch.values.frozen import dataclass
@@ -147,3 +148,16 @@ OF_MESSAGES = (
         "give the answer as an argument or `--env NAME=VALUE`, and ask nothing",
     ),
 )
+
+_BUS = re.compile(r"([0-9a-f]*)([0-9a-f]{2})([0-9a-f]{2})([0-9a-f])")
+
+
+def with_address(groups: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the groups with NCCL's number of a PCI device as `lspci` writes it: NCCL leaves its colons and dots out.
+
+    ``busIdToInt64`` in https://github.com/NVIDIA/nccl/blob/master/src/misc/utils.cc
+    """
+    if not (match := _BUS.fullmatch(groups.get("bus", "").zfill(6))):
+        return groups
+    domain, bus, device, function = match.groups()
+    return {**groups, "bus": f"{domain.lstrip('0') and f'{domain}:'}{bus}:{device}.{function}"}

@@ -7,6 +7,12 @@ from ddplaunch.explain.signatures.signature import Signature, Tier
 _SANITIZE = (
     "find the kernel: run one rank under `compute-sanitizer python train.py`, or with `--env CUDA_LAUNCH_BLOCKING=1`"
 )
+_XIDS = "https://docs.nvidia.com/deploy/xid-errors/"
+_FAULTED = (
+    r"an illegal memory access was encountered|misaligned address|unspecified launch failure"
+    r"|an illegal instruction was encountered|the launch timed out and was terminated"
+)
+_NOT_FAULTED = (r"Assertion `.*` failed", r"device-side assert triggered", r"uncorrectable ECC")
 _HEALTH = "look at the GPU: `nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER` and `dmesg | grep -i xid`"
 _BROKEN = "memory, link or board of this GPU reported a fault that software cannot repair; no code of the run caused it"
 _TAKE_OUT = (
@@ -129,7 +135,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"no kernel image is available for execution on the device",
             r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure)\S* ?:? ?\d* ?'?(?P<line>invalid device function)",
             r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<line>named symbol not found)",
-            r"CUDA(?: driver)? error: (?P<line>device kernel image is invalid)",
+            r"(?:CUDA(?: driver)? error|Triton Error \[CUDA\]): (?P<line>device kernel image is invalid)",
             r"ptxas fatal +: (?P<line>Value 'sm_\w+' is not defined for option 'gpu-name')",
         ),
         what="a library has no code for this GPU: CUDA says `{line}`",
@@ -150,6 +156,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "9b2b44ef0c11:40:301 [0] enqueue.cc:47 NCCL WARN Cuda failure 'named symbol not found'",
             "NCCL WARN Cuda failure 98 'invalid device function'",
             "RuntimeError: CUDA error: device kernel image is invalid",
+            "torch._inductor.exc.InductorError: RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
             "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
         ),
         near_misses=("undefined symbol: ncclCommRegister",),
@@ -263,7 +270,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "take the node out of the job (`srun --exclude=NODE`) and report it; a reset or reboot is needed "
             "after most Xids",
             _HEALTH,
-            "meaning of each number: https://docs.nvidia.com/deploy/xid-errors/",
+            f"meaning of each number: {_XIDS}",
         ),
         examples=(
             "[1084456.074562] NVRM: Xid (PCI:0000:09:00): 79, pid=0, GPU has fallen off the bus.",
@@ -273,7 +280,7 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=(
             "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
         ),
-        source="https://docs.nvidia.com/deploy/xid-errors/",
+        source=_XIDS,
     ),
     Signature(
         code="gpu-fault",
@@ -325,15 +332,31 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="gpu-fault",
         tier=Tier.CAUSE,
+        patterns=(_FAULTED,),
+        log_with=(
+            r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>(?!45\b)\d+)\b,?(?: pid=[^,\s]+,?)?"
+            r"(?: name=[^,\s]+,?)?(?: Ch \w+,?)?(?: errorString)? *(?P<detail>[^,]{1,60})",
+        ),
+        log_unless=_NOT_FAULTED,
+        what="a kernel faulted on the GPU at {device}: `{line}`, and the driver reported Xid {xid} ({detail})",
+        why="13, 31 and 43 follow from a kernel that read or wrote where it must not, most others from the GPU, its "
+        "power or its links; " + _ASYNC,
+        fixes=(f"what {{xid}} means: {_XIDS}", _SANITIZE, "if it stays on one GPU whatever runs there: " + _HEALTH),
+        examples=("RuntimeError: CUDA error: unspecified launch failure",),
+        near_misses=("CUDA error: device-side assert triggered",),
+        source=_XIDS,
+    ),
+    Signature(
+        code="gpu-fault",
+        tier=Tier.CAUSE,
         patterns=(
-            r"an illegal memory access was encountered|misaligned address|unspecified launch failure"
-            r"|an illegal instruction was encountered|the launch timed out and was terminated",
+            _FAULTED,
             r"(?:CUDA error|Cuda failure|HIP error)\S* ?\d* ?'?(?P<line>invalid program counter)",
             r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?P<line>unknown error)",
             r"HSA_STATUS_ERROR_\w+|HW Exception by GPU node-\d+",
             r"Memory access fault by GPU node-\d+",
         ),
-        log_unless=(r"Assertion `.*` failed", r"device-side assert triggered", r"uncorrectable ECC"),
+        log_unless=_NOT_FAULTED,
         what="a kernel faulted on the GPU: `{line}`",
         why="a kernel (often a custom, Triton or fused one) touched memory that is not its own, or the GPU "
         "itself is at fault; " + _ASYNC,

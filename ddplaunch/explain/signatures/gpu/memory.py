@@ -123,7 +123,7 @@ SIGNATURES: tuple[Signature, ...] = (
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         patterns=(
-            r"CUDA(?: driver)? error(?: 2)?: out of memory\b",
+            r"CUDA(?: driver)? [Ee]rror(?: 2)?: out of memory\b",
             r"cuda runtime error \(2\) : out of memory",
             r"(?:Cuda|HIP) (?:failure|error)(?: \S+?)? ?\d* ?'out of memory'",
             r"(?:THCudaCheck FAIL|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Triton Error "
