@@ -187,8 +187,8 @@ def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
         "Of `seventh, held out` (run once, after that, on an idle machine) 9 of the 11 healthy ones were silent: one "
         "that ends in the middle was called unknown, one with a failed launch before the good one was taken for a "
         "failure. All six misses were logs, and have been mended since.\n"
-        "Of `eighth, unseen` (a machine at load 10 to 20) all 28 healthy ones were silent, 20 of them logs. Both misses "
-        "were logs whose exception was taken for the script's own.\n"
+        "Of `eighth, unseen` (a machine at load 10 to 20) all 28 healthy ones were silent, 20 of them logs. Both "
+        "misses were logs whose exception was taken for the script's own.\n"
     )
     return "\n".join(lines) + sets
 

@@ -20,7 +20,7 @@ from ddplaunch.explain.command_fixes import (
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import nccl_versions, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, notes_below, words_above
+from ddplaunch.explain.decide.endings import BareExit, words_above
 from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
@@ -31,7 +31,7 @@ from ddplaunch.explain.decide.recorded import (
 )
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line, reason_text
-from ddplaunch.explain.read.scan import Scanned, matcher
+from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER

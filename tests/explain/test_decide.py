@@ -829,3 +829,18 @@ def test_the_watchdog_of_a_server_tells_more_than_what_it_kills() -> None:
     stamp = "[2025-03-09 00:57:15 TP{}] Watchdog timeout (self.watchdog_timeout=300)\n"
     found = diagnosed(stamp.format(4) + stamp.format(6) + "Killed\n")
     assert (found.code, found.rank) == ("hang", None) and "300 s" in found.what
+
+
+def test_a_program_that_a_shell_says_was_terminated_was_not_ended_by_its_launcher() -> None:
+    assert diagnosed(ALL_STEPS + "run.sh: line 3: 27961 Terminated              python train.py\n").code == "terminated"
+
+
+def test_an_exception_that_the_work_survived_often_has_not_ended_it() -> None:
+    caught = "ERROR:2026-03-26 22:35:46,212:no action for item {0}\nTraceback (most recent call last):\n"
+    caught += '  File "/srv/env.py", line 282, in act\n    x, y = parse(text)\nValueError: step {0} - no action in it\n'
+    rollouts = "".join(f"rollout {at}: reward 0.{at}\n" + caught.format(at) for at in range(5, 11))
+    assert explained(rollouts).diagnosis is None
+    other = diagnosed(rollouts + raised(None, "KeyError: 'labels'"))
+    assert other.what.startswith("KeyError: 'labels'"), "another one than those"
+    again = "".join(f"step {at} loss 0.5\n" for at in range(4)) + raised(None, "KeyError: 'labels'")
+    assert diagnosed(again * 5).what.startswith("KeyError: 'labels'"), "no new steps: it begins anew each time"

@@ -67,6 +67,7 @@ def test_what_the_agent_ended_is_marked() -> None:
         ("Bus error (core dumped)", -7, None),
         ("run.sh: line 3:   441 Floating point exception(core dumped) python train.py", -8, None),
         ("[gpu-3:02117] Signal: Bus error (7)", -7, None),
+        ("run_train.sh: line 32: 2796136 Terminated              python main.py", -15, None),
         ("make: *** [Makefile:12: train] Error 2", 2, None),
         ("trainer-1 exited with code 137", 137, None),
         ("##[error]Process completed with exit code 3.", 3, None),

@@ -52,6 +52,7 @@ _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _WORK = 3  # steps that are reported by a training that got going
 _ENDS = 15  # lines of a file that may say how it ended
+_ALIKE = 40  # characters in which two exceptions are the same, numbers aside
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
 
@@ -68,12 +69,6 @@ _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: l
 _RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
 #: Lines of launchers that nobody signs, and that give no reason.
 _REPORTS = re.compile(r"^Traceback |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
-_GOES_ON = re.compile(  # what follows an exception and is no part of it
-    r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
-    r"|--|\s*\+-"
-    r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode|^\s*$"
-)
-_NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _PROGRAM = 100  # lines between the exception of a program and the end of what its launcher prints
 _LAST = 8  # lines among which a reason is looked for; as many as 4 from there on are quoted
 
@@ -157,27 +152,6 @@ def _is_message(last: Sequence[Line], one_file: bool) -> bool:
     return told and " " in text.strip() and not _RECORD.search(text)
 
 
-def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
-    """Return the lines that go on with the exception at ``line``: the rest of its message, and its notes.
-
-    Only of a rank that the lines name: what no rank signs may be another's. None where the rank printed more after it.
-    """
-    if line.speaker.rank is None:
-        return ()
-    found: list[str] = []
-    for each in scanned.lines[line.at - scanned.lines[0].at + 1 :]:
-        if each.speaker != line.speaker or each.file != line.file:
-            if each.file != line.file:
-                break
-            continue
-        if _GOES_ON.search(each.text):
-            break
-        found.append(each.text.strip())
-        if len(found) > _NOTES:
-            return ()
-    return tuple(found)
-
-
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
     """Return what stands above the traceback that ends at ``line`` and reads like a reason: a program's own words.
 
@@ -238,7 +212,8 @@ def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFact
     for traceback in scanned.tracebacks:
         harmless = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
         last = traceback.parts[-1].line
-        if not harmless and last.at >= begun and not after.went_on(last, announced=traceback.logged):
+        went_on = after.went_on(last, announced=traceback.logged) or after.went_on(last, uncaught=True)
+        if not (harmless or went_on) and last.at >= begun:
             return False
     summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
     if any(not after.went_on(line, uncaught=True) for line in summed_up if line.at >= begun):
@@ -341,6 +316,7 @@ class Afterwards:
             if line.text and line.text[0] != " " and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
+        self._often: dict[str, dict[str, list[int]]] = {}
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
         """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
@@ -352,10 +328,26 @@ class Afterwards:
         said = self._files.get(line.file, [])
         at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
         progresses, kinds, passed, done = self._counted(line.file, said)
-        if passed >= at or len(said) - at < 1 + uncaught:
-            return passed >= at
+        if passed >= at or (uncaught and self._was_survived(line, said, at)):
+            return True
+        if len(said) - at < 1 + uncaught:
+            return False
         progress, steps = progresses[at], kinds[at]
         return (done >= at and (progress > 0 or not uncaught)) or steps >= 2 or progress >= (1 if announced else 4)
+
+    def _was_survived(self, line: Line, said: Sequence[Line], at: int) -> bool:
+        """Return whether the same exception was printed often before, and new steps were reported after that."""
+        if line.file not in self._often:
+            places = self._often[line.file] = {}
+            for place, each in enumerate(said):
+                if "Error" in each.text:
+                    places.setdefault(_COUNT.sub("", each.text)[:_ALIKE], []).append(place)
+        alike = self._often[line.file].get(_COUNT.sub("", line.text)[:_ALIKE], ())
+        before = [place for place in alike if said[place].at < line.at]
+        if len(before) < _WORK:
+            return False
+        old, new = said[: before[_WORK - 1]], said[before[_WORK - 1] : at]
+        return len(_steps(each.text for each in new) - _steps(each.text for each in old)) >= 2
 
     def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int], int, int]:
         """Return how many lines of progress, and how many different steps, follow each place of a file, and the places

@@ -21,6 +21,12 @@ _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient mem
 #: Where a difference of two files begins, as `diff` and git print it, with its numbers of lines.
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
+_GOES_ON = re.compile(  # what follows an exception and is no part of it
+    r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
+    r"|--|\s*\+-"
+    r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode|^\s*$"
+)
+_NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
 
@@ -241,3 +247,24 @@ def scan(lines: Iterable[Line]) -> Scanned:
         trailer.failed_summary,
         tuple(tracebacks.cut),
     )
+
+
+def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
+    """Return the lines that go on with the exception at ``line``: the rest of its message, and its notes.
+
+    Only of a rank that the lines name: what no rank signs may be another's. None where the rank printed more after it.
+    """
+    if line.speaker.rank is None:
+        return ()
+    found: list[str] = []
+    for each in scanned.lines[line.at - scanned.lines[0].at + 1 :]:
+        if each.speaker != line.speaker or each.file != line.file:
+            if each.file != line.file:
+                break
+            continue
+        if _GOES_ON.search(each.text):
+            break
+        found.append(each.text.strip())
+        if len(found) > _NOTES:
+            return ()
+    return tuple(found)

@@ -48,13 +48,13 @@ _CRASHES = "Bus error|Floating point exception|Illegal (?:hardware )?instruction
 _ENDS = "Segmentation fault|Killed|Abort|Terminated"
 #: A signal by the words of bash, of zsh, and of the shells of macOS; signatures know the words of bash for some.
 _SHELL = re.compile(
-    rf"^(?:zsh: (?P<zsh>{_CRASHES}|{_ENDS})\b|\S+: line \d+: +\d+ (?P<bash>{_CRASHES})\b"
+    rf"^(?:zsh: (?P<zsh>{_CRASHES}|{_ENDS})\b|\S+: line \d+: +(?P<pid>\d+) (?P<bash>{_CRASHES}|Terminated|Hangup)\b"
     rf"|(?P<bare>{_CRASHES}|(?:{_ENDS}|Abort trap)(?=: \d))(?:: \d+)?(?: +\(core dumped\))?\s*$"
     r"|(?:\[[\w.-]+:\d+\] )?Signal: (?P<mpi>Bus error) \()",
     re.IGNORECASE,
 )
 _OF_WORDS = {"bus": 7, "floating": 8, "illegal": 4, "trace/breakpoint": 5, "trace/bpt": 5,
-             "segmentation": 11, "killed": 9, "abort": 6, "terminated": 15}  # fmt: skip
+             "segmentation": 11, "killed": 9, "abort": 6, "terminated": 15, "hangup": 1}  # fmt: skip
 #: An exit status by the words of make, docker, `time`, LSF, and services that run jobs.
 _STATUS = re.compile(
     r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^Exited with exit code "
@@ -63,8 +63,8 @@ _STATUS = re.compile(
     r"(?P<code>\d+)\b"
 )
 _TRIGGERS = (
-    "core dumped", "zsh: ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with", "with status",
-    "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
+    "core dumped", "zsh: ", ": line ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with",
+    "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS", "Process finished",
 )  # fmt: skip
 
@@ -190,8 +190,9 @@ def _of_step_or_shell(line: Line) -> RankExit | None:
         number = int(how.rpartition(" ")[2]) if how.startswith("Exited") else _HOW[how]
         return RankExit(number, line, int(tasks) if tasks.isdecimal() else None, host=match["host"])
     if match := _SHELL.match(line.text):
-        how = next(filter(None, match.groups())).lower().partition(" ")[0]
-        return RankExit(-_OF_WORDS[how], line, host=line.speaker.host)
+        pid, *words = (match[name] for name in ("pid", "zsh", "bash", "bare", "mpi"))
+        how = next(filter(None, words)).lower().partition(" ")[0]
+        return RankExit(-_OF_WORDS[how], line, None, None, None if pid is None else int(pid), line.speaker.host)
     match = _STATUS.search(line.text)
     return None if match is None else RankExit(int(match["code"]), line, host=line.speaker.host)
 
