@@ -26,7 +26,7 @@ _ROOT = "Root Cause (first observed failure):"
 _BANNER = "Setting OMP_NUM_THREADS environment variable"
 _OUTER = re.compile(r"^(?:srun|slurmstepd[\w.-]*): |^E\d{4} |^$")  # what follows torchrun's summary of the same run
 _FAILS = re.compile(r"Traceback|^E\d{4} |closing signal|\(exitcode")
-_COUNTED = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)s?\b\W{0,4}\d+")
+_COUNTED = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|rollout|episode)s?\b\W{0,4}\d+")
 _DIGITS = re.compile(r"\d+")
 _RUNNER = re.compile(r"\[runner\.py:\d+:main\] cmd = ")
 _DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[\w+\] \[(?:runner|real_accelerator|config|launch)\.py:")
@@ -104,6 +104,7 @@ def _last_without_torchrun(texts: Sequence[str]) -> int:
         return 0
     said = [(at, _DIGITS.sub("0", text)) for at, text in enumerate(texts) if says_something(text)]
     heads = [at for (at, text), (_, below) in pairwise(said) if [text, below] == head]
+    heads = [at for at in heads if _COUNTED.findall(texts[at]) == _COUNTED.findall(texts[heads[0]])]  # a later step
     for before, at in pairwise(heads):
         above = [text for text in texts[before:at] if says_something(text)]
         if not (_LAST_OF_PYTHON.match(above[-1]) and any(text.startswith("Traceback (most") for text in above)):
