@@ -844,3 +844,10 @@ def test_an_exception_that_the_work_survived_often_has_not_ended_it() -> None:
     assert other.what.startswith("KeyError: 'labels'"), "another one than those"
     again = "".join(f"step {at} loss 0.5\n" for at in range(4)) + raised(None, "KeyError: 'labels'")
     assert diagnosed(again * 5).what.startswith("KeyError: 'labels'"), "no new steps: it begins anew each time"
+
+
+def test_what_a_launcher_kills_after_it_saw_a_rank_fail_is_no_cause() -> None:
+    saw = "[rank: 1] Child process with PID 24110 terminated with code 1. Forcefully terminating all other processes to"
+    found = diagnosed(f"{STEPS}{saw} avoid zombies\nKilled\n")
+    assert (found.code, found.rank) == ("unknown", 1)
+    assert diagnosed(STEPS + raised(None, "KeyError: 'labels'") + saw + "\nKilled\n").code == "script-exception"

@@ -14,6 +14,8 @@ from tests.explain.logs import lines_of, raised
     ("raw", "text", "speaker"),
     [
         ("[rank3]: ValueError: x", "ValueError: x", Speaker(rank=3)),
+        ("[rank: 3] Seed set to 42", "Seed set to 42", Speaker(rank=3)),
+        ("[rank: 3] Child process with PID 7", "[rank: 3] Child process with PID 7", Speaker()),
         ("[default1]:  hello", "  hello", Speaker(local=1)),
         ("[gpu-3:12] epoch 1", "epoch 1", Speaker(rank=12, host="gpu-3")),
         ("[gpu-3:60014] *** Process received signal ***", None, None),

@@ -68,6 +68,8 @@ def test_what_the_agent_ended_is_marked() -> None:
         ("run.sh: line 3:   441 Floating point exception(core dumped) python train.py", -8, None),
         ("[gpu-3:02117] Signal: Bus error (7)", -7, None),
         ("run_train.sh: line 32: 2796136 Terminated              python main.py", -15, None),
+        ("[rank: 1] Child process with PID 24110 terminated with code 1. Forcefully terminating all", 1, 1),
+        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 5.", 5, 3),
         ("make: *** [Makefile:12: train] Error 2", 2, None),
         ("trainer-1 exited with code 137", 137, None),
         ("##[error]Process completed with exit code 3.", 3, None),

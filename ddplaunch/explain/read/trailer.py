@@ -41,8 +41,13 @@ _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>Exited with exit code \d+|Segmentation fault"
     r"|Killed|Aborted|Bus error|Terminated|Out Of Memory)"
 )
-_NAMED = re.compile(r"Process name: +\[\[\d+,\d+\],(\d+)\]")  # Open MPI, its exit code on the next line
-_EXIT = re.compile(r"^\s*Exit code: +(\d+)\s*$")
+#: Open MPI, its exit code on the next line.
+_NAMED = re.compile(r"(?:Process name: +\[\[\d+,\d+\],|MPI_ABORT was invoked on rank )(\d+)")
+_EXIT = re.compile(r"^\s*(?:Exit code: +|with errorcode )(\d+)\.?\s*$")
+#: Lightning.
+_CHILD = re.compile(
+    r"^\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"
+)
 _HOW = {"Segmentation fault": -11, "Killed": -9, "Aborted": -6, "Bus error": -7, "Terminated": -15, "Out Of Memory": -9}
 _CRASHES = "Bus error|Floating point exception|Illegal (?:hardware )?instruction|Trace/(?:breakpoint|BPT) trap"
 _ENDS = "Segmentation fault|Killed|Abort|Terminated"
@@ -65,7 +70,8 @@ _STATUS = re.compile(
 _TRIGGERS = (
     "core dumped", "zsh: ", ": line ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with",
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
-    "exited on signal", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS", "Process finished",
+    "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
+    "Process finished",
 )  # fmt: skip
 
 
@@ -193,6 +199,8 @@ def _of_step_or_shell(line: Line) -> RankExit | None:
         pid, *words = (match[name] for name in ("pid", "zsh", "bash", "bare", "mpi"))
         how = next(filter(None, words)).lower().partition(" ")[0]
         return RankExit(-_OF_WORDS[how], line, None, None, None if pid is None else int(pid), line.speaker.host)
+    if match := _CHILD.match(line.text):
+        return RankExit(int(match["code"]), line, int(match["rank"]), None, int(match["pid"]), line.speaker.host)
     match = _STATUS.search(line.text)
     return None if match is None else RankExit(int(match["code"]), line, host=line.speaker.host)
 

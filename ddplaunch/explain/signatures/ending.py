@@ -6,7 +6,7 @@ from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _TOLD_ELSEWHERE = (
     r"[Oo]ut of memory: Kill|oom[-_]kill|Out Of Memory|OOMKilled|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
-    r"|forcefully exiting via"
+    r"|forcefully exiting via|Forcefully terminating all other processes"
 )
 _KILLED_FIXES = (
     "Look whether memory was the reason: `dmesg -T | grep -iE 'oom|killed process'`, `cat "

@@ -82,6 +82,21 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/NVIDIA/enroot/blob/master/src/docker.sh",
     ),
     Signature(
+        code="download-failed",
+        tier=Tier.CAUSE,
+        patterns=(r"Failed to pull image \"(?P<image>[^\"]+)\"",),
+        what="the container's image could not be fetched: {image}",
+        why="the node's runtime fetches it before the container starts: the name or tag is wrong, or the registry "
+        "wants a login",
+        fixes=(
+            "`kubectl describe pod POD` has the registry's answer; `docker pull IMAGE` on another machine tells more",
+            "a private registry needs `imagePullSecrets` in the pod",
+        ),
+        examples=('Warning  Failed  3s  kubelet  Failed to pull image "reg.io/t:1": rpc error: code = NotFound',),
+        near_misses=('Normal  Pulling  3s  kubelet  Pulling image "reg.io/t:1"',),
+        source="https://kubernetes.io/docs/concepts/containers/images/",
+    ),
+    Signature(
         code="scheduler-error",
         tier=Tier.GENERAL,
         patterns=(r"pyxis: (?P<line>couldn't start container|failed to import docker image)$",),
