@@ -118,6 +118,10 @@ def _answer(found: Fitted) -> list[tuple[str, str]]:
     if model is not None and model.sample_bytes > 0:
         fixed = f"{_size(model.fixed_bytes)} and {_size(model.sample_bytes)} for each sample"
         lines.append(("memory", f"{fixed}{_sure(found)}"))
+        refused = min((each.tried.batch for each in found.trials if not each.tried.ran), default=None)
+        if refused is not None and best is not None and best.limit_bytes and model.at(refused) < best.limit_bytes:
+            said = f"{refused} ran out of memory, and by this it takes {_size(model.at(refused))}"
+            lines.append(("unsure", f"{said}: a step takes more at times, so that a smaller batch is safer"))
     return lines
 
 

@@ -14,6 +14,8 @@ Plan = Mapping[str, Any]
 _EQUAL = 1e-4  # of the sum of magnitudes: ranks with other GPUs may round otherwise
 # Their steps end before the ranks have the same parameters again, or leave them apart on purpose.
 _APART = frozenset(["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "OSS"])
+#: https://huggingface.co/docs/accelerate/package_reference/state: without a GPU each process is alone otherwise.
+_ON_CPU = "; on the CPU `Accelerator()` needs `--env ACCELERATE_USE_CPU=true`"
 _STEPS = 4  # that every rank has noted: fewer may be those in which a script accumulates
 
 
@@ -34,10 +36,14 @@ def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
 
 
 def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks that divide the data and share a process group, through which nothing went between their first steps."""
+    """Ranks that share a process group, through which nothing went between their first steps, and the data.
+
+    They divide the data, or each takes all of them: what else they may do without each other, nobody knows.
+    """
     world = notes[0]["world_size"] if notes else 1
-    divide = {(each["sampler"], each["replicas"]) for note in notes for each in note["loaders"]}
-    if world < 2 or len(notes) < ranks or divide != {("torch.DistributedSampler", world)}:
+    loaders = [each for note in notes for each in note["loaders"]]
+    divide = {(each["sampler"], each["replicas"]) for each in loaders} == {("torch.DistributedSampler", world)}
+    if world < 2 or len(notes) < ranks or not (divide or all(map(_gives_all, loaders))):
         return
     if any(note["ddp"] or note["others"] or note.get("exchanged") != 0 or note["steps"] < _STEPS for note in notes):
         return
@@ -45,10 +51,15 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
         yield warning(
             "gradients-not-averaged",
             f"nothing was sent between {count(world, 'rank')} in their first {notes[0]['steps']} steps",
-            why="each trains a model of its own on its part of the samples: without averages their losses drift apart",
+            why=f"each trains a model of its own on {'its part' if divide else 'all'} of the samples: without averages "
+            "their losses drift apart",
             fix="`model = DistributedDataParallel(model)` before the first step; nothing, if the script averages more "
-            "seldom than that",
+            f"seldom than that{_ON_CPU if _on_cpu(notes) and not divide else ''}",
         )
+
+
+def _on_cpu(notes: Sequence[Note]) -> bool:
+    return all(tuple(note["optimizers"][0].get("devices", ())) == ("cpu",) for note in notes)
 
 
 def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:

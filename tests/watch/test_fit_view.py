@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ddplaunch.scaling.largest_batch import Tried, fastest, largest, modelled
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import warning
 from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
 from tests.conftest import Golden
 
 MIB = 1 << 20
+TOLD = warning("numbers-differ", "each rank takes 4 samples at a time", why="the plan says 8", fix="look")
 TRIED = (
     Tried(8, True, 338 * MIB, 900 * MIB, 1200.0),
     Tried(128, True, 458 * MIB, 900 * MIB, 4100.0),
@@ -44,6 +47,16 @@ FOUND = Fitted(
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_answer(golden: Golden, width: int) -> None:
     golden(f"fit-{width}", fit_text(FOUND, Terminal(width=width)))
+
+
+def test_memory_that_runs_out_below_what_is_predicted_is_said() -> None:
+    failed = replace(TRIALS[2], tried=Tried(500, False, None, 900 * MIB))
+    found = replace(FOUND, trials=(*TRIALS, failed))
+    text = " ".join(fit_text(found, Terminal(width=80)).split())
+    assert "unsure 500 ran out of memory, and by this it takes 833 MiB: a step takes more at times" in text
+    assert "unsure" not in fit_text(FOUND, Terminal(width=80)), "640 samples are beyond it"
+    twice = replace(FOUND, trials=tuple(replace(each, observed=(TOLD,)) for each in TRIALS))
+    assert fit_text(twice, Terminal(width=80)).count("warning[numbers-differ]: each rank takes 4") == 1
 
 
 def test_each_trial_has_a_line() -> None:

@@ -209,6 +209,11 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
     ),
+    "a process group that nothing uses, and all samples for each": (
+        both(ALL_PLAIN, ddp=False, exchanged=0),
+        {},
+        "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
+    ),
 }
 
 
@@ -257,7 +262,10 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "a backend that does not count": (both(ddp=False, exchanged=None), {}),
     "one step without": (both(ddp=False, exchanged=0, steps=1), {}),
     "one rank sends": ([note(0, ddp=False, exchanged=0), note(1, ddp=False, exchanged=1)], {}),
-    "the same samples for all, and nothing sent": (both({**ALL_PLAIN}, ddp=False, exchanged=0), {}),
+    "parts of their own, and nothing sent": (
+        both({**ALL_PLAIN, "dataset": "torch.Subset"}, ddp=False, exchanged=0),
+        {},
+    ),
     "the same model, rounded otherwise": ([note(0, sums=[1.5, 20.0]), note(1, sums=[1.501, 20.0])], {}),
     "one rank's sums": ([note(0, sums=[1.5, 20.0]), note(1, sums=None)], {}),
     "not a number": ([note(0, sums=[1.5, 20.0]), note(1, sums=[float("nan"), 20.0])], {}),
