@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -63,6 +64,20 @@ def declared(*flags: str, kind: str | None = None) -> DeclaredOption:
 def test_where_a_script_writes(options: list[str], words: list[str], expected: list[str]) -> None:
     report = ScriptReport("train.py", tuple(declared(each) for each in options))
     assert redirected(words, _OUT, report) == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("path to output folder (default: none, current dir)", ["train.py", "--output", "/out"]),
+        ("Output directory", ["train.py", "--output", "/out"]),
+        ("where to write", ["train.py"]),
+        ("output file, or the directory of it", ["train.py"]),
+    ],
+)
+def test_the_help_of_an_option_says_that_it_is_a_folder(said: str, expected: list[str]) -> None:
+    report = ScriptReport("train.py", (replace(declared("--output"), help=said),))
+    assert redirected(["train.py"], _OUT, report) == tuple(expected)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ _FOLDER = re.compile(
 )
 #: Options that may name a file too: replaced where they are given, never added.
 _FILE = re.compile(r"output|out|save|save-to|output-(?:file|path)|out-(?:file|path)|log-file|save-(?:file|name)")
+#: What the help of such an option says where it names a folder after all: timm's ``--output``.
+_SAYS_FOLDER = re.compile(r"(?i)(?!.*\bfile)(?=.*\b(?:folder|directory)\b)")
 _MOST_FILES = 50_000
 #: What a script's tools leave beside it; said by nobody.
 _OF_TOOLS = frozenset({".git", "__pycache__", ".ddplaunch", ".venv", "node_modules", ".pytest_cache", ".mypy_cache"})
@@ -167,9 +169,10 @@ def redirected(script: Sequence[str], output: Path, report: ScriptReport | Unava
         return tuple(script)
     begin = 2 if script[:1] == ["-m"] or script[:1] == ("-m",) else 1
     head, args = tuple(script[:begin]), tuple(script[begin:])
-    folders = [option for option in report.options if _is_named(option, _FOLDER)]
+    folders = [option for option in report.options if _is_named(option, _FOLDER) or _is_said_to_be(option)]
     additions = []
-    for option in (*folders, *(each for each in report.options if _is_named(each, _FILE))):
+    files = (each for each in report.options if _is_named(each, _FILE) and each not in folders)
+    for option in (*folders, *files):
         values = given(args, option, report.options)
         folder = option in folders
         place = output / last_word(option.flags[-1]) if folder and len(folders) > 1 else output
@@ -206,6 +209,10 @@ def _is_named(option: DeclaredOption, pattern: re.Pattern[str]) -> bool:
     if not option.takes_value or option.kind in ("int", "float", "bool"):
         return False
     return any(pattern.fullmatch(last_word(flag)) for flag in option.flags)
+
+
+def _is_said_to_be(option: DeclaredOption) -> bool:
+    return _is_named(option, _FILE) and _SAYS_FOLDER.match(option.help) is not None
 
 
 def _replaced(args: Sequence[str], option: DeclaredOption, value: str, new: str) -> tuple[str, ...]:
