@@ -185,6 +185,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"\[Errno 12\] Cannot allocate memory",
             r"(?P<line>Cannot allocate memory(?: \(12\))?)\.?$",
             r"std::bad_alloc|The paging file is too small for this operation to complete",
+            r"ArrowMemoryError: (?P<line>(?:malloc|realloc) of size \d+ failed)",
             r"(?:^|\s)(?:\w+\.)*_?(?P<line>(?:Array)?MemoryError)(?:$|: )",
         ),
         what="an allocation of host memory was refused: `{line}`",
@@ -198,6 +199,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "OSError: [WinError 1455] The paging file is too small for this operation to complete.",
             "MemoryError",
             "terminate called after throwing an instance of 'std::bad_alloc'",
+            "pyarrow.lib.ArrowMemoryError: malloc of size 4294967296 failed",
         ),
         near_misses=(
             "torch.cuda.OutOfMemoryError: CUDA out of memory.",

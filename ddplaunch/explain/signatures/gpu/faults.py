@@ -137,8 +137,9 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<line>named symbol not found)",
             r"(?:CUDA(?: driver)? error|Triton Error \[CUDA\]): (?P<line>device kernel image is invalid)",
             r"ptxas fatal +: (?P<line>Value 'sm_\w+' is not defined for option 'gpu-name')",
+            r"Error: .{0,80}?(?P<line>(?:not |un)supported (?:on|for) sm_?\d+\w*|only supports \w+ GPUs or newer)",
         ),
-        what="a library has no code for this GPU: CUDA says `{line}`",
+        what="a library has no code for this GPU: `{line}`",
         why="torch, NCCL or an extension was built for other compute capabilities than this GPU's; mixed GPU models in "
         "one job show it on some ranks only",
         fixes=(
@@ -158,6 +159,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: device kernel image is invalid",
             "torch._inductor.exc.InductorError: RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
             "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
+            "RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
+            "RuntimeError: cutlass kernel not supported on sm_70",
         ),
         near_misses=("undefined symbol: ncclCommRegister",),
     ),

@@ -16,6 +16,8 @@ _OWN = "give each process its own GPU: `torch.cuda.set_device(int(os.environ['LO
 _FRAGMENTS = "if much is reserved but unallocated: `--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
 _WHY = "weights, gradients, optimizer state and the activations of one batch together did not fit on the GPU"
 _HELD = "this process held {used}: if that is far below {total}, " + _WHO
+_RAISED = r"^(?:[\w.]+\.)?(?!ValueError|KeyError|AssertionError|TypeError|NotImplementedError)\w+: "
+_NO_MEMORY = r"\b(?:[Oo]ut of|[Ii]nsufficient|[Nn]ot enough) memory\b"
 _SIZE = r"(?P<wanted>[\d.]+ [KMGTE]i?B)"
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -89,7 +91,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|MPS backend) out of memory(?:\.| \(MPS .*\)\.) Tried to allocate",
             r"(?:XlaRuntimeError|JaxRuntimeError): RESOURCE_EXHAUSTED: Out of memory",
-            r"OOM when allocating tensor with shape\S+ and type \w+ on \S*device:GPU",
+            r"OOM when allocating tensor with shape\S+ (?:and type \w+ )?on \S*device:GPU",
             r"^(?:\S*(?:Error|Exception): )+(?:CUDA|HIP|NPU|XPU) out of memory",
             r"(?:torch\.|cuda\.|c10::|cupy\.\S*|numba\S*)OutOfMemoryError\b: (?!DefaultCPU)\S",
             r"^(?:RuntimeError: )?\[?(?:CRITICAL|ERROR)?:? ?Encountered OOM (?:exception|error)?",
@@ -188,6 +190,31 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
         ),
         source="https://github.com/pytorch/pytorch/issues/24838",
+    ),
+    Signature(  # of other libraries, in whatever words
+        code="cuda-out-of-memory",
+        tier=Tier.CAUSE,
+        patterns=(
+            rf"{_RAISED}.{{0,120}}?(?P<line>\b(?:GPU|CUDA|HIP|VRAM|cuda[A-Z]?\w*)\b.{{0,60}}{_NO_MEMORY}.*)",
+            rf"{_RAISED}.{{0,120}}?(?P<line>{_NO_MEMORY}.{{0,40}}\b(?:GPU|CUDA|HIP|VRAM|cuda)\b.*)",
+            r"(?P<line>CUDA_ERROR_OUT_OF_MEMORY)\b",
+            r"(?P<line>Free memory on device .{1,60} on startup is less than desired GPU memory utilization)",
+        ),
+        unless=(r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry|Retrying|reducing|skipping|halving)"),
+        what="a GPU ran out of memory: {line}",
+        why="what is computed and what is kept did not fit on the GPU together, or other processes hold a part of it",
+        fixes=(_WHO, _SMALLER),
+        examples=(
+            "RuntimeError: cudaMalloc failed: out of memory",
+            "triton.runtime.errors.OutOfMemory: out of memory on cuda:3",
+            "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+            "ValueError: Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU memory "
+            "utilization (0.9, 71.2 GiB).",
+        ),
+        near_misses=(
+            "ValueError: CUDA out of memory is not a policy",
+            "RuntimeError: the CUDA cache has no memory of it",
+        ),
     ),
 )
 

@@ -46,6 +46,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:Error|error): .*port: (?P<port>\d+),.*(?:code: -(?:98|48).*ddress already in use|EADDRINUSE)",
             r"(?:Error|error): .*:(?P<port>\d+) \(errno: (?:98|48) - Address already in use\)",
             r"on port `?(?P<port>\d+)`?, but another process is utilizing it",
+            r"(?:Error|error|Exception): .*\bport (?P<port>\d+) is already (?:in use|taken|allocated)",
             r"(?:bind|listen|address)\S*:? .*:(?P<port>\d+)[^\d:].*[Aa]ddress already in use",
         ),
         what="port {port} is already in use on the node of rank 0",
@@ -61,6 +62,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "failed to bind to [::]:29500 (errno: 98 - Address already in use).",
             "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is "
             "utilizing it.",
+            "RuntimeError: Failed to start server: port 8000 is already in use",
             "E0101 server_chttp2.cc: bind address 0.0.0.0:6379 failed: Address already in use",
         ),
         near_misses=(
@@ -75,8 +77,9 @@ SIGNATURES: tuple[Signature, ...] = (
         code="port-taken",
         tier=Tier.CAUSE,
         patterns=(
-            r"(?:RuntimeError|OSError|socket\.error|error|DistNetworkError): (?:\[Errno (?:98|48)\] )?"
-            r"(?P<line>[Aa]ddress already in use)",
+            r"(?:RuntimeError|OSError|socket\.error|error|DistNetworkError|RpcError): (?:\[Errno (?:98|48)\] )?"
+            r"(?:Failed to bind .{1,60}: )?(?P<line>[Aa]ddress already in use)",
+            r"OSError: \[WinError 10048\] (?P<line>.{1,80})",
             r"(?:NCCL WARN|Bootstrap).*[Bb]ind.*(?P<line>Address already in use)",
         ),
         what="the rendezvous port is taken: {line}",
@@ -85,6 +88,8 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=(
             "RuntimeError: Address already in use",
             "OSError: [Errno 98] Address already in use",
+            "OSError: [WinError 10048] Only one usage of each socket address is normally permitted",
+            "grpc.RpcError: Failed to bind to address 0.0.0.0:6006: Address already in use",
             "misc/socket.cc:317 NCCL WARN Bind to 10.0.0.3<29600> failed : Address already in use",
         ),
         near_misses=('log: "Address already in use" means that TensorBoard runs twice',),
