@@ -851,3 +851,25 @@ def test_what_a_launcher_kills_after_it_saw_a_rank_fail_is_no_cause() -> None:
     found = diagnosed(f"{STEPS}{saw} avoid zombies\nKilled\n")
     assert (found.code, found.rank) == ("unknown", 1)
     assert diagnosed(STEPS + raised(None, "KeyError: 'labels'") + saw + "\nKilled\n").code == "script-exception"
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        ("", "module-not-found"),
+        ("Collecting extralib\nSuccessfully installed extralib-8\n", None),
+        (STEPS + "step 90 loss 0.1\n", None),
+        (raised(None, "KeyError: 'labels'"), "script-exception"),
+        (raised(None, "ModuleNotFoundError: No module named 'extralib'"), "module-not-found"),
+    ],
+)
+def test_an_installation_that_failed_counts_where_nothing_came_of_the_rest(after: str, code: str | None) -> None:
+    found = explained(f"Collecting tqdm\nERROR: No matching distribution found for extralib==9\n{after}").diagnosis
+    assert (found and found.code) == code
+
+
+def test_a_module_that_a_build_of_pip_misses_is_not_missing_to_the_ranks() -> None:
+    missing = "      ModuleNotFoundError: No module named 'torch'\n"
+    build = "  × Getting requirements to build wheel did not run successfully.\n  │ exit code: 1\n"
+    assert "--no-build-isolation" in diagnosed(build + missing).fixes[0]
+    assert diagnosed(missing).code == "module-not-found"

@@ -12,6 +12,7 @@ _INTERPRETER = (
     "Compare interpreters: `ddplaunch doctor` names the one that launches; torchrun prints `of binary:` "
     "with the one it used."
 )
+_PIP = r"^(?:#\d+ [\d.]+ )?(?:ERROR|error): "
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
@@ -65,6 +66,21 @@ SIGNATURES: tuple[Signature, ...] = (
             "transformers/__init__.py)",
         ),
         source="https://docs.python.org/3/library/exceptions.html#ImportError",
+    ),
+    Signature(
+        code="extension-build-failed",
+        tier=Tier.CAUSE,
+        patterns=(r"ModuleNotFoundError: No module named '(?P<module>torch|numpy|packaging|wheel|psutil)'",),
+        what="pip could not build a package from its source: the build does not see `{module}`",
+        why="pip builds each package in an environment of its own, which holds only what the package declares",
+        fixes=(
+            "install `{module}` first, then `python -m pip install --no-build-isolation PACKAGE`",
+            "or take a wheel that was built for this Python, torch and CUDA from the package's release page",
+        ),
+        examples=("ModuleNotFoundError: No module named 'torch'",),
+        near_misses=("ModuleNotFoundError: No module named 'tokenkit'",),
+        log_with=(r"^\W*(?:Getting requirements to build wheel|python setup\.py egg_info) did not run successfully",),
+        source="https://pip.pypa.io/en/stable/reference/build-system/",
     ),
     Signature(
         code="module-not-found",
@@ -366,5 +382,51 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         unless=(r"[Ww]arning",),
         source="https://pytorch.org/docs/stable/cpp_extension.html",
+    ),
+    Signature(
+        code="module-not-found",
+        tier=Tier.HINT,
+        patterns=(
+            _PIP + r"(?P<line>No matching distribution found for .+|\S+\.whl is not a supported wheel)",
+            _PIP + r"(?P<line>ResolutionImpossible|Could not open requirements file: .+)",
+            r"^\W*(?P<line>No solution found when resolving dependencies)",
+        ),
+        what="what the program needs could not be installed: {line}",
+        why="no version fits this Python, this platform and the other packages asked for, or the index is not reached",
+        fixes=(
+            "read what pip printed above: the versions that it found, the Python that they need, the index it asked",
+            "install into the image or the environment once, rather than at each start",
+        ),
+        examples=(
+            "ERROR: No matching distribution found for torch==2.9.9",
+            "ERROR: Could not open requirements file: [Errno 2] No such file or directory: 'req.txt'",
+            "#9 3.3 ERROR: fused-1.0-cp39-cp39-linux_x86_64.whl is not a supported wheel on this platform.",
+            "  \u00d7 No solution found when resolving dependencies:",
+        ),
+        near_misses=("ERROR: pip's dependency resolver does not currently take into account all the packages",),
+        log_unless=(r"^Successfully installed ",),
+        source="https://pip.pypa.io/en/stable/topics/dependency-resolution/",
+    ),
+    Signature(
+        code="extension-build-failed",
+        tier=Tier.HINT,
+        patterns=(
+            _PIP
+            + r"(?P<line>metadata-generation-failed|(?:Failed to build installable|Could not build) wheels for .+)",
+        ),
+        what="pip could not build a package from its source: {line}",
+        why="there is no wheel of it for this Python, torch and CUDA, so pip compiles it, which the lines above ended",
+        fixes=(
+            "read the first error of the build above; take a wheel from the package's release page where there is one",
+            "`python -m pip install --no-build-isolation PACKAGE` builds against the torch that is installed",
+        ),
+        examples=(
+            "ERROR: Failed to build installable wheels for some pyproject.toml based projects (apex)",
+            "ERROR: Could not build wheels for flash-attn, which is required to install pyproject.toml-based projects",
+            "error: metadata-generation-failed",
+        ),
+        near_misses=("  ERROR: Failed building wheel for apex",),
+        log_unless=(r"^Successfully installed ",),
+        source="https://pip.pypa.io/en/stable/reference/build-system/",
     ),
 )
