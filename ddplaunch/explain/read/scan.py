@@ -24,7 +24,7 @@ _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
 _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
     r"|--|\s*\+-"
-    r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode|^\s*$"
+    r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
@@ -252,11 +252,13 @@ def scan(lines: Iterable[Line]) -> Scanned:
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
     """Return the lines that go on with the exception at ``line``: the rest of its message, and its notes.
 
-    Only of a rank that the lines name: what no rank signs may be another's. None where the rank printed more after it.
+    Only of a rank that the lines name: what no rank signs may be another's. None where the rank printed more after it,
+    and of several paragraphs the first where they are too many.
     """
     if line.speaker.rank is None:
         return ()
     found: list[str] = []
+    first: list[str] | None = None
     for each in scanned.lines[line.at - scanned.lines[0].at + 1 :]:
         if each.speaker != line.speaker or each.file != line.file:
             if each.file != line.file:
@@ -264,7 +266,10 @@ def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
             continue
         if _GOES_ON.search(each.text):
             break
+        if not each.text.strip():
+            first = [*found] if first is None else first
+            continue
         found.append(each.text.strip())
         if len(found) > _NOTES:
-            return ()
+            return tuple(first or ())
     return tuple(found)
