@@ -57,6 +57,11 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):
         free = (*_with(own, "--master-port", None), *behind)
         return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
+    if code == "port-taken" and _picks_its_port(facts.plan or {}):
+        return (
+            "the launch had picked a free port, so the script asks for this one: `init_process_group()` without "
+            "`init_method` takes the launch's, and a server of its own a free one as port 0",
+        )
     if code == "missing-rank-environment":
         return ("the ranks have them; hand them on to what they start: `env={**os.environ, …}`, `--export=ALL`",)
     return _of_crash(own, behind, facts, dumped) if code == "segmentation-fault" else ()
@@ -202,6 +207,14 @@ def who_asked(facts: RunFacts | None) -> str:
     if facts is not None and facts.argv:
         return f"if it was not you, a `kill` of somebody's or what supervises this process sent it; {save}"
     return f"if it was not you: in a job of Slurm, `sacct -j JOBID -o State,ExitCode,Reason` says why; {save}"
+
+
+def _picks_its_port(plan: Mapping[str, Any]) -> bool:
+    """Return whether torchrun takes a free port, as on one node without `--master-port`."""
+    topology = plan.get("topology")
+    nodes = topology.get("nnodes") if isinstance(topology, dict) else None
+    one = isinstance(nodes, dict) and nodes.get("value") == 1
+    return one and isinstance(topology, dict) and topology.get("master_port") is None
 
 
 def another_port(fix: str, line: str) -> str:

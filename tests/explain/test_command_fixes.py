@@ -155,3 +155,13 @@ def test_an_example_takes_the_number_of_processes_that_was_typed(typed: str) -> 
     facts = RunFacts(argv=("ddplaunch", "run", typed, "--", "train.py"))
     assert still_to_do([fix], facts, False) == (fix.replace("run 4", f"run {typed}"),)
     assert still_to_do([fix], RunFacts(argv=("ddplaunch", "run", "--nproc", "2")), False) == (fix,)
+
+
+def test_a_port_that_the_script_asks_for_is_not_the_launchs() -> None:
+    taken = "torch.distributed.DistNetworkError: port: 44079, useIpv6: false, code: -98, name: EADDRINUSE, message: x"
+    for port, nodes, own in ((None, 1, True), ({"value": 44079}, 1, False), (None, 2, False)):
+        topology = {"topology": {"nnodes": {"value": nodes}, "master_port": port}}
+        facts = RunFacts(state="failed", argv=("ddplaunch", "run", "2", "--", "train.py"), plan=topology)
+        fixes = diagnosed(raised(0, taken), facts).fixes
+        assert fixes[0].startswith("the launch had picked a free port") == own
+        assert ("--master-port" in " ".join(fixes)) != own

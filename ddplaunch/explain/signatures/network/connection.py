@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _TAKEN_WHY = (
-    "Another process listens on the rendezvous port: an older run that was not stopped, a second job with the same "
+    "Another process listens on this port: an older run that was not stopped, a second job with the same "
     "default port (29500), or two launchers of one job on the same node."
 )
 _TAKEN_FIXES = (
