@@ -873,3 +873,20 @@ def test_a_module_that_a_build_of_pip_misses_is_not_missing_to_the_ranks() -> No
     build = "  × Getting requirements to build wheel did not run successfully.\n  │ exit code: 1\n"
     assert "--no-build-isolation" in diagnosed(build + missing).fixes[0]
     assert diagnosed(missing).code == "module-not-found"
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ("Epoch 1:  29%|##   | 9413/32393 [3:28:18<8:28:33,  1.33s/it, loss=3.23]Killed\n", "killed"),
+        ("Epoch 1:  29%|##   | 9413/32393 [3:28:18<8:28:33,  1.33it/s]Terminated \n", "terminated"),
+        ("ERROR: Job failed: execution took longer than 1h0m0s seconds\n", "time-limit"),
+        ("ERROR: Job failed: command terminated with exit code 137\n", "killed"),
+        ("ERROR: Job failed: exit status 1\n", "unknown"),
+        ("[2026-10-31 05:07:11,062][__main__][ERROR] - Error executing job with overrides: ['a=1']\n", "unknown"),
+        ("Epoch 1, batch 0, loss 7.9\nEpoch 1, batch 50, loss 2.9\n", None),
+    ],
+)
+def test_the_last_words_of_bars_shells_and_services_count(last: str, code: str | None) -> None:
+    found = explained(STEPS + last).diagnosis
+    assert (found and found.code) == code

@@ -37,7 +37,7 @@ _PROGRESS = re.compile(
 )
 _SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
 _WORD, _COUNT = re.compile(r"[^\W\d]{2,}"), re.compile(r"\d[\d.,]*")
-_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|episode|rollout)\b\W{0,4}(\d+(?:\.\d+)?)")
+_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|episode|rollout)\b\W{0,4}(\d+(?:\.\d+)?)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
     r"warn|Warning|^wandb: (?!.*\(success\))"

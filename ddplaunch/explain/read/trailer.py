@@ -64,14 +64,15 @@ _OF_WORDS = {"bus": 7, "floating": 8, "illegal": 4, "trace/breakpoint": 5, "trac
 _STATUS = re.compile(
     r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^Exited with exit code "
     r"|^Command exited with non-zero status |exited with status (?:code )?|Process completed with exit code "
-    r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of )"
+    r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of "
+    r"|^ERROR: Job failed: (?:[\w ]+ )?exit (?:code|status) )"
     r"(?P<code>\d+)\b"
 )
 _TRIGGERS = (
     "core dumped", "zsh: ", ": line ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with",
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
-    "Process finished",
+    "Process finished", "Job failed",
 )  # fmt: skip
 
 

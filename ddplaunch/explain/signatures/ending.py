@@ -71,6 +71,8 @@ ENDED_BY_ANOTHER = (
     "no handler of the rank takes this signal, and then it ends a process; nothing that was seen says who sent it",
     "look for {0} in the script and in what it starts; `signal.signal({1}, signal.SIG_IGN)` passes over it",
 )
+#: A shell writes behind a bar that is not done.
+_START = r"(?:^|(?:s/it|it/s)\b[^\]]*\])"
 
 
 def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
         rf"(?P<line>(?:terminated with|exited on|killed by) signal:? (?:{name}|{signal} \({words}\)|{words}))",
         rf"(?P<line>(?<!\S)\S{{1,80}}: tasks? [\d,\-\[\]]+: {words})",
         rf"(?P<line>(?:\bline \d{{1,6}}: +)?\b\d{{1,8}}:? +{words}(?: \(core dumped\))?)(?:\s|$)",
-        rf"^(?P<line>{words}(?: \(core dumped\))?)\.?\s*$",
+        _START + rf"(?P<line>{words}(?: \(core dumped\))?)\.?\s*$",
     )
 
 
@@ -154,6 +156,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "srun: error: nid1: task 3: Killed",
             "run.sh: line 12: 12345 Killed                  python train.py",
             "Killed",
+            " 29%|###       | 9413/32393 [3:28:18<8:28:33,  1.33s/it, loss=3.23]Killed",
         ),
         near_misses=(
             'sample: "the process was killed by signal 9 after it ran out of memory" -> label: incident',
@@ -323,7 +326,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"deepspeed[\\/]launcher[\\/]runner\.py\", line \d+, in (?P<line>sig\w*_handler)",
             r"(?:^|\s)(?P<line>KeyboardInterrupt)(?:$|: )",
             r"^(?:\([^)]*\) ?)?(?P<line>\^C)",
-            r"^(?P<line>Hangup|Terminated)\s*$",
+            _START + r"(?P<line>Hangup|Terminated)\s*$",
         ),
         what="the run was interrupted from outside: {line}",
         why="a person or a supervisor stopped it; nothing in the log says that the training failed before",

@@ -68,7 +68,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"[Ss]ee (?:root cause above|stack ?trace for root cause)|inspect the previous error messages for a cause",
             r"ExecuteUserScriptError:|Failed - Training job failed|UnexpectedStatusException: Error for Training job",
             r"Number of errored trials: [1-9]|The [Kk]ernel (?:crashed while executing code|appears to have died)",
-            r"\bPod: \S+ exited with code [1-9]",
+            r"\bPod: \S+ exited with code [1-9]|\bError executing job with overrides: ",
         ),
         (
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
@@ -83,6 +83,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "The Kernel crashed while executing code in the current cell or a previous cell.",
             "The kernel appears to have died. It will restart automatically.",
             'time="2024-02-21T09:32:29Z" level=info msg="Pod: kubeflow.simple-worker-0 exited with code 1" job=a',
+            "Error executing job with overrides: ['dataset.num_workers=12']",
         ),
         "Number of errored trials: 0",
     ),

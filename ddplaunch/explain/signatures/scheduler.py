@@ -145,6 +145,12 @@ SIGNATURES: tuple[Signature, ...] = (
         "https://www.kaggle.com/docs/notebooks",
     ),
     _limit(
+        r"Job failed: (?P<line>execution took longer than \w+)",
+        "`timeout: 3 days` in `.gitlab-ci.yml`; the runner has a limit of its own",
+        "ERROR: Job failed: execution took longer than 1h0m0s seconds",
+        "https://docs.gitlab.com/ci/yaml/#timeout",
+    ),
+    _limit(
         r"TERM_RUNLIMIT",
         "`#BSUB -W 48:00`",
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
