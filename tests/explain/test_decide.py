@@ -890,3 +890,36 @@ def test_a_module_that_a_build_of_pip_misses_is_not_missing_to_the_ranks() -> No
 def test_the_last_words_of_bars_shells_and_services_count(last: str, code: str | None) -> None:
     found = explained(STEPS + last).diagnosis
     assert (found and found.code) == code
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ("systemd[1]: t.service: Main process exited, code=killed, status=9/KILL\n", "killed"),
+        ("systemd[1]: t.service: Main process exited, code=dumped, status=11/SEGV\n", "segmentation-fault"),
+        ("systemd[1]: t.service: Main process exited, code=exited, status=3/NOTIMPLEMENTED\n", "unknown"),
+        ("systemd[1]: t.service: Failed with result 'oom-kill'.\n", "host-out-of-memory"),
+        ("systemd[1]: t.service: Deactivated successfully.\n", None),
+        ("2026-05-01 11:00:00,000 WARN exited: t (terminated by SIGSEGV (core dumped); not expected)\n",
+         "segmentation-fault"),
+        ("2026-05-01 11:00:00,000 WARN exited: t (exit status 1; not expected)\n", "unknown"),
+        ("2026-05-01 11:00:00,000 INFO exited: t (exit status 0; expected)\n", None),
+        ("Cancelling nested steps due to timeout\nTerminated\nFinished: ABORTED\n", "time-limit"),
+        ("ERROR: script returned exit code 2\nFinished: FAILURE\n", "unknown"),
+        ("Task's current input in-1 hit its timeout of 3600s\nRunner terminated.\n", "time-limit"),
+        ("User aborted: stopping task (1)\n", "terminated"),
+        ("\tError from slot1@n2: Docker job has gone over memory limit of 16000 Mb\n", "host-out-of-memory"),
+    ],
+)  # fmt: skip
+def test_the_words_of_what_looks_after_a_job_say_how_it_ended(last: str, code: str | None) -> None:
+    found = explained(STEPS + last).diagnosis
+    assert (found and found.code) == code
+
+
+@pytest.mark.parametrize(
+    "front", ["May  1 10:00:00 g1 python[900]: ", "2026-05-01 10:00:00.000 [17/train/2 (pid 900)] "]
+)
+def test_what_a_journal_or_a_workflow_puts_in_front_is_no_part_of_a_line(front: str) -> None:
+    log = STEPS + raised(None, "KeyError: 'labels'")
+    found = diagnosed("".join(front + line for line in log.splitlines(keepends=True)))
+    assert found.code == "script-exception" and found.what.startswith("KeyError: 'labels'")

@@ -78,17 +78,19 @@ _OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
 _CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
 _POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
 _ACTOR = re.compile(
-    r"^\((?:Worker_TP(?P<worker>\d{1,5}) |VllmWorker rank=(?P<rank>\d{1,5}) )?(?:[\w.:=\[\]<>-]+ )*?"
-    r"pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
+    r"^\((?:Worker_TP(?P<worker>\d{1,5}) |VllmWorker rank=(?P<rank>\d{1,5}) )?(?:[\w.-]+, rank=(?P<node>\d{1,7}), )?"
+    r"(?:[\w.:=\[\]<>-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
 )
 _PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
 _STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
-_COUNTED = re.compile(r"^\[\d+\] (?=\[)")
+_COUNTED = re.compile(r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?")  # the latter: a task of Metaflow
 _REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d)")  # torchx: role and replica
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
+#: journald and syslog; what systemd and the kernel say of others is read with their names.
+_SYSLOG = re.compile(r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.-]+ (?!systemd|kernel)[\w.@/-]+\[\d+\]: ?")
 
-_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA, _TRIAL)
+_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA, _TRIAL, _SYSLOG)
 
 
 class Prefixes:
@@ -156,7 +158,7 @@ def _in_front(text: str, who: Speaker) -> tuple[str, Speaker]:
 
 def _actor(match: re.Match[str], who: Speaker) -> Speaker:
     """Return the worker process of a serving stack or of Ray; one of the former may name its rank."""
-    rank = match["worker"] or match["rank"]
+    rank = match["worker"] or match["rank"] or match["node"]
     known = who.rank if rank is None or who.rank is not None else int(rank)
     return who._replace(rank=known, pid=int(match["pid"]), host=match["ip"] or who.host)
 

@@ -60,19 +60,20 @@ _SHELL = re.compile(
 )
 _OF_WORDS = {"bus": 7, "floating": 8, "illegal": 4, "trace/breakpoint": 5, "trace/bpt": 5,
              "segmentation": 11, "killed": 9, "abort": 6, "terminated": 15, "hangup": 1}  # fmt: skip
-#: An exit status by the words of make, docker, `time`, LSF, and services that run jobs.
+#: An exit status by the words of make, docker, `time`, LSF, systemd, supervisord, and services that run jobs.
 _STATUS = re.compile(
     r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^Exited with exit code "
     r"|^Command exited with non-zero status |exited with status (?:code )?|Process completed with exit code "
     r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of "
-    r"|^ERROR: Job failed: (?:[\w ]+ )?exit (?:code|status) )"
+    r"|^ERROR: Job failed: (?:[\w ]+ )?exit (?:code|status) |\bscript returned exit code "
+    r"|systemd\[1\]: \S+: Main process exited, code=exited, status=|\bexited: \S+ \(exit status (?=\d+; not expected))"
     r"(?P<code>\d+)\b"
 )
 _TRIGGERS = (
     "core dumped", "zsh: ", ": line ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with",
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
-    "Process finished", "Job failed",
+    "Process finished", "Job failed", "status=", "exited: ",
 )  # fmt: skip
 
 

@@ -69,6 +69,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"ExecuteUserScriptError:|Failed - Training job failed|UnexpectedStatusException: Error for Training job",
             r"Number of errored trials: [1-9]|The [Kk]ernel (?:crashed while executing code|appears to have died)",
             r"\bPod: \S+ exited with code [1-9]|\bError executing job with overrides: ",
+            r"^Finished: (?:FAILURE|ABORTED)$|^Workflow failed\.$",
         ),
         (
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
@@ -84,6 +85,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "The kernel appears to have died. It will restart automatically.",
             'time="2024-02-21T09:32:29Z" level=info msg="Pod: kubeflow.simple-worker-0 exited with code 1" job=a',
             "Error executing job with overrides: ['dataset.num_workers=12']",
+            "Finished: FAILURE",
         ),
         "Number of errored trials: 0",
     ),

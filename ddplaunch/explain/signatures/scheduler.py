@@ -151,6 +151,24 @@ SIGNATURES: tuple[Signature, ...] = (
         "https://docs.gitlab.com/ci/yaml/#timeout",
     ),
     _limit(
+        r"(?P<line>Cancelling nested steps due to timeout)",
+        "`timeout(time: 3, unit: 'DAYS')` in the Jenkinsfile",
+        "Cancelling nested steps due to timeout",
+        "https://www.jenkins.io/doc/pipeline/steps/workflow-basic-steps/",
+    ),
+    _limit(
+        r"hit its timeout of \d+s\b",
+        "`timeout=` of the function, in seconds",
+        "Task's current input in-1 hit its timeout of 3600s",
+        "https://modal.com/docs/guide/timeouts",
+    ),
+    _limit(
+        r"runtime exceeded MaxRuntimeInSeconds",
+        "`max_run` of the estimator",
+        "MaxRuntimeExceeded - Training job runtime exceeded MaxRuntimeInSeconds provided",
+        "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
+    ),
+    _limit(
         r"TERM_RUNLIMIT",
         "`#BSUB -W 48:00`",
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",

@@ -120,7 +120,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:[Jj]ob|[Ss]tep) \S+ exceeded memory limit \(\d+ > \d+\)",
             r"Exceeded (?:job|step) memory limit",
             r"Task in \S+ killed as a result of (?:memory|limit) \S+",
-            r"systemd-oomd\S* Killed \S+ due to memory",
+            r"systemd-oomd\S* Killed \S+ due to memory|Failed with result 'oom-kill'",
+            r"unit has been killed by the OOM killer|has gone over memory limit of \d+ \w+",
             r"killed due to (?:the node running low on memory|memory pressure \(OOM\))",
         ),
         what="host memory ran out: `{line}`",
@@ -136,6 +137,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "slurmstepd: error: Exceeded step memory limit at some point.",
             "Task in /docker/0a1b killed as a result of limit of /docker/0a1b",
             "systemd-oomd[612]: Killed /user.slice/user-1000.slice due to memory pressure for /user.slice",
+            "systemd[1]: train.service: Failed with result 'oom-kill'.",
+            "Error from slot1@n2: Docker job has gone over memory limit of 16000 Mb",
             "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
         ),
         near_misses=(
