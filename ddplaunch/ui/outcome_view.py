@@ -17,6 +17,7 @@ from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.words import duration_text, listed, ranks_text, signal_name
 
 _FORGOTTEN_S = 120.0  # what was said longer ago is not on the screen any more
+_OF_RANK = re.compile(r"/rank-(\d{1,9})\.(?:out|err)")
 _FIXES = 2  # the best ones; `ddplaunch explain` shows more
 _SCREEN = 23  # lines of a small terminal, without the prompt
 _SAID = 60  # characters of a message by which it is found again
@@ -245,7 +246,10 @@ def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
     if diagnosis.evidence and diagnosis.evidence[0].line:
         first = diagnosis.evidence[0]
         own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
-        where.append(f"{f'{record}/' if own else ''}{first.file}:{first.line}")
+        named = _OF_RANK.search(first.file)
+        other = named is not None and diagnosis.rank is not None and int(named[1]) != diagnosis.rank
+        told = f"told by rank {named[1]} in " if named is not None and other else ""
+        where.append(f"{told}{f'{record}/' if own else ''}{first.file}:{first.line}")
     fix = "\nor: ".join(diagnosis.fixes[:_FIXES]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
 

@@ -27,7 +27,7 @@ from ddplaunch.records.outcome import (
     write_outcome,
 )
 from ddplaunch.ui.explain_view import calls_text
-from ddplaunch.ui.outcome_view import attempt_text, outcome_text
+from ddplaunch.ui.outcome_view import as_finding, attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import duration_text
@@ -318,6 +318,16 @@ def test_a_story_of_many_calls_keeps_its_end() -> None:
     begun = lines.index("      …")
     assert lines[begun + 1].lstrip().startswith(("model.py", "…")) and "model.py:29 in layer" in lines[-6]
     assert lines[-5] == "        … 3 calls in torch" and lines[-4].startswith("  followed by: rank 0: ")
+
+
+def test_a_line_of_another_rank_is_said_to_be_that_ones() -> None:
+    line = Evidence("node-0/attempt-0/rank-0.out", 11, "Connection closed by peer")
+    for rank, told in (
+        (1, "told by rank 0 in runs/r/node-0/attempt-0/rank-0.out:11"),
+        (0, "runs/r/node-0/attempt-0/rank-0.out:11"),
+    ):
+        found = Diagnosis("rank-left-early", "observed", "rank 1 left", "", (), rank, "node-1", (line,))
+        assert as_finding(found, "runs/r").where == (f"rank {rank} on node-1", told)
 
 
 def test_words_that_the_diagnosis_quotes_are_not_said_again() -> None:
