@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.explain.read.lines import NOBODY, Line
 from ddplaunch.explain.read.scan import matcher, needed_texts
-from ddplaunch.explain.signatures import all_signatures, collective_timeout
+from ddplaunch.explain.signatures import all_signatures, failed_collectives
 from ddplaunch.explain.signatures.gpu import memory
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from tests.explain.signature_rules import caught, idle, matched, missed, slow, too_wide, unfilled
@@ -18,12 +18,12 @@ from tests.explain.signature_rules import caught, idle, matched, missed, slow, t
 FAMILIES = {
     "gpu": ("gpu.setup", "gpu.faults", "gpu.memory"),
     "nccl": ("network.nccl", "peer_echoes"),
-    "collective": ("collective_mismatch", "collective_timeout", "peer_echoes"),
+    "collective": ("failed_collectives", "peer_echoes"),
     "ddp": ("ddp",),
     "system": ("system_memory", "system"),
     "network": ("network.connection", "network.rendezvous"),
     "data": ("checkpoints", "data"),
-    "launching": ("launching", "imports"),
+    "launching": ("launching", "extensions", "imports"),
     "scheduler": ("scheduler",),
     "ending": ("ending", "launcher_echoes"),
 }
@@ -126,5 +126,5 @@ def test_texts_that_a_pattern_needs(pattern: str, needed: tuple[str, ...]) -> No
 
 def test_the_late_rank_is_named() -> None:
     line = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms"
-    found = [match for each in collective_timeout.SIGNATURES if (match := matched(each, line))]
+    found = [match for each in failed_collectives.SIGNATURES if (match := matched(each, line))]
     assert [match["culprit"] for match in found] == ["1"]

@@ -68,21 +68,6 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://docs.python.org/3/library/exceptions.html#ImportError",
     ),
     Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(r"ModuleNotFoundError: No module named '(?P<module>torch|numpy|packaging|wheel|psutil)'",),
-        what="pip could not build a package from its source: the build does not see `{module}`",
-        why="pip builds each package in an environment of its own, which holds only what the package declares",
-        fixes=(
-            "install `{module}` first, then `python -m pip install --no-build-isolation PACKAGE`",
-            "or take a wheel that was built for this Python, torch and CUDA from the package's release page",
-        ),
-        examples=("ModuleNotFoundError: No module named 'torch'",),
-        near_misses=("ModuleNotFoundError: No module named 'tokenkit'",),
-        log_with=(r"^\W*(?:Getting requirements to build wheel|python setup\.py egg_info) did not run successfully",),
-        source="https://pip.pypa.io/en/stable/reference/build-system/",
-    ),
-    Signature(
         code="module-not-found",
         tier=Tier.CAUSE,
         patterns=(
@@ -221,34 +206,6 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://docs.python.org/3/reference/lexical_analysis.html#encoding-declarations",
     ),
     Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(
-            r"(?:(?:ImportError|OSError): |^)\S*?(?P<library>[\w.+-]+\.so[\d.]*): undefined symbol: "
-            r"(?P<symbol>(?!nccl)\w{1,60})",
-        ),
-        what="`{library}` was built for another version of what it uses: `{symbol}` is not there",
-        why="compiled code fits one version of torch and CUDA; after torch was changed, or with a wheel for another "
-        "one, names that it calls are missing",
-        fixes=(
-            "install the build that fits what `python -c 'import torch; print(torch.__version__, torch.version.cuda)'` "
-            "prints: the package's release page names torch and CUDA in the file name",
-            "build it against this torch: `pip uninstall PACKAGE`, then `pip install --no-deps --no-cache-dir "
-            "--no-build-isolation PACKAGE`",
-            "for an extension that torch builds itself, remove the old one: `rm -rf ~/.cache/torch_extensions`",
-        ),
-        examples=(
-            "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
-            "/opt/v/fused.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN2at4_ops5zeros4callE",
-        ),
-        near_misses=(
-            "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
-            "warning: a.so: undefined symbol: foo, ignored",
-        ),
-        unless=(r"[Ww]arning",),
-        source="https://pytorch.org/docs/stable/cpp_extension.html",
-    ),
-    Signature(
         code="torchvision-mismatch",
         tier=Tier.CAUSE,
         patterns=(
@@ -273,115 +230,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("RuntimeError: operator aten::foo does not exist", "UserWarning: Failed to load image extension"),
         source="https://github.com/pytorch/vision/blob/main/torchvision/extension.py",
-    ),
-    Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(
-            r"(?P<line>No working C\+\+ compiler found)",
-            r"(?P<line>Failed to find C compiler)",
-            r"fatal error: (?P<line>Python\.h: No such file)",
-        ),
-        what="kernels could not be compiled: {line}",
-        why="torch.compile builds them with the C++ compiler that CXX names, else g++; Triton builds with CC and needs "
-        "the headers of Python",
-        fixes=(
-            "install the compiler and the headers on every node: `apt install g++ python3-dev`, or name one that is "
-            "there: `--env CXX=/usr/bin/g++ --env CC=/usr/bin/gcc`",
-            "`--env TORCH_COMPILE_DISABLE=1` runs without compiling",
-        ),
-        examples=(
-            "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: "
-            "(None, 'g++')",
-            "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
-            "/tmp/tmpx/main.c:5:10: fatal error: Python.h: No such file or directory",
-        ),
-        near_misses=("fatal error: cuda.h: No such file or directory", "found a working C++ compiler"),
-        source="https://github.com/pytorch/pytorch/blob/main/torch/_inductor/cpp_builder.py",
-    ),
-    Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
-        log_with=(r"fatal error: (?P<header>(?!Python\.h)[\w./+-]+): No such file",),
-        what="an extension ({extension}) did not build: the compiler finds no `{header}`",
-        why="the library that brings this header is not installed, or not where the compiler looks",
-        fixes=(
-            "install its development package on every node (`apt-file search {header}` names it), or say where it is: "
-            "`extra_include_paths=[…]`, `--env CPATH=…`",
-            "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
-        ),
-        examples=("RuntimeError: Error building extension 'warp_ops'", "ninja: build stopped: subcommand failed."),
-        near_misses=("warp.cpp:1:10: fatal error: opencv2/core.hpp: No such file or directory",),
-        source="https://pytorch.org/docs/stable/cpp_extension.html",
-    ),
-    Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
-        log_with=(r"(?P<problem>[\w./+-]+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error: .{1,120})",),
-        what="an extension ({extension}) did not build: {problem}",
-        why="compiler, CUDA toolkit and torch have to fit where an extension is built; this is the first error",
-        fixes=(
-            "look at that line; where the CUDA toolkit is missing or another one, set CUDA_HOME to that of `python -c "
-            "'import torch; print(torch.version.cuda)'`",
-            "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
-        ),
-        examples=("RuntimeError: Error building extension 'fused_adam'", "ninja: build stopped: subcommand failed."),
-        near_misses=('fused.cu(41): error: identifier "c10" is undefined',),
-        source="https://pytorch.org/docs/stable/cpp_extension.html",
-    ),
-    Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(
-            r"Error building extension '[^']+'",
-            r"Error compiling objects for extension",
-            r"ninja: build stopped.*",
-            r"Ninja is required to load C\+\+ extensions",
-            r"nvcc fatal *: .*",
-            r"error: command '\S*(?:nvcc|ninja)\S*' failed.*",
-            r"CUDA_HOME (?:environment variable is not set|does not exist).*",
-            r"The detected CUDA version \([^)]*\) mismatches the version that was used to compile",
-            r"Installed CUDA version \S+ does not match the version torch was compiled with",
-            r"Unable to JIT load the \S+ op",
-            r"ImportError: (?P<line>\S*torch_extensions\S+: cannot open shared object file)",
-            r"unsupported GNU version!.*",
-            r"cannot find -l\w+",
-        ),
-        what="a C++/CUDA extension did not build or load: {line}",
-        why="the compiler, CUDA toolkit and torch that build and load an extension have to fit; the first error above "
-        "says what did not",
-        fixes=(
-            "read the first compiler error above this line; install the CUDA toolkit of `python -c 'import torch; "
-            "print(torch.version.cuda)'` and set CUDA_HOME",
-            "build once before the launch and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
-            "for a prebuilt wheel, install the one that was built for this torch version",
-        ),
-        examples=(
-            "RuntimeError: Error building extension 'fused_adam'",
-            "ninja: build stopped: subcommand failed.",
-            "nvcc fatal   : Unsupported gpu architecture 'compute_90'",
-            "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
-            "RuntimeError: Error compiling objects for extension",
-            "RuntimeError: Ninja is required to load C++ extensions",
-            "The detected CUDA version (11.8) mismatches the version that was used to compile PyTorch (12.1).",
-            "CUDAMismatchException: >- Installed CUDA version 11.3 does not match the version torch was compiled with "
-            "11.7",
-            "RuntimeError: Unable to JIT load the cpu_adam op due to it not being compatible",
-            "ImportError: /home/a/.cache/torch_extensions/py310/fused_adam/fused_adam.so: cannot open shared object "
-            "file: x",
-            "error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!",
-            "/usr/bin/ld: cannot find -lcudart",
-            "error: command '/usr/local/cuda/bin/nvcc' failed with exit code 1",
-        ),
-        near_misses=(
-            "Using /home/a/.cache/torch_extensions as PyTorch extensions root...",
-            "ninja: no work to do.",
-            "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
-        ),
-        unless=(r"[Ww]arning",),
-        source="https://pytorch.org/docs/stable/cpp_extension.html",
     ),
     Signature(
         code="module-not-found",
