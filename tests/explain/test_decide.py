@@ -923,3 +923,23 @@ def test_what_a_journal_or_a_workflow_puts_in_front_is_no_part_of_a_line(front: 
     log = STEPS + raised(None, "KeyError: 'labels'")
     found = diagnosed("".join(front + line for line in log.splitlines(keepends=True)))
     assert found.code == "script-exception" and found.what.startswith("KeyError: 'labels'")
+
+
+KEY = "KeyError: 'labels'"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("/bin/sh: 1: python: not found", "launcher-arguments"),
+        ("/usr/bin/env: 'bash\\r': No such file or directory", "syntax-error"),
+        ("run.sh: line 3: syntax error near unexpected token `fi'", "syntax-error"),
+        ("run.sh: line 5: WORLD_SIZE: unbound variable", "missing-rank-environment"),
+        ("exec /app/start.sh: exec format error", "scheduler-error"),
+        ("FATAL:   container creation failed: mount /a->/a error: while mounting /a", "scheduler-error"),
+    ],
+)
+def test_what_a_shell_or_a_container_could_not_start_counts_unless_the_work_went_on(line: str, code: str) -> None:
+    assert diagnosed(f"{line}\n").code == code
+    assert explained(f"{line}\n{STEPS}step 90 loss 0.1\n").diagnosis is None
+    assert diagnosed(f"{line}\n{STEPS}{raised(None, KEY)}").what.startswith(KEY)

@@ -157,15 +157,14 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?:URLError|urllib\S*Error): (?P<line><urlopen error [^>]*>)",
             r"HTTPError: (?P<line>HTTP Error \d+: .*)",
-            r"requests\.exceptions\.(?P<line>(?:Connection|ReadTimeout|ConnectTimeout|SSL|Proxy|HTTP|ChunkedEncod"
-            r"ing|Timeout)\w*)",
+            r"requests\.exceptions\.(?P<line>(?:Connection|ReadTimeout|ConnectTimeout|SSL|Proxy|HTTP|ChunkedEncoding|Timeout)\w*)",
             r"httpx\.(?P<line>Connect\w+|Read\w+|HTTPStatusError|ProxyError|RemoteProtocolError): ",
             r"aiohttp\.client_exceptions\.(?P<line>Client\w+): ",
             r"urllib3\.exceptions\.(?P<line>(?:Proxy|MaxRetry|NewConnection|ConnectTimeout|ReadTimeout|SSL|NameResolut"
             r"ion)\w*): ",
             r"http\.client\.(?P<line>RemoteDisconnected|BadStatusLine)\b",
             r"botocore\.exceptions\.(?P<line>\w+(?:Error|Timeout)): ",
-            r"IncompleteRead\(\d+ bytes read",
+            r"IncompleteRead\(\d+ bytes read|^PermissionError: (?:Forbidden|Access Denied)\b",
         ),
         what="a download failed: {line}",
         why=_WHY,
@@ -177,6 +176,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "httpx.ConnectError: [Errno 101] Network is unreachable",
             "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host x:443",
             "urllib3.exceptions.ProxyError: ('Unable to connect to proxy', OSError('Tunnel failed: 403'))",
+            "PermissionError: Forbidden",
             "http.client.RemoteDisconnected: Remote end closed connection without response",
             "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
             "urllib3.exceptions.ProtocolError: ('Connection broken: IncompleteRead(93 bytes read, 12 more expected)')",
