@@ -17,7 +17,7 @@ from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
 _DONE = re.compile(
-    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )(?!Finished: (?:ABORT|FAIL))"
+    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )(?!Finished: (?:ABORT|FAIL)|Done\. Your build exited with [1-9])"
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
     r"|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"

@@ -66,14 +66,18 @@ _STATUS = re.compile(
     r"|^Command exited with non-zero status |exited with status (?:code )?|Process completed with exit code "
     r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of "
     r"|^ERROR: Job failed: (?:[\w ]+ )?exit (?:code|status) |\bscript returned exit code "
-    r"|systemd\[1\]: \S+: Main process exited, code=exited, status=|\bexited: \S+ \(exit status (?=\d+; not expected))"
+    r"|systemd\[1\]: \S+: Main process exited, code=exited, status=|\bexited: \S+ \(exit status (?=\d+; not expected)"
+    r"|^Error: exit status |^Exited with code exit status |^The command \".*\" exited with "
+    r"|^##\[error\]\w+ exited with code '|^flux-job: task\(s\) exited with exit code "
+    r"|Task state is updated .* with exit code |^\s*Exit (?:Code|Status): +)"
     r"(?P<code>\d+)\b"
 )
 _TRIGGERS = (
     "core dumped", "zsh: ", ": line ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with",
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
-    "Process finished", "Job failed", "status=", "exited: ",
+    "Process finished", "Job failed", "status=", "exited: ", "xit status", "Exit Code:",
+    "Exit Status:",
 )  # fmt: skip
 
 
@@ -203,8 +207,10 @@ def _of_step_or_shell(line: Line) -> RankExit | None:
         return RankExit(-_OF_WORDS[how], line, None, None, None if pid is None else int(pid), line.speaker.host)
     if match := _CHILD.match(line.text):
         return RankExit(int(match["code"]), line, int(match["rank"]), None, int(match["pid"]), line.speaker.host)
-    match = _STATUS.search(line.text)
-    return None if match is None else RankExit(int(match["code"]), line, host=line.speaker.host)
+    if match := _STATUS.search(line.text):
+        number = int(match["code"])  # PBS: 256 and the signal, where a shell has 128
+        return RankExit(number if number < 257 else number - 128, line, host=line.speaker.host)
+    return None
 
 
 def _entry_speaker(speaker: Speaker, table: dict[str, str]) -> Speaker:

@@ -176,6 +176,28 @@ SIGNATURES: tuple[Signature, ...] = (
         "MaxRuntimeExceeded - Training job runtime exceeded MaxRuntimeInSeconds provided",
         "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html",
     ),
+    Signature(
+        code="terminated",
+        tier=Tier.GENERAL,
+        patterns=(
+            r"Host EC2 \(instance \S+\) terminated",
+            r"[Ss]pot (?:instance )?(?:termination|interruption) notice",
+            r"Instance .{1,40} (?:was|is being|has been) preempted",
+        ),
+        what="the cloud took the machine back: {line}",
+        why="a machine that was rented as spot or preemptible goes back when somebody pays more; nothing failed on it",
+        fixes=(
+            "save a checkpoint every so often, and at the notice; start again from it on another machine",
+            "rent it on demand, if there is no time to start again",
+        ),
+        examples=(
+            "Host EC2 (instance i-0abc) terminated.",
+            "WARNING: spot instance interruption notice received, 120 s left",
+            "Instance train-1 was preempted.",
+        ),
+        near_misses=("using spot instances to save money",),
+        source="https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html",
+    ),
     _limit(
         r"TERM_RUNLIMIT",
         "`#BSUB -W 48:00`",
@@ -288,7 +310,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="terminated",
         tier=Tier.GENERAL,
-        patterns=(r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT [\dT:-]+)(?: ?\*\*\*)?\s*$",),
+        patterns=(
+            r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT [\dT:-]+)(?: DUE to SIGNAL Terminated)?(?: ?\*\*\*)?\s*$",
+        ),
         what="the job was cancelled: {line}",
         why=_CANCELLED_WHY,
         fixes=_CANCELLED_FIXES,
