@@ -70,6 +70,11 @@ def _build(data: Any, wanted: Any, place: str) -> Any:
 
 
 def _checked(data: Any, wanted: type, place: str) -> Any:
+    if issubclass(wanted, Enum):
+        found = next((each for each in wanted if type(data) is type(each.value) and data == each.value), None)
+        if found is None:
+            raise ValueError(f"{place}: no {wanted.__name__}")
+        return found
     if type(data) is not wanted:  # not isinstance: True is no int here
         raise ValueError(f"{place}: {type(data).__name__} instead of {wanted.__name__}")
     return data

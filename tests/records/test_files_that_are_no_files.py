@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from ddplaunch.cli.commands.scale import saved
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.finding import ExitStatus, warning
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.samples import PHASES
 from ddplaunch.watch.scale_view import scale_json, scale_svg, scale_text
@@ -83,7 +84,9 @@ def measured() -> SizeMeasured:
     shares = dict.fromkeys((*PHASES, "rest"), 0.1)
     facts = {"rank": 0, "world_size": 2, "device": "cpu", "threads": 1}
     ranks = tuple(RankPhases(number, 50, 0.1, 0.09, 0.2, 0.1, shares, 80.0, 1 << 28, facts) for number in range(2))
-    return SizeMeasured("2", 2, ranks=ranks, samples_per_s=160.0, effective_batch=16, lr="0.1", cpus=4, record="r")
+    told = (warning("data-not-divided", "each takes all", why="no sampler", fix="one"),)
+    one = SizeMeasured("2", 2, ranks=ranks, samples_per_s=160.0, effective_batch=16, lr="0.1", cpus=4, record="r")
+    return replace(one, observed=told)
 
 
 def of_others(place: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.finding import error, warning
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
@@ -65,6 +66,11 @@ def test_what_ranks_do_beside_their_speed_is_told() -> None:
     assert text.count("data-not-divided") == 1 and text.count("no-process-group") == 1
     assert "2 processes: scaling as it should" in text
     assert speed_up(sizes[1], sizes[2], strong=False) is None
+    for one in sizes:  # as `--resume` reads it again
+        assert from_plain(json.loads(json.dumps(plain(one))), SizeMeasured) == one
+    wrong = json.loads(json.dumps(plain(sizes[1])).replace('"severity": "warning"', '"severity": "loud"'))
+    with pytest.raises(ValueError, match=r"observed\[0\].severity: no Severity"):
+        from_plain(wrong, SizeMeasured)
 
 
 def test_speed_up_weak_and_strong() -> None:

@@ -24,6 +24,7 @@ from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.nvml import gpu_links
 from ddplaunch.planning.options import Said
 from ddplaunch.planning.ranks.placement import workers_typed
+from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
@@ -302,6 +303,8 @@ def _size_of(data: Any) -> SizeMeasured:
     one = from_plain(data, SizeMeasured)
     if not one.ranks or one.problem is not None or not all(map(_is_measured, one.ranks)):
         raise ValueError("no ranks")
+    if any(each.code not in OBSERVED for each in one.observed):
+        raise ValueError("no finding of a trial's ranks")
     counts = (one.samples_per_s, one.effective_batch, one.gpu_bytes, one.busy_cpus, one.waiting_threads)
     sizes = (one.processes, one.nodes, one.cpus)
     if _SIZE.match(one.size) is None or not all(0 < each < _LARGEST for each in sizes):

@@ -362,9 +362,8 @@ class _Running:
         if self._is_recorded():
             outcome = read_outcome(self._places.record)
             at_its_end = outcome.findings if isinstance(outcome, RunOutcome) else ()
-            self.observed = tuple(each for each in at_its_end if each.code in OBSERVED) or read_findings(
-                self._places.record
-            )
+            found = dict.fromkeys((*at_its_end, *read_findings(self._places.record)))
+            self.observed = tuple(each for each in found if each.code in OBSERVED)
 
     def _of_step(self) -> dict[str, str]:
         """Return the environment in a job's step that srun has made of the launcher; empty where there is none."""
