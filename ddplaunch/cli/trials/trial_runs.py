@@ -362,7 +362,7 @@ class _Running:
         if self._is_recorded():
             outcome = read_outcome(self._places.record)
             at_its_end = outcome.findings if isinstance(outcome, RunOutcome) else ()
-            found = dict.fromkeys((*at_its_end, *read_findings(self._places.record)))
+            found = at_its_end or read_findings(self._places.record)
             self.observed = tuple(each for each in found if each.code in OBSERVED)
 
     def _of_step(self) -> dict[str, str]:
