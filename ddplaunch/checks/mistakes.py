@@ -121,7 +121,8 @@ def gradients_not_averaged(script: ScriptReport, launch: Launch) -> Findings:
 
     Each rank then trains a model of its own on its part of the samples, and their losses drift apart. The script's
     source shows it before the run where nothing in it wraps the model or sends anything, the ranks' first steps do
-    where nothing went through the process group. Remedy: `DistributedDataParallel(model)`.
+    where nothing went through the process group, also of ranks that each take all samples. Remedy:
+    `DistributedDataParallel(model)`.
     """
     for found in _of("gradients-not-averaged", script, launch):
         why = "each rank trains a model of its own on its part of the samples, and their losses drift apart"
