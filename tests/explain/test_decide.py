@@ -954,3 +954,9 @@ def test_what_a_shell_or_a_container_could_not_start_counts_unless_the_work_went
     assert diagnosed(f"{line}\n").code == code
     assert explained(f"{line}\n{STEPS}step 90 loss 0.1\n").diagnosis is None
     assert diagnosed(f"{line}\n{STEPS}{raised(None, KEY)}").what.startswith(KEY)
+
+
+def test_a_batch_script_says_that_its_job_finished_however_that_was() -> None:
+    killed = "/var/spool/slurmd/job47/slurm_script: line 31:  6521 Killed                  torchrun train.py\n"
+    told = diagnosed(STEPS + killed + "job 47 finished at Thu Mar 12 04:10:29 CET 2026\n")
+    assert told.code == "killed"

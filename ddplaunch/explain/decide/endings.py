@@ -46,6 +46,7 @@ _NOISE = re.compile(
     r"|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
+    r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
 )
 #: Codes of what launchers and services print only where the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
