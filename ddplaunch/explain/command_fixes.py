@@ -12,6 +12,7 @@ from ddplaunch.scaling.batch import resolve_batch
 from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import duration_text, signal_name
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
@@ -33,7 +34,7 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
 
     ``dumped``: the stack of Python is in the log.
     """
-    if facts is None or not facts.argv or facts.argv[1:2] != ("run",):
+    if facts is None or not facts.argv or not _was_typed_by_a_user(facts.argv):
         return ()
     if code == "disk-full":
         return tuple(
@@ -65,6 +66,11 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     if code == "missing-rank-environment":
         return ("the ranks have them; hand them on to what they start: `env={**os.environ, …}`, `--export=ALL`",)
     return _of_crash(own, behind, facts, dumped) if code == "segmentation-fault" else ()
+
+
+def _was_typed_by_a_user(argv: Sequence[str]) -> bool:
+    """Return whether it is a `run` of a user's; `scale` and `fit` say themselves what to type after their trials."""
+    return tuple(argv[1:2]) == ("run",) and not any(word.startswith(f"{TRIAL}=") for word in argv)
 
 
 def _of_crash(own: tuple[str, ...], behind: tuple[str, ...], facts: RunFacts, dumped: bool) -> tuple[str, ...]:

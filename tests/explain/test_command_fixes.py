@@ -157,6 +157,11 @@ def test_an_example_takes_the_number_of_processes_that_was_typed(typed: str) -> 
     assert still_to_do([fix], RunFacts(argv=("ddplaunch", "run", "--nproc", "2")), False) == (fix,)
 
 
+def test_nobody_is_to_type_the_command_of_a_trial() -> None:
+    trial = "ddplaunch run 2 --run-id fit-x.batch-8 --env DDPLAUNCH_TRIAL=fit-x/batch-8 --batch-size 8 -- t.py"
+    assert "ddplaunch run" not in first_fix(trial, OOM, batch_size=8, world_size=2)
+
+
 def test_a_port_that_the_script_asks_for_is_not_the_launchs() -> None:
     taken = "torch.distributed.DistNetworkError: port: 44079, useIpv6: false, code: -98, name: EADDRINUSE, message: x"
     for port, nodes, own in ((None, 1, True), ({"value": 44079}, 1, False), (None, 2, False)):
