@@ -751,6 +751,7 @@ def test_a_rank_that_waited_in_another_collective_until_the_first_gave_up_is_no_
     closed = "pair.cc:553] Connection closed by peer [127.0.0.1]:26505."
     found = diagnosed(waited + trace(0, 24, "gather_object", closed))
     assert found.code == "collective-mismatch" and "rank 0 waited in gather_object (from train.py:24)" in found.what
+    assert found.why.startswith("`train.py:24` is `x`; `train.py:22` is `x`; ")
     late = diagnosed(waited + trace(0, 24, "all_reduce", closed))
     assert late.code == "collective-timeout", "it came, too late, to the same one"
 

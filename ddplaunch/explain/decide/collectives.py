@@ -51,7 +51,7 @@ _NCCL_VERSION, _VERSIONS = re.compile(r"\bNCCL version (\d+\.\d+\.\d+)"), 3
 class Waited:
     """The collective that a rank timed out in.
 
-    ``call`` is the Python function, ``frame`` the line of the script, where the traceback tells them.
+    ``call`` is the Python function, ``frame`` the line of the script and ``source`` its text, where a traceback tells.
     """
 
     rank: int
@@ -62,6 +62,7 @@ class Waited:
     group: str = ""
     call: str = ""
     frame: str = ""
+    source: str = ""
 
     @property
     def described(self) -> str:
@@ -176,8 +177,8 @@ def _gloo(scanned: Scanned, said: re.Pattern[str]) -> Iterable[Waited]:
         rank = traceback.speaker.rank
         if rank is None or not said.search(part.raised.message):
             continue
-        outer = next((call.place for call in traceback.calls), "")
-        yield Waited(rank, part.line, call=_called_by_user(part.frames), frame=outer)
+        place, source = next(((call.place, call.source) for call in traceback.calls), ("", ""))
+        yield Waited(rank, part.line, call=_called_by_user(part.frames), frame=place, source=source)
 
 
 def world_size(scanned: Scanned) -> int | None:

@@ -33,6 +33,7 @@ _SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeo
 _STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
+_SOURCE = 60  # characters of a line of the script
 _EVIDENCE = 4  # places that a diagnosis names
 _THREADS = 2  # that ended by an exception and are named
 #: What is said of a process that multiprocessing started, and that failed below the script's own first lines.
@@ -368,6 +369,10 @@ def _mismatch(
             f"{each.described} (from {each.frame})" if each.frame else each.described for each in (first, other)
         )
         what = f"rank {first.rank} waited in {own}, rank {other.rank} in {others}"
+        lines = [
+            f"`{each.frame}` is `{each.source[:_SOURCE]}`" for each in (first, other) if each.frame and each.source
+        ]
+        why = "; ".join((*lines, why))
         detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
         return (what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
     if found.left and rank is not None:
