@@ -360,7 +360,8 @@ def test_what_makes_progress_lives(tmp_path: Path, mode: str) -> None:
     rank computes while the others wait for it may take any time.
     """
     run = Ended(tmp_path, mode, 2, "--hang-timeout", "5s", "--on-hang", "stop")
-    assert (run.status, run.outcome["state"], run.said.count("warning")) == (0, "succeeded", 0), run.said
+    warned = set(re.findall(r"warning\[([\w-]+)\]", run.said)) - {"gradients-not-averaged"}  # as steps alone show it
+    assert (run.status, run.outcome["state"], warned) == (0, "succeeded", set()), run.said
 
 
 @pytest.mark.slow

@@ -226,10 +226,17 @@ def test_the_trials_of_one_command_are_one_line() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["scale-x.8", "scale-x", "r"] and "3 trials" in lines[2]
     assert lines[2].split()[-1] == "1,2,4"
     fits = [
-        RunSummary(f"fit-x.batch-{size}", "ended", 9.0 - at, user="ada", trial=f"fit-x/batch-{size}", script="train.py")
+        RunSummary(
+            f"fit-x.batch-{size}",
+            "ended",
+            started_s=9.0 - at,
+            user="ada",
+            trial=f"fit-x/batch-{size}",
+            script="train.py",
+        )
         for at, size in enumerate((124, 216, 108, 54, 32, 2, 1))
     ]
-    live = RunSummary("fit-20261125-234414-ydpvjr.batch-18432", "running", 9.0, user="ada", script="train.py")
+    live = RunSummary("fit-20261125-234414-ydpvjr.batch-18432", "running", started_s=9.0, user="ada", script="train.py")
     lines = ps_text((live, *fits), 0, 9.0, "ada", Terminal(80)).splitlines()
     assert len(lines) == 3 and "  batch 1-216  " in lines[2], lines
 
