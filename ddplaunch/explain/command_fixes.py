@@ -219,8 +219,7 @@ def _picks_its_port(plan: Mapping[str, Any]) -> bool:
     """Return whether torchrun takes a free port, as on one node without `--master-port`."""
     topology = plan.get("topology")
     nodes = topology.get("nnodes") if isinstance(topology, dict) else None
-    one = isinstance(nodes, dict) and nodes.get("value") == 1
-    return one and isinstance(topology, dict) and topology.get("master_port") is None
+    return isinstance(nodes, dict) and nodes.get("value") == 1 and plan["topology"].get("master_port") is None
 
 
 def another_port(fix: str, line: str) -> str:

@@ -41,14 +41,17 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
     try:
         from ddplaunch.explain.explain_logs import explain_texts
 
-        explanation = explain_texts(_sources(settings, attempt, ended), _facts(settings, attempt, ended))
-        explanation = _located(_with_lines_of_files(explanation, settings, attempt), settings, attempt)
+        facts = _facts(settings, attempt, ended)
+        explanation = explain_texts(_sources(settings, attempt, ended), facts)
+        explanation = _located(_with_lines_of_files(explanation, settings, attempt), settings, attempt, facts)
     except Exception as exception:  # what explains a failure must not hide it
         return Explanation(_by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
     return explanation if explanation.diagnosis is not None else Explanation(_by_exit(attempt, ended, ""))
 
 
-def _located(explanation: Explanation, settings: Settings, attempt: EndedAttempt | None) -> Explanation:
+def _located(
+    explanation: Explanation, settings: Settings, attempt: EndedAttempt | None, facts: RunFacts
+) -> Explanation:
     """Return it with where each rank was, if a collective failed: from stacks, and from torch's flight recorder."""
     from ddplaunch.explain.decide.collectives import flight, flight_dumps
     from ddplaunch.explain.stacks.hang import located
@@ -56,11 +59,9 @@ def _located(explanation: Explanation, settings: Settings, attempt: EndedAttempt
     found = explanation.diagnosis
     if found is None or not found.code.startswith("collective-"):
         return explanation
-    recorded = None
-    if settings.directory:
-        plan = facts_of_run(read_run(Path(settings.directory), settings.node)).plan or {}
-        size = plan.get("world_size")
-        recorded = flight(flight_dumps(Path(settings.directory)), size if isinstance(size, int) else 0)
+    size = (facts.plan or {}).get("world_size")
+    dumps = flight_dumps(Path(settings.directory)) if settings.directory else {}
+    recorded = flight(dumps, size if isinstance(size, int) else 0)
     return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
 
 

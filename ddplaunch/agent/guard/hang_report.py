@@ -17,11 +17,11 @@ from pathlib import Path
 
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.agent.guard.rank_streams import Streams
-from ddplaunch.explain.diagnosis import Diagnosis, Evidence
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.stacks import parse
-from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, with_ended_parts
+from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, evidence_of, hang_diagnosis, with_ended_parts
 from ddplaunch.explain.stacks.parse import CodePlace, Frame, RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
@@ -190,12 +190,8 @@ def time_is_up(
     found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
     where = "; ".join(f"{ranks_text(group.ranks)} at {group.place.text}" for group in found)
     why = "it had not ended by then" + (f": {where}" if where else "")
-    evidence = tuple(
-        Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
-        for group in found
-    )
     fixes = (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",)
-    story = Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence)
+    story = Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence_of(found))
     return with_ended_parts(story, _ended_parts(attempt, [stack.rank for stack in stacks]))
 
 

@@ -303,10 +303,8 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> 
         if not ends_known and number < max(members.values()) and not missing:
             continue  # gloo's do not say what has ended: only the last one can be open, and any that some never joined
         called = [(rank, _called(reached[group, upto][rank])) for rank, upto in sorted(members.items())]
-        found = _open(number, by_rank, missing)
-        alike = len({_name(entry) for entry in by_rank.values()}) == 1
-        everyone = ranks if len(by_rank) == ranks and ends_known and alike else 0
-        return replace(found, last=tuple((rank, at) for rank, at in called if at is not None), everyone=everyone)
+        found = _open(number, by_rank, missing, ranks if ends_known else 0)
+        return replace(found, last=tuple((rank, at) for rank, at in called if at is not None))
     return None
 
 
@@ -321,7 +319,7 @@ def _called(entry: Mapping[str, Any]) -> CodePlace | None:
     return place_of(RankStack(0, 0, (ThreadStack("", found),))) if found else None
 
 
-def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[int, ...]) -> Flight:
+def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[int, ...], ranks: int) -> Flight:
     names = {rank: _name(entry) for rank, entry in sorted(by_rank.items())}
     if len(set(names.values())) > 1:
         listed = "; ".join(
@@ -332,7 +330,8 @@ def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[
     name, joined = next(iter(names.values())), ranks_text(list(names))
     if missing:
         return Flight(f"{ranks_text(missing)} did not join {name} (number {number}); {joined} did", missing)
-    return Flight(f"{joined} joined {name} (number {number}), and its end is not recorded")
+    everyone = ranks if len(names) == ranks else 0
+    return Flight(f"{joined} joined {name} (number {number}), and its end is not recorded", everyone=everyone)
 
 
 def _group(entry: Mapping[str, Any]) -> str:

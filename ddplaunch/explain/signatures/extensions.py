@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
+
+def _not_built(first_error: str, what: str, why: str, fix: str, example: str, near: str) -> Signature:
+    """An extension of which the compiler's first error, some lines above, is known."""
+    return Signature(
+        code="extension-build-failed",
+        tier=Tier.CAUSE,
+        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
+        log_with=(first_error,),
+        what=f"an extension ({{extension}}) did not build: {what}",
+        why=why,
+        fixes=(fix, "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`"),
+        examples=(example, "ninja: build stopped: subcommand failed."),
+        near_misses=(near,),
+        source="https://pytorch.org/docs/stable/cpp_extension.html",
+    )
+
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="extension-build-failed",
@@ -73,37 +90,23 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=("fatal error: cuda.h: No such file or directory", "found a working C++ compiler"),
         source="https://github.com/pytorch/pytorch/blob/main/torch/_inductor/cpp_builder.py",
     ),
-    Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
-        log_with=(r"fatal error: (?P<header>(?!Python\.h)[\w./+-]+): No such file",),
-        what="an extension ({extension}) did not build: the compiler finds no `{header}`",
-        why="the library that brings this header is not installed, or not where the compiler looks",
-        fixes=(
-            "install its development package on every node (`apt-file search {header}` names it), or say where it is: "
-            "`extra_include_paths=[…]`, `--env CPATH=…`",
-            "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
-        ),
-        examples=("RuntimeError: Error building extension 'warp_ops'", "ninja: build stopped: subcommand failed."),
-        near_misses=("warp.cpp:1:10: fatal error: opencv2/core.hpp: No such file or directory",),
-        source="https://pytorch.org/docs/stable/cpp_extension.html",
+    _not_built(
+        r"fatal error: (?P<header>(?!Python\.h)[\w./+-]+): No such file",
+        "the compiler finds no `{header}`",
+        "the library that brings this header is not installed, or not where the compiler looks",
+        "install its development package on every node (`apt-file search {header}` names it), or say where it is: "
+        "`extra_include_paths=[…]`, `--env CPATH=…`",
+        "RuntimeError: Error building extension 'warp_ops'",
+        "warp.cpp:1:10: fatal error: opencv2/core.hpp: No such file or directory",
     ),
-    Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
-        log_with=(r"(?P<problem>[\w./+-]+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error: .{1,120})",),
-        what="an extension ({extension}) did not build: {problem}",
-        why="compiler, CUDA toolkit and torch have to fit where an extension is built; this is the first error",
-        fixes=(
-            "look at that line; where the CUDA toolkit is missing or another one, set CUDA_HOME to that of `python -c "
-            "'import torch; print(torch.version.cuda)'`",
-            "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
-        ),
-        examples=("RuntimeError: Error building extension 'fused_adam'", "ninja: build stopped: subcommand failed."),
-        near_misses=('fused.cu(41): error: identifier "c10" is undefined',),
-        source="https://pytorch.org/docs/stable/cpp_extension.html",
+    _not_built(
+        r"(?P<problem>[\w./+-]+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error: .{1,120})",
+        "{problem}",
+        "compiler, CUDA toolkit and torch have to fit where an extension is built; this is the first error",
+        "look at that line; where the CUDA toolkit is missing or another one, set CUDA_HOME to that of `python -c "
+        "'import torch; print(torch.version.cuda)'`",
+        "RuntimeError: Error building extension 'fused_adam'",
+        'fused.cu(41): error: identifier "c10" is undefined',
     ),
     Signature(
         code="extension-build-failed",

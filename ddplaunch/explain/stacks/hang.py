@@ -78,15 +78,19 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
         story = _none_waits(known, [stack.rank for stack in stacks], measured.busy, since)
     else:
         story = _nothing_known(stacks, since)
-    evidence = tuple(
+    story = with_ended_parts(story, measured.raised)
+    if measured.steps:
+        story = replace(story, why=f"{story.why}; the last optimizer step was number {measured.steps}")
+    return replace(story, host=None if story.rank is None else measured.host, evidence=evidence_of(found))
+
+
+def evidence_of(found: Sequence[RankGroup]) -> tuple[Evidence, ...]:
+    """Return where the first few groups are, as far as they are in files."""
+    return tuple(
         Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
         for group in found[:_EVIDENCE]
         if group.place.path
     )
-    story = with_ended_parts(story, measured.raised)
-    if measured.steps:
-        story = replace(story, why=f"{story.why}; the last optimizer step was number {measured.steps}")
-    return replace(story, host=None if story.rank is None else measured.host, evidence=evidence)
 
 
 def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | None) -> Diagnosis:
@@ -133,16 +137,14 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
 def _all_called_it(found: Diagnosis, seen: Sequence[RankGroup], recorded: Flight) -> Diagnosis:
     """Return the diagnosis of a collective that every rank of the run had called, and that did not end all the same."""
     alone = recorded.everyone == 1
-    busy = "a GPU was still busy with what it had been given before"
-    why = f"all {recorded.everyone} ranks had called it: the data did not get through, or {busy}"
+    busy = "GPU was still busy with what it had been given before"
+    why = f"all {recorded.everyone} ranks had called it: the data did not get through, or a {busy}"
     fixes = tuple(each for each in found.fixes if "py-spy" not in each and "ddplaunch stacks" not in each)
-    places = [(group.place, ranks_text(group.ranks)) for group in seen if group.place.path][:_EVIDENCE]
-    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places)
     return replace(
         found,
-        why=f"the run has one process, and that had called it: its{busy[1:]}" if alone else why,
+        why=f"the run has one process, and that had called it: its {busy}" if alone else why,
         fixes=fixes if alone else (_TRANSPORT, *fixes),
-        evidence=(*found.evidence, *evidence),
+        evidence=(*found.evidence, *evidence_of(seen)),
     )
 
 

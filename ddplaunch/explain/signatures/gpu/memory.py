@@ -16,6 +16,8 @@ _OWN = "give each process its own GPU: `torch.cuda.set_device(int(os.environ['LO
 _FRAGMENTS = "if much is reserved but unallocated: `--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
 _WHY = "weights, gradients, optimizer state and the activations of one batch together did not fit on the GPU"
 _HELD = "this process held {used}: if that is far below {total}, " + _WHO
+#: Lines of a program that handles it.
+_HANDLED = (r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry|Retrying|reducing|skipping|halving)")
 _RAISED = r"^(?:[\w.]+\.)?(?!ValueError|KeyError|AssertionError|TypeError|NotImplementedError)\w+: "
 _NO_MEMORY = r"\b(?:[Oo]ut of|[Ii]nsufficient|[Nn]ot enough) memory\b"
 _SIZE = r"(?P<wanted>[\d.]+ [KMGTE]i?B)"
@@ -96,7 +98,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:torch\.|cuda\.|c10::|cupy\.\S*|numba\S*)OutOfMemoryError\b: (?!DefaultCPU)\S",
             r"^(?:RuntimeError: )?\[?(?:CRITICAL|ERROR)?:? ?Encountered OOM (?:exception|error)?",
         ),
-        unless=(r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry|Retrying|reducing|skipping|halving)"),
+        unless=_HANDLED,
         what="a GPU ran out of memory",
         why=_WHY,
         fixes=(_SMALLER, _WHO, _FRAGMENTS),
@@ -200,7 +202,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<line>CUDA_ERROR_OUT_OF_MEMORY)\b",
             r"(?P<line>Free memory on device .{1,60} on startup is less than desired GPU memory utilization)",
         ),
-        unless=(r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry|Retrying|reducing|skipping|halving)"),
+        unless=_HANDLED,
         what="a GPU ran out of memory: {line}",
         why="what is computed and what is kept did not fit on the GPU together, or other processes hold a part of it",
         fixes=(_WHO, _SMALLER),
