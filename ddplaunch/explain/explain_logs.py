@@ -16,7 +16,7 @@ from ddplaunch.explain.read.lines import Line, Numbered, Speaker, clean, numbere
 from ddplaunch.explain.read.scan import scan
 from ddplaunch.explain.wording import filled, worded
 
-_MOST_KINDS, _MOST_ECHOES = 12, 1024
+_MOST_KINDS, _MOST_ECHOES = 12, 16_384
 
 
 _TIME = re.compile(r"\b(?:\d{4}-(\d\d)-(\d\d)[ T_]|[IWEF](\d\d)(\d\d) )(\d\d:\d\d:\d\d)")

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.read import lines as reading
-from tests.explain.logs import diagnosed, failed, raised
+from tests.explain.logs import explained, failed, raised
 
 STEP = b"2026-01-05 04:11:20,001 INFO tokens 18234 in 3.1 s, queue 12\n"
 CAUSE = b"Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'title'\n"
@@ -71,5 +71,7 @@ def test_ten_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own
         raised(rank, "KeyError: 'y'" if rank == 7 else last) + failed(1, rank, rank) for rank in range(10_000)
     )
     begun = time.process_time()
-    assert diagnosed(text).code == "script-exception"
+    found = explained(text)
+    assert found.diagnosis is not None and found.diagnosis.code == "script-exception"
+    assert {echo.rank for echo in found.cascade} == (set() if own else set(range(10_000)) - {7}), "all are named"
     assert time.process_time() - begun < 60, "the square takes more than half an hour"
