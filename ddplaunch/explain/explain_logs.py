@@ -37,6 +37,7 @@ _TYPED = re.compile(
     r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
     r"(?:torchrun|ddplaunch run|deepspeed|accelerate launch|srun|mpirun|horovodrun|python\S*) \S"
 )
+_OUTPUT_BELOW = "The output (if any) follows:"
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
 _SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
@@ -52,6 +53,7 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
     if len(sources) != 1 or facts is not None:
         return _explained(logs, facts)
     source, numbered = next(iter(logs))
+    numbered = _in_time(numbered)
     begun = _last_run(numbered)
     if not begun:
         return _explained([(source, numbered)], None)
@@ -65,6 +67,12 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
     how = "too, for a reason that it does not tell" if before.code == "unknown" and not same else how
     clause = f"an earlier run in this file, up to line {earlier[-1][0]}, failed {how}"
     return replace(found, diagnosis=replace(found.diagnosis, why=f"{found.diagnosis.why}; {clause}"))
+
+
+def _in_time(numbered: list[Numbered]) -> list[Numbered]:
+    """Return the lines in the order in which they were printed: the mail of LSF tells the end of a job first."""
+    at = next((at for at, (_, text) in enumerate(numbered) if text.strip() == _OUTPUT_BELOW), None)
+    return numbered if at is None else [*numbered[at + 1 :], *numbered[: at + 1]]
 
 
 def _explained(logs: Iterable[tuple[LogSource, list[Numbered]]], facts: RunFacts | None) -> Explanation:

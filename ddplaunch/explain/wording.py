@@ -197,7 +197,7 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     where = "look at the traceback above this line: the script's own frames are not in it"
     if raised.frame:
         below = "in what it calls" if cause.calls and cause.calls[-1].folded else "there"
-        where = f"look at `{raised.frame.split(' ')[0]}`: the exception is raised {below}"
+        where = f"look at `{raised.frame.split(' in ')[0]}`: the exception is raised {below}"
     elif cause.candidate is not None and cause.candidate.bare:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
     others = any(hit.signature.code not in NOISE for hit in cause.echoes)

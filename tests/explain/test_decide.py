@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddplaunch.explain import explain_logs
 from ddplaunch.explain.decide import endings
 from ddplaunch.explain.decide.endings import telling
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
@@ -41,8 +42,9 @@ def test_survivors_that_lost_a_peer_are_the_cascade() -> None:
     assert answer.cascade[0].evidence.line == 4
 
 
-def test_every_rank_that_lost_a_peer_is_named_and_only_so_many_are_kept() -> None:
-    for ranks, kept in ((63, 63), (2000, 1024)):
+def test_every_rank_that_lost_a_peer_is_named_and_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ranks, most, kept in ((63, 16_384, 63), (2000, 16_384, 2000), (2000, 1024, 1024)):
+        monkeypatch.setattr(explain_logs, "_MOST_ECHOES", most)
         answer = explained("".join(map(lost, range(ranks))) + raised(ranks, "KeyError: 'title'"))
         assert answer.diagnosis is not None and answer.diagnosis.rank == ranks
         assert {echo.rank for echo in answer.cascade} == set(range(kept))
@@ -961,3 +963,18 @@ def test_a_batch_script_says_that_its_job_finished_however_that_was() -> None:
     killed = "/var/spool/slurmd/job47/slurm_script: line 31:  6521 Killed                  torchrun train.py\n"
     told = diagnosed(STEPS + killed + "job 47 finished at Thu Mar 12 04:10:29 CET 2026\n")
     assert told.code == "killed"
+
+
+def test_a_signal_that_warns_of_the_time_limit_is_not_the_cause() -> None:
+    signal, limit = "User defined signal 2", "TERM_RUNLIMIT: job killed after reaching LSF run time limit."
+    for text in (f"step 3\n{signal}\n{limit}\n", f"step 3\n{limit}\n{signal}\n"):
+        assert diagnosed(text).code == "time-limit"
+    assert diagnosed(f"step 3\n{signal}\n").code == "terminated"
+
+
+def test_the_mail_of_lsf_tells_the_end_first() -> None:
+    report = "Sender: LSF System <lsf@a>\n\nTERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n"
+    steps = "".join(f"epoch {epoch} loss 0.{epoch}\n" for epoch in range(9))
+    found = diagnosed(f"{report}\nThe output (if any) follows:\n\n{steps}")
+    assert (found.code, found.evidence[0].line) == ("host-out-of-memory", 3)
+    assert explained(f"{report}{steps}").diagnosis is None, "the work went on after what stands above it"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddplaunch.explain.diagnosis import UserCall, own_frame
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from tests.explain.logs import TORCH, lines_of, lost, raised
@@ -167,3 +169,31 @@ def test_a_message_that_begins_with_an_empty_line_is_the_next_one() -> None:
         found = tracebacks(raised(None, "RuntimeError: ") + below)[0]
         assert found.raised.message == message
     assert tracebacks(raised(None, "StopIteration") + "epoch 2\n")[0].raised.message == ""
+
+
+@pytest.mark.parametrize(
+    ("cell", "inner", "calls"),
+    [
+        ("Cell In[3], line 1", "Cell In[2], line 5, in build(x)", ("Cell In[3]:1", "Cell In[2]:2 in build")),
+        (
+            "Input In [3], in <cell line: 1>()",
+            "Input In [2], in build(x)",
+            ("Input In [3]:1", "Input In [2]:2 in build"),
+        ),
+        ("<ipython-input-3-1f2a> in <module>", "~/net.py in build(x)", ("In [3]:1", "net.py:2 in build")),
+        ("Cell In[3], line 1", "File ~/net.py:2, in Net.build(self, x)", ("Cell In[3]:1", "net.py:2 in Net.build")),
+    ],
+)
+def test_the_frames_of_a_notebook_are_read(cell: str, inner: str, calls: tuple[str, ...]) -> None:
+    text = (
+        f"{'-' * 75}\nKeyError          Traceback (most recent call last)\n{cell}\n----> 1 build({{}})\n      2 b()\n\n"
+        f"{inner}\n      1 try:\n----> 2     return x['a']\n      3 except ValueError:\n\n"
+        "File /opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:1773, in Module.f(self)\n"
+        "   1772 if a:\n-> 1773     return b\n   1774 else:\n\nKeyError: 'a'\n"
+    )
+    (found,) = tracebacks(text)
+    assert [(each.place, each.source, each.folded) for each in found.calls] == [
+        (calls[0], "build({})", 0),
+        (calls[1], "return x['a']", 1),
+    ]
+    assert (found.raised.type, found.raised.frame) == ("KeyError", calls[1])

@@ -301,19 +301,20 @@ def _own_where_nobody_else_failed(
 def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list[Candidate]:
     """Order an end from outside and other failures by time, because each makes ranks print the other.
 
-    An agent that reports a failed rank saw it fail before the agent itself was asked to end, wherever that is printed.
+    An agent that reports a failed rank saw it fail before it was asked to end itself, wherever that is printed. A time
+    limit sends signals, also as a warning before it.
     """
     outside = [each.line.at for each in found if each.code in _OUTSIDE and not each.is_hint]
     if not outside:
         return found
     reported = any(not (each.by_agent or each.table) and each.code not in _ASKED_TO_END for each in scanned.exits)
     end = max(each.line.at for each in found) + 1 if reported else min(outside)
-    failed_before = any(
-        each.code not in _OUTSIDE and each.tier <= Tier.GENERAL and each.line.at < end for each in found
-    )
+    causes = (each for each in found if each.code not in _OUTSIDE and each.tier <= Tier.GENERAL)
+    failed_before = any(each.line.at < end for each in causes)
+    limited = any(each.code == "time-limit" and each.tier == Tier.CAUSE for each in found)
     result = []
     for each in found:
-        if each.code == "terminated" and failed_before:
+        if each.code == "terminated" and (failed_before or limited):
             each = replace(each, tier=Tier.SYMPTOM)
         elif each.code not in _OUTSIDE | _REASONS and each.line.at > end:
             each = replace(each, tier=Tier.ECHO)

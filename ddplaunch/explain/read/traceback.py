@@ -16,6 +16,12 @@ _BOXED_SOURCE = re.compile(r"❱ *\d+ [│ ]*(\S.*?) *[│┃]?$")
 _BOXED_FRAME = re.compile(r"^ ?(\S+\.\w+):(\d+) in (\S+)")
 _MARKS = re.compile(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
+#: A frame as IPython prints it, of a notebook's cell or of a file; the line that was reached has an arrow.
+_CELL = re.compile(
+    r"^(?:File )?((?:Cell |Input )In ?\[\d+\]|<ipython-input-(\d+)-\w+>|\S+\.py)"
+    r"(?::\d+|, line \d+)?(?:,? in ([\w.<>]+).*)?$"
+)
+_ARROW = re.compile(r"^-+> ?(\d+) *(.*)")
 _LEVELS = r"(?!(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL):)"
 _RAISED = re.compile(
     rf"^{_LEVELS}((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$"
@@ -114,16 +120,13 @@ class Traceback:
     @property
     def worker_stopped(self) -> bool:
         """Whether a DataLoader noticed that one of its workers was asked to end, as launchers do with all."""
-        said = self.root.raised.message
-        return said.startswith(_WORKER) and "signal: Terminated" in said
+        return self.lost_worker and "signal: Terminated" in self.root.raised.message
 
     @property
     def program(self) -> str:
         """The program that was to be started as the root was raised, by the user's own line; "" for none."""
-        if not self.root.starts_program:
-            return ""
         named = _NAMED_PROGRAM.search(self.calls[-1].source if self.calls else "")
-        return named[1] if named else "PROGRAM"
+        return (named[1] if named else "PROGRAM") if self.root.starts_program else ""
 
     @property
     def lost_worker(self) -> bool:
@@ -181,13 +184,12 @@ class _Open:
         self.frames: list[tuple[str, int, str]] = []
         self.sources: list[str] = []
         self.parts: list[ChainedException] = []
-        self.first = -1
-        self.seen = -1
+        self.first = self.seen = -1
         self.begun: Line | None = None
         self.at: Line | None = None  # its first line, where the head was cut off
         self.header = False
         self.link = ""
-        self.handled = self.logged = self.side = False
+        self.handled = self.logged = self.side = self.ipython = False
         self.wordless = False  # the message of the last exception begins with an empty line
         self.speaker: Speaker | None = None
 
@@ -201,9 +203,6 @@ class _Open:
         """Whether an exception is to come."""
         return self.header or not self.parts or self.link == "original"
 
-    def called(self) -> tuple[tuple[tuple[str, int, str], ...], tuple[str, ...]]:
-        return tuple(self.frames), tuple(self.sources)
-
     def take_words(self, line: Line) -> None:
         """Take the line as the message of an exception whose own line has none, if it is no traceback."""
         if not (self.wordless and line.text):
@@ -211,6 +210,22 @@ class _Open:
         last, text, self.wordless = self.parts[-1], line.text.strip(), False
         if line.at <= last.line.at + _EMPTY and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
+
+    def take_cell(self, line: Line, text: str) -> bool:
+        """Take the line if it is a frame of IPython or the source that it reached there, and return whether it is."""
+        if self.header and (match := _CELL.match(text)):
+            self.frames.append(
+                (f"In [{match[2]}]" if match[2] else match[1], 0, (match[3] or "").partition("<cell")[0])
+            )
+            self.sources.append("")
+            self.ipython = True
+        elif self.header and self.ipython and (match := _ARROW.match(text)):
+            self.frames[-1] = (self.frames[-1][0], int(match[1]), self.frames[-1][2])
+            self.sources[-1] = match[2]
+        else:
+            return False
+        self.seen = line.at
+        return True
 
     def begin(self, line: Line, link: str) -> None:
         self.header, self.first, self.frames, self.sources, self.link = True, line.at, [], [], link
@@ -295,7 +310,7 @@ class Tracebacks:
         if match and state.waiting:
             state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
             state.sources.append("")
-        elif state.sources and not state.sources[-1] and not _MARKS.match(text):
+        elif state.sources and not (state.sources[-1] or state.ipython or _MARKS.match(text)):
             state.sources[-1] = text.strip()
         state.seen = line.at
 
@@ -304,6 +319,8 @@ class Tracebacks:
         chained = [link for words, link in _CHAINED.items() if text.startswith(words)]
         if chained and state.parts:
             state.link, state.header, state.seen = chained[0], False, line.at
+            return
+        if state.take_cell(line, text):
             return
         if waiting := state.waiting:
             text = _as_python_prints(text, state, line.at)
@@ -324,19 +341,18 @@ class Tracebacks:
 
     def _raised(self, line: Line, match: re.Match[str], state: _Open) -> None:
         raised = Raised(match.group(1), (match.group(2) or "").strip(), own_frame(state.frames))
-        state.parts.append(ChainedException(raised, line, state.first, state.link, *state.called()))
+        state.parts.append(
+            ChainedException(raised, line, state.first, state.link, tuple(state.frames), tuple(state.sources))
+        )
         state.header, state.link, state.seen = False, "", line.at
         state.wordless = match.group(2) == ""
         if _FROM_RAY.search(raised.type):  # the frames of the task that it is from follow without a head
             state.link, state.first, state.frames, state.sources = "original", line.at + 1, [], []
 
     def _bare(self, line: Line, text: str) -> None:
-        match = _RAISED.match(text)
-        if match is None:
-            return
-        raised = Raised(match.group(1), (match.group(2) or "").strip())
-        part = ChainedException(raised, line, line.at, "", ())
-        self.done.append(Traceback((part,), line.speaker, bare=True))
+        if match := _RAISED.match(text):
+            part = ChainedException(Raised(match[1], (match[2] or "").strip()), line, line.at, "", ())
+            self.done.append(Traceback((part,), line.speaker, bare=True))
 
     def _close(self, who: Speaker, state: _Open) -> None:
         del self._open[who]

@@ -164,7 +164,7 @@ def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ..
     batches, branch = "fewer batches than the others", "a `return`, `break` or `sys.exit` that not all ranks take"
     called = bool(left.frame) and left.call not in ("", "backward")
     reasons = f"{branch}, or {batches}" if called else f"{batches}, or {branch}"
-    place = left.frame.partition(" ")[0]
+    place = left.frame.partition(" in ")[0]
     missed = f"look for what lets {who} end before `{place}`: {branch}, or fewer turns of the loop around it"
     return (
         f"{what}, at {left.frame}" if left.frame else what,
