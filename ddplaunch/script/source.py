@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import math
 import re
 import stat
 import tokenize
@@ -231,6 +232,27 @@ def loop_kind(text: str, line: int) -> Literal["counts", "endless", "asks"] | No
     tested = list(ast.walk(loop.test))
     counted = bool(_grown(loop) & _names(loop.test)) and isinstance(loop.test, ast.Compare)
     return "counts" if counted and not any(isinstance(node, ast.Call) for node in tested) else "asks"
+
+
+def slept_s(text: str, line: int) -> float:
+    """Return for how many seconds ``line`` of the source sleeps: ``time.sleep(60 * 5)``; 0.0 where no number tells."""
+    parsed = parse(Path(), "", text)
+    calls = () if isinstance(parsed, SyntaxProblem) else parsed.nodes
+    for node in calls:
+        if not (isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0) and len(node.args) == 1):
+            continue
+        if (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) == "sleep":
+            factors = _factors(node.args[0])
+            return math.prod(factors) if factors else 0.0
+    return 0.0
+
+
+def _factors(tree: ast.expr) -> list[float]:
+    """Return the numbers of a product, none where it has anything else."""
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult):
+        left, right = _factors(tree.left), _factors(tree.right)
+        return [*left, *right] if left and right else []
+    return [tree.value] if isinstance(tree, ast.Constant) and isinstance(tree.value, (int, float)) else []
 
 
 def _grown(loop: ast.While) -> set[str]:

@@ -256,6 +256,9 @@ elif mode == "compiles":
             sum(range(1_000_000))
             with open(f"kernel-{time.monotonic_ns()}.cpp", "w") as kernel:
                 kernel.write("int main() {}")
+elif mode == "naps":
+    if rank == 0:
+        time.sleep(15)
 elif mode == "counts":
     step = 0
     while step < 12:
@@ -351,13 +354,13 @@ def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode", ["slow_reduce", "slow_batches", "evaluates", "compiles", "counts", "builds", "validates"]
+    "mode", ["slow_reduce", "slow_batches", "evaluates", "compiles", "counts", "naps", "builds", "validates"]
 )
 def test_what_makes_progress_lives(tmp_path: Path, mode: str) -> None:
     """By collectives, by steps and batches, or by files, with less CPU than a twentieth of a core and in silence.
 
-    So does a loop of sleeps that counts to its end, and a program that a rank has started and that computes. What one
-    rank computes while the others wait for it may take any time.
+    So does a loop of sleeps that counts to its end, one sleep that is soon over, and a program that a rank has started
+    and that computes. What one rank computes while the others wait for it may take any time.
     """
     run = Ended(tmp_path, mode, 2, "--hang-timeout", "5s", "--on-hang", "stop")
     warned = set(re.findall(r"warning\[([\w-]+)\]", run.said)) - {"gradients-not-averaged"}  # as steps alone show it

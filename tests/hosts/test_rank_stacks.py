@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +18,14 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.agent.guard.hang_report import sleeps, stands_still
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.collectives import flight, read_dump
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
 from ddplaunch.explain.stacks.parse import (
     Frame,
+    Nap,
     RankStack,
     ThreadStack,
     from_faulthandler,
@@ -28,11 +33,10 @@ from ddplaunch.explain.stacks.parse import (
     groups,
     place_of,
     stack_text,
-    stands_still,
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
-from ddplaunch.script.source import loop_kind, waits_in_loop
+from ddplaunch.script.source import loop_kind, slept_s, waits_in_loop
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
 from tests.cli.cli_calls import Call, call, folder
@@ -256,6 +260,98 @@ def test_a_rank_that_sleeps_again_and_again_and_counts_gets_on() -> None:
     assert hangs(*looks(wakes=True), idle=both, loop="asks") and hangs(*looks(wakes=True), idle=both)
     assert hangs(*looks(wakes=False), idle=both, loop="counts")  # it was woken by the question alone
     assert hangs(*looks(wakes=True, kernel="futex_do_wait"), idle=both, loop="counts")  # a lock with a time-out
+
+
+def naps(*ends_s: float, wakes: int = 0, pid: int = 101, **more: Any) -> list[tuple[RankStack, ...]]:
+    """Looks, a second after each other, at a rank that sleeps and one that waits for it; the question wakes it once."""
+    slept = [
+        rank(1, line=41, woke=at * (1 + wakes), woken=at * (1 + wakes) + 1, nap=Nap(pid, at * (1 + wakes), at, end))
+        for at, end in enumerate(ends_s)
+    ]
+    return [(rank(0, *ALL_REDUCE), replace(each, **more)) for each in slept]
+
+
+def test_a_rank_that_sleeps_once_is_waited_for_until_the_end_that_the_kernel_tells() -> None:
+    def asleep(looks: Sequence[tuple[RankStack, ...]], *, until_s: float = 60.0, slept_s: float = 0.0) -> bool:
+        return sleeps(looks, lambda _: slept_s, 3.0, until_s)
+
+    assert asleep(naps(30.0, 30.0, 30.0))
+    assert asleep(naps(30.0, 31.0, 32.0))  # a call that is told for how long, asked while it waits
+    assert not asleep(naps(30.0, 31.0, 32.0, wakes=1))  # it woke by itself, and sleeps again
+    assert not asleep(naps(30.0, 30.0, 30.0), until_s=20.0) and not asleep(naps(3600.0, 3600.0, 3600.0))
+    assert not asleep(naps(2.5, 2.5, 2.5))  # it is over
+    assert not asleep(naps(30.0, 30.0))  # too few looks
+    assert not asleep(naps(30.0, 30.0, 30.0, nap=None))
+    assert not asleep([(replace(waits, nap=late.nap),) for waits, late in naps(30.0, 30.0, 30.0)])  # a collective's own
+    unseen = naps(math.inf, math.inf, math.inf)  # without the right to look, the source tells
+    assert asleep(unseen, slept_s=30.0) and not asleep(unseen)
+    assert asleep(naps(30.0, 31.0, 32.0, pid=900, nap=Nap(900, 5, 0.0, 30.0)))  # a program that it has started
+    worker = replace(rank(-1, line=7), nap=Nap(99, 1, 0.0, 30.0))
+    loads = [(rank(0, *ALL_REDUCE), rank(1, *LOADER, workers=(worker,)))] * 3
+    assert asleep(loads)
+
+
+@pytest.mark.parametrize(
+    "file", ["/usr/lib/python3.11/pdb.py", "/v/lib/python3.11/site-packages/debugpy/server/api.py"]
+)
+def test_a_debugger_takes_a_persons_time(file: str) -> None:
+    looks = [(rank(0, *ALL_REDUCE), rank(1, Frame(file, 1, "interaction"), line=41))] * 3
+    assert not hangs(*looks, idle=frozenset({0, 1}))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "seconds"),
+    [
+        ("time.sleep(30)\n", 1, 30.0),
+        ("sleep(60 * 2.5)\n", 1, 150.0),
+        ("time.sleep(\n    20\n)\n", 2, 20.0),
+        ("time.sleep(delay)\n", 1, 0.0),
+        ("time.sleep(delay * 2)\n", 1, 0.0),
+        ("work(30)\n", 1, 0.0),
+        ("time.sleep(30)\nwork()\n", 2, 0.0),
+        ("time.sleep(30\n", 1, 0.0),
+    ],
+)
+def test_for_how_long_a_line_sleeps(text: str, line: int, seconds: float) -> None:
+    assert slept_s(text, line) == seconds
+
+
+@pytest.mark.parametrize(
+    ("program", "least_s", "most_s"),
+    [
+        ("time.sleep(300)", 200, 301),
+        ("threading.Event().wait(300)", 200, 301),
+        ("select.select([], [], [], 300)", 200, 301),
+        ("asyncio.run(asyncio.sleep(300))", 200, 301),
+        ("subprocess.run(['sleep', '300'])", 200, 301),
+        ("threading.Event().wait()", None, None),
+        ("os.read(os.pipe()[0], 1)", None, None),
+    ],
+)
+def test_when_a_process_wakes_by_itself(program: str, least_s: float | None, most_s: float | None) -> None:
+    words = [sys.executable, "-c", f"import asyncio, os, select, subprocess, threading, time\n{program}\n"]
+    with subprocess.Popen(words, env=taking_part({**os.environ}, stacks=True), start_new_session=True) as process:
+        try:
+            if not Path(f"/proc/{process.pid}/syscall").read_text().strip():
+                pytest.skip("the kernel does not tell what others wait for")
+
+            def look() -> RankStack:
+                seen = read_process(process.pid)
+                assert seen is not None
+                (stack,) = take_stacks([LiveRank(0, process.pid, seen.start_ticks)])
+                return stack
+
+            def waits() -> bool:
+                main = look().main
+                return bool(main) and main[-1].file == "<string>" and (least_s is None or look().nap is not None)
+
+            until(waits, "it waits")
+            nap = look().nap
+            assert (nap is None) is (least_s is None)
+            if nap is not None and least_s is not None and most_s is not None:
+                assert least_s < nap.ends_s - time.monotonic() <= most_s
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

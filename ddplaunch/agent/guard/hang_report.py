@@ -1,4 +1,4 @@
-"""What is said and recorded of ranks that stand still: their stacks, a diagnosis, a warning.
+"""Whether ranks stand still, by several looks at their stacks, and what is said and recorded of those that do.
 
 Imported only when some do, because it brings in what explains, and what asks for stacks.
 """
@@ -6,13 +6,16 @@ Imported only when some do, because it brings in what explains, and what asks fo
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import resource
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
@@ -20,16 +23,26 @@ from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
-from ddplaunch.explain.stacks import parse
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, evidence_of, hang_diagnosis, with_ended_parts
-from ddplaunch.explain.stacks.parse import CodePlace, Frame, RankStack, from_faulthandler, groups, stack_text
+from ddplaunch.explain.stacks.parse import (
+    CodePlace,
+    Frame,
+    Nap,
+    RankStack,
+    from_faulthandler,
+    groups,
+    is_own,
+    place_of,
+    stack_text,
+    waits_for_program,
+)
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
 from ddplaunch.machine.files import gpu_devices, read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.script.source import loop_kind, read_text, waits_in_loop
+from ddplaunch.script.source import loop_kind, read_text, slept_s, waits_in_loop
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
@@ -145,9 +158,133 @@ def _of_process(told: Traceback) -> bool:
     return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in told.root.frames)
 
 
-def stands_still(looks: Sequence[Sequence[RankStack]], idle: Collection[int], *, stepped: bool) -> bool:
-    """Return whether ranks that have not got on stand still, see ``explain.stacks.parse.stands_still``."""
-    return parse.stands_still(looks, idle, _only_waits, _loop, stepped=stepped)
+_IDLE_LOOKS, _BUSY_LOOKS = 3, 5
+_NAP_S, _NAP_TIMES = 60.0, 3  # a rank that sleeps on purpose is waited for as long, or for so many time-outs
+_SAME_S = 0.2  # two looks at one sleep tell its end alike
+#: Files of debuggers that wait for a person.
+_DEBUGGERS = re.compile(
+    r"/lib/python3[^/]*/(?:pdb|bdb|code)\.py$|/(?:ipdb|IPython/terminal|debugpy|pydevd\w*)/|/pydevd\.py$"
+)
+
+
+def hangs(
+    looks: Sequence[Sequence[RankStack]], idle: Collection[int], *, stepped: bool, still_s: float, limit_s: float
+) -> bool:
+    """Return whether ranks that have not got on for ``still_s`` hang: they stand still, and none goes on by itself."""
+    if not stands_still(looks, idle, _only_waits, _loop, stepped=stepped):
+        return False
+    now_s = time.monotonic()
+    return not sleeps(looks, _sleep, now_s, now_s - still_s + max(_NAP_S, _NAP_TIMES * limit_s))
+
+
+def sleeps(
+    looks: Sequence[Sequence[RankStack]], sleep_s: Callable[[Frame], float], now_s: float, until_s: float
+) -> bool:
+    """Return whether a rank that others may wait for sleeps in one sleep that is over by ``until_s`` at the latest.
+
+    Of a loop that sleeps and asks again nobody knows the end. ``sleep_s`` says how long a line of the user's sleeps,
+    for where the kernel does not tell.
+    """
+    for last in looks[-1]:
+        seen = [each for stacks in looks[-_IDLE_LOOKS:] for each in stacks if each.rank == last.rank]
+        naps = [nap for each in seen if (nap := _nap(each, sleep_s)) is not None]
+        if place_of(last).needs_others or len(naps) < _IDLE_LOOKS:
+            continue
+        one = all(
+            nap.pid == later.pid and (later.woke == woken or abs(later.ends_s - nap.ends_s) < _SAME_S)
+            for (nap, woken), (later, _) in pairwise(naps)
+        )
+        if one and now_s < min(nap.ends_s for nap, _ in naps) <= until_s:
+            return True
+    return False
+
+
+def _nap(stack: RankStack, sleep_s: Callable[[Frame], float]) -> tuple[Nap, int] | None:
+    """Return in what a rank, or the DataLoader worker that it waits for, sleeps, and how often it had slept by then."""
+    workers = (each for each in stack.workers if each.nap and place_of(each).kind == "own")
+    stack = next((each for each in workers if "/torch/utils/data/" not in place_of(each).path), stack)
+    nap = stack.nap
+    if nap is None:
+        return None
+    if math.isinf(nap.ends_s):
+        own = next(filter(is_own, stack.main), None)
+        nap = replace(nap, ends_s=nap.seen_s + (sleep_s(own) if own is not None else 0.0))
+    return nap, stack.woken if nap.pid == stack.pid else nap.woke
+
+
+def stands_still(
+    looks: Sequence[Sequence[RankStack]],
+    idle: Collection[int],
+    only_waits: Callable[[CodePlace], bool],
+    loop: Callable[[Frame], str | None],
+    *,
+    stepped: bool,
+) -> bool:
+    """Return whether ranks that have not got on for the time-out stand still, from their stacks meanwhile.
+
+    ``idle`` are the ranks that used no CPU; the others compute, and have to stay in the same loop. ``loop`` says of the
+    one around a frame of the user's whether it "counts" to its end, is "endless", or something else, and None for none.
+
+    A rank that sleeps again and again in a loop that counts gets on, and so does one whose started program computes:
+    nobody sees where that is. While all others wait for ranks that compute, only an endless loop is a hang, or one that
+    cannot be read: an evaluation looks the same, and torch's own time-out ends the wait. If all compute, they
+    are at work but for three cases: the run had ``stepped`` and does not any more, each rank is in a loop that
+    ``only_waits``, or some stay in one collective while others never enter any. NCCL waits by spinning, as does a
+    thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
+    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
+    """
+    alike = [stacks for stacks in looks if {one.rank for one in stacks} == {one.rank for one in looks[-1]}]
+    by_rank = {one.rank: [each for stacks in alike for each in stacks if each.rank == one.rank] for one in looks[-1]}
+    if len(alike) < (_IDLE_LOOKS if idle else _BUSY_LOOKS) or any(map(_debugged, looks[-1])):
+        return False
+    if not all(_stays(stacks[-_IDLE_LOOKS:] if rank in idle else stacks) for rank, stacks in by_rank.items()):
+        return False
+    still = {rank: place_of(stacks[-1]).needs_others for rank, stacks in by_rank.items() if rank in idle}
+    busy = [stacks[-1] for rank, stacks in by_rank.items() if rank not in idle]
+    if any(_counts(by_rank[rank], loop) for rank in still) or any(map(waits_for_program, busy)):
+        return False
+    late = [each for each in busy if place_of(each).kind == "own"]
+    if still and all(still.values()) and late and not any(_loop_around(each, loop) == "endless" for each in late):
+        return False
+    if idle or stepped:
+        return True
+    kinds = [_activity(stacks) for stacks in by_rank.values()]
+    if "waits" in kinds and "apart" in kinds and len({*kinds}) == 2:
+        return True
+    return all(only_waits(place_of(stacks[-1])) for stacks in by_rank.values())
+
+
+def _debugged(stack: RankStack) -> bool:
+    """Return whether a rank waits in a debugger, which is a person's time."""
+    return any(_DEBUGGERS.search(frame.file) for frame in stack.main)
+
+
+def _loop_around(stack: RankStack, loop: Callable[[Frame], str | None]) -> str | None:
+    """Return what the innermost loop of the user's is that a rank is in."""
+    return next(filter(None, (loop(frame) for frame in stack.main if is_own(frame))), None)
+
+
+def _stays(stacks: Sequence[RankStack]) -> bool:
+    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries."""
+    own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
+    calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
+    return len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
+
+
+def _counts(stacks: Sequence[RankStack], loop: Callable[[Frame], str | None]) -> bool:
+    """Return whether a rank that sleeps woke up between the last looks, in a loop that counts."""
+    pairs = list(pairwise(stacks[-_IDLE_LOOKS:]))
+    wakes = all("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs)
+    return bool(pairs) and wakes and _loop_around(stacks[-1], loop) == "counts"
+
+
+def _activity(stacks: Sequence[RankStack]) -> str:
+    places = [place_of(stack) for stack in stacks]
+    if all(place.kind in ("collective", "meeting") for place in places):
+        return "waits" if len({stack.main for stack in stacks}) == 1 else "works"
+    if all(place.kind in ("own", "loader") for place in places):
+        return "apart"
+    return "works"
 
 
 def _only_waits(place: CodePlace) -> bool:
@@ -160,6 +297,11 @@ def _loop(frame: Frame) -> str | None:
     """Return the kind of the loop around a user's frame, None for none; what cannot be read may be endless."""
     text = read_text(Path(frame.file))
     return "endless" if text is None else loop_kind(text.text, frame.line)
+
+
+def _sleep(frame: Frame) -> float:
+    text = read_text(Path(frame.file))
+    return 0.0 if text is None else slept_s(text.text, frame.line)
 
 
 def _world_size(pid: int) -> int:

@@ -3,7 +3,7 @@
 A hang is no change. A run gets on while any rank prints, reads or writes a file, sends something in a collective, makes
 an optimizer step or asks for a batch. Where nothing of that happens, stacks are taken several times, and compared:
 ranks that use no CPU have to stay where they are, ranks that compute in the same loop. Where all ranks compute, as they
-do while NCCL waits, that is not enough, see ``explain.stacks.parse.stands_still``: a long computation in silence is no
+do while NCCL waits, that is not enough, see ``hang_report.stands_still``: a long computation in silence is no
 hang.
 """
 
@@ -322,13 +322,15 @@ class HangWatch:
 
     def _compare(self, hang_s: float) -> None:
         """Look at the stacks once more; where nothing has changed for the whole time-out, it is a hang."""
-        from ddplaunch.agent.guard.hang_report import gpus_work, stands_still
+        from ddplaunch.agent.guard.hang_report import gpus_work, hangs
 
         pids, heard_s = self._pids(), self._heard_s()
         self._looks = [*self._looks, self._look(record=False)][-_MOST_LOOKS:]
         still_s = self.still_s if self._idle_since else time.monotonic() - heard_s
         stepped = self._work.steps(pids.values()) > 0
-        if still_s < hang_s or not stands_still(self._looks, self._idle_since, stepped=stepped):
+        if still_s < hang_s or not hangs(
+            self._looks, self._idle_since, stepped=stepped, still_s=still_s, limit_s=hang_s
+        ):
             return
         diagnosis = self._describe(self._look(fatally=self._stops), still_s)
         if self.stopped is None and gpus_work(diagnosis, pids):

@@ -6,6 +6,7 @@ in `agent.guard.hang_watch`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -297,7 +298,9 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         return why, f"look at what {line} reads; ranks have no input to wait for"
     if "nanosleep" in stack.kernel:
         alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel]
-        return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}", f"look at what {line} sleeps for"
+        nap = stack.nap.ends_s - stack.nap.seen_s if stack.nap is not None and stack.nap.pid == stack.pid else 0.0
+        rest = f" for {duration_text(nap)} more" if 1.0 <= nap < math.inf else ""
+        return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}{rest}", f"look at what {line} sleeps for"
     if waits_for_program(stack):
         return f"{who} waits for a program that it has started", f"look at what {line} has started, which does not end"
     if stack.reads or _SOCKET.search(stack.kernel):

@@ -1,5 +1,4 @@
-"""Stacks of ranks as py-spy and faulthandler print them, the place that a person would name (the user's own line), and
-whether several looks at them show that nothing moves.
+"""Stacks of ranks as py-spy and faulthandler print them, and the place that a person would name (the user's own line).
 
 faulthandler: https://docs.python.org/3/library/faulthandler.html; py-spy: https://github.com/benfred/py-spy.
 """
@@ -9,8 +8,7 @@ from __future__ import annotations
 import json
 import linecache
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from ddplaunch.explain.diagnosis import UserCall, user_calls
@@ -46,13 +44,27 @@ class ThreadStack:
 
 
 @dataclass(frozen=True)
+class Nap:
+    """A wait that ends by itself: whose, how often that process had slept before, when it was seen, and its end.
+
+    Times are those of time.monotonic(). ``ends_s`` is the latest that is possible.
+    """
+
+    pid: int
+    woke: int
+    seen_s: float
+    ends_s: float
+
+
+@dataclass(frozen=True)
 class RankStack:
     """Where one rank is. ``threads`` begin with the main one; empty where ``problem`` says why nothing is known.
 
     ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
     empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` the tool that told.
     ``workers`` are its DataLoader workers, if they were asked for their stacks too. ``woke`` and ``woken`` are how
-    often the main thread had slept before it was asked, and afterwards: the question wakes it too.
+    often the main thread had slept before it was asked, and afterwards: the question wakes it too. ``nap`` is what it
+    waits for if that ends by itself: its own sleep, or that of a program that it has started.
     """
 
     rank: int
@@ -66,6 +78,7 @@ class RankStack:
     workers: tuple[RankStack, ...] = ()
     woke: int = 0
     woken: int = 0
+    nap: Nap | None = None
 
     @property
     def main(self) -> tuple[Frame, ...]:
@@ -270,79 +283,6 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
         owner = _CLASSES.get(short(frame.file))
         return f"{owner}.{name}" if owner and name.startswith("__") else name
     return ""
-
-
-_IDLE_LOOKS, _BUSY_LOOKS = 3, 5
-
-
-def stands_still(
-    looks: Sequence[Sequence[RankStack]],
-    idle: Collection[int],
-    only_waits: Callable[[CodePlace], bool],
-    loop: Callable[[Frame], str | None],
-    *,
-    stepped: bool,
-) -> bool:
-    """Return whether ranks that have not got on for the time-out stand still, from their stacks meanwhile.
-
-    ``idle`` are the ranks that used no CPU; the others compute, and have to stay in the same loop. ``loop`` says of the
-    one around a frame of the user's whether it "counts" to its end, is "endless", or something else, and None for none.
-
-    A rank that sleeps again and again in a loop that counts gets on, and so does one whose started program computes:
-    nobody sees where that is. While all others wait for ranks that compute, only an endless loop is a hang, or one that
-    cannot be read: an evaluation looks the same, and torch's own time-out ends the wait. If all compute, they
-    are at work but for three cases: the run had ``stepped`` and does not any more, each rank is in a loop that
-    ``only_waits``, or some stay in one collective while others never enter any. NCCL waits by spinning, as does a
-    thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
-    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
-    """
-    alike = [stacks for stacks in looks if {one.rank for one in stacks} == {one.rank for one in looks[-1]}]
-    by_rank = {one.rank: [each for stacks in alike for each in stacks if each.rank == one.rank] for one in looks[-1]}
-    if len(alike) < (_IDLE_LOOKS if idle else _BUSY_LOOKS):
-        return False
-    if not all(_stays(stacks[-_IDLE_LOOKS:] if rank in idle else stacks) for rank, stacks in by_rank.items()):
-        return False
-    still = {rank: place_of(stacks[-1]).needs_others for rank, stacks in by_rank.items() if rank in idle}
-    busy = [stacks[-1] for rank, stacks in by_rank.items() if rank not in idle]
-    if any(_counts(by_rank[rank], loop) for rank in still) or any(map(waits_for_program, busy)):
-        return False
-    late = [each for each in busy if place_of(each).kind == "own"]
-    if still and all(still.values()) and late and not any(_loop_around(each, loop) == "endless" for each in late):
-        return False
-    if idle or stepped:
-        return True
-    kinds = [_activity(stacks) for stacks in by_rank.values()]
-    if "waits" in kinds and "apart" in kinds and len({*kinds}) == 2:
-        return True
-    return all(only_waits(place_of(stacks[-1])) for stacks in by_rank.values())
-
-
-def _loop_around(stack: RankStack, loop: Callable[[Frame], str | None]) -> str | None:
-    """Return what the innermost loop of the user's is that a rank is in."""
-    return next(filter(None, (loop(frame) for frame in stack.main if is_own(frame))), None)
-
-
-def _stays(stacks: Sequence[RankStack]) -> bool:
-    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries."""
-    own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
-    calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
-    return len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
-
-
-def _counts(stacks: Sequence[RankStack], loop: Callable[[Frame], str | None]) -> bool:
-    """Return whether a rank that sleeps woke up between the last looks, in a loop that counts."""
-    pairs = list(pairwise(stacks[-_IDLE_LOOKS:]))
-    wakes = all("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs)
-    return bool(pairs) and wakes and _loop_around(stacks[-1], loop) == "counts"
-
-
-def _activity(stacks: Sequence[RankStack]) -> str:
-    places = [place_of(stack) for stack in stacks]
-    if all(place.kind in ("collective", "meeting") for place in places):
-        return "waits" if len({stack.main for stack in stacks}) == 1 else "works"
-    if all(place.kind in ("own", "loader") for place in places):
-        return "apart"
-    return "works"
 
 
 def waits_for_program(stack: RankStack) -> bool:

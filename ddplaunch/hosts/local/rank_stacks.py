@@ -9,10 +9,12 @@ anything else it would be deadly.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, from_faulthandler, from_py_spy, place_of
+from ddplaunch.explain.stacks.parse import (
+    Nap,
+    RankStack,
+    ThreadStack,
+    from_faulthandler,
+    from_py_spy,
+    place_of,
+    waits_for_program,
+)
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.processes.process_table import pids, read_stat
 from ddplaunch.values.frozen import dataclass
@@ -41,6 +51,30 @@ _WORKERS = 8
 _BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
 #: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
 _READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
+#: Calls that wait no longer than they are told: their numbers there, and which argument holds the time.
+_TIMED = {
+    "x86_64": {
+        230: ("clock_nanosleep", 2),
+        35: ("nanosleep", 0),
+        23: ("select", 4),
+        270: ("pselect6", 4),
+        7: ("poll", 2),
+        271: ("ppoll", 2),
+        232: ("epoll_wait", 3),
+        281: ("epoll_pwait", 3),
+        202: ("futex", 3),
+    },
+    "aarch64": {
+        115: ("clock_nanosleep", 2),
+        101: ("nanosleep", 0),
+        72: ("pselect6", 4),
+        73: ("ppoll", 2),
+        22: ("epoll_pwait", 3),
+        98: ("futex", 3),
+    },
+}
+_IN_MS = ("poll", "epoll_wait", "epoll_pwait")
+_FUTEX_WAIT_BITSET, _FUTEX_CLOCK_REALTIME = 9, 256  # linux/futex.h; the first waits until a time, FUTEX_WAIT for one
 _NOT_ASKED = "it does not answer the signal (`--no-stacks`, or no Python)"
 _FACTS_S = 20.0  # a driver that hangs is one of the reasons to be asked
 _WORKS_PERCENT = 10
@@ -129,9 +163,11 @@ def _stack(asked: LiveRank, program: str | None) -> RankStack:
         kernel=_kernel(python),
         reads=_reads(python),
         woke=_sleeps(python),
+        nap=_nap(python),
     )
     told = _told(asked, known, program)
-    return replace(told, woken=_sleeps(python))
+    nap = told.nap or (_nap_below(python) if waits_for_program(told) else None)
+    return replace(told, woken=_sleeps(python), nap=nap)
 
 
 def _told(asked: LiveRank, known: RankStack, program: str | None) -> RankStack:
@@ -282,3 +318,57 @@ def _reads(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115
     except (OSError, ValueError):
         return ""
+
+
+def _nap(pid: int) -> Nap | None:
+    """Return what the main thread waits for if that ends by itself; it ends at no known time where the kernel keeps it.
+
+    The calls are those of https://man7.org/linux/man-pages/man2/syscalls.2.html, and who may read them is decided as
+    for a debugger.
+    """
+    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
+    woke, now_s = _sleeps(pid), time.monotonic()
+    if not words:
+        return Nap(pid, woke, now_s, math.inf) if "nanosleep" in _kernel(pid) else None
+    try:
+        call, position = _TIMED.get(os.uname().machine, {})[int(words[0])]
+        arguments = [int(word, 16) for word in words[1:7]]
+        left_s = _left_s(pid, call, arguments, arguments[position])
+    except (KeyError, IndexError, ValueError, OSError, struct.error):  # it runs, or is in another call
+        return None
+    return None if left_s is None else Nap(pid, woke, now_s, now_s + left_s)
+
+
+def _left_s(pid: int, call: str, arguments: Sequence[int], limit: int) -> float | None:
+    """Return for how many seconds a call waits, None if that has no limit; ``limit`` is the argument that tells.
+
+    Python begins again with the rest of the time where a signal has woken it (PEP 475).
+    """
+    if call in _IN_MS:
+        milliseconds = limit & 0xFFFFFFFF
+        return None if milliseconds >> 31 else milliseconds / 1000
+    if not limit:
+        return None
+    memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        seconds, part = struct.unpack("qq", os.pread(memory, 16, limit))
+    finally:
+        os.close(memory)
+    told_s = float(seconds + part / (1e6 if call == "select" else 1e9))
+    if call == "clock_nanosleep" and arguments[1] & 1:  # TIMER_ABSTIME
+        return told_s - time.clock_gettime(arguments[0])
+    if call == "futex" and arguments[1] & 0x7F == _FUTEX_WAIT_BITSET:
+        clock = time.CLOCK_REALTIME if arguments[1] & _FUTEX_CLOCK_REALTIME else time.CLOCK_MONOTONIC
+        return told_s - time.clock_gettime(clock)
+    return told_s
+
+
+def _nap_below(pid: int) -> Nap | None:
+    """Return the nap that ends first of those programs that ``pid`` has started, and these in turn."""
+    stats = [stat for each in pids() if (stat := read_stat(each)) and stat.alive]
+    family = {pid}
+    for stat in sorted(stats, key=lambda each: (each.start_ticks, each.pid)):
+        if stat.parent in family:
+            family.add(stat.pid)
+    naps = (nap for each in sorted(family - {pid}) if (nap := _nap(each)) is not None)
+    return min(naps, key=lambda nap: nap.ends_s, default=None)
