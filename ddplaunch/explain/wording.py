@@ -27,6 +27,7 @@ from ddplaunch.explain.decide.recorded import (
     bus_error,
     handled_before,
     memory_limit,
+    parts_ended_before,
     xid,
 )
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
@@ -97,6 +98,8 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
+    if cause.candidate and (part := parts_ended_before(cause.candidate.line.at, cause.rank, raised, scanned)):
+        words = words._replace(why=f"{part}; {words.why}")
     if cause.code == "nccl-version-mismatch" and (versions := nccl_versions(scanned)):
         words = words._replace(why=f"{versions}; {words.why}")
     if cause.code == "gpu-fault" and (reported := xid(facts)):

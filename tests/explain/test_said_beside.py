@@ -57,12 +57,45 @@ def test_what_one_rank_had_handled_is_named_where_all_then_end_alike() -> None:
     stops, missing = "RuntimeError: rank 0 failed, stopping", "FileNotFoundError: [Errno 2] No such file: 't.json'"
     handled = "ERROR could not build the tokenizer\n" + raised(None, missing)
     found = recorded((handled + raised(None, stops), ended(0, 1)), (raised(None, stops), ended(1, 1)))
-    assert found.what.startswith(stops) and "rank 0 had handled another one before: FileNotFoundError" in found.why
+    assert found.what.startswith(stops) and "rank 0 had printed another one before: FileNotFoundError" in found.why
     both = recorded((handled + raised(None, stops), ended(0, 1)), (handled + raised(None, stops), ended(1, 1)))
-    assert "handled" not in both.why
-    assert "handled" not in recorded((handled + raised(None, stops), ended(0, 1)), (lost(1), told(1))).why
+    assert "had printed" not in both.why
+    assert "had printed" not in recorded((handled + raised(None, stops), ended(0, 1)), (lost(1), told(1))).why
     meant = raised(None, stops).replace("step()", 'raise RuntimeError("rank 0 failed, stopping")')
-    assert "rank 0 had handled another" in recorded((handled + meant, ended(0, 1)), (lost(1), told(1))).why
+    assert "rank 0 had printed another" in recorded((handled + meant, ended(0, 1)), (lost(1), told(1))).why
+
+
+def test_what_had_ended_a_thread_or_a_process_of_the_rank_before_is_named() -> None:
+    own = raised(None, "KeyError: 'x'")
+    bootstrap = '  File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap\n    self.run()\n'
+    missing = raised(
+        None, "FileNotFoundError: [Errno 2] No such file or directory: '/data/7.tar'", "/home/kim/load.py", 3
+    )
+    thread = "Exception in thread Thread-1 (load):\n" + missing
+    process = "Process Process-1:\n" + missing.replace("):\n", f"):\n{bootstrap}", 1)
+    for text, kind in ((thread, "thread"), (process, "process")):
+        found = recorded((text + own, ended(1, 1)), (lost(0), told(0)))
+        assert (found.code, found.rank, found.what) == ("script-exception", 1, "KeyError: 'x' at train.py:31 in main")
+        said = f"a {kind} of rank 1 had been ended before by FileNotFoundError: [Errno 2] No such file or directory: "
+        assert found.why.startswith(said) and "at load.py:3 in main; rank 1 ended by" in found.why
+    after = recorded((own + thread, ended(1, 1)), (lost(0), told(0)))
+    assert "had been ended before" not in after.why
+    again = recorded((thread + raised(None, f"RuntimeError: loader: {missing.splitlines()[-1]}"), ended(1, 1)))
+    assert "had been ended before" not in again.why  # it says so itself
+    assert "had been ended" not in recorded((own, ended(1, 1)), (thread + lost(0), told(0))).why
+
+
+def test_a_folder_above_a_missing_one_is_what_failed() -> None:
+    tried = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: '/out/runs/3'")
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    denied = recorded(
+        (tried + during + raised(None, "PermissionError: [Errno 13] Permission denied: '/out/runs'"), ended(1, 1))
+    )
+    assert (denied.code, denied.exception and denied.exception.type) == ("permission-denied", "PermissionError")
+    other = recorded(
+        (tried + during + raised(None, "PermissionError: [Errno 13] Permission denied: '/logs'"), ended(1, 1))
+    )
+    assert other.code == "dataset-missing"
 
 
 def test_words_of_another_rank_are_not_the_programs() -> None:

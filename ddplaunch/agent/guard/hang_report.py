@@ -20,9 +20,10 @@ from pathlib import Path
 
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.agent.guard.rank_streams import Streams
+from ddplaunch.explain.decide.recorded import of_process
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.read.lines import read_lines
-from ddplaunch.explain.read.traceback import Traceback, Tracebacks
+from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, evidence_of, hang_diagnosis, with_ended_parts
 from ddplaunch.explain.stacks.parse import (
     CodePlace,
@@ -53,7 +54,7 @@ from ddplaunch.values.words import duration_text, ranks_text
 _TAIL_BYTES = 1 << 16
 _DUMP_S = 0.5
 _PLACES = 4
-_IN_PROCESS, _IMPORTS_AGAIN = frozenset(("spawn_main", "_bootstrap")), "_fixup_main_from_path"  # of multiprocessing
+_IMPORTS_AGAIN = "_fixup_main_from_path"  # of multiprocessing
 _SAID = 160  # characters of an exception
 _BUSY = 0.1  # of a core: a machine may be shared
 ENDED = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ())
@@ -145,17 +146,13 @@ def _ended_part(output: str) -> tuple[str, str] | None:
     lines = (_tail(f"{output}.err") or _tail(f"{output}.out")).split("\n")
     for line in read_lines(enumerate(lines, 1), "tail"):
         reader.feed(line)
-    found = [each for each in reader.finish() if (each.side or _of_process(each)) and not each.handled]
+    found = [each for each in reader.finish() if (each.side or of_process(each)) and not each.handled]
     if not found:
         return None
     last = found[-1].raised
     said = f"{last.type}: {last.message}"[:_SAID] + (f" at {last.frame}" if last.frame else "")
     again = any(name == _IMPORTS_AGAIN for part in found[-1].parts for _, _, name in part.frames)
     return "thread" if found[-1].side else "process", f"{said} {IMPORTED_ANEW}" if again else said
-
-
-def _of_process(told: Traceback) -> bool:
-    return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in told.root.frames)
 
 
 _IDLE_LOOKS, _BUSY_LOOKS = 3, 5

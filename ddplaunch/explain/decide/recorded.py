@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.explain.diagnosis import RankEnd, RunFacts
+from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, matcher
 from ddplaunch.explain.read.traceback import Traceback
@@ -29,6 +29,7 @@ _LIMIT = re.compile(
     r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
 )
 _RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
+_IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))
 _SAID = 160  # characters of a message
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
@@ -268,10 +269,35 @@ def lost_while_joining(
 
 
 def handled_before(losers: Sequence[Candidate]) -> str:
-    """Return which exception a single rank had handled before the ranks were stopped on purpose, maybe for it."""
+    """Return which exception a single rank had printed before the ranks were stopped on purpose, maybe for it."""
     told = [each for each in losers if each.old and each.raised is not None and not each.speaker.quoted]
     raised = told[-1].raised if len({each.speaker.rank for each in told}) == 1 else None
     if raised is None:
         return ""
     said = f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
-    return f"; rank {told[-1].speaker.rank} had handled another one before: {said}"
+    return f"; rank {told[-1].speaker.rank} had printed another one before: {said}"
+
+
+def parts_ended_before(cause_at: int, rank: int | None, own: Raised | None, scanned: Scanned) -> str:
+    """Return which uncaught exception had ended a thread or a process of ``rank`` before the one at ``cause_at``.
+
+    What it was to do was missing then, and the rank's ``own`` exception often says only that.
+    """
+    told = [
+        each
+        for each in scanned.tracebacks
+        if each.speaker.rank == rank is not None
+        and each.parts[-1].line.at < cause_at
+        and (each.side or of_process(each))
+        and not (each.handled or each.logged)
+    ]
+    raised = told[-1].raised if told else None
+    if raised is None or (own is not None and raised.message and raised.message in own.message):
+        return ""
+    said = f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
+    return f"a {'thread' if told[-1].side else 'process'} of rank {rank} had been ended before by {said}"
+
+
+def of_process(told: Traceback) -> bool:
+    """Return whether an exception ended a process that multiprocessing had started, which its frames tell."""
+    return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in told.root.frames)

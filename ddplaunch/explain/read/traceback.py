@@ -55,6 +55,7 @@ _CHAINED = {
 }
 #: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
+_OF_PATH = re.compile(r"^\[Errno \d+\] .*: '([^']+)'$")
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER = "DataLoader worker (pid"
 #: Functions of subprocess.py and os.py that start a program.
@@ -160,6 +161,8 @@ class Traceback:
             cleans = not _CLEANS_UP.isdisjoint(name for _, _, name in following.frames)  # what it left behind
             if part.raised.type.endswith("CancelledError"):
                 continue  # asyncio: a time-out cancels what it waits for, and says so then
+            if following.link == "during" and _is_of_parent(part.raised, following.raised):
+                continue  # `Path.mkdir(parents=True)` tries the folders above one that is not there
             if following.link == "cause" or cleans or part.raised.type.rpartition(".")[2] not in _MISSES:
                 return part
         return self.parts[-1]
@@ -175,6 +178,12 @@ class Traceback:
     def calls(self) -> tuple[UserCall, ...]:
         """The user's calls that led to the root's exception, else to another one of the chain."""
         return next((part.calls for part in (self.root, *self.parts) if part.raised.frame is not None), ())
+
+
+def _is_of_parent(missing: Raised, following: Raised) -> bool:
+    """Return whether a file is missing, and what failed then is a folder above it."""
+    paths = [match[1] for each in (missing, following) if (match := _OF_PATH.match(each.message))]
+    return missing.type == "FileNotFoundError" and len(paths) == 2 and paths[0].startswith(f"{paths[1]}/")
 
 
 class _Open:

@@ -180,7 +180,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"\b[\w.-]{1,40}\[\d{1,9}\]: segfault at \S+",
             *_ends(11, "SIGSEGV", "Segmentation fault"),
         ),
-        what="a process crashed with SIGSEGV: {line}",
+        what="native code crashed with SIGSEGV: {line}",
         why=_NATIVE,
         fixes=_NATIVE_FIXES,
         examples=(
