@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
-from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.decide import RootCause, decide
 from ddplaunch.explain.decide.endings import says_something, stops_short
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
-from ddplaunch.explain.read.lines import Line, Numbered, Speaker, clean, numbered_lines, read_lines
+from ddplaunch.explain.read.lines import Line, Numbered, clean, numbered_lines, read_lines
+from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import scan
+from ddplaunch.explain.signatures.signature import NOISE
 from ddplaunch.explain.wording import filled, worded
 
 _MOST_KINDS, _MOST_ECHOES = 12, 16_384
@@ -37,7 +38,6 @@ _TYPED = re.compile(
     r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
     r"(?:torchrun|ddplaunch run|deepspeed|accelerate launch|srun|mpirun|horovodrun|python\S*) \S"
 )
-_OUTPUT_BELOW = "The output (if any) follows:"
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
 _SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
@@ -50,34 +50,28 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
     Of several runs that were appended to one file, the last one counts. Raises OSError if a file cannot be read.
     """
     logs = numbered_lines(sources)
+    cut: list[str] = []
     if len(sources) != 1 or facts is not None:
-        return _explained(logs, facts)
+        return _explained(_lines(logs, cut), facts, cut)
     source, numbered = next(iter(logs))
-    numbered = _in_time(numbered)
-    begun = _last_run(numbered)
+    lines, raw = list(_lines([(source, numbered)], cut)), dict(numbered)
+    begun = _last_run(lines, raw)
     if not begun:
-        return _explained([(source, numbered)], None)
-    found = _explained([(source, numbered[begun:])], None)
-    earlier = numbered[:begun]
-    before = _explained([(source, earlier[_last_run(earlier) :])], None).diagnosis
+        return _explained(lines, None, cut)
+    found = _explained(lines[begun:], None, cut)
+    earlier = lines[:begun]
+    before = _explained(earlier[_last_run(earlier, raw) :], None, cut).diagnosis
     if found.diagnosis is None or before is None:
         return found
     same = (before.code, before.what) == (found.diagnosis.code, found.diagnosis.what)
     how = "in the same way" if same else f"differently: {before.what[:_QUOTED]}"
     how = "too, for a reason that it does not tell" if before.code == "unknown" and not same else how
-    clause = f"an earlier run in this file, up to line {earlier[-1][0]}, failed {how}"
+    clause = f"an earlier run in this file, up to line {earlier[-1].number}, failed {how}"
     return replace(found, diagnosis=replace(found.diagnosis, why=f"{found.diagnosis.why}; {clause}"))
 
 
-def _in_time(numbered: list[Numbered]) -> list[Numbered]:
-    """Return the lines in the order in which they were printed: the mail of LSF tells the end of a job first."""
-    at = next((at for at, (_, text) in enumerate(numbered) if text.strip() == _OUTPUT_BELOW), None)
-    return numbered if at is None else [*numbered[at + 1 :], *numbered[: at + 1]]
-
-
-def _explained(logs: Iterable[tuple[LogSource, list[Numbered]]], facts: RunFacts | None) -> Explanation:
-    cut: list[str] = []
-    scanned = scan(_lines(logs, cut))
+def _explained(lines: Iterable[Line], facts: RunFacts | None, cut: list[str]) -> Explanation:
+    scanned = scan(lines)
     cause = decide(scanned, facts)
     if cause is not None:
         return Explanation(worded(cause, facts, scanned), _echoes(cause))
@@ -95,7 +89,7 @@ def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]], cut: list[str]) -> 
             first = line.at + 1
 
 
-def _last_without_torchrun(texts: Sequence[str]) -> int:
+def _last_without_torchrun(texts: Sequence[str], stamped: Sequence[str]) -> int:
     """Return the place where the last of several runs begins that DeepSpeed or plain Python launched, 0 if uncertain.
 
     DeepSpeed's runner says once in a run what it starts. A run of one Python process is over with its uncaught
@@ -104,7 +98,7 @@ def _last_without_torchrun(texts: Sequence[str]) -> int:
     begun = [at for at, text in enumerate(texts) if _RUNNER.search(text)]
     if len(begun) > 1:
         at = begun[-1]
-        while _DEEPSPEED.search(texts[at - 1]) and not _RETURNS.search(texts[at - 1]):
+        while _DEEPSPEED.search(stamped[at - 1]) and not _RETURNS.search(stamped[at - 1]):
             at -= 1
         return at
     head = [_DIGITS.sub("0", text) for text in islice(filter(says_something, texts), _HEAD)]
@@ -115,9 +109,10 @@ def _last_without_torchrun(texts: Sequence[str]) -> int:
     heads = [at for at in heads if _COUNTED.findall(texts[at]) == _COUNTED.findall(texts[heads[0]])]  # a later step
     for before, at in pairwise(heads):
         above = [text for text in texts[before:at] if says_something(text)]
+        times = [stamped[each] for each in range(before, at) if says_something(texts[each])]
         if not (_LAST_OF_PYTHON.match(above[-1]) and any(text.startswith("Traceback (most") for text in above)):
             return 0
-        if _told_time(texts[at:]) < _told_time(reversed(above)):
+        if _told_time(stamped[at:]) < _told_time(reversed(times)):
             return 0
     return heads[-1] if len(heads) > 1 else 0
 
@@ -134,33 +129,35 @@ class _Summary(NamedTuple):
     end: int
 
 
-def _last_run(numbered: Sequence[Numbered]) -> int:
+def _last_run(lines: Sequence[Line], raw: Mapping[int, str]) -> int:
     """Return the place where the last run begins that was appended to a log, 0 where that is not certain.
 
     A run is over with torchrun's summary, which a restart of ranks does not print. After it a run begins like the file
     did, with torchrun's banner, or with the first count of steps; in a recorded session, where it was typed. The logs
     of several nodes in one file look alike, but they are of other hosts or ranks, and begin before the one above ended.
     """
-    texts = [clean(text).rstrip() for _, text in numbered]
+    stamped = [clean(raw[line.number]).rstrip() for line in lines]
+    named = (line.speaker.rank is not None or line.speaker.local is not None for line in lines)
+    texts = [whole if name else line.text for line, whole, name in zip(lines, stamped, named, strict=True)]
     typed = [at for at, text in enumerate(texts) if _TYPED.match(text)]
     if len(typed) > 1 and any(map(says_something, texts[typed[-1] + 1 :])):
         return typed[-1]
     if not any(_ROOT in text for text in texts):
-        return _last_without_torchrun(texts)
+        return _last_without_torchrun(texts, stamped)
     ends = [at for at, text in enumerate(texts) if text == _ROOT]
     over = [_summary(texts, at) for at in ends[-2:]]
     if not over or over[-1] is None:
         return 0
     last = over[-1]
     begun = _begins_anew(texts, last.end, len(texts), banner=False)
-    if begun and _told_time(_before_it_fails(texts[begun:])) > last.time:
+    if begun and _told_time(_before_it_fails(texts[begun:], stamped[begun:])) > last.time:
         return begun
     before = over[0]
     if len(over) < 2 or before is None or before.script != last.script:
         return 0  # what runs after a training that failed often fails because of that
     begun = _begins_anew(texts, before.end, ends[-1], banner=True)
-    at_once = _told_time(_before_it_fails(texts[begun : ends[-1]]))
-    told = at_once or (_told_time(texts[begun : ends[-1] + _SUMMARY_LINES]) if before.node == last.node else ())
+    at_once = _told_time(_before_it_fails(texts[begun : ends[-1]], stamped[begun : ends[-1]]))
+    told = at_once or (_told_time(stamped[begun : ends[-1] + _SUMMARY_LINES]) if before.node == last.node else ())
     return begun if told > before.time else 0
 
 
@@ -177,8 +174,9 @@ def _summary(texts: Sequence[str], root: int) -> _Summary | None:
     return _Summary(script, (fields["host"], int(rank[1]) - int(rank[2])), time, root + rule + 1)
 
 
-def _before_it_fails(texts: Sequence[str]) -> Iterator[str]:
-    return takewhile(lambda text: not _FAILS.search(text), texts[:_SOON])
+def _before_it_fails(texts: Sequence[str], stamped: Sequence[str]) -> Iterator[str]:
+    soon = zip(texts[:_SOON], stamped[:_SOON], strict=True)
+    return (whole for _, whole in takewhile(lambda pair: not _FAILS.search(pair[0]), soon))
 
 
 def _told_time(texts: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from ddplaunch.explain.command_fixes import (
     still_to_do,
     who_asked,
 )
-from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import nccl_versions, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, words_above
@@ -37,7 +36,7 @@ from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
 from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
-from ddplaunch.explain.signatures.signature import OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier, with_address
+from ddplaunch.explain.signatures.signature import NOISE, OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier, with_address
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, left_early, waiting_words
 from ddplaunch.values.words import SIGNALS, signal_name
 

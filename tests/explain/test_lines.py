@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ddplaunch.explain.read.lines import Speaker
+from ddplaunch.explain.read.prefixes import Speaker
 from tests.explain.logs import lines_of, raised
 
 

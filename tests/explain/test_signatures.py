@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.explain.read.lines import NOBODY, Line
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import NOBODY
 from ddplaunch.explain.read.scan import matcher, needed_texts
 from ddplaunch.explain.signatures import all_signatures, failed_collectives
 from ddplaunch.explain.signatures.gpu import memory
@@ -17,15 +18,15 @@ from tests.explain.signature_rules import caught, idle, matched, missed, slow, t
 #: The files of ``explain/signatures`` whose signatures may match the same line.
 FAMILIES = {
     "gpu": ("gpu.setup", "gpu.faults", "gpu.memory"),
-    "nccl": ("network.nccl", "peer_echoes"),
-    "collective": ("failed_collectives", "peer_echoes"),
+    "nccl": ("network.nccl", "echoes"),
+    "collective": ("failed_collectives", "echoes"),
     "ddp": ("ddp",),
     "system": ("system_memory", "system"),
     "network": ("network.connection", "network.rendezvous"),
     "data": ("checkpoints", "data"),
     "launching": ("launching", "extensions", "imports"),
     "scheduler": ("scheduler",),
-    "ending": ("ending", "launcher_echoes"),
+    "ending": ("ending", "echoes"),
 }
 SIGNATURES: dict[str, tuple[Signature, ...]] = {
     family: tuple(each for name in names for each in import_module(f"ddplaunch.explain.signatures.{name}").SIGNATURES)

@@ -11,11 +11,12 @@ from ddplaunch.explain.decide.collectives import Stuck
 from ddplaunch.explain.decide.endings import StepReports
 from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank, rank_of_pid
 from ddplaunch.explain.diagnosis import Raised, UserCall
-from ddplaunch.explain.read.lines import Line, Speaker
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
-from ddplaunch.explain.signatures.signature import Signature, Tier
+from ddplaunch.explain.signatures.signature import NOISE, OF_MACHINES, Signature, Tier
 from ddplaunch.values.frozen import dataclass
 
 #: Exceptions that a launcher raises because ranks failed.
@@ -34,21 +35,8 @@ _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 #: Exceptions of the program's own logic: they show a signature only if it has an example of that type.
 _LOOKUPS = ("KeyError", "IndexError", "LookupError", "AttributeError", "NameError")
 _OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
-#: Codes of what machines, drivers and schedulers do, which such an exception only mentions.
-_OF_MACHINES = frozenset(
-    (
-        *("cuda-out-of-memory", "gpu-fault", "device-side-assert", "cudnn-error"),
-        *("host-out-of-memory", "shm-too-small"),
-        *("disk-full", "killed", "segmentation-fault", "aborted", "terminated", "time-limit", "scheduler-error"),
-        *("collective-timeout", "infiniband-error", "wrong-network-interface", "too-many-open-files", "port-taken"),
-    )
-)
 #: Messages that only wrap what NCCL printed before.
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")
-#: Codes of echoes that do not speak of a lost peer: launchers' summaries, and what interpreters print as they end.
-NOISE = frozenset(
-    ("launcher-summary", "told-elsewhere", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown")
-)
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
 _VOICES = re.compile(
     r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: |terminate called"
@@ -283,12 +271,12 @@ def _is_said_of_another(signature: Signature, part: ChainedException) -> bool:
     So does one that the user's own line raises, unless it has the number of an error of the system.
     """
     name = part.raised.type.rpartition(".")[2]
-    if signature.code not in _OF_MACHINES and signature.tier != Tier.ECHO:
+    if signature.code not in OF_MACHINES and signature.tier != Tier.ECHO:
         return False
     last = part.calls[-1] if part.calls else None
     raises = last is not None and not last.folded and bool(_RAISES.search(last.source))
     own = raises and "[Errno" not in part.raised.message
-    return own or (signature.code in _OF_MACHINES and name in _OF_LOGIC and name not in raised_in(signature))
+    return own or (signature.code in OF_MACHINES and name in _OF_LOGIC and name not in raised_in(signature))
 
 
 def _of_exception(traceback: Traceback) -> Candidate | None:

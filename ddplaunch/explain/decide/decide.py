@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide import recorded
-from ddplaunch.explain.decide.candidates import NOISE, Candidate, candidates, rank_of, survived
+from ddplaunch.explain.decide.candidates import Candidate, candidates, rank_of, survived
 from ddplaunch.explain.decide.collectives import (
     Left,
     Stuck,
@@ -35,9 +35,10 @@ from ddplaunch.explain.decide.endings import (
     with_last_words,
 )
 from ddplaunch.explain.diagnosis import RunFacts, UserCall
-from ddplaunch.explain.read.lines import Line, Speaker
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
-from ddplaunch.explain.signatures.signature import Tier
+from ddplaunch.explain.signatures.signature import NOISE, Tier
 from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
 
@@ -301,16 +302,15 @@ def _own_where_nobody_else_failed(
 def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list[Candidate]:
     """Order an end from outside and other failures by time, because each makes ranks print the other.
 
-    An agent that reports a failed rank saw it fail before it was asked to end itself, wherever that is printed. A time
-    limit sends signals, also as a warning before it.
+    An agent that reports a failed rank saw it fail before its own end, wherever printed. A time limit warns by signals.
     """
     outside = [each.line.at for each in found if each.code in _OUTSIDE and not each.is_hint]
     if not outside:
         return found
     reported = any(not (each.by_agent or each.table) and each.code not in _ASKED_TO_END for each in scanned.exits)
     end = max(each.line.at for each in found) + 1 if reported else min(outside)
-    causes = (each for each in found if each.code not in _OUTSIDE and each.tier <= Tier.GENERAL)
-    failed_before = any(each.line.at < end for each in causes)
+    causes = (each for each in found if each.code not in _OUTSIDE and each.line.at < end)
+    failed_before = any(each.tier <= Tier.GENERAL for each in causes)
     limited = any(each.code == "time-limit" and each.tier == Tier.CAUSE for each in found)
     result = []
     for each in found:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import RunFacts
-from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.values.frozen import dataclass
@@ -43,7 +44,7 @@ _NOISE = re.compile(
     r"warn|Warning|^wandb: (?!.*\(success\))"
     r"|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS"
     r"|destroy_process_group|HYDRA_FULL_ERROR=1"
-    r"|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
+    r"|^Script (?:started|done) on\b|^```|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended

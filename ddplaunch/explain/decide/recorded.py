@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts
-from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, matcher
 from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit, exit_code

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.read.packed import unpacked
+from ddplaunch.explain.read.prefixes import NOBODY, Prefixes, Speaker, without_known
 
-
-class Speaker(NamedTuple):
-    """Who printed a line, as far as its prefix tells. ``rank`` is global, ``local`` from torchrun's ``[default3]:``.
-
-    ``quoted``: the file of a record is this rank's, and the prefix names another one.
-    """
-
-    rank: int | None = None
-    host: str | None = None
-    pid: int | None = None
-    local: int | None = None
-    quoted: bool = False
+Numbered = tuple[int, str]
 
 
 class Line(NamedTuple):
@@ -41,162 +33,17 @@ class Line(NamedTuple):
     speaker: Speaker
 
 
-NOBODY = Speaker()
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+#: What a page of the web makes of quotes and brackets, and of what it shows twice escaped.
+_ESCAPED = re.compile(r"&(?:amp;)?(?:lt|gt|quot|apos|amp|nbsp|#0?39|#x27);")
+#: What no reader sees: marks of an encoding, spaces without width; and the spaces of a page of the web.
+_UNSEEN = {0xFEFF: None, 0x200B: None, 0xA0: " "}
 _LONGEST = 8000  # characters of a line that are read
 _LONG_LINE = 1000
 _WORDS = 4  # characters behind a progress bar that are more than another digit
 _BAR = " #=>▏▎▍▌▋▊▉█━╸╺-"
 _PARTS = re.compile(rf"\d[\d.:?]*|[{_BAR}]+|[^\d{_BAR}]+").findall
 _LONG_NUMBER = re.compile(r"(\d{20})\d{80,}")  # Python refuses numbers of more than some thousand digits
-
-# What follows a host's name in front of a line, where a launcher over several hosts put the name there (pdsh, stern).
-_BODY = (
-    r"(?:Traceback \(most|  +File \"|\[rank\d+\]|\[default\d+\]|\[\d{4}-\d\d-\d\d|[IWEF]\d{4} \d\d:|\[[EWF]\d* ?[\d:]"
-    r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
-)
-_HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s+\| ){_BODY}")
-_NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
-_TASK = re.compile(r"^ {0,3}(\d{1,4}): ")
-_STAMP = re.compile(
-    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: |$)(?!- )"
-)
-#: Serving stacks name the rank behind the time: its own where tensors are parallel alone, not in a group of several.
-_DATED = re.compile(
-    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: TP(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
-)
-#: Determined: the container, the rank, and bars in front of what it printed; its command shows the level.
-_TRIAL = re.compile(r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7})\] )?\|\| ?|\|\| (?=[A-Z]+: ))")
-#: Python's logging, where it repeats what a rank has printed.
-_REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-Z]{4,8} - (?=\[rank\d+\]: )")
-_RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
-#: Lightning has another place for the colon, and tells so of a process that is gone.
-_RANK = re.compile(r"^\[rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\]:))(\d{1,7})\]:? ?")
-_ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
-_MPI = re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:")
-_OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
-_CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
-_POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
-_ACTOR = re.compile(
-    r"^\((?:Worker_TP(?P<worker>\d{1,5}) |VllmWorker rank=(?P<rank>\d{1,5}) )?(?:[\w.-]+, rank=(?P<node>\d{1,7}), )?"
-    r"(?:[\w.:=\[\]<>-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
-)
-_PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
-_STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
-_COUNTED = re.compile(r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?")  # the latter: a task of Metaflow
-_REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d)")  # torchx: role and replica
-_NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
-_CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
-#: journald and syslog; what systemd and the kernel say of others is read with their names.
-_SYSLOG = re.compile(r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.-]+ (?!systemd|kernel)[\w.@/-]+\[\d+\]: ?")
-
-_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA, _TRIAL, _SYSLOG)
-
-
-class Prefixes:
-    """The prefixes of one file's lines: names of hosts, the numbers of srun's tasks, and an indent of all lines."""
-
-    def __init__(self, sample: Sequence[str]) -> None:
-        hosts = Counter(
-            match.group(1)
-            for line in sample
-            if (match := _HOST.match(_STAMP.sub("", line, count=1))) and match.group(1) not in _NO_HOST
-        )
-        names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
-        self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s+\| ?)") if names else None
-        numbered = sum(bool(_TASK.match(line)) for line in sample)
-        indents = [len(line) - len(line.lstrip(" ")) for line in sample if line.strip()]
-        self._indent = min(indents, default=0)  # of a log that was pasted as a block
-        self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > sum(
-            bool(line.strip()) for line in sample
-        )
-        self._begun: int | None = None
-        self._inside = False
-        self._tasks = numbered > 2 and numbered * 5 > 3 * sum(bool(line.strip()) for line in sample)
-
-    def _of_record(self, text: str, who: Speaker) -> Speaker:
-        """Return who printed the rest of a record: only its first line has a stamp, the traceback below it has none."""
-        if match := _DATED.match(text):
-            self._begun, self._inside = None if match["rank"] is None else int(match["rank"]), True
-            return who
-        going_on, self._inside = self._inside or text[:1] == " ", text[:1] == " "
-        if not going_on:
-            self._begun = None
-        return who if self._begun is None else who._replace(rank=self._begun)
-
-    def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
-        """Return the text without its prefixes, and the speaker that they name."""
-        text = text[self._indent :] if self._indent else text
-        if self._pasted and (match := _PASTED.match(text)):
-            text = text[match.end() :]
-        if who.rank is None and (self._begun is not None or text[:2] == "[2"):
-            who = self._of_record(text, who)
-        if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
-            text, who = bare[match.end() :], who._replace(host=match.group(1))
-        if self._tasks and (match := _TASK.match(text)):
-            text, who = text[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
-        for _ in range(4):
-            before = text
-            if text[:1] == "[":
-                text, who = _bracketed(text, who)
-            elif text[:1] == "(" and (match := _ACTOR.match(text)):
-                text, who = text[match.end() :], _actor(match, who)
-            else:
-                text, who = _in_front(text, who)
-            if text == before:
-                break
-        return text, _native(text, who)
-
-
-def _in_front(text: str, who: Speaker) -> tuple[str, Speaker]:
-    match = next(filter(None, (each.match(text) for each in _IN_FRONT)), None)
-    if match is None:
-        return text, who
-    rank = match.groupdict().get("rank")
-    return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
-
-
-def _actor(match: re.Match[str], who: Speaker) -> Speaker:
-    """Return the worker process of a serving stack or of Ray; one of the former may name its rank."""
-    rank = match["worker"] or match["rank"] or match["node"]
-    known = who.rank if rank is None or who.rank is not None else int(rank)
-    return who._replace(rank=known, pid=int(match["pid"]), host=match["ip"] or who.host)
-
-
-def _native(text: str, who: Speaker) -> Speaker:
-    """Return the speaker as NCCL's and c10d's own lines name it; they stay as they are."""
-    if "NCCL" in text and (match := _NCCL.match(text)):
-        who = who._replace(host=who.host or match.group(1), pid=int(match.group(2)))
-    if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
-        who = who._replace(rank=int(match.group(1)))
-    return who
-
-
-def _is_cpp(text: str) -> bool:
-    return ".cpp:" in text[:80] or text.startswith(("  what():  [", "[Rank ", "[PG "))
-
-
-def _bracketed(text: str, who: Speaker) -> tuple[str, Speaker]:
-    if match := _COUNTED.match(text):
-        text = text[match.end() :]
-    if match := _RANK.match(text) or _MPI.match(text):
-        if who.rank is not None and who.host is not None and who.rank != int(match.group(1)):  # a record knows
-            return text[match.end() :], who._replace(quoted=True)
-        return text[match.end() :], who._replace(rank=int(match.group(1)))
-    if match := _ROLE.match(text):
-        return text[match.end() :], who._replace(local=int(match.group(1)))
-    if match := _DATED.match(text):
-        rank = match["rank"]
-        return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
-    if match := _CLOCKED.match(text) or _POD.match(text):
-        return text[match.end() :], who._replace(host=match.group(1))
-    match = _OURS.match(text)
-    if match is None or text.startswith("***", match.end()):
-        return text, who
-    host, number, rest = match.group(1), int(match.group(2)), text[match.end() :]
-    if len(match.group(2)) < 5 and "ignal" not in rest[:12]:
-        return rest, who._replace(rank=number if who.rank is None else who.rank, host=host)
-    return rest, who._replace(host=who.host or host, pid=number)  # Open MPI: [host:pid]
 
 
 def clean(raw: str) -> str:
@@ -207,7 +54,26 @@ def clean(raw: str) -> str:
         raw = _LONG_NUMBER.sub(r"\1…", raw)
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
-    return raw.replace("\x08", "").replace("\x00", "")
+    if "&" in raw:
+        raw = _ESCAPED.sub(lambda match: unescape(match[0]), raw)
+    raw = raw.replace("\x08", "").replace("\x00", "")
+    return raw if raw.isascii() else raw.translate(_UNSEEN)
+
+
+#: A name that ranks without a prefix wrote at once, and what they wrote behind it: "KeyErrorKeyError: : 'a''a'".
+_AT_ONCE = re.compile(r"^(?:: )?(((?:[a-z_]\w*\.)*[A-Z][A-Za-z]{0,60}?(?:Error|Exception))\2+)(?:: ?)*(.*)$")
+_SPACED = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:Error|Exception)) +: ")  # two writers at once
+_WIDEST = 640  # characters of a line that several may have written
+
+
+def untangled(text: str) -> str:
+    """Return the last line of a traceback as one rank prints it; those that write at once mix theirs."""
+    text = _SPACED.sub(r"\1: ", text)
+    if text.count("Error") + text.count("Exception") > 1 and (match := _AT_ONCE.match(text[:_WIDEST])):
+        times, said = len(match[1]) // len(match[2]), match[3]
+        part = said[: len(said) // times]
+        return f"{match[2]}: {part if part * times == said else said}"
+    return text
 
 
 def frames(raw: str) -> list[str]:
@@ -252,6 +118,28 @@ def unfold(raw: str) -> list[str]:
     return [front + line for line in "\n".join(texts).rstrip("\n").split("\n")] if texts else [raw]
 
 
+def _joined(raw: str) -> list[str]:
+    """Return the lines of a traceback that a service told in one line as why the work ended, else the line itself."""
+    match = _TOLD_IN_ONE.search(raw)
+    if match is None:
+        return [raw]
+    before, told = raw[: match.start("told")], match["told"]
+    if told.startswith("Traceback (most recent call last):\\n"):
+        return [before, *told.replace("\\n", "\n").replace('\\"', '"').split("\n")]
+    *frames, last = told.replace(' File "', '\n  File "').split("\n")
+    named = _NAMED.search(last)
+    return (
+        [before, *frames, last]
+        if named is None
+        else [before, *frames, last[: named.start()], last[named.start() + 1 :]]
+    )
+
+
+_TOLD_IN_ONE = re.compile(
+    r"(?i:\b(?:message|reason|error|status|failed|failure|exited)\b).{0,400}?"
+    r"(?P<told>Traceback \(most recent call last\):(?:\\n| File \").*)"
+)
+_NAMED = re.compile(r" (?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): ")
 _CALLSTACK = re.compile(r'"py_callstack": "(Traceback .*?[^\\])"(?:,|\s*\}|\s*$)')
 _JSON_TEXT = (
     *("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err"),
@@ -265,14 +153,29 @@ def read_lines(
     numbered: Iterable[tuple[int, str]], file: str, speaker: Speaker = NOBODY, first: int = 0, sample: int = 4000
 ) -> Iterator[Line]:
     """Yield the lines of one file. ``numbered`` are (number, text without newline), ``first`` is the first ``at``."""
+    numbered = list(numbered)
+    if len(numbered) == 1 and numbered[0][1].count("\\n") >= _ESCAPES:  # a log that was pasted as a string
+        number, raw = numbered[0]
+        numbered = [(number, each) for each in raw.replace('\\"', '"').replace("\\t", "\t").split("\\n")]
     entries = [(number, clean(raw)) for number, raw in _pieces(numbered)]
     step = max(1, len(entries) // sample)
     prefixes = Prefixes([text for _, text in entries[::step]] + [text for _, text in entries[-200:]])
     index = first
     for number, text in entries:
         text, who = prefixes.strip(text, speaker)
-        yield Line(index, file, number, text.rstrip(), who)
-        index += 1
+        packed = text[:2] == '{"' or "(most recent call last):" in text[:-1]
+        for inner in _inside(text) if packed else (text,):
+            inner, who = without_known(inner, who) if packed else (inner, who)
+            yield Line(index, file, number, inner.rstrip(), who)
+            index += 1
+
+
+def _inside(text: str) -> list[str]:
+    """Return the lines inside a line: of a JSON record behind a prefix, of a traceback that a service told in one."""
+    return [inner for each in unfold(text) for inner in _joined(each)]
+
+
+_ESCAPES = 4  # ends of lines
 
 
 def _pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -282,6 +185,36 @@ def _pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
                 yield number, inner
 
 
+_BEGUN = re.compile(r"^\W{0,3}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+_FEWEST = 5  # stamps that tell the order of a log
+_OUTPUT_BELOW = "The output (if any) follows:"
+_HEADER, _FRAME = "Traceback (most recent call last)", '  File "'
+
+
+def oldest_first(numbered: list[Numbered]) -> list[Numbered]:
+    """Return the lines in the order in which they were printed: CloudWatch and Kibana show the newest first.
+
+    The stamps tell it; or the frames of tracebacks that stand above their heads. The mail of LSF tells the end first.
+    """
+    told = next((at for at, (_, text) in enumerate(numbered) if text.startswith(_OUTPUT_BELOW)), None)
+    if told is not None:
+        return [*numbered[told + 1 :], *numbered[: told + 1]]
+    stamps = [(at, match[1]) for at, (_, text) in enumerate(numbered) if (match := _BEGUN.match(text[:40]))]
+    if len(stamps) >= _FEWEST:
+        falls = sum(below < above for (_, above), (_, below) in pairwise(stamps))
+        rises = sum(below > above for (_, above), (_, below) in pairwise(stamps))
+        if falls >= _FEWEST - 1 and falls > _MOSTLY * (falls + rises):
+            starts = [at for at, _ in stamps] + [len(numbered)]
+            records = [numbered[begun:end] for begun, end in pairwise(starts)]
+            return [line for record in records[::-1] for line in record] + numbered[: starts[0]]
+        return numbered
+    heads = [at for at, (_, text) in enumerate(numbered) if _HEADER in text]
+    above = [at for at in heads if at and _FRAME in numbered[at - 1][1]]
+    below = any(_FRAME in numbered[at + 1][1] for at in heads if at + 1 < len(numbered))
+    return numbered[::-1] if above and len(above) == len(heads) and not below else numbered
+
+
+_MOSTLY = 0.9
 WHOLE_BYTES = 4 << 20  # all logs together, read line by line
 _LEAST_BYTES = 64 << 10  # of each log, at least
 _BLOCK_BYTES = 8 << 20
@@ -289,8 +222,6 @@ _BEFORE_BYTES, _AFTER_BYTES = 2 << 10, 12 << 10  # around a telling word: a trac
 _FIRST, _LAST = 24, 8  # telling words of one log whose surroundings are read
 #: Nearly every failure in the middle of a log prints one of these.
 _TELLING = (b"Traceback (most", b"Error", b"ERROR", b"terminate called")
-
-Numbered = tuple[int, str]
 
 
 def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, list[Numbered]]]:
@@ -304,15 +235,21 @@ def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, li
                 packed = unpacked(file)
                 if packed is not None:
                     lines = _stream(packed, share)
-                    yield replace(source, cut=getattr(packed, "broken", False)), lines
+                    source = replace(source, cut=getattr(packed, "broken", False))
                 else:
-                    yield source, _numbered(file.read(), 1) if whole or size <= share else _big(file, size, share)
+                    lines = _numbered(file.read(), 1) if whole or size <= share else _big(file, size, share)
         else:
-            yield source, _stream(unpacked(source.read) or source.read, share)
+            lines = _stream(unpacked(source.read) or source.read, share)
+        yield source, oldest_first(lines)
+
+
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 
 def _numbered(data: bytes, first: int) -> list[Numbered]:
-    lines = data.decode("utf-8", "replace").split("\n")
+    wide = data[:2] in _WIDE and data.count(b"\0", 0, 400) > 100  # PowerShell's
+    encoding = "utf-16" if wide and first == 1 else "utf-8"
+    lines = data.decode(encoding, "replace").split("\n")
     return list(enumerate(lines if lines[-1] else lines[:-1], start=first))
 
 

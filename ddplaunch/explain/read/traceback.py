@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Raised, UserCall, own_frame, user_calls
-from ddplaunch.explain.read.lines import Line, Speaker
+from ddplaunch.explain.read.lines import Line, untangled
+from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?(?: \(RANK \d+\))?\s*$")
@@ -28,8 +29,6 @@ _RAISED = re.compile(
 )
 _DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # right below the frames only
 _NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
-#: A name that ranks without a prefix wrote at once, and what they wrote behind it: "KeyErrorKeyError: : 'a''a'".
-_AT_ONCE = re.compile(r"^(?:: )?(((?:[a-z_]\w*\.)*[A-Z][A-Za-z]{0,60}?(?:Error|Exception))\2+)(?:: ?)*(.*)$")
 _RAISES = re.compile(r"(?:^|[:;] *)raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
 _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _GROUPED = re.compile(r"ExceptionGroup$")
@@ -38,7 +37,6 @@ _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
 #: The exception in the error file of a rank, as old versions of torchrun print it.
 _ERROR_FILE = re.compile(r'^\s+"message": "((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*)",?$')
-_SPACED = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:Error|Exception)) +: ")  # two writers at once
 _THREAD = re.compile(r"^Exception in thread\b")
 _LOGGED = re.compile(
     r"\b(?:WARNING|WARN|DEBUG)\b"
@@ -62,7 +60,6 @@ _WORKER = "DataLoader worker (pid"
 _STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
 _NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
-_WIDEST = 640  # characters of a line that several may have written
 _EMPTY = 2  # empty lines that a message may begin with
 _FOREIGN = 12  # lines of others that may stand inside a traceback
 
@@ -389,21 +386,13 @@ class Tracebacks:
 
 
 def _as_python_prints(text: str, state: _Open, at: int) -> str:
-    """Return the last line of a traceback in the form of Python, whatever form ``text`` has.
+    """Return the last line of a traceback in the form of Python.
 
-    Ranks without a prefix that write at once interleave the parts of their lines; and what prints frames and message by
-    itself, as hooks for uncaught exceptions do, leaves the type to the line of source that raised it.
+    What prints frames and message by itself, as hooks for uncaught exceptions do, leaves the type to the line of source
+    that raised it.
     """
-    text = _SPACED.sub(r"\1: ", text)
-    if text.count("Error") + text.count("Exception") > 1 and (match := _AT_ONCE.match(text[:_WIDEST])):
-        return f"{match[2]}: {_once(match[3], len(match[1]) // len(match[2]))}"
+    text = untangled(text)
     if state.header or not state.sources or at != state.seen + 1 or _NAMED.match(text):
         return text
     raises = _RAISES.search(state.sources[-1])
     return f"{raises[1]}: {text}" if raises else text
-
-
-def _once(text: str, times: int) -> str:
-    """Return what ``times`` writers wrote one after the other, once where they all wrote the same."""
-    part = text[: len(text) // times]
-    return part if part * times == text else text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ddplaunch.explain.read.lines import Line, Speaker
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import SIGNALS, number_of_signal, signal_name
 
@@ -69,7 +70,7 @@ _STATUS = re.compile(
     r"|systemd\[1\]: \S+: Main process exited, code=exited, status=|\bexited: \S+ \(exit status (?=\d+; not expected)"
     r"|^Error: exit status |^Exited with code exit status |^The command \".*\" exited with "
     r"|^##\[error\]\w+ exited with code '|^flux-job: task\(s\) exited with exit code "
-    r"|Task state is updated .* with exit code |^\s*Exit (?:Code|Status): +)"
+    r"|^Script done on .*COMMAND_EXIT_CODE=\"|Task state is updated .* with exit code |^\s*Exit (?:Code|Status): +)"
     r"(?P<code>\d+)\b"
 )
 _TRIGGERS = (
@@ -77,7 +78,7 @@ _TRIGGERS = (
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
     "Process finished", "Job failed", "status=", "exited: ", "xit status", "Exit Code:",
-    "Exit Status:",
+    "Exit Status:", "EXIT_CODE=",
 )  # fmt: skip
 
 

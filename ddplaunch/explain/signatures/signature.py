@@ -11,6 +11,20 @@ from enum import IntEnum, auto
 
 from ddplaunch.values.frozen import dataclass
 
+#: Codes of what machines, drivers and schedulers do, which an exception of the program's own logic only mentions.
+OF_MACHINES = frozenset(
+    (
+        *("cuda-out-of-memory", "gpu-fault", "device-side-assert", "cudnn-error"),
+        *("host-out-of-memory", "shm-too-small"),
+        *("disk-full", "killed", "segmentation-fault", "aborted", "terminated", "time-limit", "scheduler-error"),
+        *("collective-timeout", "infiniband-error", "wrong-network-interface", "too-many-open-files", "port-taken"),
+    )
+)
+#: Codes of echoes that do not speak of a lost peer: launchers' summaries, and what interpreters print as they end.
+NOISE = frozenset(
+    ("launcher-summary", "told-elsewhere", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown")
+)
+
 
 class Tier(IntEnum):
     """How far a line can be trusted to name the root cause. The best tier wins; within a tier, the earliest failure."""

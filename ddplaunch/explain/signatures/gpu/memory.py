@@ -20,7 +20,7 @@ _HELD = "this process held {used}: if that is far below {total}, " + _WHO
 _HANDLED = (r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry|Retrying|reducing|skipping|halving)")
 _RAISED = r"^(?:[\w.]+\.)?(?!ValueError|KeyError|AssertionError|TypeError|NotImplementedError)\w+: "
 _NO_MEMORY = r"\b(?:[Oo]ut of|[Ii]nsufficient|[Nn]ot enough) memory\b"
-_SIZE = r"(?P<wanted>[\d.]+ [KMGTE]i?B)"
+_SIZE = r"(?P<wanted>[\d.]+ (?:[KMGTE]i?B|bytes))"
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(  # 2.1 and later, every process that sits on the GPU is listed
@@ -220,7 +220,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
 )
 
-_NUMBER = re.compile(r"([\d.]+) ([KMGT]?)i?B")
+_NUMBER = re.compile(r"([\d.]+) (?:([KMGTPE]?)i?B|bytes?)")  # torch writes bytes below a KiB
 _OF_DRIVER = 0.05  # of a GPU's memory, which nobody else holds
 
 
@@ -253,4 +253,4 @@ def told_by_sizes(groups: Mapping[str, str]) -> tuple[str, str, tuple[str, ...]]
 
 def _bytes(text: str) -> float | None:
     match = _NUMBER.fullmatch(text)
-    return float(match[1]) * (1 << 10 * ("", "K", "M", "G", "T").index(match[2])) if match else None
+    return float(match[1]) * (1 << 10 * ("", "K", "M", "G", "T", "P", "E").index(match[2] or "")) if match else None

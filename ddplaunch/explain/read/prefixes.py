@@ -1,0 +1,261 @@
+"""What stands in front of a log's lines: prefixes of launchers and services, and the rank and host that they name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Speaker(NamedTuple):
+    """Who printed a line, as far as its prefix tells. ``rank`` is global, ``local`` from torchrun's ``[default3]:``.
+
+    ``quoted``: the file of a record is this rank's, and the prefix names another one.
+    """
+
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    local: int | None = None
+    quoted: bool = False
+
+
+NOBODY = Speaker()
+# What follows a host's name in front of a line, where a launcher over several hosts put the name there (pdsh, stern).
+_BODY = (
+    r"(?:Traceback \(most|  +File \"|\[rank\d+\]|\[default\d+\]|\[\d{4}-\d\d-\d\d|[IWEF]\d{4} \d\d:|\[[EWF]\d* ?[\d:]"
+    r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
+)
+_HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s+\| ){_BODY}")
+_NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
+_TASK = re.compile(r"^ {0,3}(\d{1,4}): ")
+_STAMP = re.compile(
+    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: |$)(?!- )"
+)
+#: Serving stacks name the rank behind the time: its own where tensors are parallel alone, not in a group of several.
+_DATED = re.compile(
+    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: TP(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
+)
+#: Determined: the container, the rank, and bars in front of what it printed; its command shows the level.
+_TRIAL = re.compile(r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7})\] )?\|\| ?|\|\| (?=[A-Z]+: ))")
+#: Python's logging, where it repeats what a rank has printed.
+_REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-Z]{4,8} - (?=\[rank\d+\]: )")
+_RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
+#: Lightning has another place for the colon, and tells so of a process that is gone.
+_RANK = re.compile(r"^\[rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\]:))(\d{1,7})\]:? ?")
+_ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
+_MPI = re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:")
+_OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
+_CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
+_POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
+_ACTOR = re.compile(
+    r"^\((?:Worker_TP(?P<worker>\d{1,5}) |VllmWorker rank=(?P<rank>\d{1,5}) )?(?:[\w.-]+, rank=(?P<node>\d{1,7}), )?"
+    r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
+)
+_PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
+_STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
+_COUNTED = re.compile(r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?")  # the latter: a task of Metaflow
+_REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d)")  # torchx: role and replica
+_NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
+_CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
+#: journald and syslog; what systemd and the kernel say of others is read with their names.
+_SYSLOG = re.compile(r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.-]+ (?!systemd|kernel)[\w.@/-]+\[\d+\]: ?")
+
+#: Of services and viewers: GitHub's `gh run view --log`, Kubernetes' files and GitLab behind a time, Kaggle, others.
+_SERVICE = re.compile(
+    r"^(?:[^\t]{1,80}\t[^\t]{1,80}\t(?=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z(?: |$))|std(?:out|err) [FP](?: |$)"
+    r"|[0-9a-f]{2}[OE](?:[ +]|$)|\d+\.\d+s[ \t]\d+(?:[ \t]|$)|\[\d\d:\d\d:\d\d\](?: |$)"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: |$))"
+)
+_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA, _TRIAL, _SYSLOG, _SERVICE)
+#: How tracebacks and launchers begin their lines: what stands before it was put there by a service or a viewer.
+_BEGINS = re.compile(
+    r"(?:\[rank\d{1,7}\]: ?|\[default\d{1,7}\]: ?)*(?:Traceback \(most recent call last\)|  File \"[^\"]+\", line \d"
+    r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d)"
+)
+_NUMBERED = re.compile(r"^ {0,8}(\d{1,8})(?:\t|: ?| \| ?|$)")
+_FEWEST_COUNTED, _NEARLY_ALL = 5, 0.95
+_COLUMN = re.compile(r"^([A-Za-z][\w.-]*-\d+) +\|(?: |$)")  # docker compose
+_FIELD = re.compile(r"(\d+|\s+)")
+_NAME = re.compile(r"[A-Za-z][\w.-]*\d\b")
+_WIDEST_FRONT = 120  # characters
+_MOST_FRONTS, _MOST_READ, _FEWEST_LINES = 3, 400, 3
+_MOST_LINES = 0.8  # of those that are not empty: a front that a service puts there stands before all
+
+
+class Prefixes:
+    """The prefixes of one file's lines: names of hosts, the numbers of srun's tasks, and an indent of all lines."""
+
+    def __init__(self, sample: Sequence[str]) -> None:
+        hosts = Counter(
+            match.group(1)
+            for line in sample
+            if (match := _HOST.match(_STAMP.sub("", line, count=1))) and match.group(1) not in _NO_HOST
+        )
+        columns = [match[1] for line in sample if (match := _COLUMN.match(line))]
+        if len(columns) >= _NEARLY_ALL * sum(bool(line.strip()) for line in sample):
+            hosts.update(columns)
+        names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
+        self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s+\|(?: |$))") if names else None
+        numbered = sum(bool(_TASK.match(line)) for line in sample)
+        self._indent = _common_indent([line for line in sample if line.strip()])  # of a log that was pasted as a block
+        self._counts = _is_counted(sample)
+        self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > sum(
+            bool(line.strip()) for line in sample
+        )
+        self._begun: int | None = None
+        self._inside = False
+        self._tasks = numbered > 2 and numbered * 5 > 3 * sum(bool(line.strip()) for line in sample)
+        self._front: re.Pattern[str] | None = None
+        self._front = self._learned(sample)
+
+    def _learned(self, sample: Sequence[str]) -> re.Pattern[str] | None:
+        """Return what stands in front of all lines and is no prefix that is known.
+
+        Lines that begin like a traceback behind it show it. Numbers differ from line to line, and so do levels.
+        """
+        fronts: Counter[str] = Counter()
+        for line in sample:
+            if (found := _BEGINS.search(line)) is None or found.start() == 0:
+                continue
+            text, _ = self.strip(line, NOBODY)
+            if (match := _BEGINS.search(text)) and 0 < match.start() <= _WIDEST_FRONT and text[: match.start()].strip():
+                fronts.update(_shapes(text[: match.start()]))
+        if not fronts or sum(bool(line.strip()) for line in sample) < _FEWEST_LINES:
+            return None
+        step = max(1, len(sample) // _MOST_READ)
+        lines = [self.strip(line, NOBODY)[0] for line in sample[::step] if line.strip()]
+        for shape, _ in fronts.most_common(_MOST_FRONTS):
+            front = re.compile(shape)
+            if sum(bool(front.match(line)) for line in lines) >= _MOST_LINES * len(lines):
+                return front
+        return None
+
+    def _of_record(self, text: str, who: Speaker) -> Speaker:
+        """Return who printed the rest of a record: only its first line has a stamp, the traceback below it has none."""
+        if match := _DATED.match(text):
+            self._begun, self._inside = None if match["rank"] is None else int(match["rank"]), True
+            return who
+        going_on, self._inside = self._inside or text[:1] == " ", text[:1] == " "
+        if not going_on:
+            self._begun = None
+        return who if self._begun is None else who._replace(rank=self._begun)
+
+    def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
+        """Return the text without its prefixes, and the speaker that they name."""
+        text = text[self._indent :] if self._indent else text
+        if self._pasted and (match := _PASTED.match(text)):
+            text = text[match.end() :]
+        if self._counts and (match := _NUMBERED.match(text)):
+            text = text[match.end() :]
+        if who.rank is None and (self._begun is not None or text[:2] == "[2"):
+            who = self._of_record(text, who)
+        if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
+            text, who = bare[match.end() :], who._replace(host=match.group(1))
+        if self._tasks and (match := _TASK.match(text)):
+            text, who = text[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
+        text, who = without_known(text, who)
+        if self._front is not None and (match := self._front.match(text)):
+            name = _NAME.search(match[0])
+            who = who if name is None or who.host is not None else who._replace(host=name[0])
+            text, who = without_known(text[match.end() :], who)
+        return text, _native(text, who)
+
+
+def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
+    """Return the text without the prefixes that are known wherever they stand, and the speaker that they name."""
+    for _ in range(4):
+        before = text
+        if text[:1] == "[":
+            text, who = _bracketed(text, who)
+        elif text[:1] == "(" and (match := _ACTOR.match(text)):
+            text, who = text[match.end() :], _actor(match, who)
+        else:
+            text, who = _in_front(text, who)
+        if text == before:
+            break
+    return text, who
+
+
+def _common_indent(lines: Sequence[str]) -> int:
+    indents = [line[: len(line) - len(line.lstrip(" \t"))] for line in lines]
+    first, last = min(indents, default=""), max(indents, default="")
+    return next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+
+
+def _is_counted(sample: Sequence[str]) -> bool:
+    """Return whether a viewer has put its number in front of each line: they rise, and the first one is not 0."""
+    numbers = [int(match[1]) if (match := _NUMBERED.match(line)) else 0 for line in sample if line.strip()]
+    rises = sum(above < below for above, below in pairwise(numbers))
+    return len(numbers) >= _FEWEST_COUNTED and numbers[0] > 0 and rises >= _NEARLY_ALL * (len(numbers) - 1)
+
+
+def _shapes(front: str) -> Iterator[str]:
+    """Yield expressions for fronts like this one: with other numbers, then with other words for those in capitals.
+
+    The second only of several words, else every line would do.
+    """
+    inner = front.strip()
+    head = r"\s*" if front[:1].isspace() else ""
+    space = front[len(front.rstrip()) :]
+    ends = f"(?:{re.escape(space)}|$)" if space else ""
+    parts = ("" if not each else r"\d+" if each.isdigit() else r"\s+" if each.isspace() else re.escape(each)
+             for each in _FIELD.split(inner))  # fmt: skip
+    yield f"{head}{''.join(parts)}{ends}"
+    words = inner.split()
+    if len(words) > 1:
+        looser = (r"\S+" if any(map(str.isdigit, each)) or each.isupper() else re.escape(each) for each in words)
+        yield head + r"\s+".join(looser) + ends
+
+
+def _in_front(text: str, who: Speaker) -> tuple[str, Speaker]:
+    match = next(filter(None, (each.match(text) for each in _IN_FRONT)), None)
+    if match is None:
+        return text, who
+    rank = match.groupdict().get("rank")
+    return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
+
+
+def _actor(match: re.Match[str], who: Speaker) -> Speaker:
+    """Return the worker process of a serving stack or of Ray; one of the former may name its rank."""
+    rank = match["worker"] or match["rank"] or match["node"]
+    known = who.rank if rank is None or who.rank is not None else int(rank)
+    return who._replace(rank=known, pid=int(match["pid"]), host=match["ip"] or who.host)
+
+
+def _native(text: str, who: Speaker) -> Speaker:
+    """Return the speaker as NCCL's and c10d's own lines name it; they stay as they are."""
+    if "NCCL" in text and (match := _NCCL.match(text)):
+        who = who._replace(host=who.host or match.group(1), pid=int(match.group(2)))
+    if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
+        who = who._replace(rank=int(match.group(1)))
+    return who
+
+
+def _is_cpp(text: str) -> bool:
+    return ".cpp:" in text[:80] or text.startswith(("  what():  [", "[Rank ", "[PG "))
+
+
+def _bracketed(text: str, who: Speaker) -> tuple[str, Speaker]:
+    if match := _COUNTED.match(text):
+        text = text[match.end() :]
+    if match := _RANK.match(text) or _MPI.match(text):
+        if who.rank is not None and who.host is not None and who.rank != int(match.group(1)):  # a record knows
+            return text[match.end() :], who._replace(quoted=True)
+        return text[match.end() :], who._replace(rank=int(match.group(1)))
+    if match := _ROLE.match(text):
+        return text[match.end() :], who._replace(local=int(match.group(1)))
+    if match := _DATED.match(text):
+        rank = match["rank"]
+        return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
+    if match := _CLOCKED.match(text) or _POD.match(text):
+        return text[match.end() :], who._replace(host=match.group(1))
+    match = _OURS.match(text)
+    if match is None or text.startswith("***", match.end()):
+        return text, who
+    host, number, rest = match.group(1), int(match.group(2)), text[match.end() :]
+    if len(match.group(2)) < 5 and "ignal" not in rest[:12]:
+        return rest, who._replace(rank=number if who.rank is None else who.rank, host=host)
+    return rest, who._replace(host=who.host or host, pid=number)  # Open MPI: [host:pid]
