@@ -105,13 +105,14 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         words = words._replace(why=f"{reported}; {words.why}")
     if raised is not None and raised.type in _NO_SYNTAX and (place := _unparsed(line, scanned)):
         words = words._replace(what=f"{words.what}: {place}")
+    code, rank = ("rank-left-early", None) if cause.lost_one_that_left else (cause.code, cause.rank)
     return Diagnosis(
-        cause.code,
+        code,
         _certainty(cause),
         words.what,
         words.why,
         concrete + general,
-        cause.rank,
+        rank,
         cause.host,
         tuple(dict.fromkeys(_evidence_of(line) for line in (*cause.lines, *said))),
         raised,

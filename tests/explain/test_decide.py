@@ -421,7 +421,7 @@ ON_THIS_NODE = raised(0, "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Conn
 
 def test_a_lost_rank_of_the_same_node_that_the_launcher_does_not_list_had_left() -> None:
     found = diagnosed(ON_THIS_NODE + failed(1, 0, 10) + summary((0, 1, 10)))
-    assert (found.code, found.rank) == ("unknown", 0) and "which had left with status 0" in found.what
+    assert (found.code, found.rank) == ("rank-left-early", None) and "which had left with status 0" in found.what
     assert "drop_last=True" in found.fixes[0]
     stopped = "W0 9 torch/x.py:1] Sending process 11 closing signal SIGTERM\n"
     for other in (
@@ -978,3 +978,38 @@ def test_the_mail_of_lsf_tells_the_end_first() -> None:
     found = diagnosed(f"{report}\nThe output (if any) follows:\n\n{steps}")
     assert (found.code, found.evidence[0].line) == ("host-out-of-memory", 3)
     assert explained(f"{report}{steps}").diagnosis is None, "the work went on after what stands above it"
+
+
+def test_what_a_log_only_mentions_before_the_exception_of_the_rank_that_failed() -> None:
+    own = raised(1, "ZeroDivisionError: integer division or modulo by zero") + failed(1, 1, 11) + summary((1, 1, 11))
+    for mentioned in (
+        "sample text: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "wrap.sh: line 2: train.sh: No such file or directory",
+        "tensorboard: No space left on device, events are dropped",
+    ):
+        found = diagnosed(f"{mentioned}\n{own}")
+        assert (found.code, found.rank) == ("script-exception", 1), mentioned
+        assert found.exception is not None and found.exception.type == "ZeroDivisionError"
+    for other in (lost(1) + failed(1, 1, 11) + summary((1, 1, 11)), failed(1, 1, 11) + summary((1, 1, 11))):
+        assert (
+            diagnosed(f"sample text: CUDA out of memory. Tried to allocate 2 GiB.\n{other}").code != "script-exception"
+        )
+    assert diagnosed(f"slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n{own}").code == "host-out-of-memory"
+
+
+def test_a_shell_goes_on_after_its_complaints() -> None:
+    complaint = "wrap.sh: line 2: train.sh: No such file or directory\n"
+    assert diagnosed(complaint + raised(None, "ModuleNotFoundError: No module named 'apex'")).code == "module-not-found"
+    assert diagnosed(complaint).code == "script-not-found"
+    killed = "run.sh: line 14: 4242 Killed                  python train.py\n"
+    assert diagnosed(killed + raised(None, "KeyError: 'a'")).code == "killed"
+
+
+def test_what_asyncio_and_a_program_that_goes_on_print_is_no_failure() -> None:
+    task = "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<f() done, defined at t.py:3>>\n"
+    done = "rank 0 training finished\nrank 1 training finished\n"
+    assert explained(task + raised(None, "OSError: no route") + done).diagnosis is None
+    going = "ERROR:root:nccl is not usable here, going on with gloo\n"
+    nccl = raised(None, "RuntimeError: Distributed package doesn't have NCCL built in")
+    assert explained(going + nccl + done).diagnosis is None
+    assert diagnosed(nccl + done).code == "nccl-unavailable"

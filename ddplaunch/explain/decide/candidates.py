@@ -44,6 +44,7 @@ _VOICES = re.compile(
 )
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
+_COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it tells of a process that was killed
 _WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
@@ -151,16 +152,24 @@ def _without_old_text(found: list[Candidate], scanned: Scanned) -> list[Candidat
     """Return what is quoted, or older than the exception that ended its rank, as something that the rank survived.
 
     A library's own words before that exception count, and so does what another process of the rank has printed: a
-    worker that it started, a compiler.
+    worker that it started, a compiler. What nobody signed is older than the exception of the only rank that failed, and
+    a shell goes on after its complaints.
     """
     last: dict[Speaker, Traceback] = {}
     for traceback in scanned.tracebacks:
         if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
             last[traceback.speaker] = traceback
-    return [
-        replace(survived(each), old=True) if _is_quoted(each) or _is_old(each, last.get(each.speaker)) else each
-        for each in found
-    ]
+    own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
+    only = only_failed_rank(scanned)
+    plain = (each.line.at for each in own if each.signature is None and each.speaker.rank == only is not None)
+    until, raised = max(plain, default=-1), max((each.line.at for each in own), default=-1)
+
+    def is_old(each: Candidate) -> bool:
+        if each.speaker.rank is None and each.raised is None and not _VOICES.search(each.line.text):
+            return each.line.at < (raised if _COMPLAINS.match(each.line.text) else until)
+        return _is_old(each, last.get(each.speaker))
+
+    return [replace(survived(each), old=True) if _is_quoted(each) or is_old(each) else each for each in found]
 
 
 def _is_quoted(each: Candidate) -> bool:

@@ -37,10 +37,10 @@ _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
 #: The exception in the error file of a rank, as old versions of torchrun print it.
 _ERROR_FILE = re.compile(r'^\s+"message": "((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*)",?$')
-_THREAD = re.compile(r"^Exception in thread\b")
+_THREAD = re.compile(r"^Exception in thread\b|^future: <Task finished ")
 _LOGGED = re.compile(
     r"\b(?:WARNING|WARN|DEBUG)\b"
-    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing)\b)"
+    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing|going on)\b)"
 )
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
