@@ -324,6 +324,7 @@ def test_for_how_long_a_line_sleeps(text: str, line: int, seconds: float) -> Non
         ("select.select([], [], [], 300)", 200, 301),
         ("asyncio.run(asyncio.sleep(300))", 200, 301),
         ("subprocess.run(['sleep', '300'])", 200, 301),
+        ("t = threading.Thread(target=lambda: time.sleep(300)); t.start(); t.join()", 200, 301),
         ("threading.Event().wait()", None, None),
         ("os.read(os.pipe()[0], 1)", None, None),
     ],

@@ -24,7 +24,14 @@ from ddplaunch.explain.decide.recorded import of_process
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
-from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, evidence_of, hang_diagnosis, with_ended_parts
+from ddplaunch.explain.stacks.hang import (
+    IMPORTED_ANEW,
+    NoProgress,
+    at_text,
+    evidence_of,
+    hang_diagnosis,
+    with_ended_parts,
+)
 from ddplaunch.explain.stacks.parse import (
     CodePlace,
     Frame,
@@ -271,8 +278,8 @@ def _stays(stacks: Sequence[RankStack]) -> bool:
 def _counts(stacks: Sequence[RankStack], loop: Callable[[Frame], str | None]) -> bool:
     """Return whether a rank that sleeps woke up between the last looks, in a loop that counts."""
     pairs = list(pairwise(stacks[-_IDLE_LOOKS:]))
-    wakes = all("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs)
-    return bool(pairs) and wakes and _loop_around(stacks[-1], loop) == "counts"
+    wakes = any("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs)
+    return wakes and _loop_around(stacks[-1], loop) == "counts"
 
 
 def _activity(stacks: Sequence[RankStack]) -> str:
@@ -327,7 +334,7 @@ def time_is_up(
     if still is not None:
         return replace(still, code="time-limit", what=what, why=f"by then {still.what}: {still.why}")
     found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
-    where = "; ".join(f"{ranks_text(group.ranks)} at {group.place.text}" for group in found)
+    where = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in found)
     why = "it had not ended by then" + (f": {where}" if where else "")
     fixes = (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",)
     story = Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence_of(found))

@@ -109,7 +109,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     apart = [group for group in seen if not late and suspects and set(group.ranks) <= set(suspects)]
     late += apart  # they wait too, but somewhere else
     there = [each for each in late[:2] if each.place.path]
-    said = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {_at(each)}" for each in there]
+    said = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {at_text(each)}" for each in there]
     last = recorded.last if recorded is not None and not said else ()
     alone = [each for each in last if each[0] in missing]
     said += [f"rank {rank} had called its last collective as {place.text}" for rank, place in alone[:2]]
@@ -202,7 +202,7 @@ def _waiting_for_late(
 ) -> Diagnosis:
     ranks = [rank for group in late for rank in group.ranks]
     reason, fix = _reason(late[0], busy)
-    at = " and ".join(_at(group) for group in late[:2])
+    at = " and ".join(at_text(group) for group in late[:2])
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
     why = f"{reason}; {_COLLECTIVE_WHY}" if reason else _COLLECTIVE_WHY
     if not fix and late[0].place.kind == "own" and late[0].place.path:
@@ -235,7 +235,7 @@ def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[
     """Tell where the ranks are, first those that compute, because the others may wait for them unseen."""
     known = sorted(known, key=lambda group: not set(group.ranks) & busy.keys())
     reason, fix = _reason(known[0], busy)
-    at = "; ".join(f"{ranks_text(group.ranks)} {_at(group)}" for group in known[:3])
+    at = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in known[:3])
     why = reason or "no rank computes, reads or prints anything: each waits for something that does not come"
     computing = [bool(set(group.ranks) & busy.keys()) for group in known]
     stands_out = computing.count(True) == 1 if any(computing) else len(known[0].ranks) < len(known[-1].ranks)
@@ -259,7 +259,8 @@ def _only(ranks: Sequence[int]) -> int | None:
     return ranks[0] if len(ranks) == 1 else None
 
 
-def _at(group: RankGroup) -> str:
+def at_text(group: RankGroup) -> str:
+    """Return ``at train.py:41 in load``, or ``in all_reduce at train.py:88``."""
     if not group.place.path:
         return group.place.text
     return f"{'in' if ' at ' in group.place.text else 'at'} {group.place.text}"

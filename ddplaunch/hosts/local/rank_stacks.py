@@ -29,6 +29,7 @@ from ddplaunch.explain.stacks.parse import (
     ThreadStack,
     from_faulthandler,
     from_py_spy,
+    is_own,
     place_of,
     waits_for_program,
 )
@@ -75,6 +76,8 @@ _TIMED = {
 }
 _IN_MS = ("poll", "epoll_wait", "epoll_pwait")
 _FUTEX_WAIT_BITSET, _FUTEX_CLOCK_REALTIME = 9, 256  # linux/futex.h; the first waits until a time, FUTEX_WAIT for one
+#: Where Python waits for another thread. What libraries do beside it in C++ may wait for minutes, but not by sleeping.
+_WAITERS = ("/threading.py", "/queue.py", "/selectors.py", "/concurrent/futures/_base.py")
 _NOT_ASKED = "it does not answer the signal (`--no-stacks`, or no Python)"
 _FACTS_S = 20.0  # a driver that hangs is one of the reasons to be asked
 _WORKS_PERCENT = 10
@@ -166,7 +169,7 @@ def _stack(asked: LiveRank, program: str | None) -> RankStack:
         nap=_nap(python),
     )
     told = _told(asked, known, program)
-    nap = told.nap or (_nap_below(python) if waits_for_program(told) else None)
+    nap = told.nap or (_nap_below(python) if waits_for_program(told) else _nap_beside(told))
     return replace(told, woken=_sleeps(python), nap=nap)
 
 
@@ -371,4 +374,17 @@ def _nap_below(pid: int) -> Nap | None:
         if stat.parent in family:
             family.add(stat.pid)
     naps = (nap for each in sorted(family - {pid}) if (nap := _nap(each)) is not None)
+    return min(naps, key=lambda nap: nap.ends_s, default=None)
+
+
+def _nap_beside(stack: RankStack) -> Nap | None:
+    """Return the sleep that ends first of the threads for which the main one waits, if any of them is in own code."""
+    waits = bool(stack.main) and stack.main[0].file.endswith(_WAITERS)
+    if not (waits and any(is_own(frame) for thread in stack.threads[1:] for frame in thread.frames)):
+        return None
+    try:
+        others = [int(name) for name in os.listdir(f"/proc/{stack.pid}/task") if name != str(stack.pid)]  # noqa: PTH208
+    except OSError:
+        return None
+    naps = (nap for each in others if "nanosleep" in _kernel(each) and (nap := _nap(each)) is not None)
     return min(naps, key=lambda nap: nap.ends_s, default=None)
