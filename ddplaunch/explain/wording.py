@@ -163,13 +163,11 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     if candidate is None:
         return _unknown(cause)
     waits = cause.stuck if cause.stuck is not None and cause.stuck.waited else None
-    told = waits and waiting_words(cause.code, cause.rank, cause.mismatched, waits, uneven(waits))
-    if told:
+    if waits and (told := waiting_words(cause.code, cause.rank, cause.mismatched, waits, uneven(waits))):
         return _Words(*told)
-    if candidate.signature is None:
+    if (signature := candidate.signature) is None:
         assert candidate.raised is not None
         return _exception(cause, candidate.raised)
-    signature = candidate.signature
     if candidate.code == "rendezvous-failed" and (never := never_launched(candidate.groups, facts)) is not None:
         return _Words(*never, nobody=True)
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first

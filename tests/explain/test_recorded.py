@@ -588,3 +588,20 @@ def test_the_message_of_an_exit_is_told_from_reports_where_both_streams_are_one_
         text = f"reading the next shard 0\nreading the next shard 1\n{last}\n"
         found = explain_texts([LogSource("rank-0.out", io.BytesIO(text.encode()), 0, "a")], facts).diagnosis
         assert found is not None and found.code == code, last
+
+
+@pytest.mark.parametrize("status", ["SIGINT", 130])
+def test_a_rank_that_was_interrupted_alone_is_named(status: str | int) -> None:
+    stopped = raised(None, "KeyboardInterrupt")
+    found = recorded((stopped, ended(1, status)), (lost(0), told(0)))
+    assert (found.code, found.rank) == ("terminated", 1)
+    assert found.what == "KeyboardInterrupt at train.py:31 in main" and "rank 1 was interrupted alone" in found.why
+    both = recorded((stopped, ended(0, status)), (stopped, ended(1, status)))
+    assert (both.code, both.rank) == ("terminated", None) and "from outside" in both.what
+
+
+def test_a_read_only_file_system_is_no_question_of_who_may() -> None:
+    found = recorded((raised(None, "OSError: [Errno 30] Read-only file system: '/data/x'"), ended(1, 1)))
+    assert found.code == "permission-denied" and "`findmnt -T /data/x`" in found.fixes[0]
+    denied = recorded((raised(None, "PermissionError: [Errno 13] Permission denied: '/data/x'"), ended(1, 1)))
+    assert "findmnt" not in "".join(denied.fixes)

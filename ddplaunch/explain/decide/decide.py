@@ -349,7 +349,10 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         only = absent[0] if len(absent) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else only
     elif (code == "collective-mismatch" and "other" in best.groups) or code in _OUTSIDE | {"nccl-version-mismatch"}:
-        rank = None  # either of two ranks may be wrong; or it came from outside
+        rank = recorded.interrupted_alone(scanned) if code == "terminated" else None  # either, or it is from outside
+        best = (
+            best if rank is None or best.raised is None else replace(best, hit=None)
+        )  # its own exception is the story
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
     dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))

@@ -30,6 +30,7 @@ _LIMIT = re.compile(
     r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
 )
 _RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
+_INTERRUPTED = (-SIGNALS["SIGINT"], 128 + SIGNALS["SIGINT"])
 _IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))
 _SAID = 160  # characters of a message
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
@@ -87,6 +88,12 @@ def only_failed_rank(scanned: Scanned) -> int | None:
         if ranks:
             return ranks.pop() if len(ranks) == 1 else None
     return None
+
+
+def interrupted_alone(scanned: Scanned) -> int | None:
+    """Return the only rank of a record that SIGINT has ended; the launcher got none, or it would be the cause."""
+    ended = [each for each in scanned.exits if each.seen and not each.by_agent and each.code in _INTERRUPTED]
+    return ended[0].rank if len(ended) == 1 else None
 
 
 def says_alone(known: RankExit, said: Sequence[Line], scanned: Scanned) -> bool:

@@ -97,6 +97,10 @@ OF_EXCEPTIONS = {
         "came to a breakpoint that stands above this line, and has no terminal to ask at",
         "take `breakpoint()` or `pdb.set_trace()` out; `--env PYTHONBREAKPOINT=0` passes over each `breakpoint()`",
     ),
+    "KeyboardInterrupt": (
+        "was interrupted alone: SIGINT came to this process and not to the launcher, or its own code raised it",
+        "look for what interrupts it: `interrupt_main`, `raise_signal` or a watchdog in the script, a `kill -INT`",
+    ),
     "ConnectionResetError": _LOST,
     "ConnectionAbortedError": _LOST,
     "ConnectionRefusedError": _LOST,

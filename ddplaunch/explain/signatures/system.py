@@ -305,8 +305,9 @@ SIGNATURES: tuple[Signature, ...] = (
         code="permission-denied",
         tier=Tier.CAUSE,
         patterns=(
-            r"(?:PermissionError|OSError|IOError): \[Errno (?:1|13|30)\] "
-            r"(?P<reason>Permission denied|Operation not permitted|Read-only file system): '(?P<path>[^']+)'",
+            r"(?:OSError|IOError): \[Errno 30\] (?P<reason>(?P<mount>Read-only) file system): '(?P<path>[^']+)'",
+            r"(?:PermissionError|OSError|IOError): \[Errno (?:1|13)\] "
+            r"(?P<reason>Permission denied|Operation not permitted): '(?P<path>[^']+)'",
             r"\bopen\((?P<path>[^)]*)\): (?P<reason>Permission denied|Read-only file system)",
             r"can't open file '(?P<path>[^']+)': \[Errno 13\] (?P<reason>Permission denied)",
             r"(?:bash|sh|line \d+|mkdir: [^:]*|touch: [^:]*|cp: [^:]*): \W?(?P<path>[\w./~-]+)\W?: "
@@ -316,6 +317,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="{reason}: `{path}`",
         why=_DENIED_WHY,
         fixes=(
+            "write elsewhere: `findmnt -T {path}` shows the mount ({mount}), `dmesg | tail` if a disk's error made it",
             "look at it as this user on the node that failed: `namei -l {path}`",
             "if it is the program to run: `chmod +x {path}`",
             *_DENIED_FIXES[1:],
