@@ -53,7 +53,9 @@ def parse_target(words: Sequence[str]) -> Target:
     if name.startswith("-") and not _exists(name):
         raise _option_behind(words)
     if _exists(name):
-        raise _not_runnable(name, "is not executable", f"`chmod +x {shlex.quote(name)}`, or give it the name `….py`")
+        runs = "bash" if name.endswith(".sh") else "python"
+        fix = f"`chmod +x {shlex.quote(name)}`, or name what runs it: `-- {runs} {shlex.quote(name)}`"
+        raise _not_runnable(name, "is not executable", fix)
     raise _launcher_missing(words) if name in PROGRAMS else _missing(path)
 
 
@@ -109,9 +111,10 @@ def _names_script(word: str, arguments: int) -> bool:
 
 
 def _which(name: str) -> str | None:
+    """Return the program of that name: on PATH, else the file itself, for which a shell wants a ``./`` in front."""
     import shutil  # for what is no .py file: with bz2 and lzma its import takes 1.5 ms
 
-    return shutil.which(name)
+    return shutil.which(name) or (None if "/" in name else shutil.which(f"./{name}"))
 
 
 def _not_runnable(name: str, problem: str, fix: str) -> UsageError:

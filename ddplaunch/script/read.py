@@ -52,6 +52,7 @@ _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run"
 # Characters to parse where no options were found: some 50 ms.
 _MORE = 120_000
 _KNOWN_PACKAGES = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
+_QUOTED = 60  # characters of a line that does not compile
 
 
 def read_script(
@@ -74,7 +75,9 @@ def read_script(
         return ScriptReport(shown, syntax_error=f"{shown}:{line}: {text.problem}", complete=False)
     if isinstance(parsed, SyntaxProblem):
         refused = parsed.refused and text.problem is None
-        message = f"{shown}:{parsed.line}: {parsed.message}" if refused else None
+        source = text.text.split("\n")[parsed.line - 1 : parsed.line]
+        quoted = f": `{source[0].strip()[:_QUOTED]}`" if source and source[0].strip() else ""
+        message = f"{shown}:{parsed.line}: {parsed.message}{quoted}" if refused else None
         return ScriptReport(shown, syntax_error=message, complete=False)
     collects = gc.isenabled()
     gc.disable()  # trees are many objects in no circles; looking through them for some costs a third of the time

@@ -236,3 +236,16 @@ def test_commands(call: Call) -> None:
 )
 def test_a_list_where_one_number_is_wanted(call: Call, folder: Path, nproc: str, fix: str) -> None:
     refused(call("run", nproc, "--", "train.py"), 2, fix, folder)
+
+
+def test_a_file_that_may_not_be_executed_is_told_what_could_run_it(call: Call, folder: Path) -> None:
+    for name, runs in (("run.sh", "bash run.sh"), ("app.pyz", "python app.pyz")):
+        (folder / name).write_text("#!/bin/sh\n")
+        refused(call("run", "2", "--", name), 2, f"`chmod +x {name}`, or name what runs it: `-- {runs}`", folder)
+
+
+def test_a_program_of_this_folder_needs_no_dot_in_front(call: Call, folder: Path) -> None:
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    said = call("run", "2", "--device", "cpu", "--dry-run", "--", "run.sh", "3")
+    assert said.status == 0 and "--no-python" in said.out and said.out.rstrip().endswith("-- ./run.sh 3"), said.err

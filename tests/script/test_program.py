@@ -162,7 +162,7 @@ def test_environment_and_imports(tmp_path: Path) -> None:
 
 def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
     report = read(tmp_path, "import os\n\ndef f(:\n    pass\n")
-    assert report.syntax_error == "train.py:3: invalid syntax"
+    assert report.syntax_error == "train.py:3: invalid syntax: `def f(:`"
     assert not report.complete
 
 
