@@ -350,9 +350,7 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         rank = int(named) if named.isdecimal() else only
     elif (code == "collective-mismatch" and "other" in best.groups) or code in _OUTSIDE | {"nccl-version-mismatch"}:
         rank = recorded.interrupted_alone(scanned) if code == "terminated" else None  # either, or it is from outside
-        best = (
-            best if rank is None or best.raised is None else replace(best, hit=None)
-        )  # its own exception is the story
+        best = replace(best, hit=None) if rank is not None and best.raised else best  # its own exception says it
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
     dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))
