@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
+from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER
 from ddplaunch.scaling.batch import resolve_batch
 from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.variable_names import TRIAL
-from ddplaunch.values.words import duration_text, signal_name
+from ddplaunch.values.words import duration_text, ranks_text, signal_name
+
+if TYPE_CHECKING:
+    from ddplaunch.explain.decide.collectives import Left, Stuck
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _TOLERATE = "--tolerate-exit-aborts"
@@ -171,6 +175,31 @@ def aborted_at_exit(rank: int | None, end: RankEnd, facts: RunFacts | None) -> t
         f"{who} aborted after the program was through, while its libraries were taken down",
         f"no exception ended the program: it came to its last line or `sys.exit`, with a native thread at work{still}",
         (*(group if still else ()), close, last, f"`{_TOLERATE}`: the run goes on, and this rank ended well"),
+    )
+
+
+def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ...]]:
+    """Return what, why and fixes of ranks that ended with status 0 while another one still waited for them.
+
+    A collective that the script itself calls has a place that these ranks did not come to. In `backward`, and where
+    nothing tells the call, ranks meet once a batch.
+    """
+    waits = stuck.waited if stuck is not None else ()
+    waited = next((each for each in waits if each.rank == left.waiting), None)
+    call = waited.described if waited is not None and waited.op else left.call
+    where = f" in {call}" if call else " in a collective"
+    who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
+    what = f"{who} left with status 0 while rank {left.waiting} still waited{where}"
+    since = f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else ""
+    batches, branch = "fewer batches than the others", "a `return`, `break` or `sys.exit` that not all ranks take"
+    called = bool(left.frame) and left.call not in ("", "backward")
+    reasons = f"{branch}, or {batches}" if called else f"{batches}, or {branch}"
+    place = left.frame.partition(" ")[0]
+    missed = f"look for what lets {who} end before `{place}`: {branch}, or fewer turns of the loop around it"
+    return (
+        f"{what}, at {left.frame}" if left.frame else what,
+        f"a collective needs all ranks, and {they} had ended{since}: {reasons}",
+        (missed, TOGETHER, EQUAL_BATCHES) if called else (EQUAL_BATCHES, TOGETHER),
     )
 
 

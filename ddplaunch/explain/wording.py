@@ -12,6 +12,7 @@ from ddplaunch.explain.command_fixes import (
     aborted_at_exit,
     another_port,
     command_fixes,
+    left_early,
     never_launched,
     signal_to_launcher,
     still_to_do,
@@ -37,7 +38,7 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
 from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
 from ddplaunch.explain.signatures.signature import NOISE, OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier, with_address
-from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, left_early, waiting_words
+from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, waiting_words
 from ddplaunch.values.words import SIGNALS, signal_name
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"

@@ -90,4 +90,7 @@ def stacks_json(
 
 def _rank(stack: RankStack, cpu: float | None) -> dict[str, Any]:
     known = {name: getattr(stack, name) or None for name in ("kernel", "reads", "source", "problem")}
-    return {**plain(stack), **known, "cpu_percent": cpu, "workers": [_rank(each, None) for each in stack.workers]}
+    rest_s = None if stack.nap is None or stack.nap.rest_s is None else round(stack.nap.rest_s, 1)
+    workers = [_rank(each, None) for each in stack.workers]
+    told = {name: value for name, value in plain(stack).items() if name != "nap"}
+    return {**told, **known, "cpu_percent": cpu, "wakes_in_s": rest_s, "workers": workers}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 import signal
@@ -57,6 +56,7 @@ LOADER = (
     Frame("/usr/lib/python3.11/selectors.py", 415, "select"),
     Frame(f"{TORCH}/utils/data/dataloader.py", 725, "__next__"),
 )
+FEEDER = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 199, "_finalize_join")
 BACKWARD = (
     Frame(f"{TORCH}/autograd/graph.py", 841, "_engine_run_backward"),
     Frame(f"{TORCH}/_tensor.py", 630, "backward"),
@@ -131,6 +131,12 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
         (rank(1, *LOADER), "its DataLoader workers, which send nothing"),
         (rank(1, line=41, kernel="sk_wait_data"), "over the network"),
         (rank(1, line=41, kernel="do_wait"), "waits for a program that it has started"),
+        (rank(1, line=41, kernel="pipe_write"), "from which nobody reads (`pipe_write`)"),
+        (rank(1, line=41, kernel="hrtimer_nanosleep", nap=Nap(101, 3, 10.0, 3610.0)), "rank 1 sleeps for 1 h more"),
+        (rank(1, *LOADER, workers=(RankStack(-1, 77, state="T"),)), "pid 77 is stopped"),
+        (rank(1, *LOADER, workers=(rank(-1, line=16, where="item"),)), "one is at train.py:16 in item"),
+        (rank(1, line=41, kernel="do_wait", workers=(rank(-1, line=9, where="work"),)), "one is at train.py:9 in work"),
+        (rank(1, line=41, kernel="do_wait", workers=(rank(-1, FEEDER),)), "what it has put into a queue is read"),
     ],
 )
 def test_what_keeps_the_rank_is_said(suspect: RankStack, words: str) -> None:
@@ -142,6 +148,13 @@ def test_what_keeps_the_rank_is_said(suspect: RankStack, words: str) -> None:
 def test_a_rank_that_waits_for_a_lock_has_started_no_program(kernel: str) -> None:
     found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41, kernel=kernel)], still())
     assert "program" not in found.why and "a lock, a queue, another thread" in found.fixes[0]
+    assert found.why.startswith("rank 1 waits for a lock or another thread; ")
+    other = ThreadStack("", (Frame("/home/me/load.py", 7, "fetch"),))
+    held = rank(1, line=41, kernel=kernel)
+    found = hang_diagnosis([rank(0, *ALL_REDUCE), replace(held, threads=(*held.threads, other))], still())
+    assert found.why.startswith(
+        "rank 1 waits for a lock or another thread: one of its threads is at load.py:7 in fetch"
+    )
 
 
 def test_a_rank_that_computes_is_in_a_loop() -> None:
@@ -212,6 +225,7 @@ def test_ranks_that_all_compute_hang_only_where_some_never_leave_one_collective(
 def test_all_that_compute_hang_where_steps_have_stopped_or_a_loop_only_waits() -> None:
     here = (rank(0, line=90), rank(1, line=41))
     assert hangs(*[here] * 5, stepped=True) and hangs(*[here] * 5, waits=True)
+    assert hangs(*[here] * 5, stepped=True, loop="endless") and not hangs(*[here] * 5, stepped=True, loop="counts")
     assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE))] * 5, stepped=True)  # as NCCL waits
     elsewhere = (rank(0, line=12, where="save"), rank(1, line=41))
     assert not hangs(*[here] * 4, elsewhere, stepped=True)
@@ -262,7 +276,7 @@ def test_a_rank_that_sleeps_again_and_again_and_counts_gets_on() -> None:
     assert hangs(*looks(wakes=True, kernel="futex_do_wait"), idle=both, loop="counts")  # a lock with a time-out
 
 
-def naps(*ends_s: float, wakes: int = 0, pid: int = 101, **more: Any) -> list[tuple[RankStack, ...]]:
+def naps(*ends_s: float | None, wakes: int = 0, pid: int = 101, **more: Any) -> list[tuple[RankStack, ...]]:
     """Looks, a second after each other, at a rank that sleeps and one that waits for it; the question wakes it once."""
     slept = [
         rank(1, line=41, woke=at * (1 + wakes), woken=at * (1 + wakes) + 1, nap=Nap(pid, at * (1 + wakes), at, end))
@@ -283,12 +297,23 @@ def test_a_rank_that_sleeps_once_is_waited_for_until_the_end_that_the_kernel_tel
     assert not asleep(naps(30.0, 30.0))  # too few looks
     assert not asleep(naps(30.0, 30.0, 30.0, nap=None))
     assert not asleep([(replace(waits, nap=late.nap),) for waits, late in naps(30.0, 30.0, 30.0)])  # a collective's own
-    unseen = naps(math.inf, math.inf, math.inf)  # without the right to look, the source tells
+    unseen = naps(None, None, None)  # without the right to look, the source tells
     assert asleep(unseen, slept_s=30.0) and not asleep(unseen)
     assert asleep(naps(30.0, 31.0, 32.0, pid=900, nap=Nap(900, 5, 0.0, 30.0)))  # a program that it has started
     worker = replace(rank(-1, line=7), nap=Nap(99, 1, 0.0, 30.0))
     loads = [(rank(0, *ALL_REDUCE), rank(1, *LOADER, workers=(worker,)))] * 3
     assert asleep(loads)
+
+
+def test_a_worker_that_works_or_counts_gets_on_for_its_rank() -> None:
+    def loads(worker: RankStack) -> tuple[RankStack, ...]:
+        return rank(0, *ALL_REDUCE), rank(1, *LOADER, workers=(RankStack(-1, 900), worker))
+
+    looks = [loads(rank(-1, line=16, where="item"))] * 5
+    assert not hangs(*looks, idle=frozenset({0})) and hangs(*looks, idle=frozenset({0}), loop="endless")
+    assert hangs(*looks, idle=frozenset({0, 1}))  # it does nothing
+    naps = [loads(rank(-1, line=16, kernel="hrtimer_nanosleep", woke=at * 3, woken=at * 3 + 1)) for at in range(3)]
+    assert not hangs(*naps, idle=frozenset({0, 1}), loop="counts") and hangs(*naps, idle=frozenset({0, 1}), loop="asks")
 
 
 @pytest.mark.parametrize(
@@ -350,7 +375,7 @@ def test_when_a_process_wakes_by_itself(program: str, least_s: float | None, mos
             nap = look().nap
             assert (nap is None) is (least_s is None)
             if nap is not None and least_s is not None and most_s is not None:
-                assert least_s < nap.ends_s - time.monotonic() <= most_s
+                assert nap.ends_s is not None and least_s < nap.ends_s - time.monotonic() <= most_s
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -421,6 +446,18 @@ def call_of(number: int, line: int, state: str = "completed") -> dict[str, Any]:
     frames = [{"name": each.function, "filename": each.file, "line": each.line} for each in ALL_REDUCE]
     frames.append({"name": "step", "filename": "/home/me/train.py", "line": line})
     return {"collective_seq_id": number, "profiling_name": "nccl:all_reduce", "state": state, "frames": frames}
+
+
+def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_mismatch() -> None:
+    what = "rank 0 waited in broadcast (from train.py:10), rank 1 in all_reduce (from train.py:11)"
+    found = Diagnosis("collective-mismatch", "observed", what, "ranks pair up", ("look for an order",))
+    stacks = [rank(0, *BARRIER), rank(1, *ALL_REDUCE), rank(2, line=9, kernel="hrtimer_nanosleep")]
+    told = located(found, stacks, None)
+    assert (told.code, told.rank) == ("collective-timeout", 2)
+    assert told.what == f"rank 2 did not come to a collective: {what}"
+    assert told.why.startswith("rank 2 was at train.py:9 in main; rank 2 sleeps") and "pair up" not in told.why
+    for there in (stacks[:2], [stacks[0], rank(1, line=11)]):  # all wait; the one that is elsewhere has given up
+        assert located(found, there, None).code == "collective-mismatch"
 
 
 def test_a_collective_that_failed_names_who_did_not_join_and_where_each_was() -> None:

@@ -6,7 +6,6 @@ Imported only when some do, because it brings in what explains, and what asks fo
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import resource
@@ -77,6 +76,7 @@ def take(pids: Mapping[int, int]) -> tuple[RankStack, ...]:
 def look_around(attempt: Attempt, node_directory: str | None) -> None:
     """Note where the ranks are that still run: the one that timed out ends soon, and torchrun ends the others then."""
     attempt.stacks = take({one.rank: one.pid for one in attempt.ranks.values() if one.pid and one.ended_s is None})
+    attempt.stacks = with_workers(attempt.stacks)
     if attempt.stacks and node_directory is not None:
         write(attempt.stacks, node_directory)
 
@@ -195,25 +195,26 @@ def sleeps(
         if place_of(last).needs_others or len(naps) < _IDLE_LOOKS:
             continue
         one = all(
-            nap.pid == later.pid and (later.woke == woken or abs(later.ends_s - nap.ends_s) < _SAME_S)
-            for (nap, woken), (later, _) in pairwise(naps)
+            nap.pid == later.pid and (later.woke == woken or abs(ends_s - end_s) < _SAME_S)
+            for (nap, woken, end_s), (later, _, ends_s) in pairwise(naps)
         )
-        if one and now_s < min(nap.ends_s for nap, _ in naps) <= until_s:
+        if one and now_s < min(end_s for _, _, end_s in naps) <= until_s:
             return True
     return False
 
 
-def _nap(stack: RankStack, sleep_s: Callable[[Frame], float]) -> tuple[Nap, int] | None:
-    """Return in what a rank, or the DataLoader worker that it waits for, sleeps, and how often it had slept by then."""
+def _nap(stack: RankStack, sleep_s: Callable[[Frame], float]) -> tuple[Nap, int, float] | None:
+    """Return in what a rank, or the worker that it waits for, sleeps, how often it had slept by then, and the end."""
     workers = (each for each in stack.workers if each.nap and place_of(each).kind == "own")
     stack = next((each for each in workers if "/torch/utils/data/" not in place_of(each).path), stack)
     nap = stack.nap
     if nap is None:
         return None
-    if math.isinf(nap.ends_s):
+    end_s = nap.ends_s
+    if end_s is None:
         own = next(filter(is_own, stack.main), None)
-        nap = replace(nap, ends_s=nap.seen_s + (sleep_s(own) if own is not None else 0.0))
-    return nap, stack.woken if nap.pid == stack.pid else nap.woke
+        end_s = nap.seen_s + (sleep_s(own) if own is not None else 0.0)
+    return nap, stack.woken if nap.pid == stack.pid else nap.woke, end_s
 
 
 def stands_still(
@@ -232,9 +233,10 @@ def stands_still(
     A rank that sleeps again and again in a loop that counts gets on, and so does one whose started program computes:
     nobody sees where that is. While all others wait for ranks that compute, only an endless loop is a hang, or one that
     cannot be read: an evaluation looks the same, and torch's own time-out ends the wait. If all compute, they
-    are at work but for three cases: the run had ``stepped`` and does not any more, each rank is in a loop that
-    ``only_waits``, or some stay in one collective while others never enter any. NCCL waits by spinning, as does a
-    thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
+    are at work but for three cases: the run had ``stepped`` and does not any more, and no rank is in a loop that
+    counts, as in an evaluation; each rank is in a loop that ``only_waits``; or some stay in one collective while others
+    never enter any. NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so that a rank that waits uses
+    a core as well:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
     """
     alike = [stacks for stacks in looks if {one.rank for one in stacks} == {one.rank for one in looks[-1]}]
@@ -247,11 +249,11 @@ def stands_still(
     busy = [stacks[-1] for rank, stacks in by_rank.items() if rank not in idle]
     if any(_counts(by_rank[rank], loop) for rank in still) or any(map(waits_for_program, busy)):
         return False
-    late = [each for each in busy if place_of(each).kind == "own"]
+    late = [_at_work(each) for each in busy if place_of(each).kind in ("own", "loader")]
     if still and all(still.values()) and late and not any(_loop_around(each, loop) == "endless" for each in late):
         return False
     if idle or stepped:
-        return True
+        return bool(idle) or not any(_loop_around(each, loop) == "counts" for each in late)
     kinds = [_activity(stacks) for stacks in by_rank.values()]
     if "waits" in kinds and "apart" in kinds and len({*kinds}) == 2:
         return True
@@ -276,10 +278,18 @@ def _stays(stacks: Sequence[RankStack]) -> bool:
 
 
 def _counts(stacks: Sequence[RankStack], loop: Callable[[Frame], str | None]) -> bool:
-    """Return whether a rank that sleeps woke up between the last looks, in a loop that counts."""
-    pairs = list(pairwise(stacks[-_IDLE_LOOKS:]))
-    wakes = any("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairs)
-    return wakes and _loop_around(stacks[-1], loop) == "counts"
+    """Return whether a rank, or a worker that it waits for, sleeps in a loop that counts, and woke up of late."""
+    last = stacks[-_IDLE_LOOKS:]
+    wakes = any("nanosleep" in later.kernel and earlier.woken < later.woke for earlier, later in pairwise(last))
+    if wakes and _loop_around(last[-1], loop) == "counts":
+        return True
+    workers = [[one for stack in last for one in stack.workers if one.pid == each.pid] for each in last[-1].workers]
+    return any(_counts(each, loop) for each in workers)
+
+
+def _at_work(stack: RankStack) -> RankStack:
+    """Return the DataLoader worker that a rank waits for, if one is in own code; else the rank."""
+    return next((each for each in stack.workers if any(map(is_own, each.main))), stack)
 
 
 def _activity(stacks: Sequence[RankStack]) -> str:

@@ -6,21 +6,31 @@ in `agent.guard.hang_watch`.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.explain.stacks.parse import Kind, RankGroup, RankStack, calls_of, groups, place_of, waits_for_program
+from ddplaunch.explain.stacks.parse import (
+    Kind,
+    RankGroup,
+    RankStack,
+    calls_of,
+    groups,
+    is_own,
+    kept_below,
+    place_of,
+    waits_for_program,
+)
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
 if TYPE_CHECKING:
-    from ddplaunch.explain.decide.collectives import Flight, Left, Stuck, Waited
+    from ddplaunch.explain.decide.collectives import Flight, Stuck, Waited
 
 _READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
+_WRITES = re.compile(r"pipe_write|pipe_wait_writable|sock_alloc_send|sk_stream_wait_memory")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
 _SOCKET = re.compile(r"unix_stream|skb_wait|sk_wait|inet_csk|tcp_")
 _COLLECTIVE_WHY = "a collective needs all ranks of its group: until the last one comes, the others wait"
@@ -34,6 +44,7 @@ _SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeo
 _STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
+_WAITED = re.compile(r"\brank (\d+) (?:waited )?in ")
 _SOURCE = 60  # characters of a line of the script
 _EVIDENCE = 4  # places that a diagnosis names
 _THREADS = 2  # that ended by an exception and are named
@@ -106,6 +117,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         return _all_called_it(found, seen, recorded)
     late = [group for group in seen if not group.place.needs_others]
     late = [group for group in late if not suspects or set(group.ranks) & set(suspects)]
+    found = _without_mismatch(found, [rank for group in late for rank in group.ranks])
     apart = [group for group in seen if not late and suspects and set(group.ranks) <= set(suspects)]
     late += apart  # they wait too, but somewhere else
     there = [each for each in late[:2] if each.place.path]
@@ -135,6 +147,18 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     )
 
 
+def _without_mismatch(found: Diagnosis, late: Sequence[int]) -> Diagnosis:
+    """Return that ``late`` ranks did not come, where others waited for them in different calls, each in order.
+
+    `broadcast` and its like let a rank go on that has what it needs, while another one still waits.
+    """
+    named = [int(number) for number in _WAITED.findall(found.what)]
+    if found.code != "collective-mismatch" or not late or not named or set(named) & set(late):
+        return found
+    what = f"{ranks_text(late)} did not come to a collective: {found.what}"
+    return replace(found, code="collective-timeout", what=what, why=_COLLECTIVE_WHY, fixes=(EQUAL_BATCHES,))
+
+
 def _all_called_it(found: Diagnosis, seen: Sequence[RankGroup], recorded: Flight) -> Diagnosis:
     """Return the diagnosis of a collective that every rank of the run had called, and that did not end all the same."""
     alone = recorded.everyone == 1
@@ -146,31 +170,6 @@ def _all_called_it(found: Diagnosis, seen: Sequence[RankGroup], recorded: Flight
         why=f"the run has one process, and that had called it: its {busy}" if alone else why,
         fixes=fixes if alone else (_TRANSPORT, *fixes),
         evidence=(*found.evidence, *evidence_of(seen)),
-    )
-
-
-def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ...]]:
-    """Return what, why and fixes of ranks that ended with status 0 while another one still waited for them.
-
-    A collective that the script itself calls has a place that these ranks did not come to. In `backward`, and where
-    nothing tells the call, ranks meet once a batch.
-    """
-    waits = stuck.waited if stuck is not None else ()
-    waited = next((each for each in waits if each.rank == left.waiting), None)
-    call = waited.described if waited is not None and waited.op else left.call
-    where = f" in {call}" if call else " in a collective"
-    who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
-    what = f"{who} left with status 0 while rank {left.waiting} still waited{where}"
-    since = f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else ""
-    batches, branch = "fewer batches than the others", "a `return`, `break` or `sys.exit` that not all ranks take"
-    called = bool(left.frame) and left.call not in ("", "backward")
-    reasons = f"{branch}, or {batches}" if called else f"{batches}, or {branch}"
-    place = left.frame.partition(" in ")[0]
-    missed = f"look for what lets {who} end before `{place}`: {branch}, or fewer turns of the loop around it"
-    return (
-        f"{what}, at {left.frame}" if left.frame else what,
-        f"a collective needs all ranks, and {they} had ended{since}: {reasons}",
-        (missed, TOGETHER, EQUAL_BATCHES) if called else (EQUAL_BATCHES, TOGETHER),
     )
 
 
@@ -201,7 +200,8 @@ def _waiting_for_late(
     late: Sequence[RankGroup], waiting: Sequence[RankGroup], busy: Mapping[int, float], since: str
 ) -> Diagnosis:
     ranks = [rank for group in late for rank in group.ranks]
-    reason, fix = _reason(late[0], busy)
+    told = [_reason(group, busy) for group in late[:2]]
+    reason, fix = "; ".join(dict.fromkeys(why for why, _ in told if why)), told[0][1]
     at = " and ".join(at_text(group) for group in late[:2])
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
     why = f"{reason}; {_COLLECTIVE_WHY}" if reason else _COLLECTIVE_WHY
@@ -291,19 +291,32 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         return _computes(stack, who, line, share)
     if group.place.kind in ("gpu", "loader"):
         return _waits_inside(stack, who, group.place.kind)
+    if "nanosleep" in stack.kernel:
+        alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel]
+        rest_s = stack.nap.rest_s if stack.nap is not None and stack.nap.pid == stack.pid else None
+        rest = f" for {duration_text(rest_s)} more" if rest_s and rest_s >= 1.0 else ""
+        return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}{rest}", f"look at what {line} sleeps for"
+    return _waits_in_kernel(stack, who, line)
+
+
+def _waits_in_kernel(stack: RankStack, who: str, line: str) -> tuple[str, str]:
     if stack.reads and not stack.reads.startswith("socket:"):
         why = f"{who} reads from `{stack.reads}`, from which nothing comes{_function(stack.kernel)}"
         return why, f"look at what writes to `{stack.reads}`; ranks have no input to wait for"
+    if _WRITES.search(stack.kernel):
+        why = f"{who} writes into a pipe or socket from which nobody reads{_function(stack.kernel)}"
+        return why, f"look at what {line} writes to: `communicate()` writes and reads at once, and a file takes it all"
     if not stack.reads and _READS.search(stack.kernel):
         why = f"{who} waits for input: into its terminal, pipe or FIFO nobody writes{_function(stack.kernel)}"
         return why, f"look at what {line} reads; ranks have no input to wait for"
-    if "nanosleep" in stack.kernel:
-        alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel]
-        nap = stack.nap.ends_s - stack.nap.seen_s if stack.nap is not None and stack.nap.pid == stack.pid else 0.0
-        rest = f" for {duration_text(nap)} more" if 1.0 <= nap < math.inf else ""
-        return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}{rest}", f"look at what {line} sleeps for"
     if waits_for_program(stack):
-        return f"{who} waits for a program that it has started", f"look at what {line} has started, which does not end"
+        beside, fix = kept_below(stack)
+        why = f"{who} waits for a program that it has started{beside}"
+        return why, fix or f"look at what {line} has started, which does not end"
+    if "futex" in stack.kernel:
+        own = (thread for thread in stack.threads[1:] if any(map(is_own, thread.frames)))
+        other = next((place_of(replace(stack, threads=(thread,))).text for thread in own), "")
+        return f"{who} waits for a lock or another thread{f': one of its threads is at {other}' if other else ''}", ""
     if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
         return why, f"give what {line} asks a time-out"
@@ -322,15 +335,9 @@ def _computes(stack: RankStack, who: str, line: str, share: float | None) -> tup
 def _waits_inside(stack: RankStack, who: str, kind: Kind) -> tuple[str, str]:
     if kind == "gpu":
         return f"{who} waits for its GPU", "`nvidia-smi` shows whether that one computes"
-    why = f"{who} waits for its DataLoader workers, which send nothing{_workers(stack)}"
-    return why, "`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides"
-
-
-def _workers(stack: RankStack) -> str:
-    """Return where a worker is that is not idle; one that waits for its next index is."""
-    places = [place_of(each) for each in stack.workers if each.threads]
-    busy = dict.fromkeys(place.text for place in places if place.kind == "own" and "worker.py" not in place.path)
-    return f": one is at {next(iter(busy))}" if busy else ""
+    beside, fix = kept_below(stack)
+    why = f"{who} waits for its DataLoader workers, which send nothing{beside}"
+    return why, fix or "`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides"
 
 
 def _function(kernel: str) -> str:

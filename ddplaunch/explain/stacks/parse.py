@@ -47,13 +47,18 @@ class ThreadStack:
 class Nap:
     """A wait that ends by itself: whose, how often that process had slept before, when it was seen, and its end.
 
-    Times are those of time.monotonic(). ``ends_s`` is the latest that is possible.
+    Times are those of time.monotonic(). ``ends_s`` is the latest that is possible, None where the kernel keeps it.
     """
 
     pid: int
     woke: int
     seen_s: float
-    ends_s: float
+    ends_s: float | None
+
+    @property
+    def rest_s(self) -> float | None:
+        """For how long it went on then."""
+        return None if self.ends_s is None else self.ends_s - self.seen_s
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,9 @@ class RankStack:
 
     ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
     empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` the tool that told.
-    ``workers`` are its DataLoader workers, if they were asked for their stacks too. ``woke`` and ``woken`` are how
-    often the main thread had slept before it was asked, and afterwards: the question wakes it too. ``nap`` is what it
-    waits for if that ends by itself: its own sleep, or that of a program that it has started.
+    ``workers`` are the DataLoader workers or programs that it waits for, if they were asked too. ``woke`` and ``woken``
+    are how often the main thread had slept before it was asked, and afterwards: the question wakes it too. ``nap`` is
+    what it waits for if that ends by itself: its own sleep, or that of a program or thread that it has started.
     """
 
     rank: int
@@ -134,7 +139,8 @@ def stack_text(stack: RankStack, who: str = "") -> str:
         name = thread.name or ("main" if position == 0 else "another")
         lines.append(f"  thread {name} (most recent call first):")
         lines += [f'    File "{frame.file}", line {frame.line} in {frame.function}' for frame in thread.frames]
-    workers = (stack_text(each, f"DataLoader worker of rank {stack.rank}") for each in stack.workers)
+    what = "DataLoader worker" if place_of(stack).kind == "loader" else "process"
+    workers = (stack_text(each, f"{what} of rank {stack.rank}") for each in stack.workers)
     return "\n".join(lines) + "\n" + "".join(workers)
 
 
@@ -291,6 +297,21 @@ def waits_for_program(stack: RankStack) -> bool:
         return True
     own = next((at for at, frame in enumerate(stack.main) if is_own(frame)), len(stack.main))
     return any(frame.file.endswith("/subprocess.py") for frame in stack.main[:own])
+
+
+def kept_below(stack: RankStack) -> tuple[str, str]:
+    """Return where a process is that a rank waits for, and what to do. A worker that awaits its next index is idle."""
+    stopped = next((each for each in stack.workers if each.state in ("T", "t")), None)
+    if stopped is not None:
+        return f": pid {stopped.pid} is stopped, by SIGSTOP or a debugger", f"`kill -CONT {stopped.pid}` lets it go on"
+    if any(frame.function == "_finalize_join" for each in stack.workers for frame in each.main):
+        why = ": it cannot end before what it has put into a queue is read"
+        return why, "read the queue before `join()`: the pipe behind it holds 64 KiB"
+    places = (place_of(each) for each in stack.workers if any(map(is_own, each.main)))
+    place = next((each for each in places if each.kind == "own" and "worker.py" not in each.path), None)
+    if place is None:
+        return "", ""
+    return f": one is at {place.text}", f"look at what `{place.path}:{place.line}` waits for, in that process"
 
 
 def calls_of(stack: RankStack) -> tuple[UserCall, ...]:

@@ -9,7 +9,6 @@ anything else it would be deadly.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -102,8 +101,8 @@ def take_stacks(asked: Sequence[LiveRank]) -> tuple[RankStack, ...]:
 
 
 def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
-    """Return ``stacks`` with those of the DataLoader workers of ranks that wait for theirs."""
-    if not any(place_of(stack).kind == "loader" for stack in stacks):
+    """Return ``stacks`` with those of the DataLoader workers, or of the programs, that ranks wait for."""
+    if not any(map(_waits_below, stacks)):
         return tuple(stacks)
     children: dict[int, list[LiveRank]] = {}
     for pid in pids():
@@ -112,11 +111,15 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     program = _find_py_spy()
 
     def of(stack: RankStack) -> RankStack:
-        if place_of(stack).kind != "loader":
+        if not _waits_below(stack):
             return stack
         return replace(stack, workers=tuple(_stack(each, program) for each in children.get(stack.pid, ())[:_WORKERS]))
 
     return tuple(of(stack) for stack in stacks)
+
+
+def _waits_below(stack: RankStack) -> bool:
+    return place_of(stack).kind == "loader" or waits_for_program(stack)
 
 
 def open_memory(pid: int) -> tuple[int, int] | None:
@@ -332,7 +335,7 @@ def _nap(pid: int) -> Nap | None:
     words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
     woke, now_s = _sleeps(pid), time.monotonic()
     if not words:
-        return Nap(pid, woke, now_s, math.inf) if "nanosleep" in _kernel(pid) else None
+        return Nap(pid, woke, now_s, None) if "nanosleep" in _kernel(pid) else None
     try:
         call, position = _TIMED.get(os.uname().machine, {})[int(words[0])]
         arguments = [int(word, 16) for word in words[1:7]]
@@ -366,6 +369,10 @@ def _left_s(pid: int, call: str, arguments: Sequence[int], limit: int) -> float 
     return told_s
 
 
+def _end(nap: Nap) -> float:
+    return float("inf") if nap.ends_s is None else nap.ends_s
+
+
 def _nap_below(pid: int) -> Nap | None:
     """Return the nap that ends first of those programs that ``pid`` has started, and these in turn."""
     stats = [stat for each in pids() if (stat := read_stat(each)) and stat.alive]
@@ -374,7 +381,7 @@ def _nap_below(pid: int) -> Nap | None:
         if stat.parent in family:
             family.add(stat.pid)
     naps = (nap for each in sorted(family - {pid}) if (nap := _nap(each)) is not None)
-    return min(naps, key=lambda nap: nap.ends_s, default=None)
+    return min(naps, key=_end, default=None)
 
 
 def _nap_beside(stack: RankStack) -> Nap | None:
@@ -387,4 +394,4 @@ def _nap_beside(stack: RankStack) -> Nap | None:
     except OSError:
         return None
     naps = (nap for each in others if "nanosleep" in _kernel(each) and (nap := _nap(each)) is not None)
-    return min(naps, key=lambda nap: nap.ends_s, default=None)
+    return min(naps, key=_end, default=None)
