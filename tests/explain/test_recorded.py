@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.explain.decide.endings import telling
 from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, told
@@ -605,3 +606,15 @@ def test_a_read_only_file_system_is_no_question_of_who_may() -> None:
     assert found.code == "permission-denied" and "`findmnt -T /data/x`" in found.fixes[0]
     denied = recorded((raised(None, "PermissionError: [Errno 13] Permission denied: '/data/x'"), ended(1, 1)))
     assert "findmnt" not in "".join(denied.fixes)
+
+
+def test_stacks_of_a_crash_are_no_last_words() -> None:
+    dump = [
+        "Fatal Python error: Aborted",
+        "",
+        "Current thread 0x00007f (most recent call first):",
+        '  File "/x/a.py", line 9 in f',
+    ]
+    assert telling(["step 3", *dump, "Extension modules: numpy.linalg (total: 9)"]) == ["step 3", dump[0]]
+    raises = ["Traceback (most recent call last):", '  File "/x/a.py", line 9, in f', "KeyError: 3"]
+    assert telling(raises) == raises

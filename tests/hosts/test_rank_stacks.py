@@ -157,6 +157,21 @@ def test_a_rank_that_waits_for_a_lock_has_started_no_program(kernel: str) -> Non
     )
 
 
+def test_a_program_that_is_through_waits_for_its_threads() -> None:
+    ends = RankStack(1, 9, (ThreadStack("", (Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown"),)),))
+    thread = ThreadStack("", (Frame("/home/me/serve.py", 7, "loop"),))
+    for stack, words in (
+        (ends, "that does not"),
+        (replace(ends, threads=(*ends.threads, thread)), "serve.py:7 in loop"),
+    ):
+        found = hang_diagnosis([stack], still())
+        assert (
+            found.why.startswith("rank 1 has come to its end, and waits for a thread or process") and words in found.why
+        )
+        assert "`daemon=True`" in found.fixes[0]
+    assert "come to its end" not in hang_diagnosis([rank(1, ends.main[0])], still()).why
+
+
 def test_a_rank_that_computes_is_in_a_loop() -> None:
     found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], still(busy={1: 0.97}))
     assert found.why.startswith("rank 1 computes (97% of a core)")
@@ -287,12 +302,13 @@ def naps(*ends_s: float | None, wakes: int = 0, pid: int = 101, **more: Any) -> 
 
 def test_a_rank_that_sleeps_once_is_waited_for_until_the_end_that_the_kernel_tells() -> None:
     def asleep(looks: Sequence[tuple[RankStack, ...]], *, until_s: float = 60.0, slept_s: float = 0.0) -> bool:
-        return sleeps(looks, lambda _: slept_s, 3.0, until_s)
+        return sleeps(looks, lambda _: slept_s, 3.0, until_s, 40.0)
 
     assert asleep(naps(30.0, 30.0, 30.0))
     assert asleep(naps(30.0, 31.0, 32.0))  # a call that is told for how long, asked while it waits
     assert not asleep(naps(30.0, 31.0, 32.0, wakes=1))  # it woke by itself, and sleeps again
     assert not asleep(naps(30.0, 30.0, 30.0), until_s=20.0) and not asleep(naps(3600.0, 3600.0, 3600.0))
+    assert asleep(naps(1.5, 30.0, 45.0, wakes=1))  # longer after each try
     assert not asleep(naps(2.5, 2.5, 2.5))  # it is over
     assert not asleep(naps(30.0, 30.0))  # too few looks
     assert not asleep(naps(30.0, 30.0, 30.0, nap=None))

@@ -178,16 +178,21 @@ def hangs(
     if not stands_still(looks, idle, _only_waits, _loop, stepped=stepped):
         return False
     now_s = time.monotonic()
-    return not sleeps(looks, _sleep, now_s, now_s - still_s + max(_NAP_S, _NAP_TIMES * limit_s))
+    return not sleeps(looks, _sleep, now_s, now_s - still_s + max(_NAP_S, _NAP_TIMES * limit_s), limit_s / 2)
 
 
 def sleeps(
-    looks: Sequence[Sequence[RankStack]], sleep_s: Callable[[Frame], float], now_s: float, until_s: float
+    looks: Sequence[Sequence[RankStack]],
+    sleep_s: Callable[[Frame], float],
+    now_s: float,
+    until_s: float,
+    long_s: float,
 ) -> bool:
     """Return whether a rank that others may wait for sleeps in one sleep that is over by ``until_s`` at the latest.
 
-    Of a loop that sleeps and asks again nobody knows the end. ``sleep_s`` says how long a line of the user's sleeps,
-    for where the kernel does not tell.
+    Of a loop that sleeps and asks again nobody knows the end; ``long_s`` is longer than such loops sleep at a time, as
+    one does that waits longer after each try. ``sleep_s`` says how long a line of the user's sleeps, for where the
+    kernel does not tell.
     """
     for last in looks[-1]:
         seen = [each for stacks in looks[-_IDLE_LOOKS:] for each in stacks if each.rank == last.rank]
@@ -198,7 +203,8 @@ def sleeps(
             nap.pid == later.pid and (later.woke == woken or abs(ends_s - end_s) < _SAME_S)
             for (nap, woken, end_s), (later, _, ends_s) in pairwise(naps)
         )
-        if one and now_s < min(end_s for _, _, end_s in naps) <= until_s:
+        end_s = min(end_s for _, _, end_s in (naps if one else naps[-1:]))
+        if (one or end_s - naps[-1][0].seen_s > long_s) and now_s < end_s <= until_s:
             return True
     return False
 

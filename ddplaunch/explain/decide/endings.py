@@ -49,6 +49,11 @@ _NOISE = re.compile(
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
 )
+#: What faulthandler prints of a crash.
+_DUMPED = re.compile(
+    r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"
+    r"|\s*File \".+\", line \d+ in )"
+)
 #: Codes of what launchers and services print only where the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
@@ -247,12 +252,12 @@ def says_something(text: str) -> bool:
 
 
 def telling(texts: Sequence[str]) -> list[str]:
-    """Return the lines that say something, without the line of source that stands below a warning of Python."""
+    """Return the lines that say something, without the line of source below a warning of Python, and without stacks."""
     warned = (True, *("Warning: " in text for text in texts))
     return [
         text
         for text, source in zip(texts, warned, strict=False)
-        if says_something(text) and not (source and text[:1] == " ")
+        if says_something(text) and not ((source and text[:1] == " ") or _DUMPED.match(text))
     ]
 
 

@@ -16,9 +16,10 @@ from ddplaunch.explain.stacks.parse import (
     Kind,
     RankGroup,
     RankStack,
+    beside,
     calls_of,
     groups,
-    is_own,
+    is_through,
     kept_below,
     place_of,
     waits_for_program,
@@ -182,10 +183,7 @@ def with_ended_parts(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -
     rank, kind, said = raised[0]
     first = f"look at the exception of rank {rank}'s {kind} first: a {kind} that ends tells no other"
     unguarded = 'start whatever starts processes below `if __name__ == "__main__":`, which those import anew'
-    fixes = (
-        unguarded if IMPORTED_ANEW in said else first,
-        *story.fixes,
-    )
+    fixes = (unguarded if IMPORTED_ANEW in said else first, *story.fixes)
     return replace(story, why=f"{also}; {story.why}", fixes=fixes)
 
 
@@ -241,7 +239,8 @@ def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[
     stands_out = computing.count(True) == 1 if any(computing) else len(known[0].ranks) < len(known[-1].ranks)
     rank = _only(known[0].ranks) if len(known) > 1 and stands_out else None
     what = f"nothing has moved {since}: {at}"
-    fixes: tuple[str, ...] = (fix or "look at what the named line waits for",)
+    place = known[0].place
+    fixes: tuple[str, ...] = (fix or f"look at what `{place.path}:{place.line}` waits for",)
     if all("nanosleep" in stack.kernel for group in known for stack in group.stacks):
         fixes = (*fixes, _SILENT)
     rank, calls = _only(ranks) if rank is None else rank, calls_of(known[0].stacks[0])
@@ -300,6 +299,9 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
 
 
 def _waits_in_kernel(stack: RankStack, who: str, line: str) -> tuple[str, str]:
+    if is_through(stack):
+        why = f"{who} has come to its end, and waits for a thread or process of its own that does not{beside(stack)}"
+        return why, "let that one end before the script does, or start it with `daemon=True`"
     if stack.reads and not stack.reads.startswith("socket:"):
         why = f"{who} reads from `{stack.reads}`, from which nothing comes{_function(stack.kernel)}"
         return why, f"look at what writes to `{stack.reads}`; ranks have no input to wait for"
@@ -310,17 +312,13 @@ def _waits_in_kernel(stack: RankStack, who: str, line: str) -> tuple[str, str]:
         why = f"{who} waits for input: into its terminal, pipe or FIFO nobody writes{_function(stack.kernel)}"
         return why, f"look at what {line} reads; ranks have no input to wait for"
     if waits_for_program(stack):
-        beside, fix = kept_below(stack)
-        why = f"{who} waits for a program that it has started{beside}"
+        below, fix = kept_below(stack)
+        why = f"{who} waits for a program that it has started{below}"
         return why, fix or f"look at what {line} has started, which does not end"
-    if "futex" in stack.kernel:
-        own = (thread for thread in stack.threads[1:] if any(map(is_own, thread.frames)))
-        other = next((place_of(replace(stack, threads=(thread,))).text for thread in own), "")
-        return f"{who} waits for a lock or another thread{f': one of its threads is at {other}' if other else ''}", ""
     if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
         return why, f"give what {line} asks a time-out"
-    return "", ""
+    return (f"{who} waits for a lock or another thread{beside(stack)}" if "futex" in stack.kernel else ""), ""
 
 
 def _computes(stack: RankStack, who: str, line: str, share: float | None) -> tuple[str, str]:
@@ -335,8 +333,8 @@ def _computes(stack: RankStack, who: str, line: str, share: float | None) -> tup
 def _waits_inside(stack: RankStack, who: str, kind: Kind) -> tuple[str, str]:
     if kind == "gpu":
         return f"{who} waits for its GPU", "`nvidia-smi` shows whether that one computes"
-    beside, fix = kept_below(stack)
-    why = f"{who} waits for its DataLoader workers, which send nothing{beside}"
+    below, fix = kept_below(stack)
+    why = f"{who} waits for its DataLoader workers, which send nothing{below}"
     return why, fix or "`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides"
 
 

@@ -9,6 +9,7 @@ import json
 import linecache
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from ddplaunch.explain.diagnosis import UserCall, user_calls
@@ -161,6 +162,8 @@ _MEETING = frozenset(
     ("init_process_group", "destroy_process_group", "new_group", "split_group", "rendezvous", "_store_based_barrier")
 )
 _DDP = "/torch/nn/parallel/distributed.py"
+#: Of threading, concurrent.futures and multiprocessing.
+_AT_EXIT = frozenset(("_shutdown", "_python_exit", "_exit_function"))
 _WRAPPERS = frozenset(
     ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "inner", "_fn", "inner_wrapper")
 )
@@ -297,6 +300,18 @@ def waits_for_program(stack: RankStack) -> bool:
         return True
     own = next((at for at, frame in enumerate(stack.main) if is_own(frame)), len(stack.main))
     return any(frame.file.endswith("/subprocess.py") for frame in stack.main[:own])
+
+
+def is_through(stack: RankStack) -> bool:
+    """Return whether a rank's program has ended, and its interpreter waits for threads and processes that it has."""
+    return any(frame.function in _AT_EXIT for frame in stack.main) and not any(map(is_own, stack.main))
+
+
+def beside(stack: RankStack) -> str:
+    """Return where another thread of a rank is, as a clause; "" where none is in the user's code."""
+    own = (thread for thread in stack.threads[1:] if any(map(is_own, thread.frames)))
+    other = next((place_of(replace(stack, threads=(thread,))).text for thread in own), "")
+    return f": one of its threads is at {other}" if other else ""
 
 
 def kept_below(stack: RankStack) -> tuple[str, str]:
