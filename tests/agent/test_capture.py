@@ -150,8 +150,9 @@ def test_a_reader_that_is_gone_reaches_rank_0_and_recording_goes_on_until_then(t
         send(guarded.channel, message)
         guarded.wait()
         assert guarded.ranks[0].returncode == 1
-        guarded.end("failed")
+        _, seen = guarded.end("failed")
         assert b"BrokenPipeError" in guarded.file("attempt-0/rank-0.err")
+        assert seen.gone == ((0, "out"),)
 
 
 def test_a_file_that_cannot_grow_stops_its_recording_only(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class EndedRun:
     are the first lines of the findings that it has told already, ``found`` those of them that are about disks.
     ``unshown`` says why stdout or stderr did not take all that was shown. ``elsewhere`` is the outcome of another node,
     which told it to the nodes that were started by hand; the guard fills it in when it hears it, even at the end.
+    ``gone`` are rank and stream of what was shown as it is, to a reader that went away before the rank ended.
     ``announced`` is the signal by which schedulers announce an end, if one came for the ranks, and when.
     """
 
@@ -70,6 +71,7 @@ class EndedRun:
     told: tuple[str, ...] = ()
     found: tuple[Finding, ...] = ()
     unshown: str | None = None
+    gone: tuple[tuple[int, str], ...] = ()
     elsewhere: Mapping[str, Any] | None = None
     announced: tuple[str, float] | None = None
 

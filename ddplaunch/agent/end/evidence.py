@@ -46,7 +46,27 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
         explanation = _located(_with_lines_of_files(explanation, settings, attempt), settings, attempt, facts)
     except Exception as exception:  # what explains a failure must not hide it
         return Explanation(_by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
-    return explanation if explanation.diagnosis is not None else Explanation(_by_exit(attempt, ended, ""))
+    if explanation.diagnosis is None:
+        return Explanation(_by_exit(attempt, ended, ""))
+    return replace(explanation, diagnosis=_unread(explanation.diagnosis, () if ended is None else ended.gone))
+
+
+def _unread(found: Diagnosis, gone: Sequence[tuple[int, str]]) -> Diagnosis:
+    """Return the diagnosis with what is known of a rank that ended because nobody read its output any more.
+
+    Its traceback, if it printed one, went the same way.
+    """
+    streams = [stream for rank, stream in gone if rank == found.rank]
+    broken = found.exception is not None and found.exception.type == "BrokenPipeError"
+    if not streams or not (broken or found.code == "unknown"):
+        return found
+    said = "stdout and stderr" if len(streams) > 1 else {"out": "stdout", "err": "stderr"}.get(streams[0], streams[0])
+    why = f"what read {said} had gone, as `| head` does, or a `tee` that was ended: the rank was told so by EPIPE"
+    fixes = ("`> train.log 2>&1`, or `--detach`, needs no reader; `ddplaunch logs` has what was printed",)
+    what = found.what.partition(", and no line says why")[0]
+    what = f"{what}, after what read its output had gone" if found.code == "unknown" else found.what
+    code = "terminated" if found.code == "unknown" else found.code
+    return replace(found, code=code, certainty="likely", what=what, why=why, fixes=fixes + found.fixes * broken)
 
 
 def _located(

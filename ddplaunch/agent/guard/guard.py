@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.guard.hang_watch import HangWatch
     from ddplaunch.watch.recording import Recorder
 
-_RECORD_PATIENCE_S = 5.0
-_SHOWN_PATIENCE_S = 1.0
+_RECORD_PATIENCE_S, _SHOWN_PATIENCE_S = 5.0, 1.0
 _SPEECH_PATIENCE_S = 10.0
 _LOOK_EVERY_S = 0.1  # where the kernel does not tell: as often as torchrun
 
@@ -154,6 +153,7 @@ class GuardedRun:
             told=self._told_of.whats,
             found=self._disks.found,
             unshown=self._console.unshown(),
+            gone=tuple(self._streams.gone),
             elsewhere=self._elsewhere,
             announced=self._signals.announced,
         )

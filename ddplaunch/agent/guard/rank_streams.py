@@ -179,6 +179,7 @@ class Streams:
         self._loop, self._console, self._host = loop, console, host
         self._directory, self._limit = settings.node_directory, settings.log_max_bytes
         self.records = Writer(wake, _RECORDS_BYTES)
+        self.gone: list[tuple[int, str]] = []  # rank and stream of what the console's reader left
         self._open: list[Stream] = []
         self._files: list[tuple[str, RecordFile]] = []  # by their names in the node's directory
         self._room = Room(self._directory)
@@ -299,6 +300,7 @@ class Streams:
             if (stream.rank, stream.name) == (rank, name) and stream.told_gone:
                 self._take(stream)
                 self._close(stream)
+                self.gone.append((rank, name))
 
     def resize(self) -> list[int]:
         """Give the ranks' terminals the window's size; return those ranks."""
