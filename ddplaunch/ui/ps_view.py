@@ -70,9 +70,11 @@ _SPARED = (
     "BATCH",
     "WHO",
     "DIRECTORY",
+    "whole ids",
     "TOOK",
     "CAUSE",
 )
+_SHORT_ID = 24  # characters of an id that are shown at least; those made of the time have 22
 _SHORT = 10
 _SHORT_PLACE = 16
 
@@ -100,7 +102,7 @@ def _columns(
     several = any(len(run.hosts) > 1 for run in runs) or len({run.hosts for run in runs if run.hosts}) > 1
     hosts = [_hosts(run.hosts, "host names" not in spared) if several else "" for run in runs]
     columns = {
-        "RUN": [run.run_id for run in runs],
+        "RUN": _short_ids([run.run_id for run in runs]) if "whole ids" in spared else [run.run_id for run in runs],
         "STATE": [run.state if "failed rank" in spared and not _is_group(run) else _state_text(run) for run in runs],
         "AGE": [age_text(None if run.started_s is None else now_s - run.started_s) for run in runs],
         "TOOK": [_took(run) for run in runs],
@@ -117,6 +119,17 @@ def _columns(
         elsewhere = [place not in ("", ".") for place in _directories(runs, base, None)]
         columns["SCRIPT"] = ["…/" * away + name for away, name in zip(elsewhere, columns["SCRIPT"], strict=True)]
     return {name: column for name, column in columns.items() if name not in spared}
+
+
+def _short_ids(ids: Sequence[str]) -> list[str]:
+    """Return ids as short as still tells them apart: a run is named by any part of its id that no other has."""
+    shown = []
+    for name in ids:
+        size = _SHORT_ID
+        while size < len(name) and any(other != name and name[:size] in other for other in ids):
+            size += 1
+        shown.append(name if len(name) <= size + 1 else f"{name[:size]}…")
+    return shown
 
 
 def _took(run: RunSummary) -> str:

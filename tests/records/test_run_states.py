@@ -178,6 +178,19 @@ def test_runs_of_other_directories_say_which(monkeypatch: pytest.MonkeyPatch) ->
     assert "DIRECTORY" not in ps_text([runs[0], runs[3]], 0, 100.0, "ada", Terminal(100), base)
 
 
+def test_long_ids_leave_room_for_the_cause_and_stay_names_of_their_runs() -> None:
+    ids = ("resnet50-seed-1-lr-0.1-warmup-500", "resnet50-seed-2-lr-0.1-warmup-500", "short", "20261121-143012-x7k2q9")
+    runs = [
+        RunSummary(each, "failed", None, "train_distributed.py", 1, 8, 0.0, 90.0, 1, 3, "collective-timeout", 4096)
+        for each in ids
+    ]
+    lines = ps_text(runs, 0, 100.0, "ada", Terminal(80)).splitlines()
+    assert "CAUSE" in lines[0] and all(len(line) <= 80 and "collective-timeout" in line for line in lines[1:])
+    shown = [line.split()[0].rstrip("…") for line in lines[1:]]
+    assert shown == ["resnet50-seed-1-lr-0.1-w", "resnet50-seed-2-lr-0.1-w", *ids[2:]]
+    assert ids[0] in ps_text(runs, 0, 100.0, "ada", Terminal(120))
+
+
 def test_the_table_has_no_columns_for_nothing() -> None:
     assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
     text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", Terminal(80))
