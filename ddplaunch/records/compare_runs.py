@@ -52,6 +52,8 @@ _TIMES = re.compile(
     r"[\"']?[=: ]+[\d.]+\w*)"
     r"|\b\d+(?:\.\d+)?(?:e[+-]?\d+)? ?(?:[mµun]?s|sec(?:onds)?|min|[\w-]{1,12}/s(?:ec)?|s/\w{1,8}|[KMGT]i?B|%)(?![\w/])"
 )
+#: What torch prints of an uncaught exception, and any exception's last line: they name a step and report none.
+_RAISED = re.compile(rb"\[rank\d+\]: |(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)", re.IGNORECASE)
 
 
@@ -286,7 +288,7 @@ def _steps(paths: Iterable[Path]) -> list[tuple[int, str]]:
             continue
         for line in re.split(rb"[\r\n]", data):
             match = next((match for pattern in STEPS if (match := pattern.search(line))), None)
-            if match is not None:
+            if match is not None and not _RAISED.match(line):
                 number = match["step"] if "step" in match.re.groupindex else match[1]
                 found.append((int(number), line.decode("utf-8", "replace").strip()[:_LONGEST]))
     return found

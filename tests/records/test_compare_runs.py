@@ -156,6 +156,12 @@ def test_the_first_step_with_other_numbers_is_found_whatever_time_it_took(tmp_pa
     assert parting.first == good[4] and parting.second == bad[4]
     shorter = compared(first, run(tmp_path, "c", [], good[:3])).divergence
     assert shorter and (shorter.alike, shorter.step, shorter.second) == (2, 3, None)
+    raised = [
+        "[rank0]:     raise RuntimeError(f'step {step}')",
+        "[rank0]: RuntimeError: at step 2",
+        "ValueError: step 2",
+    ]
+    assert compared(first, run(tmp_path, "f", [], [*good[:3], *raised])).divergence == shorter
     assert compared(first, run(tmp_path, "d", [], ["other words", *good])).divergence is None
     assert compared(first, run(tmp_path, "e", [], ["nothing that counts"])).divergence is not None
 
