@@ -1006,7 +1006,7 @@ def test_a_shell_goes_on_after_its_complaints() -> None:
 
 
 def test_what_asyncio_and_a_program_that_goes_on_print_is_no_failure() -> None:
-    task = "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<f() done, defined at t.py:3>>\n"
+    task = "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<f() done, at t.py:3>>\n"
     done = "rank 0 training finished\nrank 1 training finished\n"
     assert explained(task + raised(None, "OSError: no route") + done).diagnosis is None
     going = "ERROR:root:nccl is not usable here, going on with gloo\n"

@@ -35,6 +35,10 @@ _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 #: Exceptions of the program's own logic: they show a signature only if it has an example of that type.
 _LOOKUPS = ("KeyError", "IndexError", "LookupError", "AttributeError", "NameError")
 _OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
+#: Codes of what kernels, drivers and schedulers tell of ranks, who sign for themselves.
+_TOLD_BY_OTHERS = frozenset(
+    ("host-out-of-memory", "killed", "gpu-fault", "terminated", "time-limit", "scheduler-error")
+)
 #: Messages that only wrap what NCCL printed before.
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
@@ -165,7 +169,8 @@ def _without_old_text(found: list[Candidate], scanned: Scanned) -> list[Candidat
     until, raised = max(plain, default=-1), max((each.line.at for each in own), default=-1)
 
     def is_old(each: Candidate) -> bool:
-        if each.speaker.rank is None and each.raised is None and not _VOICES.search(each.line.text):
+        nobody = each.speaker.rank is None and each.raised is None
+        if nobody and each.code not in _TOLD_BY_OTHERS and not _VOICES.search(each.line.text):
             return each.line.at < (raised if _COMPLAINS.match(each.line.text) else until)
         return _is_old(each, last.get(each.speaker))
 
