@@ -33,7 +33,7 @@ from ddplaunch.explain.decide.recorded import (
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
-from ddplaunch.explain.read.trailer import status_text
+from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
 from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
@@ -65,6 +65,11 @@ _GENERAL = re.compile(
 )
 _NO_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
+_TOLD = (
+    "it repeats that something failed that it had started, which prints its reason into its own output",
+    ("`ddplaunch explain` with the output of the workers; a service keeps it as the job's log", _RECORD),
+)
+_REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
 _QUOTED = 160  # characters of a rank's last words in one line
 _WIDEST = 300  # characters of a line that is evidence
 
@@ -381,10 +386,10 @@ def _unknown(cause: RootCause) -> _Words:
         )
     if summed_up := [hit.line for hit in cause.echoes if hit.signature.code == "told-elsewhere"]:
         return _Words(
-            f"what started the work says that it failed, and not why: {summed_up[-1].text.strip()[:80]}",
-            "it repeats that something failed that it had started, which prints its reason into its own output",
-            ("`ddplaunch explain` with the output of the workers; a service keeps it as the job's log", _RECORD),
+            f"what started the work says that it failed, and not why: {summed_up[-1].text.strip()[:80]}", *_TOLD
         )
+    if cause.cut is not None and not _REPORTED.match(cause.cut.text) and closes_badly(cause.cut.text):
+        return _Words(f"the last words say that the work failed, and not why: {cause.cut.text.strip()[:80]}", *_TOLD)
     if cause.cut is not None:
         return _Words(
             "an exception ended a rank, and its type and message are not in this log",

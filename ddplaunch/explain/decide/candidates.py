@@ -14,7 +14,7 @@ from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
-from ddplaunch.explain.read.traceback import ChainedException, Traceback
+from ddplaunch.explain.read.traceback import ChainedException, Traceback, announced
 from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
 from ddplaunch.explain.signatures.signature import NOISE, OF_MACHINES, Signature, Tier
 from ddplaunch.values.frozen import dataclass
@@ -146,6 +146,7 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
             echoes.append(hit)
         elif hit is by_line[hit.line.at][0] and not context.contradicts(hit):
             told = _of_hit(hit, hit.line.speaker, context.raised_before(hit))
+            told = replace(told, logged=announced(hit.line.text))
             found.append(replace(survived(told), side=True) if _WARNED.search(hit.line.text) else told)
     steps = StepReports(scanned.lines)
     found = [survived(each) if steps.go_on_after(each.line) else each for each in found]

@@ -54,8 +54,10 @@ _NEEDS_A_GPU = frozenset(("cuda-out-of-memory", "gpu-fault", "device-side-assert
 _DUMPS = frozenset(("segmentation-fault", "aborted", "hang", "shm-too-small", "gpu-fault"))
 #: Exit statuses of ranks that were asked to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
-#: What an interpreter that ends by an exception may print after it, where native threads still run.
+#: What an interpreter may print after its exception, where native threads still run.
 _ABORTS = frozenset(("aborted", "aborted-at-exit"))
+#: How processes end that a launcher, a scheduler or a shell stops, or that crash, once another one has failed.
+_ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
 _BESIDE_LINES = 40  # an exception and the line that names its cause are not further apart
 
 
@@ -154,7 +156,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     fetched = {each.speaker for each in found if each.code == "download-failed"}  # by one rank, for all of them
     found = [replace(each, tier=Tier.SYMPTOM) if _awaited(each, fetched) else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
-    found = _own_where_nobody_else_failed(found, echoes, facts)
+    found = recorded.own_where_nobody_else_failed(found, echoes, facts)
     ends = recorded.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
     found.sort(key=lambda each: (each.tier, each.survivor, ends.get(each.speaker.rank, first_end), each.line.at))
@@ -263,39 +265,21 @@ def _not_survived(
 def _without_restated(found: list[Candidate]) -> list[Candidate]:
     """Leave out an exception where the same speaker names its specific cause close by.
 
-    An abort is no such cause: an interpreter that ends by an exception while native threads run often aborts after it.
+    An abort is no such cause, nor is an end that is reported after it: an interpreter that ends by an exception while
+    native threads run often aborts, and launchers end what is left.
     """
-    named: dict[Speaker, list[int]] = {}
+    named: dict[Speaker, list[tuple[int, bool]]] = {}
     for each in found:
         if each.signature and not (each.is_hint or each.old or each.code in _ABORTS or each.tier == Tier.ECHO):
-            named.setdefault(each.speaker, []).append(each.line.at)
+            named.setdefault(each.speaker, []).append((each.line.at, each.code in _ENDS))
     return [
         each
         for each in found
         if each.signature is not None
-        or not any(abs(at - each.line.at) <= _BESIDE_LINES for at in named.get(each.speaker, ()))
-    ]
-
-
-def _own_where_nobody_else_failed(
-    found: list[Candidate], echoes: Sequence[Hit], facts: RunFacts | None
-) -> list[Candidate]:
-    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
-    record, of the rank that failed first; by a log alone, of the only one that complains.
-    """
-    first = recorded.first_by_itself(facts)
-    if first is not None:
-        told = {each.speaker for each in found if each.of_worker and not each.old}  # how a worker of a DataLoader ended
-        mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
-        own = {each.line.at for each in mine if not (each.in_loader and each.speaker in told)}
-    else:
-        speakers = {each.speaker for each in found if each.tier < Tier.HINT}
-        speakers |= {hit.line.speaker for hit in echoes if hit.signature.code not in NOISE}
-        others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
-        own = set() if others else {each.line.at for each in found if each.maybe_own}
-    own -= {each.line.at for each in found if each.old or each.logged}
-    return [
-        replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
+        or not any(
+            abs(at - each.line.at) <= _BESIDE_LINES and not (ends and at > each.line.at)
+            for at, ends in named.get(each.speaker, ())
+        )
     ]
 
 

@@ -13,7 +13,7 @@ from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.scan import Scanned
-from ddplaunch.explain.read.trailer import RankExit, exit_code
+from ddplaunch.explain.read.trailer import RankExit, closes_badly, exit_code
 from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
@@ -34,6 +34,7 @@ _PASSED = re.compile(
 _PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b\W{0,4}\d+|"
     r"\d+/\d+ (?:\[\d+:\d\d|\|)|"
+    r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
 )
 _SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
@@ -57,6 +58,7 @@ _DUMPED = re.compile(
 #: Codes of what launchers and services print only where the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
+_CLOSING = 2  # lines that may say at the end that the work failed
 _WORK = 3  # steps that are reported by a training that got going
 _ENDS = 15  # lines of a file that may say how it ended
 _ALIKE = 40  # characters in which two exceptions are the same, numbers aside
@@ -237,13 +239,18 @@ def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFact
 
 
 def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
-    """Return where an uncaught exception is reported that is not in the log itself, after which no work went on.
+    """Return where a failure is reported that is not in the log itself, after which no work went on.
 
-    Its traceback is cut off, or the program's own hook for uncaught exceptions failed over it.
+    A traceback is cut off, the program's own hook for uncaught exceptions failed over it, or the last line says so.
     """
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
     found = [line for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
-    return min(found, key=lambda line: line.at, default=None)
+    last = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"][-_CLOSING:]
+    known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
+    good = [line for line in last[-1:] if _PROGRESS.search(line.text) or _DONE.search(line.text)]
+    good = [line for line in good if not closes_badly(line.text)]
+    closing = [line for line in last if not good and line.at not in known and closes_badly(line.text)]
+    return min(found or closing, key=lambda line: line.at, default=None)
 
 
 def says_something(text: str) -> bool:

@@ -14,6 +14,7 @@ from ddplaunch.explain.read.scan import Hit, Scanned, matcher
 from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
+from ddplaunch.explain.signatures.signature import NOISE, Tier
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 
 if TYPE_CHECKING:
@@ -309,3 +310,25 @@ def parts_ended_before(cause_at: int, rank: int | None, own: Raised | None, scan
 def of_process(told: Traceback) -> bool:
     """Return whether an exception ended a process that multiprocessing had started, which its frames tell."""
     return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in told.root.frames)
+
+
+def own_where_nobody_else_failed(
+    found: list[Candidate], echoes: Sequence[Hit], facts: RunFacts | None
+) -> list[Candidate]:
+    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
+    record, of the rank that failed first; by a log alone, of the only one that complains.
+    """
+    first = first_by_itself(facts)
+    if first is not None:
+        told = {each.speaker for each in found if each.of_worker and not each.old}  # how a worker of a DataLoader ended
+        mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
+        own = {each.line.at for each in mine if not (each.in_loader and each.speaker in told)}
+    else:
+        speakers = {each.speaker for each in found if each.tier < Tier.HINT}
+        speakers |= {hit.line.speaker for hit in echoes if hit.signature.code not in NOISE}
+        others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
+        own = set() if others else {each.line.at for each in found if each.maybe_own}
+    own -= {each.line.at for each in found if each.old or each.logged}
+    return [
+        replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
+    ]

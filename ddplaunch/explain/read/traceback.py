@@ -45,6 +45,7 @@ _LOGGED = re.compile(
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
 )
+_SPAWNER = re.compile(r"process \d+ terminated with exit code \d+$")  # of torch.multiprocessing before 1.7
 #: A command that starts ranks by itself: whoever ran it only says that it failed.
 _LAUNCHES = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|'(?:accelerate', 'launch|deepspeed)'")
 _CHAINED = {
@@ -62,6 +63,11 @@ _NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
 _EMPTY = 2  # empty lines that a message may begin with
 _FOREIGN = 12  # lines of others that may stand inside a traceback
+
+
+def announced(text: str) -> bool:
+    """Return whether a line says of an error that the program goes on: it warns, skips, or tries again."""
+    return bool(_LOGGED.search(text))
 
 
 @dataclass(frozen=True)
@@ -293,7 +299,7 @@ class Tracebacks:
                 self._close(line.speaker, state)
             state = self._open[line.speaker] = _Open()
             before = self._before.get(line.speaker, "")
-            state.logged = bool(_LOGGED.search(before)) or bool(_LOGGED.search(text))
+            state.logged = announced(before) or announced(text)
             state.side = bool(_THREAD.match(before))
             state.handled = bool(_IGNORED.match(before))
             if (match := _SPAWNED.match(before)) and line.speaker.rank is None:
@@ -356,8 +362,13 @@ class Tracebacks:
             state.link, state.first, state.frames, state.sources = "original", line.at + 1, [], []
 
     def _bare(self, line: Line, text: str) -> None:
-        if match := _RAISED.match(text):
-            part = ChainedException(Raised(match[1], (match[2] or "").strip()), line, line.at, "", ())
+        if (match := _RAISED.match(text)) is None:
+            return
+        part = ChainedException(Raised(match[1], (match[2] or "").strip()), line, line.at, "", ())
+        if _FROM_RAY.search(part.raised.type):  # the frames of the task that it is from follow
+            state = self._open[line.speaker] = _Open()
+            state.parts, state.link, state.first, state.seen = [part], "original", line.at + 1, line.at
+        else:
             self.done.append(Traceback((part,), line.speaker, bare=True))
 
     def _close(self, who: Speaker, state: _Open) -> None:
@@ -374,6 +385,7 @@ class Tracebacks:
         launcher |= (
             who.rank is None and last.type.endswith("CalledProcessError") and bool(_LAUNCHES.search(last.message))
         )
+        launcher |= last.type == "Exception" and bool(_SPAWNER.match(last.message))
         parts, speaker = tuple(state.parts), state.speaker or who
         self.done.append(Traceback(parts, speaker, ignored, state.logged, state.side, launcher))
 

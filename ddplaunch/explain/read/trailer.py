@@ -29,7 +29,9 @@ _LEGACY = re.compile(
     r"(?: returned non-zero exit status (?P<code>\d+)"
     r"| died with <Signals\.(?P<signal>SIG\w+): \d+>)"
 )
-_RETURNED = re.compile(r"(?:exits? with return code = |^Process finished with exit code )(?P<code>-?\d+)")
+_RETURNED = re.compile(
+    r"(?:exits? with return code = |^Process finished with exit code |^status (?=\d{10}\.?$))(?P<code>-?\d+)"
+)
 #: What Windows says for SIGSEGV (an access violation, no stack left), SIGABRT and SIGINT, as unsigned numbers.
 _OF_WINDOWS = {0xC0000005: -11, 0xC00000FD: -11, 0xC0000409: -6, 0xC000013A: -2}
 _SPAWN = re.compile(
@@ -61,6 +63,10 @@ _SHELL = re.compile(
 )
 _OF_WORDS = {"bus": 7, "floating": 8, "illegal": 4, "trace/breakpoint": 5, "trace/bpt": 5,
              "segmentation": 11, "killed": 9, "abort": 6, "terminated": 15, "hangup": 1}  # fmt: skip
+#: Composer.
+_CRASHED = re.compile(
+    r"[Rr]ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) )?(?:crashed|exited) with (?:exit )?code (?P<code>-?\d+)"
+)
 #: An exit status by the words of make, docker, `time`, LSF, systemd, supervisord, and services that run jobs.
 _STATUS = re.compile(
     r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^Exited with exit code "
@@ -70,16 +76,39 @@ _STATUS = re.compile(
     r"|systemd\[1\]: \S+: Main process exited, code=exited, status=|\bexited: \S+ \(exit status (?=\d+; not expected)"
     r"|^Error: exit status |^Exited with code exit status |^The command \".*\" exited with "
     r"|^##\[error\]\w+ exited with code '|^flux-job: task\(s\) exited with exit code "
-    r"|^Script done on .*COMMAND_EXIT_CODE=\"|Task state is updated .* with exit code |^\s*Exit (?:Code|Status): +)"
+    r"|^Script done on .*COMMAND_EXIT_CODE=\"|_atexit_cleanup\S* got exitcode: |AlgorithmError: Exit Code: "
+    r"|Task state is updated .* with exit code |^\s*Exit (?:Code|Status): +)"
     r"(?P<code>\d+)\b"
 )
 _TRIGGERS = (
     "core dumped", "zsh: ", ": line ", "rror", "trap: ", "Killed: ", "fault: ", "exit code", "exited with",
-    "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
+    "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "status ", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
     "Process finished", "Job failed", "status=", "exited: ", "xit status", "Exit Code:",
-    "Exit Status:", "EXIT_CODE=",
+    "Exit Status:", "EXIT_CODE=", "crashed with",
 )  # fmt: skip
+
+
+#: How services and wrappers that nobody knows say at the end that the work failed: a status, a level, a state, a verb.
+_CLOSES = re.compile(
+    r"\b(?:exit|return)(?:ed|s|ing)?\b.{0,60}?\b(?:codes?|status|value)(?: list)?[:= ]*\[?-?[1-9]\d{0,9}\b"
+    r"|\b(?:error|fatal|critical)\b(?::|\W+\w)|\bstatus: failed|\bfailed_[a-z]+\b|\b(?:fails|failed) (?:to|with|job)\b"
+    r"|\b(?:job|run|task|training|workflow|execution|container|process|runner|worker|operation|pipeline|stage|step|setup"
+    r"|command|\d+ / \d+|has|was)(?: \S+)?(?:'s \w+)? (?:failed|crashed|aborted|terminated|killed|interrupted"
+    r"|cancell?ed)\b|\bgiv(?:e|es|ing) up\b|\bgave up\b|\btime[sd]? out\b",
+    re.IGNORECASE,
+)
+_CLOSES_WELL = re.compile(
+    r"\b(?:0|no|none|without|zero)\b[\w\s-]{0,20}\b(?:fail\w*|errors?|crashed|exit code)\b"
+    r"|\b(?:fail\w*|errors?)\W{0,3}\d|\b(?:success\w*|succeeded|retry\w*|skip\w*|ignor\w*|recover\w*|restart\w*|warn\w*"
+    r"|debug|info|finished in|code 0)\b",
+    re.IGNORECASE,
+)
+
+
+def closes_badly(text: str) -> bool:
+    """Return whether the last line of a log says that the work failed, whoever says it."""
+    return bool(_CLOSES.search(text)) and not _CLOSES_WELL.search(text)
 
 
 @dataclass(frozen=True)
@@ -208,6 +237,9 @@ def _of_step_or_shell(line: Line) -> RankExit | None:
         return RankExit(-_OF_WORDS[how], line, None, None, None if pid is None else int(pid), line.speaker.host)
     if match := _CHILD.match(line.text):
         return RankExit(int(match["code"]), line, int(match["rank"]), None, int(match["pid"]), line.speaker.host)
+    if match := _CRASHED.search(line.text):
+        pid = None if match["pid"] is None else int(match["pid"])
+        return RankExit(int(match["code"]), line, int(match["rank"]), None, pid, line.speaker.host)
     if match := _STATUS.search(line.text):
         number = int(match["code"])  # PBS: 256 and the signal, where a shell has 128
         return RankExit(number if number < 257 else number - 128, line, host=line.speaker.host)

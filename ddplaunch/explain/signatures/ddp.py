@@ -316,6 +316,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"normal expects all elements of std >= 0(?:\.0)?",
             r"Current loss scale already at minimum",
             r"Minimum loss scale reached",
+            r"Error: (?P<line>grad_scale is too small, exiting)",
             r"probability tensor contains either `inf`, `nan` or element < 0",
             r"^(?P<line>Loss is (?:nan|inf|\{?\S*nan\S*), stopping training)",
             r"(?:Error: |^)(?P<line>The total norm of order \S+ for gradients from `parameters` is non-finite)",
@@ -345,6 +346,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: Unexpected result nan (message='found NaN in local forward loss calculation')",
             "Loss became nan at step 40, aborting",
             "ERROR NaN in gradients, terminating the run",
+            "RuntimeError: grad_scale is too small, exiting: 4.76837158203125e-07",
         ),
         near_misses=(
             "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 32, reducing to 16",

@@ -268,7 +268,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"CHILD PROCESS FAILED WITH NO ERROR_FILE",
             r"Local worker group finished \(FAILED\)",
             r"returned a non-zero exit code",
-            r"exited with non-zero (?:status|exit code)",
+            r"(?:exited|failed) with (?:a )?non-zero (?:status|exit code)",
         ),
         (
             "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
@@ -288,6 +288,7 @@ SIGNATURES: tuple[Signature, ...] = (
         (
             r"[Ss]ee (?:root cause above|stack ?trace for root cause)|inspect the previous error messages for a cause",
             r"ExecuteUserScriptError:|Failed - Training job failed|UnexpectedStatusException: Error for Training job",
+            r"AlgorithmError: Exit Code",
             r"Number of errored trials: [1-9]|The [Kk]ernel (?:crashed while executing code|appears to have died)",
             r"\bPod: \S+ exited with code [1-9]|\bError executing job with overrides: ",
             r"^Finished: (?:FAILURE|ABORTED)$|^Workflow failed\.$",
@@ -306,6 +307,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "The kernel appears to have died. It will restart automatically.",
             'time="2024-02-21T09:32:29Z" level=info msg="Pod: kubeflow.simple-worker-0 exited with code 1" job=a',
             "Error executing job with overrides: ['dataset.num_workers=12']",
+            "ValueError: Error training mnist-1: Failed Reason: AlgorithmError: Exit Code: 139",
             "Finished: FAILURE",
         ),
         "Number of errored trials: 0",
@@ -357,6 +359,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:^|\s)EOFError\s*$",
             r"BrokenPipeError: \[Errno 32\] Broken pipe",
             r"A worker died or was killed while executing a task by an unexpected system error",
+            r"Exception: process \d+ terminated with exit code \d+",
         ),
         (
             "RuntimeError: DataLoader worker (pid(s) 402) exited unexpectedly",
@@ -365,6 +368,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "EOFError",
             "BrokenPipeError: [Errno 32] Broken pipe",
             "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
+            "Exception: process 1 terminated with exit code 1",
         ),
         "EOFError: Ran out of input",
     ),

@@ -22,6 +22,21 @@ def _not_built(first_error: str, what: str, why: str, fix: str, example: str, ne
 
 
 SIGNATURES: tuple[Signature, ...] = (
+    Signature(  # what ranks say of others ends them in the same way
+        code="aborted",
+        tier=Tier.HINT,
+        patterns=(r"^\s*what\(\): +(?P<line>\S.{0,160})",),
+        log_unless=(r"[NHR]CCL|[Gg]loo|TCPStore|c10d|[Ww]atchdog|[Ss]ocket|terminated with exception",),
+        what="C++ code raised an exception that nothing caught: {line}",
+        why="Python does not see it: the C++ runtime prints it and aborts the process",
+        fixes=(
+            "the lines `frame #` below it name the library; update it, or leave it out, to see whether that is it",
+            "if training had ended: end what runs in the background first, `dist.destroy_process_group()`",
+        ),
+        examples=("  what():  Trying to free a pointer not allocated here",),
+        near_misses=("terminate called after throwing an instance of 'c10::Error'",),
+        source="https://en.cppreference.com/w/cpp/error/terminate",
+    ),
     Signature(
         code="extension-build-failed",
         tier=Tier.CAUSE,

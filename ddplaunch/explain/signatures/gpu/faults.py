@@ -356,7 +356,7 @@ SIGNATURES: tuple[Signature, ...] = (
             _FAULTED,
             r"(?:CUDA error|Cuda failure|HIP error)\S* ?\d* ?'?(?P<line>invalid program counter)",
             r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?P<line>unknown error)",
-            r"HSA_STATUS_ERROR_\w+|HW Exception by GPU node-\d+",
+            r"HSA_STATUS_ERROR_\w+|HW Exception by GPU node-\d+|amdgpu \S+ .*uncorrectable (?:hardware )?error",
             r"Memory access fault by GPU node-\d+",
         ),
         log_unless=_NOT_FAULTED,
@@ -388,6 +388,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Error an illegal memory access was encountered at line 529 in file /src/csrc/ops.cu",
             ":0:rocdevice.cpp:2724: Callback: Queue aborting with error : HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
             "HW Exception by GPU node-1 (Agent handle: 0x5) reason :GPU Hang",
+            "amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
         ),
         near_misses=(
             "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",

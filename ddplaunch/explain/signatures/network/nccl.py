@@ -266,6 +266,28 @@ SIGNATURES: tuple[Signature, ...] = (
         log_unless=(r"Init COMPLETE",),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-retry-cnt",
     ),
+    Signature(  # Ascend's library; 107020 and 507046 are its time-outs as CANN counts them
+        code="collective-timeout",
+        tier=Tier.SYMPTOM,
+        patterns=(
+            r"EI0002: .*?(?P<line>The wait execution of the Notify register times out)",
+            r"EI0006: .*?(?P<line>Getting socket times out\. Reason: .{1,80})",
+            r"EE1002: .*?(?P<line>Stream synchronize timeout)",
+        ),
+        what="a collective of HCCL timed out: {line}",
+        why="another rank did not take part in time: it was late, stood still, or had failed before",
+        fixes=(
+            "`ddplaunch explain` with the logs of all ranks: the first one that reports anything else is the cause",
+            "a longer wait, if the ranks are only slow: `--env HCCL_EXEC_TIMEOUT=3600 --env HCCL_CONNECT_TIMEOUT=600`",
+        ),
+        examples=(
+            "EI0002: The wait execution of the Notify register times out. Reason: The Notify register has not received",
+            "EI0006: [PID: 12] 2025-04-08-18:07:20.444.436 Getting socket times out. Reason: Remote Rank did not send",
+            "EE1002: 2024-09-03-16:50:00.041.231 Stream synchronize timeout. rtDeviceSynchronize execute failed",
+        ),
+        near_misses=("export HCCL_EXEC_TIMEOUT=17340",),
+        source="https://www.hiascend.com/document/detail/en/canncommercial/80RC2/maintenref/troubleshooting",
+    ),
     Signature(
         code="wrong-network-interface",
         tier=Tier.HINT,

@@ -1,0 +1,36 @@
+"""The answer to a log stays the same however a service, a viewer or a paste shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.later_faults import EIGHTH, EIGHTH_HELD_OUT, SEVENTH, SEVENTH_HELD_OUT, SIXTH
+from tests.explain.logs import explained
+from tests.explain.shown import SHOWN
+
+LOGS = [each.log for each in (*SIXTH, *SEVENTH, *SEVENTH_HELD_OUT, *EIGHTH, *EIGHTH_HELD_OUT) if each.log]
+LOGS += re.split(r"(?m)^=== .*\n", Path(__file__).with_name("every_code.txt").read_text())[1:]
+#: Few lines do not tell what stands in front of them, or which came first.
+FEWEST_LINES, FEWEST_STAMPED = 6, 60
+
+
+def _answer(log: str) -> tuple[str, int | None] | None:
+    found = explained(log).diagnosis
+    return None if found is None else (found.code, found.rank)
+
+
+@pytest.mark.parametrize("place", SHOWN)
+def test_the_answer_stays(place: str) -> None:
+    fewest = FEWEST_STAMPED if "newest" in place else FEWEST_LINES
+    long = [log for log in LOGS if log.count("\n") >= fewest]
+    first = list(SHOWN).index(place) % 7
+    for log in long[first :: 1 if "newest" in place else 7]:
+        assert _answer(SHOWN[place](log)) == _answer(log), SHOWN[place](log)
+
+
+def test_there_is_enough_to_look_at() -> None:
+    assert sum(log.count("\n") >= FEWEST_STAMPED for log in LOGS) >= 3
+    assert sum(log.count("\n") >= FEWEST_LINES for log in LOGS) > 150
