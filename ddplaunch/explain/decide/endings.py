@@ -78,6 +78,9 @@ _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: l
 _RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
 #: Lines of launchers that nobody signs, and that give no reason.
 _REPORTS = re.compile(r"^Traceback |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
+#: What a shell and `env` mean by an exit status, and their words for it.
+_OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
+_SIGNALLED = 129  # where a status may be that of a signal
 _PROGRAM = 100  # lines between the exception of a program and the end of what its launcher prints
 _LAST = 8  # lines among which a reason is looked for; as many as 4 from there on are quoted
 
@@ -201,11 +204,15 @@ def _unsigned(lines: Sequence[Line], until: float) -> tuple[Line, ...]:
 def code_with_words(ended: BareExit) -> str:
     """Return the code of an exit: that of its signal, else what a rank's last words and its status say together.
 
-    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there.
+    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there. In a log without a
+    record last words count that call themselves an error, or that fit to such a status.
     """
-    if ended.exit.code < 0 or not (ended.gives_reason and ended.exit.seen):
-        return ended.code
-    return {126: "permission-denied", 127: "script-not-found"}.get(ended.exit.code, "script-exception")
+    said = ended.said[0].text if ended.said else ""
+    of_shell, words = _OF_SHELL.get(ended.exit.code, ("script-exception", ""))
+    if ended.exit.seen:
+        return of_shell if ended.gives_reason and ended.exit.code > 0 else ended.code
+    told = _LEVEL.search(said) or (words and words in said)
+    return of_shell if told and 0 < ended.exit.code < _SIGNALLED else ended.code
 
 
 def _gives_reason(text: str) -> bool:
