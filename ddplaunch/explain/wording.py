@@ -37,7 +37,7 @@ from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
 from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
-from ddplaunch.explain.signatures.signature import NOISE, OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier, with_address
+from ddplaunch.explain.signatures.signature import NOISE, OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier, readable
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, waiting_words
 from ddplaunch.values.words import SIGNALS, signal_name
 
@@ -179,7 +179,7 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     sizes = told_by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
-    words = _Words(*sizes) if sizes else _of_signature(signature, with_address(candidate.groups))
+    words = _Words(*sizes) if sizes else _of_signature(signature, readable(candidate.groups))
     at = cause.frame or (cause.calls[-1].place if cause.calls and cause.code == "syntax-error" else "")
     return words._replace(what=f"{words.what}, at {at}") if at else words
 
@@ -293,14 +293,14 @@ def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words
         return _Words(
             f"{who} ended by {how}{said}", why, (fix.format(signal_name(-ended.exit.code), -ended.exit.code),)
         )
-    why = "no exception and no signal: it left by `sys.exit()` or `os._exit()`, or it is a program or shell script"
+    why = "no traceback and no signal: it left by `sys.exit()` or `os._exit()`, or it is a program or shell script"
     if ended.exit.seen and ended.exit.code - 128 in _CRASHES:
         signalled = signal_name(ended.exit.code - 128)
         why = f"the rank itself got no signal; a shell gives this status where {signalled} ended a command of it"
     elif ended.exit.seen and not ended.said:
         why += ", or its `sys.excepthook` prints nothing"
     if ended.exit.code == 255:
-        why = "no exception and no signal: `sys.exit(-1)` and `exit -1` give 255, so does ssh where a session failed"
+        why = "no traceback and no signal: `sys.exit(-1)` and `exit -1` give 255, so does ssh where a session failed"
     if cause.code == "script-not-found":
         why = "status 127 is what a shell and `env` give where a command is not there"
         return _Words(

@@ -186,3 +186,14 @@ def test_versions_of_nccl_that_a_log_names_are_quoted_where_they_differ() -> Non
 
     assert versions("2.21.5+cuda12.4").startswith("the log names NCCL 2.18.3 (a1) and 2.21.5 (a2); ")
     assert "the log names" not in versions("2.18.3+cuda12.1") and "the log names" not in diagnosed(TRUNCATED).why
+
+
+def test_sizes_have_units_and_boxes_are_left_out() -> None:
+    asked = (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to "
+    )
+    found = diagnosed(raised(None, f"{asked}allocate 8589934592 bytes. Error code 12"))
+    assert found.what == "host memory could not hold another 8 GiB"
+    boxed = "Usage: train.py [OPTIONS]\n╭─ Error ───────╮\n│ No such option: --lrr (Possible options: --lr)     │\n╰───────╯\n"
+    found = recorded((boxed, ended(0, 2)))
+    assert found.what.endswith("No such option: --lrr (Possible options: --lr)")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum, auto
 
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import size_text
 
 #: Codes of what machines, drivers and schedulers do, which an exception of the program's own logic only mentions.
 OF_MACHINES = frozenset(
@@ -167,15 +168,22 @@ OF_MESSAGES = (
     ),
 )
 
+_BYTES = re.compile(r"(\d{4,18}) ?bytes")
 _BUS = re.compile(r"([0-9a-f]*)([0-9a-f]{2})([0-9a-f]{2})([0-9a-f])")
 
 
-def with_address(groups: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the groups with NCCL's number of a PCI device as `lspci` writes it: NCCL leaves its colons and dots out.
+def readable(groups: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the groups as a person writes them: sizes in units, without the frame that rich draws around an error.
 
-    ``busIdToInt64`` in https://github.com/NVIDIA/nccl/blob/master/src/misc/utils.cc
+    NCCL leaves the colons and dots of a PCI device out, which `lspci` writes: ``busIdToInt64`` in
+    https://github.com/NVIDIA/nccl/blob/master/src/misc/utils.cc
     """
-    if not (match := _BUS.fullmatch(groups.get("bus", "").zfill(6))):
-        return groups
-    domain, bus, device, function = match.groups()
-    return {**groups, "bus": f"{domain.lstrip('0') and f'{domain}:'}{bus}:{device}.{function}"}
+    shown = dict(groups)
+    if match := _BUS.fullmatch(groups.get("bus", "").zfill(6)):
+        domain, bus, device, function = match.groups()
+        shown["bus"] = f"{domain.lstrip('0') and f'{domain}:'}{bus}:{device}.{function}"
+    if match := _BYTES.fullmatch(groups.get("size", "")):
+        shown["size"] = size_text(int(match[1]))
+    if "line" in groups:
+        shown["line"] = groups["line"].strip(" │┃")
+    return shown

@@ -173,7 +173,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Unable to allocate (?P<size>[\d.]+ (?:bytes|[KMGTP]iB)) for an array with shape",
         ),
         what="host memory could not hold another {size}",
-        why="the allocator asked the operating system for this amount in one piece and was refused",
+        why="the allocator asked the operating system for this amount in one piece and was refused: there is no more, "
+        "or a limit holds, of the cgroup or `ulimit -v`",
         fixes=_FIXES,
         examples=(
             "RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't allocate memory: "
