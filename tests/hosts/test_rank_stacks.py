@@ -74,6 +74,9 @@ def still(
     return NoProgress(seconds, busy or {}, left or {}, "node-1")
 
 
+SPAWNED = RankStack(-1, 9, (ThreadStack("", (*MEETS[1:], Frame("/usr/lib/spawn.py", 291, "_fixup_main_from_path"))),))
+
+
 # Places
 
 
@@ -136,6 +139,10 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
         (rank(1, *LOADER, workers=(RankStack(-1, 77, state="T"),)), "pid 77 is stopped"),
         (rank(1, *LOADER, workers=(rank(-1, line=16, where="item"),)), "one is at train.py:16 in item"),
         (rank(1, line=41, kernel="do_wait", workers=(rank(-1, line=9, where="work"),)), "one is at train.py:9 in work"),
+        (
+            rank(1, line=41, kernel="do_wait", workers=(SPAWNED,)),
+            "imports the script anew, and is in it at train.py:20",
+        ),
         (rank(1, line=41, kernel="do_wait", workers=(rank(-1, FEEDER),)), "what it has put into a queue is read"),
     ],
 )

@@ -32,6 +32,7 @@ from ddplaunch.explain.stacks.hang import (
     with_ended_parts,
 )
 from ddplaunch.explain.stacks.parse import (
+    IMPORTS_AGAIN,
     CodePlace,
     Frame,
     Nap,
@@ -60,7 +61,6 @@ from ddplaunch.values.words import duration_text, ranks_text
 _TAIL_BYTES = 1 << 16
 _DUMP_S = 0.5
 _PLACES = 4
-_IMPORTS_AGAIN = "_fixup_main_from_path"  # of multiprocessing
 _SAID = 160  # characters of an exception
 _BUSY = 0.1  # of a core: a machine may be shared
 ENDED = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ())
@@ -158,7 +158,7 @@ def _ended_part(output: str) -> tuple[str, str] | None:
         return None
     last = found[-1].raised
     said = f"{last.type}: {last.message}"[:_SAID] + (f" at {last.frame}" if last.frame else "")
-    again = any(name == _IMPORTS_AGAIN for part in found[-1].parts for _, _, name in part.frames)
+    again = any(name in IMPORTS_AGAIN for part in found[-1].parts for _, _, name in part.frames)
     return "thread" if found[-1].side else "process", f"{said} {IMPORTED_ANEW}" if again else said
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.parse import (
+    UNGUARDED,
     Kind,
     RankGroup,
     RankStack,
@@ -182,8 +183,7 @@ def with_ended_parts(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -
     also = f"{' and '.join(named)}: what it was to do, nobody does any more"
     rank, kind, said = raised[0]
     first = f"look at the exception of rank {rank}'s {kind} first: a {kind} that ends tells no other"
-    unguarded = 'start whatever starts processes below `if __name__ == "__main__":`, which those import anew'
-    fixes = (unguarded if IMPORTED_ANEW in said else first, *story.fixes)
+    fixes = (UNGUARDED if IMPORTED_ANEW in said else first, *story.fixes)
     return replace(story, why=f"{also}; {story.why}", fixes=fixes)
 
 

@@ -162,6 +162,9 @@ _MEETING = frozenset(
     ("init_process_group", "destroy_process_group", "new_group", "split_group", "rendezvous", "_store_based_barrier")
 )
 _DDP = "/torch/nn/parallel/distributed.py"
+#: Of multiprocessing, where a process that it spawned reads the script.
+IMPORTS_AGAIN = frozenset(("_fixup_main_from_path", "_fixup_main_from_name"))
+UNGUARDED = 'start whatever starts processes below `if __name__ == "__main__":`, which those import anew'
 #: Of threading, concurrent.futures and multiprocessing.
 _AT_EXIT = frozenset(("_shutdown", "_python_exit", "_exit_function"))
 _WRAPPERS = frozenset(
@@ -322,6 +325,10 @@ def kept_below(stack: RankStack) -> tuple[str, str]:
     if any(frame.function == "_finalize_join" for each in stack.workers for frame in each.main):
         why = ": it cannot end before what it has put into a queue is read"
         return why, "read the queue before `join()`: the pipe behind it holds 64 KiB"
+    anew = next((each for each in stack.workers if any(frame.function in IMPORTS_AGAIN for frame in each.main)), None)
+    if anew is not None:
+        why = f": one imports the script anew, and is in it at {place_of(anew).text}"
+        return why, UNGUARDED
     places = (place_of(each) for each in stack.workers if any(map(is_own, each.main)))
     place = next((each for each in places if each.kind == "own" and "worker.py" not in each.path), None)
     if place is None:
