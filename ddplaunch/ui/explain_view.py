@@ -169,6 +169,9 @@ def comparison_text(
         lines += _parting(parting, runs, terminal)
     if same:
         lines += labelled(f"  {'the same':<13}", ", ".join(same), terminal)
+    if not comparison.differences and any(each is None for each in found) != all(each is None for each in found):
+        lines.append("")
+        lines += wrap("nothing that is recorded differs: it was chance, the data, or something outside", terminal.width)
     return terminal.spell("\n".join(lines)) + "\n"
 
 

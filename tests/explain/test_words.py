@@ -194,6 +194,6 @@ def test_sizes_have_units_and_boxes_are_left_out() -> None:
     )
     found = diagnosed(raised(None, f"{asked}allocate 8589934592 bytes. Error code 12"))
     assert found.what == "host memory could not hold another 8 GiB"
-    boxed = "Usage: train.py [OPTIONS]\n╭─ Error ───────╮\n│ No such option: --lrr (Possible options: --lr)     │\n╰───────╯\n"
-    found = recorded((boxed, ended(0, 2)))
+    boxed = "╭─ Error ───────╮\n│ No such option: --lrr (Possible options: --lr)     │\n╰───────╯\n"
+    found = recorded((f"Usage: train.py [OPTIONS]\n{boxed}", ended(0, 2)))
     assert found.what.endswith("No such option: --lrr (Possible options: --lr)")

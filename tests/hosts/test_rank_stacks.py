@@ -326,6 +326,8 @@ def test_a_rank_that_sleeps_once_is_waited_for_until_the_end_that_the_kernel_tel
     worker = replace(rank(-1, line=7), nap=Nap(99, 1, 0.0, 30.0))
     loads = [(rank(0, *ALL_REDUCE), rank(1, *LOADER, workers=(worker,)))] * 3
     assert asleep(loads)
+    polls = [(rank(0, *ALL_REDUCE), rank(1, *LOADER, nap=Nap(101, 1, 0.0, 30.0)))] * 3
+    assert not asleep(polls)
 
 
 def test_a_worker_that_works_or_counts_gets_on_for_its_rank() -> None:

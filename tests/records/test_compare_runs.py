@@ -199,6 +199,11 @@ def test_two_runs_are_compared_and_two_logs_are_read_as_one(folder: Path, call: 
     assert said.status == ExitStatus.FINDINGS
     assert "  arguments    --lr 0.1 → 0.9\n" in said.out and "error[script-exception]: ValueError: bad" in said.out
     assert "different at step 1 of rank 0" in said.out and "loss nan" in said.out
+    assert "nothing that is recorded differs" not in said.out
+    failed(run(base, "same", ["--lr", "0.1"], ["step 1 loss 0.5"]), RAISED)
+    assert call("explain", "good", "same").out.endswith(
+        "\n\nnothing that is recorded differs: it was chance, the data, or something outside\n"
+    )
     value = json.loads(call("explain", "good", "bad", "--json").out)
     assert [each["state"] for each in value["runs"]] == ["succeeded", "failed"]
     assert value["differences"][0] == {"kind": "argument", "name": "--lr", "first": "0.1", "second": "0.9"}

@@ -214,7 +214,7 @@ def _nap(stack: RankStack, sleep_s: Callable[[Frame], float]) -> tuple[Nap, int,
     workers = (each for each in stack.workers if each.nap and place_of(each).kind == "own")
     stack = next((each for each in workers if "/torch/utils/data/" not in place_of(each).path), stack)
     nap = stack.nap
-    if nap is None:
+    if nap is None or place_of(stack).kind == "loader":  # which looks after its workers every few seconds
         return None
     end_s = nap.ends_s
     if end_s is None:
