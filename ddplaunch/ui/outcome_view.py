@@ -86,7 +86,8 @@ def _diagnosis_text(outcome: RunOutcome, record: str | None, terminal: Terminal,
     if found.calls:
         calls = calls_text(found.calls, terminal, max(_LEAST_STORY, left) - len(raised))
         room = min(_OF_MISSING, left - len(calls) - len(raised))
-        missing = found.code == "collective-timeout" and found.rank is not None and room > 1
+        silent = all(each.rank != found.rank or each.exception is None for each in outcome.last_ranks)
+        missing = found.code == "collective-timeout" and found.rank is not None and room > 1 and silent
         story = calls + raised + (_last_lines(outcome, terminal, room) if missing else []) + story
     elif outcome.state == "failed" and not stopped:
         story = _last_lines(outcome, terminal, min(_MOST_LINES, max(_LEAST_STORY, left))) + story

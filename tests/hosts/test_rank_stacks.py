@@ -20,7 +20,7 @@ import pytest
 from ddplaunch.agent.guard.hang_report import sleeps, stands_still
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.collectives import flight, read_dump
-from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
 from ddplaunch.explain.stacks.parse import (
     Frame,
@@ -134,6 +134,8 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
         (rank(1, *LOADER), "its DataLoader workers, which send nothing"),
         (rank(1, line=41, kernel="sk_wait_data"), "over the network"),
         (rank(1, line=41, kernel="do_wait"), "waits for a program that it has started"),
+        (rank(1, line=41, kernel="locks_lock_inode_wait"), "the lock of a file that another process holds"),
+        (rank(1, line=41, kernel="poll_schedule_timeout.constprop.0"), "until a socket or pipe has something for it"),
         (rank(1, line=41, kernel="pipe_write"), "from which nobody reads (`pipe_write`)"),
         (rank(1, line=41, kernel="hrtimer_nanosleep", nap=Nap(101, 3, 10.0, 3610.0)), "rank 1 sleeps for 1 h more"),
         (rank(1, *LOADER, workers=(RankStack(-1, 77, state="T"),)), "pid 77 is stopped"),
@@ -330,6 +332,12 @@ def test_a_rank_that_sleeps_once_is_waited_for_until_the_end_that_the_kernel_tel
     assert not asleep(polls)
 
 
+def test_a_script_that_starts_other_programs_gets_on() -> None:
+    shell = [(RankStack(0, 5, problem="no Python", programs=(number,)), rank(1, *ALL_REDUCE)) for number in (7, 7, 8)]
+    both = frozenset({0, 1})
+    assert not hangs(*shell, idle=both) and hangs(*shell[:1] * 3, idle=both)
+
+
 def test_a_worker_that_works_or_counts_gets_on_for_its_rank() -> None:
     def loads(worker: RankStack) -> tuple[RankStack, ...]:
         return rank(0, *ALL_REDUCE), rank(1, *LOADER, workers=(RankStack(-1, 900), worker))
@@ -483,6 +491,18 @@ def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_m
     assert told.why.startswith("rank 2 was at train.py:9 in main; rank 2 sleeps") and "pair up" not in told.why
     for there in (stacks[:2], [stacks[0], rank(1, line=11)]):  # all wait; the one that is elsewhere has given up
         assert located(found, there, None).code == "collective-mismatch"
+    unnamed = Diagnosis(
+        "collective-timeout", "observed", "gloo: no answer in time", "gloo waits", ("`ddplaunch stacks`",)
+    )
+    both = located(unnamed, [rank(0, *ALL_REDUCE), *(rank(each, line=9) for each in (1, 3))], None)
+    assert both.what == "ranks 1, 3 did not come to a collective: gloo: no answer in time" and both.rank is None
+    assert both.fixes == ("look at what `/home/me/train.py:9` waits for",)
+    told_by = replace(unnamed, evidence=(Evidence("node-0/attempt-0/rank-1.err", 3, "gloo"),))
+    assert (
+        located(told_by, [rank(0, *ALL_REDUCE), rank(1, line=9)], None).what == unnamed.what
+    )  # it has timed out itself
+    hook = RankStack(1, 9, (ThreadStack("", (Frame(f"{TORCH}/distributed/c10d_logger.py", 9, "hook"),)),))
+    assert located(unnamed, [rank(0, *ALL_REDUCE), hook], None).what == unnamed.what
 
 
 def test_a_collective_that_failed_names_who_did_not_join_and_where_each_was() -> None:

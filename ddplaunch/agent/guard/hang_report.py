@@ -23,20 +23,15 @@ from ddplaunch.explain.decide.recorded import of_process
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
-from ddplaunch.explain.stacks.hang import (
-    IMPORTED_ANEW,
-    NoProgress,
-    at_text,
-    evidence_of,
-    hang_diagnosis,
-    with_ended_parts,
-)
+from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, with_ended_parts
 from ddplaunch.explain.stacks.parse import (
     IMPORTS_AGAIN,
     CodePlace,
     Frame,
     Nap,
     RankStack,
+    at_text,
+    evidence_of,
     from_faulthandler,
     groups,
     is_own,
@@ -277,10 +272,14 @@ def _loop_around(stack: RankStack, loop: Callable[[Frame], str | None]) -> str |
 
 
 def _stays(stacks: Sequence[RankStack]) -> bool:
-    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries."""
+    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries.
+
+    A shell script is where it was while the same programs run below it.
+    """
     own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
     calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
-    return len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
+    alike = len({stack.programs for stack in stacks}) == 1
+    return alike and len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
 
 
 def _counts(stacks: Sequence[RankStack], loop: Callable[[Frame], str | None]) -> bool:

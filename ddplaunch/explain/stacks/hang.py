@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.parse import (
+    EVIDENCE,
     UNGUARDED,
     Kind,
     RankGroup,
     RankStack,
+    at_text,
     beside,
     calls_of,
+    evidence_of,
     groups,
+    is_own,
     is_through,
     kept_below,
     place_of,
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 _READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
 _WRITES = re.compile(r"pipe_write|pipe_wait_writable|sock_alloc_send|sk_stream_wait_memory")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
+_POLLS, _LOCKS = re.compile(r"poll_schedule|epoll_wait|ep_poll|do_select"), re.compile(r"lock_inode_wait|fcntl_setlk")
 _SOCKET = re.compile(r"unix_stream|skb_wait|sk_wait|inet_csk|tcp_")
 _COLLECTIVE_WHY = "a collective needs all ranks of its group: until the last one comes, the others wait"
 SAME_ORDER = "look for collectives under an `if` on the rank, a `break` or an exception that only some ranks take"
@@ -46,9 +51,8 @@ _SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeo
 _STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
-_WAITED = re.compile(r"\brank (\d+) (?:waited )?in ")
+_WAITED, _FILE_OF = re.compile(r"\brank (\d+) (?:waited )?in "), re.compile(r"/rank-(\d+)\.")
 _SOURCE = 60  # characters of a line of the script
-_EVIDENCE = 4  # places that a diagnosis names
 _THREADS = 2  # that ended by an exception and are named
 #: What is said of a process that multiprocessing started, and that failed below the script's own first lines.
 IMPORTED_ANEW = "as it imported the script anew"
@@ -98,15 +102,6 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
     return replace(story, host=None if story.rank is None else measured.host, evidence=evidence_of(found))
 
 
-def evidence_of(found: Sequence[RankGroup]) -> tuple[Evidence, ...]:
-    """Return where the first few groups are, as far as they are in files."""
-    return tuple(
-        Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
-        for group in found[:_EVIDENCE]
-        if group.place.path
-    )
-
-
 def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | None) -> Diagnosis:
     """Return the diagnosis of a collective that failed, with the ranks that did not join it and where each was.
 
@@ -119,7 +114,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         return _all_called_it(found, seen, recorded)
     late = [group for group in seen if not group.place.needs_others]
     late = [group for group in late if not suspects or set(group.ranks) & set(suspects)]
-    found = _without_mismatch(found, [rank for group in late for rank in group.ranks])
+    found = _with_those_late(found, late)
     apart = [group for group in seen if not late and suspects and set(group.ranks) <= set(suspects)]
     late += apart  # they wait too, but somewhere else
     there = [each for each in late[:2] if each.place.path]
@@ -131,10 +126,12 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
         return found
     reason, fix = ("", SAME_ORDER) if apart else _reason(late[0], {}) if late else ("", "")
     fix = _STOPPED if fix.startswith("`kill") else fix  # by now it has been ended
+    if late and not fix and not apart and late[0].place.path:
+        fix = f"look at what `{late[0].place.path}:{late[0].place.line}` waits for"
     places = [(group.place, ranks_text(group.ranks)) for group in late] + [
         (place, f"rank {rank}") for rank, place in last
     ]
-    named = [(place, who) for place, who in places if place.path][:_EVIDENCE]
+    named = [(place, who) for place, who in places if place.path][:EVIDENCE]
     evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in named)
     rank = _only(suspects or (late[0].ranks if late else ()))
     calls = calls_of(late[0].stacks[0]) if late else ()
@@ -149,16 +146,17 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     )
 
 
-def _without_mismatch(found: Diagnosis, late: Sequence[int]) -> Diagnosis:
-    """Return that ``late`` ranks did not come, where others waited for them in different calls, each in order.
-
-    `broadcast` and its like let a rank go on that has what it needs, while another one still waits.
+def _with_those_late(found: Diagnosis, late: Sequence[RankGroup]) -> Diagnosis:
+    """Return that ``late`` ranks did not come, where it only says that others waited, or that they did so in different
+    calls: `broadcast` and its like let a rank go on that has what it needs, while another one still waits.
     """
-    named = [int(number) for number in _WAITED.findall(found.what)]
-    if found.code != "collective-mismatch" or not late or not named or set(named) & set(late):
+    own = sorted(rank for group in late for rank in group.ranks if any(map(is_own, group.stacks[0].main)))
+    complain = {int(number) for number in _WAITED.findall(found.what)}
+    complain |= {int(number) for each in found.evidence for number in _FILE_OF.findall(each.file)}
+    if found.rank is not None or not own or complain & set(own) or not found.code.startswith("collective-"):
         return found
-    what = f"{ranks_text(late)} did not come to a collective: {found.what}"
-    return replace(found, code="collective-timeout", what=what, why=_COLLECTIVE_WHY, fixes=(EQUAL_BATCHES,))
+    what = f"{ranks_text(own)} did not come to a collective: {found.what}"
+    return replace(found, code="collective-timeout", what=what, why=_COLLECTIVE_WHY, fixes=())
 
 
 def _all_called_it(found: Diagnosis, seen: Sequence[RankGroup], recorded: Flight) -> Diagnosis:
@@ -258,13 +256,6 @@ def _only(ranks: Sequence[int]) -> int | None:
     return ranks[0] if len(ranks) == 1 else None
 
 
-def at_text(group: RankGroup) -> str:
-    """Return ``at train.py:41 in load``, or ``in all_reduce at train.py:88``."""
-    if not group.place.path:
-        return group.place.text
-    return f"{'in' if ' at ' in group.place.text else 'at'} {group.place.text}"
-
-
 def _where(waiting: Sequence[RankGroup]) -> str:
     parts = []
     for group in waiting[:2]:
@@ -315,6 +306,12 @@ def _waits_in_kernel(stack: RankStack, who: str, line: str) -> tuple[str, str]:
         below, fix = kept_below(stack)
         why = f"{who} waits for a program that it has started{below}"
         return why, fix or f"look at what {line} has started, which does not end"
+    if _LOCKS.search(stack.kernel):
+        why = f"{who} waits for the lock of a file that another process holds{_function(stack.kernel)}"
+        return why, f"`lslocks` shows who holds what {line} asks for"
+    if _POLLS.search(stack.kernel):
+        why = f"{who} waits until a socket or pipe has something for it{_function(stack.kernel)}"
+        return why, f"give what {line} waits for a time-out"
     if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
         return why, f"give what {line} asks a time-out"

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ddplaunch.explain.diagnosis import UserCall, user_calls
+from ddplaunch.explain.diagnosis import Evidence, UserCall, user_calls
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import ranks_text
 
 _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$"
@@ -24,6 +25,7 @@ _DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
 _DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):")
 _DUMPED_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+)$')
 _NEAR = 12  # lines that may stand between a crash's first words and its stacks
+EVIDENCE = 4  # places that a diagnosis names
 _DUMPED = 400  # lines that the stacks of all threads may take
 
 
@@ -71,6 +73,7 @@ class RankStack:
     ``workers`` are the DataLoader workers or programs that it waits for, if they were asked too. ``woke`` and ``woken``
     are how often the main thread had slept before it was asked, and afterwards: the question wakes it too. ``nap`` is
     what it waits for if that ends by itself: its own sleep, or that of a program or thread that it has started.
+    ``programs`` are the pids below a rank of which no thread is known, as of a shell script that starts others.
     """
 
     rank: int
@@ -85,6 +88,7 @@ class RankStack:
     woke: int = 0
     woken: int = 0
     nap: Nap | None = None
+    programs: tuple[int, ...] = ()
 
     @property
     def main(self) -> tuple[Frame, ...]:
@@ -334,6 +338,22 @@ def kept_below(stack: RankStack) -> tuple[str, str]:
     if place is None:
         return "", ""
     return f": one is at {place.text}", f"look at what `{place.path}:{place.line}` waits for, in that process"
+
+
+def at_text(group: RankGroup) -> str:
+    """Return ``at train.py:41 in load``, or ``in all_reduce at train.py:88``."""
+    if not group.place.path:
+        return group.place.text
+    return f"{'in' if ' at ' in group.place.text else 'at'} {group.place.text}"
+
+
+def evidence_of(found: Sequence[RankGroup]) -> tuple[Evidence, ...]:
+    """Return where the first few groups are, as far as they are in files."""
+    return tuple(
+        Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
+        for group in found[:EVIDENCE]
+        if group.place.path
+    )
 
 
 def calls_of(stack: RankStack) -> tuple[UserCall, ...]:

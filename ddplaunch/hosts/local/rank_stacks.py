@@ -51,27 +51,12 @@ _WORKERS = 8
 _BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
 #: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
 _READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
-#: Calls that wait no longer than they are told: their numbers there, and which argument holds the time.
-_TIMED = {
-    "x86_64": {
-        230: ("clock_nanosleep", 2),
-        35: ("nanosleep", 0),
-        23: ("select", 4),
-        270: ("pselect6", 4),
-        7: ("poll", 2),
-        271: ("ppoll", 2),
-        232: ("epoll_wait", 3),
-        281: ("epoll_pwait", 3),
-        202: ("futex", 3),
-    },
-    "aarch64": {
-        115: ("clock_nanosleep", 2),
-        101: ("nanosleep", 0),
-        72: ("pselect6", 4),
-        73: ("ppoll", 2),
-        22: ("epoll_pwait", 3),
-        98: ("futex", 3),
-    },
+#: Calls that wait no longer than they are told, with the argument that holds the time, and their numbers there.
+_TIMED = {"clock_nanosleep": 2, "nanosleep": 0, "select": 4, "pselect6": 4, "poll": 2, "ppoll": 2}
+_TIMED |= {"epoll_wait": 3, "epoll_pwait": 3, "futex": 3}
+_NUMBERS = {
+    "x86_64": (230, 35, 23, 270, 7, 271, 232, 281, 202),
+    "aarch64": (115, 101, None, 72, None, 73, None, 22, 98),
 }
 _IN_MS = ("poll", "epoll_wait", "epoll_pwait")
 _FUTEX_WAIT_BITSET, _FUTEX_CLOCK_REALTIME = 9, 256  # linux/futex.h; the first waits until a time, FUTEX_WAIT for one
@@ -173,7 +158,7 @@ def _stack(asked: LiveRank, program: str | None) -> RankStack:
     )
     told = _told(asked, known, program)
     nap = told.nap or (_nap_below(python) if waits_for_program(told) else _nap_beside(told))
-    return replace(told, woken=_sleeps(python), nap=nap)
+    return replace(told, woken=_sleeps(python), nap=nap, programs=() if told.threads else _below(asked.pid))
 
 
 def _told(asked: LiveRank, known: RankStack, program: str | None) -> RankStack:
@@ -337,7 +322,8 @@ def _nap(pid: int) -> Nap | None:
     if not words:
         return Nap(pid, woke, now_s, None) if "nanosleep" in _kernel(pid) else None
     try:
-        call, position = _TIMED.get(os.uname().machine, {})[int(words[0])]
+        numbers = _NUMBERS.get(os.uname().machine, ())
+        call, position = dict(zip(numbers, _TIMED.items(), strict=False))[int(words[0])]
         arguments = [int(word, 16) for word in words[1:7]]
         left_s = _left_s(pid, call, arguments, arguments[position])
     except (KeyError, IndexError, ValueError, OSError, struct.error):  # it runs, or is in another call
@@ -375,13 +361,17 @@ def _end(nap: Nap) -> float:
 
 def _nap_below(pid: int) -> Nap | None:
     """Return the nap that ends first of those programs that ``pid`` has started, and these in turn."""
+    return min((nap for each in _below(pid) if (nap := _nap(each)) is not None), key=_end, default=None)
+
+
+def _below(pid: int) -> tuple[int, ...]:
+    """Return the processes that ``pid`` has started, and what these have."""
     stats = [stat for each in pids() if (stat := read_stat(each)) and stat.alive]
     family = {pid}
     for stat in sorted(stats, key=lambda each: (each.start_ticks, each.pid)):
         if stat.parent in family:
             family.add(stat.pid)
-    naps = (nap for each in sorted(family - {pid}) if (nap := _nap(each)) is not None)
-    return min(naps, key=_end, default=None)
+    return tuple(sorted(family - {pid}))
 
 
 def _nap_beside(stack: RankStack) -> Nap | None:
