@@ -501,6 +501,9 @@ def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_m
     assert (
         located(told_by, [rank(0, *ALL_REDUCE), rank(1, line=9)], None).what == unnamed.what
     )  # it has timed out itself
+    ends = RankStack(1, 9, (ThreadStack("", (Frame("/usr/lib/python3.11/weakref.py", 666, "_exitfunc"),)),), state="R")
+    vain = replace(unnamed, what="rank 1 did not come", rank=1)
+    assert located(vain, [rank(0, *ALL_REDUCE), ends], None) == vain  # it raised an exception at the same time
     hook = RankStack(1, 9, (ThreadStack("", (Frame(f"{TORCH}/distributed/c10d_logger.py", 9, "hook"),)),))
     assert located(unnamed, [rank(0, *ALL_REDUCE), hook], None).what == unnamed.what
 

@@ -23,6 +23,7 @@ from ddplaunch.explain.stacks.parse import (
     calls_of,
     evidence_of,
     groups,
+    is_ending,
     is_own,
     is_through,
     kept_below,
@@ -109,7 +110,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     """
     missing = recorded.missing if recorded is not None else ()
     suspects = missing or (() if found.rank is None else (found.rank,))
-    seen = [group for group in groups(stacks) if group.place.kind != "unknown"]
+    seen = [group for group in groups(stacks) if group.place.kind != "unknown" and not is_ending(group.stacks[0])]
     if recorded is not None and recorded.everyone and found.code == "collective-timeout":
         return _all_called_it(found, seen, recorded)
     late = [group for group in seen if not group.place.needs_others]

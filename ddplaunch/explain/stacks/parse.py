@@ -314,6 +314,11 @@ def is_through(stack: RankStack) -> bool:
     return any(frame.function in _AT_EXIT for frame in stack.main) and not any(map(is_own, stack.main))
 
 
+def is_ending(stack: RankStack) -> bool:
+    """Return whether a rank prints an exception that has ended it, or clears up after that, which soon is over."""
+    return any("excepthook" in frame.function or frame.function == "_exitfunc" for frame in stack.main)
+
+
 def beside(stack: RankStack) -> str:
     """Return where another thread of a rank is, as a clause; "" where none is in the user's code."""
     own = (thread for thread in stack.threads[1:] if any(map(is_own, thread.frames)))
