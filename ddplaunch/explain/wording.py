@@ -45,6 +45,7 @@ _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what ever
 _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
+_FIRST = "look at that exception first: the rank's own may only follow from it"
 _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
 
 _SINGLE = "run once with `num_workers=0`: what ends the worker then shows in the rank"
@@ -104,7 +105,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         said = words_above(cause.candidate.line, scanned)
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
     if cause.candidate and (part := parts_ended_before(cause.candidate.line.at, cause.rank, raised, scanned)):
-        words = words._replace(why=f"{part}; {words.why}")
+        words, general = words._replace(why=f"{part}; {words.why}"), (_FIRST, *general)
     if cause.code == "nccl-version-mismatch" and (versions := nccl_versions(scanned)):
         words = words._replace(why=f"{versions}; {words.why}")
     if cause.code == "gpu-fault" and (reported := xid(facts)):

@@ -78,6 +78,7 @@ def test_what_had_ended_a_thread_or_a_process_of_the_rank_before_is_named() -> N
         assert (found.code, found.rank, found.what) == ("script-exception", 1, "KeyError: 'x' at train.py:31 in main")
         said = f"a {kind} of rank 1 had been ended before by FileNotFoundError: [Errno 2] No such file or directory: "
         assert found.why.startswith(said) and "at load.py:3 in main; rank 1 ended by" in found.why
+        assert found.fixes[0].startswith("look at that exception first")
     after = recorded((own + thread, ended(1, 1)), (lost(0), told(0)))
     assert "had been ended before" not in after.why
     again = recorded((thread + raised(None, f"RuntimeError: loader: {missing.splitlines()[-1]}"), ended(1, 1)))

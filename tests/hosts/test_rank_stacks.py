@@ -57,6 +57,7 @@ LOADER = (
     Frame(f"{TORCH}/utils/data/dataloader.py", 725, "__next__"),
 )
 FEEDER = Frame("/usr/lib/python3.11/multiprocessing/queues.py", 199, "_finalize_join")
+WAITS = Frame("/usr/lib/python3.11/threading.py", 629, "wait")
 BACKWARD = (
     Frame(f"{TORCH}/autograd/graph.py", 841, "_engine_run_backward"),
     Frame(f"{TORCH}/_tensor.py", 630, "backward"),
@@ -141,6 +142,7 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
         (rank(1, *LOADER, workers=(RankStack(-1, 77, state="T"),)), "pid 77 is stopped"),
         (rank(1, *LOADER, workers=(rank(-1, line=16, where="item"),)), "one is at train.py:16 in item"),
         (rank(1, line=41, kernel="do_wait", workers=(rank(-1, line=9, where="work"),)), "one is at train.py:9 in work"),
+        (rank(1, line=41, kernel="do_wait", workers=(rank(-1, WAITS, line=9),)), "one is in wait at train.py:9"),
         (
             rank(1, line=41, kernel="do_wait", workers=(SPAWNED,)),
             "imports the script anew, and is in it at train.py:20",
@@ -249,7 +251,8 @@ def test_ranks_that_all_compute_hang_only_where_some_never_leave_one_collective(
 def test_all_that_compute_hang_where_steps_have_stopped_or_a_loop_only_waits() -> None:
     here = (rank(0, line=90), rank(1, line=41))
     assert hangs(*[here] * 5, stepped=True) and hangs(*[here] * 5, waits=True)
-    assert hangs(*[here] * 5, stepped=True, loop="endless") and not hangs(*[here] * 5, stepped=True, loop="counts")
+    assert hangs(*[here] * 5, stepped=True, loop="endless")
+    assert not any(hangs(*[here] * 5, stepped=True, loop=kind) for kind in ("counts", "asks"))  # an evaluation
     assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE))] * 5, stepped=True)  # as NCCL waits
     elsewhere = (rank(0, line=12, where="save"), rank(1, line=41))
     assert not hangs(*[here] * 4, elsewhere, stepped=True)
@@ -497,6 +500,8 @@ def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_m
     both = located(unnamed, [rank(0, *ALL_REDUCE), *(rank(each, line=9) for each in (1, 3))], None)
     assert both.what == "ranks 1, 3 did not come to a collective: gloo: no answer in time" and both.rank is None
     assert both.fixes == ("look at what `/home/me/train.py:9` waits for",)
+    apart = located(unnamed, [rank(0, *ALL_REDUCE), rank(1, line=9), rank(3, line=7, kernel="hrtimer_nanosleep")], None)
+    assert apart.rank is None and "rank 3 sleeps" in apart.why
     told_by = replace(unnamed, evidence=(Evidence("node-0/attempt-0/rank-1.err", 3, "gloo"),))
     assert (
         located(told_by, [rank(0, *ALL_REDUCE), rank(1, line=9)], None).what == unnamed.what

@@ -235,8 +235,8 @@ def stands_still(
     nobody sees where that is. While all others wait for ranks that compute, only an endless loop is a hang, or one that
     cannot be read: an evaluation looks the same, and torch's own time-out ends the wait. If all compute, they
     are at work but for three cases: the run had ``stepped`` and does not any more, and no rank is in a loop that
-    counts, as in an evaluation; each rank is in a loop that ``only_waits``; or some stay in one collective while others
-    never enter any. NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so that a rank that waits uses
+    may end, as in an evaluation; each rank is in a loop that ``only_waits``; or some stay in one collective while
+    others never enter any. NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so that a rank that waits uses
     a core as well:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
     """
@@ -254,7 +254,7 @@ def stands_still(
     if still and all(still.values()) and late and not any(_loop_around(each, loop) == "endless" for each in late):
         return False
     if idle or stepped:
-        return bool(idle) or not any(_loop_around(each, loop) == "counts" for each in late)
+        return bool(idle) or not any(_loop_around(each, loop) in ("counts", "asks") for each in late)
     kinds = [_activity(stacks) for stacks in by_rank.values()]
     if "waits" in kinds and "apart" in kinds and len({*kinds}) == 2:
         return True

@@ -125,7 +125,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     said += [f"rank {rank} had called its last collective as {place.text}" for rank, place in alone[:2]]
     if not late and not said and not missing:
         return found
-    reason, fix = ("", SAME_ORDER) if apart else _reason(late[0], {}) if late else ("", "")
+    reason, fix = ("", SAME_ORDER) if apart else _reasons(late, {}) if late else ("", "")
     fix = _STOPPED if fix.startswith("`kill") else fix  # by now it has been ended
     if late and not fix and not apart and late[0].place.path:
         fix = f"look at what `{late[0].place.path}:{late[0].place.line}` waits for"
@@ -134,7 +134,7 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
     ]
     named = [(place, who) for place, who in places if place.path][:EVIDENCE]
     evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in named)
-    rank = _only(suspects or (late[0].ranks if late else ()))
+    rank = _only(suspects or [rank for group in late for rank in group.ranks])
     calls = calls_of(late[0].stacks[0]) if late else ()
     return replace(
         found,
@@ -197,8 +197,7 @@ def _waiting_for_late(
     late: Sequence[RankGroup], waiting: Sequence[RankGroup], busy: Mapping[int, float], since: str
 ) -> Diagnosis:
     ranks = [rank for group in late for rank in group.ranks]
-    told = [_reason(group, busy) for group in late[:2]]
-    reason, fix = "; ".join(dict.fromkeys(why for why, _ in told if why)), told[0][1]
+    reason, fix = _reasons(late, busy)
     at = " and ".join(at_text(group) for group in late[:2])
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
     why = f"{reason}; {_COLLECTIVE_WHY}" if reason else _COLLECTIVE_WHY
@@ -263,6 +262,11 @@ def _where(waiting: Sequence[RankGroup]) -> str:
         verb = "wait" if len(group.ranks) > 1 else "waits"
         parts.append(f"{ranks_text(group.ranks)} {verb} in {group.place.text}")
     return " and ".join(parts) + (" and elsewhere" if len(waiting) > 2 else "")
+
+
+def _reasons(late: Sequence[RankGroup], busy: Mapping[int, float]) -> tuple[str, str]:
+    told = [_reason(group, busy) for group in late[:2]]
+    return "; ".join(dict.fromkeys(why for why, _ in told if why)), told[0][1]
 
 
 def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:

@@ -342,7 +342,8 @@ def kept_below(stack: RankStack) -> tuple[str, str]:
     place = next((each for each in places if each.kind == "own" and "worker.py" not in each.path), None)
     if place is None:
         return "", ""
-    return f": one is at {place.text}", f"look at what `{place.path}:{place.line}` waits for, in that process"
+    at = "in" if " at " in place.text else "at"
+    return f": one is {at} {place.text}", f"look at what `{place.path}:{place.line}` waits for, in that process"
 
 
 def at_text(group: RankGroup) -> str:
