@@ -236,7 +236,7 @@ def stands_still(
     cannot be read: an evaluation looks the same, and torch's own time-out ends the wait. If all compute, they
     are at work but for three cases: the run had ``stepped`` and does not any more, and no rank is in a loop that
     may end, as in an evaluation; each rank is in a loop that ``only_waits``; or some stay in one collective while
-    others never enter any. NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so that a rank that waits
+    others never enter any. NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so a rank that waits
     uses a core as well:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
     """
