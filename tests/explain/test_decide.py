@@ -1030,3 +1030,64 @@ def test_what_asyncio_and_a_program_that_goes_on_print_is_no_failure() -> None:
 def test_last_words_of_a_log_that_call_themselves_an_error(said: str, status: int, code: str) -> None:
     for echo in ("", lost(0)):
         assert diagnosed(f"{said}\n{echo}{failed(status, 1, 11)}{summary((1, status, 11))}").code == code
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "ERROR: Job 439 failed with return code list: [1]\n✓ Job finished (status: FAILED).",
+        "run.pl: 32 / 32 failed, log is in exp/stats/logdir/stats.*.log",
+        "[agent] user process ended unexpectedly, marking job as failed: the job has failed",
+        "Error: failed to run torchrun --nproc_per_node=4 train.py on 127.0.0.1",
+        "  | Runner failed with exit code: 2",
+        "WRN A exception occurred during Engine initialization, give up running process",
+    ],
+)
+def test_last_words_that_report_a_failure_are_no_good_end(closing: str) -> None:
+    found = diagnosed(f"loading data\nmodel has 3 layers\n{closing}\n")
+    assert found.code == "unknown" and closing.split("\n")[0].strip()[:40] in f"{found.what} {found.evidence}"
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "0 of 8 workers failed",
+        "Epoch 3: error=0.71, failed_samples=2",
+        "the job terminated successfully, no errors",
+        "process exited with code 0",
+        "WARNING: an upload failed, will retry",
+    ],
+)
+def test_last_words_about_failures_that_were_none_stay_silent(closing: str) -> None:
+    assert explained(f"step 1/3 loss 0.5\nstep 2/3 loss 0.4\nstep 3/3 loss 0.3\n{closing}\n").diagnosis is None
+
+
+def test_an_end_that_is_reported_after_an_exception_is_not_its_cause() -> None:
+    log = raised(None, "AssertionError: too slow") + "srun: error: n1: task 0: Exited with exit code 1\n"
+    found = diagnosed(log + "srun: error: n1: tasks 2,6-7: Killed\n")
+    assert found.code == "script-exception" and found.exception is not None
+    assert diagnosed("srun: error: n1: tasks 2,6-7: Killed\n" + lost(0)).code == "killed"
+
+
+def test_a_warning_of_too_little_memory_is_survived_by_one_report_after_it() -> None:
+    skipped = "| WARNING: ran out of memory with exception: CUDA out of memory. Tried to allocate 1.2 GiB\n"
+    reports = (
+        "| epoch 001:    300 / 1374 loss=13.689, ppl=13208.82\n| epoch 001:    400 / 1374 loss=13.1, ppl=9007.95\n"
+    )
+    assert explained(reports + skipped + reports).diagnosis is None
+    assert diagnosed(reports + skipped).code == "cuda-out-of-memory"
+
+
+def test_what_a_process_of_ray_repeats_yields_to_what_its_task_says() -> None:
+    task = '  File "train.py", line 3, in f\n    g()\n'
+    head = "ray.exceptions.RayTaskError({}): ray::Runner.run() (pid=18, ip=10.0.0.1)\n"
+    died = diagnosed(head.format("ActorDiedError") + task + "ray.exceptions.ActorDiedError: The actor died\n")
+    assert died.code == "unknown"
+    own = diagnosed(head.format("KeyError") + task + "KeyError: 'answer'\n")
+    assert own.exception is not None and own.exception.type == "KeyError"
+
+
+def test_a_chain_of_exceptions_that_was_ignored_is_ignored_as_a_whole() -> None:
+    chain = raised(None, "OSError: a") + "\nDuring handling of the above exception, another exception occurred:\n\n"
+    ignored = "Exception ignored in: <function A.__del__ at 0x7f>\n" + chain + raised(None, "ValueError: b")
+    assert explained("step 1/2\nstep 2/2\n" + ignored).diagnosis is None

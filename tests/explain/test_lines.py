@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ddplaunch.explain.read.lines import oldest_first
 from ddplaunch.explain.read.prefixes import Speaker
 from tests.explain.logs import lines_of, raised
 
@@ -141,3 +142,55 @@ def test_a_host_is_named_behind_a_time_too() -> None:
     assert [each.text for each in lines] == [f"KeyError: {at}" for at in range(3)]
     (table,) = lines_of("2025-03-30T01:12:10.003Z loss | accuracy")
     assert (table.speaker.host, table.text) == (None, "loss | accuracy")
+
+
+FRAMES = ["Traceback (most recent call last):", '  File "/w/train.py", line 3, in f', "    g()", "KeyError: 1"]
+
+
+@pytest.mark.parametrize("front", ["log-shipper 9f3 {}> ", "[{}] (INFO) | ", "row{} @ node | ", "{}\ta\t"])
+def test_what_stands_before_all_lines_is_no_part_of_them(front: str) -> None:
+    texts = ["step 1 loss 0.5", *FRAMES, "", "[rank1]: the end"]
+    lines = lines_of("\n".join(front.format(at) + text for at, text in enumerate(texts, start=7)))
+    assert [line.text for line in lines] == [*texts[:-1], "the end"] and lines[-1].speaker.rank == 1
+
+
+def test_what_stands_before_some_lines_is_a_part_of_them() -> None:
+    said = ["loading 1", "loading 2", "worker 3 failed: " + FRAMES[0], *FRAMES[1:], "loading 4"]
+    assert [line.text for line in lines_of("\n".join(said))] == said
+    one = "The replica master 0 exited. " + FRAMES[0]
+    assert lines_of(one)[0].text == one, "one line does not tell"
+
+
+def test_numbers_that_rise_were_put_there_by_a_viewer() -> None:
+    said = ["one", "  two", "", "four", "five", "six"]
+    for front in ("{}\t", "{}: ", "{} | ", "  {}\t"):
+        lines = lines_of("\n".join(front.format(at) + text for at, text in enumerate(said, start=41)))
+        assert [line.text for line in lines] == said
+    tasks = lines_of("\n".join(f"{at}: hello" for at in range(8)))
+    assert [line.speaker.rank for line in tasks] == list(range(8)), "srun counts its tasks from 0"
+
+
+def test_the_newest_line_may_stand_first() -> None:
+    stamped = [f"2026-01-05T04:11:{at:02}.000Z step {at}" for at in range(9)]
+    newest = lines_of("\n".join(oldest_first_texts(stamped[::-1])))
+    assert [line.text for line in newest] == [f"step {at}" for at in range(9)]
+    records = [f"2026-01-05T04:11:{at:02}.000Z {text}" for at, text in enumerate("abcdef")]
+    records[3] += "\n" + "\n".join(FRAMES)
+    told = oldest_first_texts("\n".join(records[::-1]).split("\n"))
+    assert told == "\n".join(records).split("\n"), "what has no stamp stays below what has one"
+    assert oldest_first_texts([*FRAMES, "the end"][::-1]) == [*FRAMES, "the end"], "frames above their head tell it too"
+    two_nodes = stamped + stamped
+    assert oldest_first_texts(two_nodes) == two_nodes
+
+
+def oldest_first_texts(texts: list[str]) -> list[str]:
+    return [text for _, text in oldest_first(list(enumerate(texts, start=1)))]
+
+
+def test_a_traceback_that_a_service_told_in_one_line() -> None:
+    flat = "The replica 0 exited with status 1. Reason: Error. " + " ".join(line.strip() for line in FRAMES)
+    escaped = 'message: "The replica 0 exited. ' + "\\n".join(FRAMES).replace('"', '\\"') + '"'
+    for one in (flat, escaped):
+        assert [line.text.strip(' "') for line in lines_of(one)][1:][-1] == "KeyError: 1"
+    quoted = "the sandbox printed " + repr("\n".join(FRAMES))
+    assert len(lines_of(quoted)) == 1, "nobody says that this is why it ended"

@@ -37,6 +37,9 @@ _PROGRESS = re.compile(
     r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
 )
+_NO_STEP = re.compile(
+    r"train_runtime|_config_callback\b"
+)  # Trainer's summary at its end, what wandb notes at the start
 _SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
 _WORD, _COUNT = re.compile(r"[^\W\d]{2,}"), re.compile(r"\d[\d.,]*")
 _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|episode|rollout)\b\W{0,4}(\d+(?:\.\d+)?)")
@@ -301,7 +304,7 @@ def _unfinished(said: Sequence[str]) -> bool:
     A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that, and
     so does one whose reports count nothing but differ, and one that counts from 0 and reached the last one.
     """
-    if not _PROGRESS.search(said[-1]) or "train_runtime" in said[-1]:  # Trainer's summary at its end
+    if not _PROGRESS.search(said[-1]) or _NO_STEP.search(said[-1]):
         return False
     parts = [(int(a), int(b)) for text in said[-6:] if _PROGRESS.search(text) for a, b in _PART.findall(text)]
     if parts:

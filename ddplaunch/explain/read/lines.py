@@ -159,7 +159,7 @@ def read_lines(
         numbered = [(number, each) for each in raw.replace('\\"', '"').replace("\\t", "\t").split("\\n")]
     entries = [(number, clean(raw)) for number, raw in _pieces(numbered)]
     step = max(1, len(entries) // sample)
-    prefixes = Prefixes([text for _, text in entries[::step]] + [text for _, text in entries[-200:]])
+    prefixes = Prefixes([text for _, text in entries[::step] + (entries[-200:] if step > 1 else [])])
     index = first
     for number, text in entries:
         text, who = prefixes.strip(text, speaker)

@@ -32,7 +32,8 @@ _HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s+\| ){_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
 _TASK = re.compile(r"^ {0,3}(\d{1,4}): ")
 _STAMP = re.compile(
-    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: |$)(?!- )"
+    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)"
+    r"(?: |$)(?!- \S+ - )"
 )
 #: Serving stacks name the rank behind the time: its own where tensors are parallel alone, not in a group of several.
 _DATED = re.compile(
@@ -187,9 +188,10 @@ def _common_indent(lines: Sequence[str]) -> int:
 
 def _is_counted(sample: Sequence[str]) -> bool:
     """Return whether a viewer has put its number in front of each line: they rise, and the first one is not 0."""
-    numbers = [int(match[1]) if (match := _NUMBERED.match(line)) else 0 for line in sample if line.strip()]
+    numbers = [int(match[1]) for line in sample if (match := _NUMBERED.match(line))]
     rises = sum(above < below for above, below in pairwise(numbers))
-    return len(numbers) >= _FEWEST_COUNTED and numbers[0] > 0 and rises >= _NEARLY_ALL * (len(numbers) - 1)
+    of_all = len(numbers) >= _MOST_LINES * sum(bool(line.strip()) for line in sample)  # bars are several lines in one
+    return of_all and len(numbers) >= _FEWEST_COUNTED and numbers[0] > 0 and rises >= _NEARLY_ALL * (len(numbers) - 1)
 
 
 def _shapes(front: str) -> Iterator[str]:

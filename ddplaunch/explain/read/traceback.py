@@ -34,7 +34,9 @@ _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _GROUPED = re.compile(r"ExceptionGroup$")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
-_IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
+_IGNORED = re.compile(  # the last: a thread of wandb, in its own log
+    r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit|^[EW]\w+ +(?!MainThread)\w+ *:\d+ \["
+)
 #: The exception in the error file of a rank, as old versions of torchrun print it.
 _ERROR_FILE = re.compile(r'^\s+"message": "((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*)",?$')
 _THREAD = re.compile(r"^Exception in thread\b|^future: <Task finished ")
@@ -304,7 +306,7 @@ class Tracebacks:
             state.handled = bool(_IGNORED.match(before))
             if (match := _SPAWNED.match(before)) and line.speaker.rank is None:
                 state.speaker = line.speaker._replace(rank=int(match.group(1)))
-        elif state.handled and not _HEADER.search(before := self._before.get(line.speaker, "")):
+        elif state.handled and not state.link and not _HEADER.search(before := self._before.get(line.speaker, "")):
             state.handled = bool(_IGNORED.match(before))  # the one before was cut off
         state.begin(line, "original" if inner else state.link or ("member" if member else ""))
         state.seen = line.at

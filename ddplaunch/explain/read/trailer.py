@@ -76,7 +76,8 @@ _STATUS = re.compile(
     r"|systemd\[1\]: \S+: Main process exited, code=exited, status=|\bexited: \S+ \(exit status (?=\d+; not expected)"
     r"|^Error: exit status |^Exited with code exit status |^The command \".*\" exited with "
     r"|^##\[error\]\w+ exited with code '|^flux-job: task\(s\) exited with exit code "
-    r"|^Script done on .*COMMAND_EXIT_CODE=\"|_atexit_cleanup\S* got exitcode: |AlgorithmError: Exit Code: "
+    r"|^Script done on .*COMMAND_EXIT_CODE=\"|Normal termination \(return value |_atexit_cleanup\S* got exitcode: "
+    r"|AlgorithmError: Exit Code: "
     r"|Task state is updated .* with exit code |^\s*Exit (?:Code|Status): +)"
     r"(?P<code>\d+)\b"
 )
@@ -85,7 +86,7 @@ _TRIGGERS = (
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "status ", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
     "Process finished", "Job failed", "status=", "exited: ", "xit status", "Exit Code:",
-    "Exit Status:", "EXIT_CODE=", "crashed with",
+    "Exit Status:", "EXIT_CODE=", "crashed with", "return value",
 )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ _CLOSES = re.compile(
 _CLOSES_WELL = re.compile(
     r"\b(?:0|no|none|without|zero)\b[\w\s-]{0,20}\b(?:fail\w*|errors?|crashed|exit code)\b"
     r"|\b(?:fail\w*|errors?)\W{0,3}\d|\b(?:success\w*|succeeded|retry\w*|skip\w*|ignor\w*|recover\w*|restart\w*|warn\w*"
-    r"|debug|info|finished in|code 0)\b",
+    r"|debug|info|finished in|code 0|own accord)\b",
     re.IGNORECASE,
 )
 

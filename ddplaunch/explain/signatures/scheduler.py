@@ -100,7 +100,7 @@ SIGNATURES: tuple[Signature, ...] = (
         code="scheduler-error",
         tier=Tier.GENERAL,
         patterns=(
-            r"pyxis: (?P<line>couldn't start container|failed to import docker image)$",
+            r"pyxis: (?P<line>couldn't start container|failed to (?:import docker image|create container filesystem))$",
             r"^FATAL: +(?P<line>container creation failed: .+|While making image from \w+ registry: .+)",
             r"^exec \S+: (?P<line>exec format error)$",
         ),
@@ -109,6 +109,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=("on one of the nodes, start a shell in the same image with the same mounts: it says more",),
         examples=(
             "slurmstepd: error: pyxis: couldn't start container",
+            "slurmstepd: error: pyxis: failed to create container filesystem",
             "FATAL:   container creation failed: mount /scratch->/scratch error: while mounting: no such file",
             "exec /app/start.sh: exec format error",
         ),
