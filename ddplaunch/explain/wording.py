@@ -57,8 +57,7 @@ _LOST_WORKER = (
 _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 
-_LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
-_FIELD = re.compile(r"\{(\w+)\}")
+_LONG, _FIELD = re.compile(r"(\S{30})\S{40,}(\S{30})"), re.compile(r"\{(\w+)\}")  # a word wider than a terminal
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(
     r"start the script with a launcher|in a notebook or test"
@@ -71,8 +70,7 @@ _TOLD = (
     ("`ddplaunch explain` with the output of the workers; a service keeps it as the job's log", _RECORD),
 )
 _REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
-_QUOTED = 160  # characters of a rank's last words in one line
-_WIDEST = 300  # characters of a line that is evidence
+_QUOTED, _WIDEST = 160, 300  # characters of a rank's last words in one line, and of a line that is evidence
 
 
 class _Words(NamedTuple):
@@ -385,10 +383,8 @@ def _unknown(cause: RootCause) -> _Words:
             "these lines are printed by survivors; the cause is in the log of the rank or host that they lost",
             ("`ddplaunch explain` with the logs of all nodes; else look for its exit status, and " + _DMESG, _RECORD),
         )
-    if summed_up := [hit.line for hit in cause.echoes if hit.signature.code == "told-elsewhere"]:
-        return _Words(
-            f"what started the work says that it failed, and not why: {summed_up[-1].text.strip()[:80]}", *_TOLD
-        )
+    if summed_up := [hit.line.text.strip() for hit in cause.echoes if hit.signature.code == "told-elsewhere"]:
+        return _Words(f"what started the work says that it failed, and not why: {summed_up[-1][:80]}", *_TOLD)
     if cause.cut is not None and not _REPORTED.match(cause.cut.text) and closes_badly(cause.cut.text):
         return _Words(f"the last words say that the work failed, and not why: {cause.cut.text.strip()[:80]}", *_TOLD)
     if cause.cut is not None:

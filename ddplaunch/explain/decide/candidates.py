@@ -11,10 +11,10 @@ from ddplaunch.explain.decide.collectives import Stuck
 from ddplaunch.explain.decide.endings import StepReports
 from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank, rank_of_pid
 from ddplaunch.explain.diagnosis import Raised, UserCall
-from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.lines import Line, announced
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
-from ddplaunch.explain.read.traceback import ChainedException, Traceback, announced
+from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
 from ddplaunch.explain.signatures.signature import NOISE, OF_MACHINES, Signature, Tier
 from ddplaunch.values.frozen import dataclass
@@ -36,15 +36,12 @@ _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 _LOOKUPS = ("KeyError", "IndexError", "LookupError", "AttributeError", "NameError")
 _OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
 #: Codes of what kernels, drivers and schedulers tell of ranks, who sign for themselves.
-_TOLD_BY_OTHERS = frozenset(
-    ("host-out-of-memory", "killed", "gpu-fault", "terminated", "time-limit", "scheduler-error")
-)
-#: Messages that only wrap what NCCL printed before.
-_WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")
+_BY_OTHERS = frozenset(("host-out-of-memory", "killed", "gpu-fault", "terminated", "time-limit", "scheduler-error"))
+_WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
 _VOICES = re.compile(
-    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: |terminate called"
-    r"|what\(\):"
+    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
+    r"|terminate called|what\(\):"
 )
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
@@ -52,8 +49,8 @@ _COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number i
 _WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
-_BESIDE = 4  # lines between the last of a program and the exception that tells of its end
-_MESSAGE_LINES = 12  # an exception's message may go on for as many lines
+#: Lines between the last of a program and the exception that tells of its end; lines that a message may have.
+_BESIDE, _MESSAGE_LINES = 4, 12
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ def _without_old_text(found: list[Candidate], scanned: Scanned) -> list[Candidat
 
     def is_old(each: Candidate) -> bool:
         nobody = each.speaker.rank is None and each.raised is None
-        if nobody and each.code not in _TOLD_BY_OTHERS and not _VOICES.search(each.line.text):
+        if nobody and each.code not in _BY_OTHERS and not _VOICES.search(each.line.text):
             return each.line.at < (raised if _COMPLAINS.match(each.line.text) else until)
         return _is_old(each, last.get(each.speaker))
 

@@ -22,8 +22,7 @@ _DONE = re.compile(
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
     r"|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
-    r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over"
-    r"|[Ee]arly[ -]stopp(?:ing|ed)"
+    r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
 )
 #: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.
 _PASSED = re.compile(
@@ -37,17 +36,15 @@ _PROGRESS = re.compile(
     r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
 )
-_NO_STEP = re.compile(
-    r"train_runtime|_config_callback\b"
-)  # Trainer's summary at its end, what wandb notes at the start
+#: Trainer's summary at its end, and what wandb notes at the start.
+_NO_STEP = re.compile(r"train_runtime|_config_callback\b")
 _SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
 _WORD, _COUNT = re.compile(r"[^\W\d]{2,}"), re.compile(r"\d[\d.,]*")
 _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|episode|rollout)\b\W{0,4}(\d+(?:\.\d+)?)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
-    r"warn|Warning|^wandb: (?!.*\(success\))"
-    r"|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS"
-    r"|destroy_process_group|HYDRA_FULL_ERROR=1"
+    r"warn|Warning|^wandb: (?!.*\(success\))|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}"
+    r"|OMP_NUM_THREADS|destroy_process_group|HYDRA_FULL_ERROR=1"
     r"|^Script (?:started|done) on\b|^```|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
@@ -61,13 +58,9 @@ _DUMPED = re.compile(
 #: Codes of what launchers and services print only where the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
-_CLOSING = 2  # lines that may say at the end that the work failed
-_WORK = 3  # steps that are reported by a training that got going
-_ENDS = 15  # lines of a file that may say how it ended
-_ALIKE = 40  # characters in which two exceptions are the same, numbers aside
+_CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
+_ENDS, _ALIKE = 15, 40  # lines of a file that may say how it ended; characters of exceptions that are the same
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
-
-
 #: What a last line has that gives a reason.
 _REASON = re.compile(
     r"(?i)\b(?:error|fatal|fail(?:s|ed|ure)?|cannot|can't|could not|unable|unknown|invalid|unsupported|missing|must"
@@ -143,15 +136,10 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
     last = own[files[0]][-_LAST:] if files else []
     if not ended.exit.seen:
         last = last[-1:]  # what stands above it may be another rank's
-    elif (
-        ended.exit.code == 1
-        and not complains
-        and files
-        and _is_message(last, ended.exit.one_file)
-        and not any(_gives_reason(line.text) for line in last)
-    ):
-        return replace(ended, said=tuple(last[-1:]), gives_reason=True)
     reason = next((at for at, line in enumerate(last) if _gives_reason(line.text)), None)
+    alone = reason is None and ended.exit.seen and ended.exit.code == 1 and not complains
+    if alone and _is_message(last, ended.exit.one_file):
+        return replace(ended, said=tuple(last[-1:]), gives_reason=True)
     said = last[-1:] if reason is None else last[reason : reason + 4]
     return replace(ended, said=tuple(said), gives_reason=reason is not None)
 

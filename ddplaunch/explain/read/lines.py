@@ -21,6 +21,16 @@ from ddplaunch.explain.read.packed import unpacked
 from ddplaunch.explain.read.prefixes import NOBODY, Prefixes, Speaker, without_known
 
 Numbered = tuple[int, str]
+#: A line that warns of an error, or says that the program goes on.
+_LOGGED = re.compile(
+    r"\b(?:WARNING|WARN|DEBUG)\b"
+    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing|going on)\b)"
+)
+
+
+def announced(text: str) -> bool:
+    """Return whether a line says of an error that the program goes on: it warns, skips, or tries again."""
+    return bool(_LOGGED.search(text))
 
 
 class Line(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Raised, UserCall, own_frame, user_calls
-from ddplaunch.explain.read.lines import Line, untangled
+from ddplaunch.explain.read.lines import Line, announced, untangled
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 
@@ -30,8 +30,7 @@ _RAISED = re.compile(
 _DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # right below the frames only
 _NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
 _RAISES = re.compile(r"(?:^|[:;] *)raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
-_GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
-_GROUPED = re.compile(r"ExceptionGroup$")
+_GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(  # the last: a thread of wandb, in its own log
@@ -40,10 +39,6 @@ _IGNORED = re.compile(  # the last: a thread of wandb, in its own log
 #: The exception in the error file of a rank, as old versions of torchrun print it.
 _ERROR_FILE = re.compile(r'^\s+"message": "((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*)",?$')
 _THREAD = re.compile(r"^Exception in thread\b|^future: <Task finished ")
-_LOGGED = re.compile(
-    r"\b(?:WARNING|WARN|DEBUG)\b"
-    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing|going on)\b)"
-)
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
 )
@@ -63,13 +58,7 @@ _WORKER = "DataLoader worker (pid"
 _STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
 _NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
-_EMPTY = 2  # empty lines that a message may begin with
-_FOREIGN = 12  # lines of others that may stand inside a traceback
-
-
-def announced(text: str) -> bool:
-    """Return whether a line says of an error that the program goes on: it warns, skips, or tries again."""
-    return bool(_LOGGED.search(text))
+_EMPTY, _FOREIGN = 2, 12  # empty lines that a message may begin with; lines of others inside a traceback
 
 
 @dataclass(frozen=True)
@@ -94,10 +83,8 @@ class ChainedException:
     @property
     def starts_program(self) -> bool:
         """Whether it was raised as a program was to be started."""
-        return any(
-            name in _STARTS and file.endswith(("subprocess.py", "os.py", "<frozen os>"))
-            for file, _, name in self.frames
-        )
+        starters = [file for file, _, name in self.frames if name in _STARTS]
+        return any(file.endswith(("subprocess.py", "os.py", "<frozen os>")) for file in starters)
 
 
 @dataclass(frozen=True)
