@@ -524,7 +524,7 @@ def _parsed(name: str, head: str, text: str) -> Fault:
 
 
 _SETS = Path(__file__).with_name("fault_sets")
-THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, SEVENTH_HELD_OUT, EIGHTH, EIGHTH_HELD_OUT = (
-    _read(_SETS / f"{name}.txt")
-    for name in ["third", "fourth", "fifth", "sixth", "seventh", "seventh_held_out", "eighth", "eighth_held_out"]
+THIRD, FOURTH, FIFTH, SIXTH = (_read(_SETS / f"{name}.txt") for name in ["third", "fourth", "fifth", "sixth"])
+SEVENTH, SEVENTH_HELD_OUT, EIGHTH, EIGHTH_HELD_OUT, NINTH, NINTH_HELD_OUT = (
+    _read(_SETS / f"{name}{part}.txt") for name in ["seventh", "eighth", "ninth"] for part in ["", "_held_out"]
 )

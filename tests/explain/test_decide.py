@@ -1056,6 +1056,7 @@ def test_last_words_that_report_a_failure_are_no_good_end(closing: str) -> None:
         "the job terminated successfully, no errors",
         "process exited with code 0",
         "WARNING: an upload failed, will retry",
+        "exact_match: 0.6128 (3064/5000), unanswered 41, timed out 0",
     ],
 )
 def test_last_words_about_failures_that_were_none_stay_silent(closing: str) -> None:
@@ -1091,3 +1092,34 @@ def test_a_chain_of_exceptions_that_was_ignored_is_ignored_as_a_whole() -> None:
     chain = raised(None, "OSError: a") + "\nDuring handling of the above exception, another exception occurred:\n\n"
     ignored = "Exception ignored in: <function A.__del__ at 0x7f>\n" + chain + raised(None, "ValueError: b")
     assert explained("step 1/2\nstep 2/2\n" + ignored).diagnosis is None
+
+
+def test_a_rank_that_torchruns_table_leaves_out_between_others_had_left() -> None:
+    ended = "".join(failed(1, rank, 10 + rank) for rank in (0, 1, 3))
+    waiting = lost(0) + lost(1) + lost(3) + ended
+    table = summary((0, 1, 10), (3, 1, 13), (1, 1, 11))
+    found = diagnosed(waiting + table)
+    assert (found.code, found.rank) == ("rank-left-early", 2) and "rank 2 left with status 0" in found.what
+    stopped = "W0 9 torch/x.py:1] Sending process 12 closing signal SIGTERM\n"
+    for other in (
+        waiting + summary((0, 1, 10), (2, 1, 12), (3, 1, 13), (1, 1, 11)),
+        waiting + stopped + table,
+        lost(0) + raised(1, "KeyError: 'a'") + lost(3) + ended + table,
+        lost(0) + lost(1) + summary((0, 1, 10), (1, 1, 11)),
+    ):
+        assert diagnosed(other).code != "rank-left-early"
+
+
+def test_there_is_no_usable_gpu_where_the_driver_is_too_old() -> None:
+    old = "x/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old "
+    none = raised(
+        None, "lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!"
+    )
+    assert diagnosed(f"{old}(found version 11040).\n{none}").code == "driver-too-old"
+    assert diagnosed(none).code == "cuda-unavailable"
+
+
+def test_a_make_that_fails_is_an_extension_that_did_not_build() -> None:
+    header = "helpers.cpp:7:10: fatal error: pybind11/pybind11.h: No such file or directory\ncompilation terminated.\n"
+    found = diagnosed(f"{header}make: *** [Makefile:13: helpers_cpp] Error 1\n{lost(8)}")
+    assert found.code == "extension-build-failed" and "pybind11/pybind11.h" in found.what

@@ -153,8 +153,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     if recorded.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO, old=True) if each.code in _NEEDS_A_GPU else each for each in found]
-    fetched = {each.speaker for each in found if each.code == "download-failed"}  # by one rank, for all of them
-    found = [replace(each, tier=Tier.SYMPTOM) if _awaited(each, fetched) else each for each in found]
+    found = [replace(each, tier=Tier.SYMPTOM) if _follows(each, found) else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
     found = recorded.own_where_nobody_else_failed(found, echoes, facts)
     ends = recorded.end_times(facts)
@@ -200,9 +199,15 @@ def _with_lost_while_joining(
     return [own], [each for each in echoes if each.signature.code in NOISE]
 
 
-def _awaited(each: Candidate, fetched: set[Speaker]) -> bool:
-    """Return whether a rank misses data that another one tried to fetch, which goes on as soon as that one gives up."""
-    return each.code == "dataset-missing" and bool(fetched - {each.speaker})
+def _follows(each: Candidate, found: Sequence[Candidate]) -> bool:
+    """Return whether another cause explains this one.
+
+    A rank misses data that another one tried to fetch, and goes on as soon as that one gives up; and there is no usable
+    GPU where torch has said that the driver is too old.
+    """
+    if each.code == "dataset-missing":
+        return any(other.code == "download-failed" and other.speaker != each.speaker for other in found)
+    return each.code == "cuda-unavailable" and any(other.code == "driver-too-old" and not other.old for other in found)
 
 
 def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
@@ -216,6 +221,8 @@ def _left_early(
     """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
     first = recorded.first_by_itself(facts)
     left = recorded.left_before(facts, first) if first is not None else ()
+    if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
+        first, left = table
     if first is None or not left or (first.signal and first.signal != "SIGABRT"):
         return None
     best = found[0] if found else None

@@ -222,6 +222,22 @@ def left_before(facts: RunFacts | None, first: RankEnd) -> tuple[RankEnd, ...]:
     return tuple(end for end in left if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
 
 
+def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tuple[RankEnd, ...]] | None:
+    """Return the first rank of torchrun's summary, and those between its ranks that it does not list: they left with 0.
+
+    It lists all that failed or were ended on its host. None where none is missing, or one may have ended well after it
+    was asked to.
+    """
+    asked = any(hit.signature.code == "stopped-by-launcher" for hit in echoes)
+    table = {each.rank: each for each in scanned.exits if each.table and each.rank is not None}
+    hosts = {each.host for each in table.values()}
+    if asked or len(hosts) != 1 or any(each.by_agent for each in scanned.exits):
+        return None
+    left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
+    root = next(each for each in table.values() if each.line.at == max(each.line.at for each in table.values()))
+    return (RankEnd(root.rank or 0, root.host, root.code), left) if left else None
+
+
 def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | None:
     """Return the end of ``rank``, or of the first of several, if it aborted after its program was through."""
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()

@@ -101,7 +101,8 @@ _CLOSES = re.compile(
 )
 _CLOSES_WELL = re.compile(
     r"\b(?:0|no|none|without|zero)\b[\w\s-]{0,20}\b(?:fail\w*|errors?|crashed|exit code)\b"
-    r"|\b(?:fail\w*|errors?)\W{0,3}\d|\b(?:success\w*|succeeded|retry\w*|skip\w*|ignor\w*|recover\w*|restart\w*|warn\w*"
+    r"|\b(?:fail\w*|errors?|time[sd]? out|aborted|killed|cancell?ed)\W{0,3}\d"
+    r"|\b(?:success\w*|succeeded|retry\w*|skip\w*|ignor\w*|recover\w*|restart\w*|warn\w*"
     r"|debug|info|finished in|code 0|own accord)\b",
     re.IGNORECASE,
 )

@@ -10,12 +10,16 @@ def _not_built(first_error: str, what: str, why: str, fix: str, example: str, ne
     return Signature(
         code="extension-build-failed",
         tier=Tier.CAUSE,
-        patterns=(r"Error building extension '(?P<extension>[^']+)'", r"(?P<extension>ninja): build stopped"),
+        patterns=(
+            r"Error building extension '(?P<extension>[^']+)'",
+            r"(?P<extension>ninja): build stopped",
+            r"make(?:\[\d+\])?: \*\*\* \[(?:[^\]:]+:\d+: )?(?P<extension>[\w./+-]+)\] Error \d",
+        ),
         log_with=(first_error,),
         what=f"an extension ({{extension}}) did not build: {what}",
         why=why,
         fixes=(fix, "build once before the launch, and remove the stale cache: `rm -rf ~/.cache/torch_extensions`"),
-        examples=(example, "ninja: build stopped: subcommand failed."),
+        examples=(example, "ninja: build stopped: subcommand failed.", "make: *** [Makefile:13: helpers_cpp] Error 1"),
         near_misses=(near,),
         source="https://pytorch.org/docs/stable/cpp_extension.html",
     )
