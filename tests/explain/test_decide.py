@@ -1123,3 +1123,25 @@ def test_a_make_that_fails_is_an_extension_that_did_not_build() -> None:
     header = "helpers.cpp:7:10: fatal error: pybind11/pybind11.h: No such file or directory\ncompilation terminated.\n"
     found = diagnosed(f"{header}make: *** [Makefile:13: helpers_cpp] Error 1\n{lost(8)}")
     assert found.code == "extension-build-failed" and "pybind11/pybind11.h" in found.what
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("docker: failed to register layer: write /usr/lib/x.so: no space left on device.", "disk-full"),
+        ('level=fatal msg="write /home/mira/storage/diff: disk quota exceeded"', "disk-full"),
+        ("containerd: failed to create shim task: open /proc/self/fd: too many open files", "too-many-open-files"),
+        ("fork/exec /usr/bin/python3: cannot allocate memory", "host-out-of-memory"),
+        ("mkdir /data/train: read-only file system", "permission-denied"),
+        ("docker: manifest for reg.io/t:9 not found: manifest unknown: manifest unknown.", "download-failed"),
+    ],
+)
+def test_errors_of_the_system_are_read_as_container_runtimes_write_them(said: str, code: str) -> None:
+    found = diagnosed(f"$ docker run reg.io/t:9 torchrun train.py\n{said}\n")
+    assert found.code == code and said in found.evidence[0].text
+
+
+def test_what_ucx_says_of_an_adapter_comes_before_the_abort_that_it_makes() -> None:
+    said = "[n03:61120:0:61120] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_bond_0:1/RoCE (synd 0x15)\n"
+    found = diagnosed(f"{said}[n03:61120] *** Process received signal ***\n[n03:61120] Signal: Aborted (6)\n")
+    assert found.code == "infiniband-error" and "mlx5_bond_0" in found.what

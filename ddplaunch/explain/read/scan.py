@@ -48,6 +48,13 @@ def raised_in(signature: Signature) -> frozenset[str]:
     return frozenset(name for example in signature.examples for name in _TYPE.findall(example))
 
 
+#: What the system says, as programs in Go write it: container runtimes, Kubernetes, registries.
+_OF_GO = re.compile(
+    r": (no space left on device|permission denied|too many open files|read-only file system|cannot allocate memory"
+    r"|disk quota exceeded)\b"
+)
+
+
 @cache
 def _compile(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
@@ -147,7 +154,8 @@ class Matcher:
 
     def hits(self, line: Line) -> list[Hit]:
         """Return the signatures that ``line`` shows: by tier, and within a tier as they are listed."""
-        found = ((each, _shown(each, line.text)) for each in self.candidates(line.text))
+        text = _OF_GO.sub(lambda match: f": {match[1].capitalize()}", line.text)
+        found = ((each, _shown(each, text)) for each in self.candidates(text))
         hits = [Hit(signature, line, *shown) for signature, shown in found if shown is not None]
         return sorted(hits, key=lambda hit: hit.signature.tier)
 

@@ -84,7 +84,11 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="download-failed",
         tier=Tier.CAUSE,
-        patterns=(r"Failed to pull image \"(?P<image>[^\"]+)\"",),
+        patterns=(
+            r"Failed to pull image \"(?P<image>[^\"]+)\"",
+            r"manifest for (?P<image>\S+) not found",
+            r"pull access denied for (?P<image>[^\s,]+)",
+        ),
         what="the container's image could not be fetched: {image}",
         why="the node's runtime fetches it before the container starts: the name or tag is wrong, or the registry "
         "wants a login",
@@ -92,7 +96,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "`kubectl describe pod POD` has the registry's answer; `docker pull IMAGE` on another machine tells more",
             "a private registry needs `imagePullSecrets` in the pod",
         ),
-        examples=('Warning  Failed  3s  kubelet  Failed to pull image "reg.io/t:1": rpc error: code = NotFound',),
+        examples=(
+            'Warning  Failed  3s  kubelet  Failed to pull image "reg.io/t:1": rpc error: code = NotFound',
+            "docker: Error response from daemon: manifest for reg.io/t:9 not found: manifest unknown.",
+            "docker: Error response from daemon: pull access denied for acme/t, repository does not exist",
+        ),
         near_misses=('Normal  Pulling  3s  kubelet  Pulling image "reg.io/t:1"',),
         source="https://kubernetes.io/docs/concepts/containers/images/",
     ),

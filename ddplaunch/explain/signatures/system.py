@@ -309,6 +309,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:PermissionError|OSError|IOError): \[Errno (?:1|13)\] "
             r"(?P<reason>Permission denied|Operation not permitted): '(?P<path>[^']+)'",
             r"\bopen\((?P<path>[^)]*)\): (?P<reason>Permission denied|Read-only file system)",
+            r"\bmkdir (?P<path>/\S+): (?P<reason>[Pp]ermission denied|[Rr]ead-only file system)",
+            r"(?P<reason>[Pp]ermission denied) while trying to connect to the .{1,40} socket at \w+://(?P<path>[^\s:]+)",
             r"can't open file '(?P<path>[^']+)': \[Errno 13\] (?P<reason>Permission denied)",
             r"(?:bash|sh|line \d+|mkdir: [^:]*|touch: [^:]*|cp: [^:]*): \W?(?P<path>[\w./~-]+)\W?: "
             r"(?P<reason>Permission denied)",
@@ -326,6 +328,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "PermissionError: [Errno 13] Permission denied: '/gpfs/weather/out/ens_0007.nc'",
             "OSError: [Errno 30] Read-only file system: '/data/cache'",
             "RuntimeError: open(/pg_lock): Permission denied",
+            "error while creating mount source path '/data/x': mkdir /data/x: read-only file system",
+            "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: Get",
             "bash: ./rank.sh: Permission denied",
             "python: can't open file '/root/train.py': [Errno 13] Permission denied",
             "PermissionError: [Errno 1] Operation not permitted: '/data/x'",

@@ -122,6 +122,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Could not resolve hostname (?P<host>[^\s:]+)",
             r"gethostbyname\(\"?(?P<host>[^\")]+)\"?\) failed",
             r"getaddrinfo ENOTFOUND (?P<host>\S+)",
+            r"\blookup (?P<host>\S+)(?: on \S+)?: no such host",
             r"Unknown host:? (?P<host>[\w.-]+)",
             r"Unable to resolve \"(?P<host>[^\"]+)\": Unknown host",
             r"(?P<host>[\w.-]+): (?:[Hh]ost unknown|[Uu]nknown host)\b",
@@ -130,6 +131,7 @@ SIGNATURES: tuple[Signature, ...] = (
         why=_NAME_WHY,
         fixes=(_NAME_FIXES[0], "test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts"),
         examples=(
+            "dial tcp: lookup registry-1.docker.io on 10.0.0.2:53: no such host",
             "[W socket.cpp:601] [c10d] The IPv4 network addresses of (node-a, 29500) cannot be retrieved (gai error: "
             "-2 - Name or service not known).",
             "ssh: Could not resolve hostname gpu7: Name or service not known",

@@ -41,6 +41,22 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="infiniband-error",
+        tier=Tier.UNCERTAIN,
+        patterns=(r"\bib_mlx5_log\.c:\d+ +(?P<line>.*? on (?P<adapter>\S+?)(?::\d+)?/(?:RoCE|IB)\b)",),
+        what="InfiniBand or RoCE: UCX says of {adapter}: {line}",
+        why="a transfer did not end well after all retries: a cable, switch, GID or QoS, or the peer is gone",
+        fixes=(
+            "look at both ends: `ibstat`, `ibv_devinfo`, error counters with `perfquery -x`, and the peer's own log",
+            "RoCE: the same GID index on all nodes: `show_gids`, `--env UCX_IB_GID_INDEX=N`; `ucx_info -d` lists them",
+        ),
+        examples=(
+            "[n03:61120:0:61120] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_bond_0:1/RoCE (synd 0x15",
+        ),
+        near_misses=("[n03:61120:0:61120] ib_mlx5_log.c:177  RC QP 0x1f33 wqe[18204]: SEND s-e",),
+        source="https://openucx.readthedocs.io/en/master/faq.html",
+    ),
+    Signature(
+        code="infiniband-error",
         tier=Tier.SYMPTOM,
         patterns=(
             r"NCCL WARN (?P<line>Call to ibv_\w+ failed.*)",
