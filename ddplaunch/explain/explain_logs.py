@@ -36,7 +36,8 @@ _LAST_OF_PYTHON = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Ex
 #: A launch that somebody typed into a shell, with its prompt, where a whole session was recorded.
 _TYPED = re.compile(
     r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
-    r"(?:torchrun|ddplaunch run|deepspeed|accelerate launch|srun|mpirun|horovodrun|python\S*) \S"
+    r"(?:(?:torchrun|ddplaunch run|deepspeed|accelerate launch|horovodrun|python\S*) \S"
+    r"|(?:srun|mpirun) .*(?:torchrun|ddplaunch|deepspeed|accelerate|python|\.(?:py|sh)\b))"
 )
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something

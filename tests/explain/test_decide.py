@@ -1145,3 +1145,50 @@ def test_what_ucx_says_of_an_adapter_comes_before_the_abort_that_it_makes() -> N
     said = "[n03:61120:0:61120] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_bond_0:1/RoCE (synd 0x15)\n"
     found = diagnosed(f"{said}[n03:61120] *** Process received signal ***\n[n03:61120] Signal: Aborted (6)\n")
     assert found.code == "infiniband-error" and "mlx5_bond_0" in found.what
+
+
+def test_the_report_of_desynchronised_ranks_names_the_one_that_did_not_come() -> None:
+    waits = "".join(
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum=8, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600047 milliseconds before timing out.\n"
+        for rank in (0, 2)
+    )
+    report = "\t   - [1] finished collective #7, but didn't join collective #8 (count from 1)\n"
+    found = diagnosed(waits + report)
+    assert (found.code, found.rank) == ("collective-timeout", 1) and "rank 1 did not come" in found.what
+
+
+def test_horovod_names_the_rank_that_is_missing() -> None:
+    stall = (
+        "[1,0]<stderr>:stall_inspector.cc:107] One or more tensors were submitted to be reduced, gathered or "
+        "broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds. This may indicate that\n"
+        "[1,0]<stderr>:Missing ranks:\n[1,0]<stderr>:3: [allreduce.decoder.weight, allreduce.embed.weight ...]\n"
+    )
+    steps = "".join(f"[1,0]<stdout>:step {step} loss 4.{step}\n" for step in range(900, 906))
+    assert (diagnosed(steps + stall).code, diagnosed(steps + stall).rank) == ("hang", 3)
+    assert explained(stall + steps).diagnosis is None, "it went on"
+
+
+def test_what_is_typed_after_a_failure_is_no_work_that_went_on() -> None:
+    log = raised(2, "RuntimeError: Pin memory thread exited unexpectedly") + failed(1, 2, 12)
+    found = diagnosed(
+        f"$ accelerate launch train.py\n{log}$ ls -lt /dev/shm\ntotal 16777216\n-rw- 1 u u 5 Aug 1 psm_0\n"
+    )
+    assert found.code == "script-exception"
+    typed = f"$ srun -N2 torchrun train.py\n{log}$ srun -w node-b getent hosts node-a\n127.0.1.1  node-a\n"
+    assert diagnosed(typed).code == "script-exception"
+
+
+def test_a_step_that_ends_after_a_task_was_not_cancelled_by_anybody() -> None:
+    task = "srun: error: node-b: task 1: Exited with exit code 1\n"
+    late = raised(None, "torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying to "
+                        "connect to (node-a, 29511).")  # fmt: skip
+    assert diagnosed(late + task + CANCELLED).code == "rendezvous-failed"
+    assert diagnosed(late + CANCELLED + task).code == "terminated"
+
+
+def test_a_few_lines_of_tracebacks_show_that_srun_numbers_its_tasks() -> None:
+    text = "".join(f"gn14: [rank 0/8] epoch 0 step {step}\n" for step in range(20))
+    text += "".join(f"{task}: RuntimeError: Expected all tensors to be on the same device\n" for task in (2, 0, 7))
+    found = diagnosed(text + "srun: error: gn14: tasks 0,2,7: Exited with exit code 1\n")
+    assert found.code == "script-exception" and found.exception is not None

@@ -303,9 +303,12 @@ def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list
     causes = (each for each in found if each.code not in _OUTSIDE and each.line.at < end)
     failed_before = any(each.tier <= Tier.GENERAL for each in causes)
     limited = any(each.code == "time-limit" and each.tier == Tier.CAUSE for each in found)
+    told = (each.line.at for each in scanned.exits if not each.by_agent and each.code not in _ASKED_TO_END)
+    first_exit = min(told, default=end)  # srun ends a step in which a task has failed
     result = []
     for each in found:
-        if each.code == "terminated" and (failed_before or limited):
+        of_step = each.line.at > first_exit and " STEP " in each.line.text
+        if each.code == "terminated" and (failed_before or limited or of_step):
             each = replace(each, tier=Tier.SYMPTOM)
         elif each.code not in _OUTSIDE | _REASONS and each.line.at > end:
             each = replace(each, tier=Tier.ECHO)

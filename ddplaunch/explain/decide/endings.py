@@ -20,8 +20,8 @@ _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown",
 _DONE = re.compile(
     r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )(?!Finished: (?:ABORT|FAIL)|Done\. Your build exited with [1-9])"
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
-    r"|Saved|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
-    r"|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
+    r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
+    r"|Results in|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
     r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
 )
 #: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.

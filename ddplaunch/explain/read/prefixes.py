@@ -31,6 +31,7 @@ _BODY = (
 _HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s+\| ){_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
 _TASK = re.compile(r"^ {0,3}(\d{1,4}): ")
+_TASK_TELLS = re.compile(r"^ {0,3}\d{1,4}: (?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
 _STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)"
     r"(?: |$)(?!- \S+ - )"
@@ -108,7 +109,8 @@ class Prefixes:
         )
         self._begun: int | None = None
         self._inside = False
-        self._tasks = numbered > 2 and numbered * 5 > 3 * sum(bool(line.strip()) for line in sample)
+        told = sum(bool(_TASK_TELLS.match(line)) for line in sample)
+        self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * sum(bool(line.strip()) for line in sample))
         self._front: re.Pattern[str] | None = None
         self._front = self._learned(sample)
 

@@ -27,6 +27,27 @@ _NOT_A_NUMBER = r"\b(?:nan|NaN|NaNs|nans|non-finite|(?:Nan|NAN|inf|Inf|infinite)
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
+        code="hang",
+        tier=Tier.SYMPTOM,
+        patterns=(
+            r"(?P<line>One or more tensors were submitted to be reduced, .* for more than (?P<seconds>\d+) seconds)",
+        ),
+        log_with=(r"^(?P<culprit>\d+): \[\w*(?:all|broad|reduce)\w*[.\w/]*",),
+        what="Horovod: rank {culprit} does not come to a collective that the others wait in for {seconds} s",
+        why="each rank has to submit the same tensors in the same order; that one skipped a step, or went another way",
+        fixes=(
+            "let all ranks call `optimizer.step()` for each batch, also for one without samples; "
+            "`hvd.join()` where ranks have different numbers of batches",
+            "end it: a rank that skipped one does not come any more",
+        ),
+        examples=(
+            "stall_inspector.cc:107] One or more tensors were submitted to be reduced, gathered or broadcasted by "
+            "subset of ranks and are waiting for remainder of ranks for more than 60 seconds. This may indicate that",
+        ),
+        near_misses=("stall_inspector.cc:30] Stall check is off",),
+        source="https://horovod.readthedocs.io/en/stable/troubleshooting_include.html",
+    ),
+    Signature(
         code="parameter-mismatch",
         tier=Tier.CAUSE,
         patterns=(

@@ -40,6 +40,23 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/NVIDIA/nccl/blob/master/src/transport/net_ib.cc",
     ),
     Signature(
+        code="collective-timeout",
+        tier=Tier.UNCERTAIN,
+        patterns=(
+            r"\[(?P<culprit>\d+(?:, ?\d+)*)\] finished collective #(?P<last>\d+), but didn't join collective "
+            r"#(?P<next>\d+)",
+        ),
+        what="rank {culprit} finished collective {last} and did not come to the next one, {next}",
+        why="torch compares how far each rank has come after a time-out; the others wait for the one that is behind",
+        fixes=(
+            "look at what that rank did then: its own output, `py-spy dump --pid PID` the next time, a branch or a "
+            "longer batch that the others do not have",
+        ),
+        examples=("   - [5] finished collective #146901, but didn't join collective #146902 (count from 1)",),
+        near_misses=("   #146902 started ranks: [0,1,2,3] started _REDUCE_SCATTER_BASE",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TraceUtils.h",
+    ),
+    Signature(
         code="infiniband-error",
         tier=Tier.UNCERTAIN,
         patterns=(r"\bib_mlx5_log\.c:\d+ +(?P<line>.*? on (?P<adapter>\S+?)(?::\d+)?/(?:RoCE|IB)\b)",),
