@@ -1161,7 +1161,7 @@ def test_the_report_of_desynchronised_ranks_names_the_one_that_did_not_come() ->
 def test_horovod_names_the_rank_that_is_missing() -> None:
     stall = (
         "[1,0]<stderr>:stall_inspector.cc:107] One or more tensors were submitted to be reduced, gathered or "
-        "broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds. This may indicate that\n"
+        "broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds. This may\n"
         "[1,0]<stderr>:Missing ranks:\n[1,0]<stderr>:3: [allreduce.decoder.weight, allreduce.embed.weight ...]\n"
     )
     steps = "".join(f"[1,0]<stdout>:step {step} loss 4.{step}\n" for step in range(900, 906))
