@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 import tty
 from collections.abc import Callable, Sequence
@@ -31,6 +33,7 @@ CODE = (
     "from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
 )
 PATIENCE_S = 60.0
+_ENDED = os.WEXITED | os.WNOWAIT | os.WNOHANG
 
 
 def open_files() -> set[tuple[str, str]]:
@@ -149,9 +152,23 @@ class Guarded:
         send(self.channel, {"op": "started", "attempt": number, "pids": pids})
 
     def wait(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks, and reap them no earlier than torchrun would: once the guard knows of them."""
+        for process in self.ranks.values():
+            if process.returncode is None:
+                until(lambda pid=process.pid: os.waitid(os.P_PID, pid, _ENDED), "a rank ends")  # type: ignore[misc]
+        until(self._has_heard, "the guard has read what it was sent")
         for process in self.ranks.values():
             process.wait(PATIENCE_S)
+
+    def _has_heard(self) -> bool:
+        """Whether the guard has taken all messages and sleeps again, or is stopped or gone."""
+        try:
+            state = Path(f"/proc/{self.guard.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        left = bytearray(4)
+        fcntl.ioctl(self.channel, termios.TIOCOUTQ, left)
+        return state in "TtZX" or (state == "S" and not any(left))
 
     def end(self, state: str = "succeeded", **more: Any) -> tuple[int, EndedRun]:
         """Say ``end`` and return the answer and what the guard saw."""
