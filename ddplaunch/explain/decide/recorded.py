@@ -234,7 +234,7 @@ def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tupl
     if asked or len(hosts) != 1 or any(each.by_agent for each in scanned.exits):
         return None
     left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
-    root = next(each for each in table.values() if each.line.at == max(each.line.at for each in table.values()))
+    root = max(table.values(), key=lambda each: each.line.at)
     return (RankEnd(root.rank or 0, root.host, root.code), left) if left else None
 
 
