@@ -1057,6 +1057,14 @@ def test_last_words_that_report_a_failure_are_no_good_end(closing: str) -> None:
         "process exited with code 0",
         "WARNING: an upload failed, will retry",
         "exact_match: 0.6128 (3064/5000), unanswered 41, timed out 0",
+        "test-clean: word error rate 4.21 %, insertion error 0.4 %",
+        "absolute trajectory error [m]: 0.031",
+        "mean squared error = 0.12, relative error on the test set 3.1 %",
+        "WORD ERROR RATE 4.21",
+        "steps where the loss failed to decrease: 3",
+        "training run terminated normally",
+        "worker 3 failed over to worker 4",
+        "Test error (top-1): 23.1",
     ],
 )
 def test_last_words_about_failures_that_were_none_stay_silent(closing: str) -> None:

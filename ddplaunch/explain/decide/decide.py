@@ -153,8 +153,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     if recorded.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO, old=True) if each.code in _NEEDS_A_GPU else each for each in found]
-    found = [replace(each, tier=Tier.SYMPTOM) if _follows(each, found) else each for each in found]
-    found = _after_an_end_from_outside(_without_restated(found), scanned)
+    found = _after_an_end_from_outside(_without_restated(_without_followers(found)), scanned)
     found = recorded.own_where_nobody_else_failed(found, echoes, facts)
     ends = recorded.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
@@ -199,15 +198,21 @@ def _with_lost_while_joining(
     return [own], [each for each in echoes if each.signature.code in NOISE]
 
 
-def _follows(each: Candidate, found: Sequence[Candidate]) -> bool:
-    """Return whether another cause explains this one.
+def _without_followers(found: list[Candidate]) -> list[Candidate]:
+    """Return what another cause explains as a symptom of it.
 
     A rank misses data that another one tried to fetch, and goes on as soon as that one gives up; and there is no usable
     GPU where torch has said that the driver is too old.
     """
-    if each.code == "dataset-missing":
-        return any(other.code == "download-failed" and other.speaker != each.speaker for other in found)
-    return each.code == "cuda-unavailable" and any(other.code == "driver-too-old" and not other.old for other in found)
+    fetched = {each.speaker for each in found if each.code == "download-failed"}
+    old_driver = any(each.code == "driver-too-old" and not each.old for each in found)
+
+    def follows(each: Candidate) -> bool:
+        if each.code == "dataset-missing":
+            return bool(fetched - {each.speaker})
+        return each.code == "cuda-unavailable" and old_driver
+
+    return [replace(each, tier=Tier.SYMPTOM) if follows(each) else each for each in found]
 
 
 def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
