@@ -21,7 +21,7 @@ Pair = tuple[Node, ...]
 
 #: Trains a linear model with DDP on data that differs by rank, then writes what this rank saw. With FAIL_ONCE in the
 #: environment rank 1 leaves with status 7, once, after a collective that all ranks took part in. A file remembers it:
-#: torchrun counts restarts only on the node whose rank failed, and may number the nodes anew. It leaves by ``_exit``,
+#: torchrun counts restarts only on nodes where a rank failed, and may number the nodes anew. It leaves by ``_exit``,
 #: since on a busy machine an interpreter that ends with a DDP model alive is aborted by gloo's threads now and then.
 TRAIN = """
 import datetime, json, os, socket
@@ -102,6 +102,13 @@ def interface(plan: dict[str, Any]) -> tuple[str, str, str]:
     return found["value"], found["source"], found["reason"]
 
 
+def restarted_once(ranks: list[dict[str, Any]]) -> None:
+    """Assert that a rank was started anew: torchrun counts that where one failed, and where others noticed before it
+    told them.
+    """
+    assert 1 in {each["attempt"] for each in ranks} <= {0, 1}
+
+
 def trained_together(ranks: list[dict[str, Any]]) -> None:
     """Four ranks, one sum over all of them, one model."""
     assert [each["rank"] for each in ranks] == [0, 1, 2, 3]
@@ -146,7 +153,7 @@ def test_restart_brings_the_job_back(own_name: Any, tmp_path: Path) -> None:
         ranks = train(pair, tmp_path, pair[0].address, "--max-restarts", "1", FAIL_ONCE="1")
     trained_together(ranks)
     assert (tmp_path / "out" / "failed").exists()
-    assert {each["attempt"] for each in ranks} == {0, 1}  # the node that failed, and the one that followed it
+    restarted_once(ranks)
     assert len({each["host"] for each in ranks}) == 2
 
 
