@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddplaunch.explain.diagnosis import RankEnd, RunFacts
+from ddplaunch.explain.diagnosis import RankEnd, RunFacts, line_of
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER
 from ddplaunch.scaling.batch import resolve_batch
 from ddplaunch.scaling.numbers import NumbersRequest
@@ -194,7 +194,7 @@ def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ..
     batches, branch = "fewer batches than the others", "a `return`, `break` or `sys.exit` that not all ranks take"
     called = bool(left.frame) and left.call not in ("", "backward")
     reasons = f"{branch}, or {batches}" if called else f"{batches}, or {branch}"
-    place = left.frame.partition(" ")[0]
+    place = line_of(left.frame)
     missed = f"look for what lets {who} end before `{place}`: {branch}, or fewer turns of the loop around it"
     return (
         f"{what}, at {left.frame}" if left.frame else what,

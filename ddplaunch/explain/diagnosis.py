@@ -33,6 +33,7 @@ _LIBRARY = re.compile(
     r"|[\\/]ddplaunch[\\/]api[\\/]rank_call\.py$"
 )
 _PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
+_IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))  # of multiprocessing
 _MOST_CALLS = 40
 _SOURCE = 160  # characters of a line of source
 
@@ -236,6 +237,16 @@ def _place(frame: tuple[str, int, str]) -> str:
     file, number, function = frame
     name = re.split(r"[\\/]", file)[-1]
     return f"{name}:{number} in {function}" if function and function != "<module>" else f"{name}:{number}"
+
+
+def of_process(frames: Sequence[tuple[str, int, str]]) -> bool:
+    """Return whether an exception ended a process that multiprocessing had started, which its frames tell."""
+    return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in frames)
+
+
+def line_of(place: str) -> str:
+    """Return "train.py:31" of the place "train.py:31 in main"; a file's name may have spaces, as that of a cell has."""
+    return place.split(" in ")[0]
 
 
 def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -> tuple[UserCall, ...]:

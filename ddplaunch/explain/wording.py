@@ -30,7 +30,7 @@ from ddplaunch.explain.decide.recorded import (
     parts_ended_before,
     xid,
 )
-from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
+from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts, line_of
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
@@ -203,7 +203,7 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     where = "look at the traceback above this line: the script's own frames are not in it"
     if raised.frame:
         below = "in what it calls" if cause.calls and cause.calls[-1].folded else "there"
-        where = f"look at `{raised.frame.split(' in ')[0]}`: the exception is raised {below}"
+        where = f"look at `{line_of(raised.frame)}`: the exception is raised {below}"
     elif cause.candidate is not None and cause.candidate.bare:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
     others = any(hit.signature.code not in NOISE for hit in cause.echoes)

@@ -66,7 +66,9 @@ def _unread(found: Diagnosis, gone: Sequence[tuple[int, str]]) -> Diagnosis:
     what = found.what.partition(", and no line says why")[0]
     what = f"{what}, after what read its output had gone" if found.code == "unknown" else found.what
     code = "terminated" if found.code == "unknown" else found.code
-    return replace(found, code=code, certainty="likely", what=what, why=why, fixes=fixes + found.fixes * broken)
+    return replace(
+        found, code=code, certainty="likely", what=what, why=why, fixes=(*fixes, *(found.fixes if broken else ()))
+    )
 
 
 def _located(

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.agent.guard.rank_streams import Streams
-from ddplaunch.explain.decide.recorded import of_process
-from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.explain.diagnosis import Diagnosis, of_process
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, with_ended_parts
@@ -148,7 +147,7 @@ def _ended_part(output: str) -> tuple[str, str] | None:
     lines = (_tail(f"{output}.err") or _tail(f"{output}.out")).split("\n")
     for line in read_lines(enumerate(lines, 1), "tail"):
         reader.feed(line)
-    found = [each for each in reader.finish() if (each.side or of_process(each)) and not each.handled]
+    found = [each for each in reader.finish() if (each.side or of_process(each.root.frames)) and not each.handled]
     if not found:
         return None
     last = found[-1].raised

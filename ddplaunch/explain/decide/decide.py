@@ -303,13 +303,13 @@ def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list
     outside = [each.line.at for each in found if each.code in _OUTSIDE and not each.is_hint]
     if not outside:
         return found
-    reported = any(not (each.by_agent or each.table) and each.code not in _ASKED_TO_END for each in scanned.exits)
+    own = [each for each in scanned.exits if not each.by_agent and each.code not in _ASKED_TO_END]
+    reported = any(not each.table for each in own)
     end = max(each.line.at for each in found) + 1 if reported else min(outside)
     causes = (each for each in found if each.code not in _OUTSIDE and each.line.at < end)
     failed_before = any(each.tier <= Tier.GENERAL for each in causes)
     limited = any(each.code == "time-limit" and each.tier == Tier.CAUSE for each in found)
-    told = (each.line.at for each in scanned.exits if not each.by_agent and each.code not in _ASKED_TO_END)
-    first_exit = min(told, default=end)  # srun ends a step in which a task has failed
+    first_exit = min((each.line.at for each in own), default=end)  # srun ends a step in which a task has failed
     result = []
     for each in found:
         of_step = each.line.at > first_exit and " STEP " in each.line.text

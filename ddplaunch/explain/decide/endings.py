@@ -244,10 +244,10 @@ def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
     found = [line for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
     last = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"][-_CLOSING:]
+    bad = [line for line in last if closes_badly(line.text)]
     known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
-    good = [line for line in last[-1:] if _PROGRESS.search(line.text) or _DONE.search(line.text)]
-    good = [line for line in good if not closes_badly(line.text)]
-    closing = [line for line in last if not good and line.at not in known and closes_badly(line.text)]
+    good = any((_PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in last[-1:])
+    closing = [] if good else [line for line in bad if line.at not in known]
     return min(found or closing, key=lambda line: line.at, default=None)
 
 

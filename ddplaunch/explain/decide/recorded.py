@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts
+from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts, of_process
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, matcher
@@ -32,7 +32,6 @@ _LIMIT = re.compile(
 )
 _RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
 _INTERRUPTED = (-SIGNALS["SIGINT"], 128 + SIGNALS["SIGINT"])
-_IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))
 _SAID = 160  # characters of a message
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
@@ -299,8 +298,11 @@ def handled_before(losers: Sequence[Candidate]) -> str:
     raised = told[-1].raised if len({each.speaker.rank for each in told}) == 1 else None
     if raised is None:
         return ""
-    said = f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
-    return f"; rank {told[-1].speaker.rank} had printed another one before: {said}"
+    return f"; rank {told[-1].speaker.rank} had printed another one before: {_said(raised)}"
+
+
+def _said(raised: Raised) -> str:
+    return f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
 
 
 def parts_ended_before(cause_at: int, rank: int | None, own: Raised | None, scanned: Scanned) -> str:
@@ -313,19 +315,13 @@ def parts_ended_before(cause_at: int, rank: int | None, own: Raised | None, scan
         for each in scanned.tracebacks
         if each.speaker.rank == rank is not None
         and each.parts[-1].line.at < cause_at
-        and (each.side or of_process(each))
+        and (each.side or of_process(each.root.frames))
         and not (each.handled or each.logged)
     ]
     raised = told[-1].raised if told else None
     if raised is None or (own is not None and raised.message and raised.message in own.message):
         return ""
-    said = f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
-    return f"a {'thread' if told[-1].side else 'process'} of rank {rank} had been ended before by {said}"
-
-
-def of_process(told: Traceback) -> bool:
-    """Return whether an exception ended a process that multiprocessing had started, which its frames tell."""
-    return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in told.root.frames)
+    return f"a {'thread' if told[-1].side else 'process'} of rank {rank} had been ended before by {_said(raised)}"
 
 
 def own_where_nobody_else_failed(

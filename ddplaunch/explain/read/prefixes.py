@@ -96,23 +96,22 @@ class Prefixes:
             for line in sample
             if (match := _HOST.match(_STAMP.sub("", line, count=1))) and match.group(1) not in _NO_HOST
         )
+        filled = [line for line in sample if line.strip()]
         columns = [match[1] for line in sample if (match := _COLUMN.match(line))]
-        if len(columns) >= _NEARLY_ALL * sum(bool(line.strip()) for line in sample):
+        if len(columns) >= _NEARLY_ALL * len(filled):
             hosts.update(columns)
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
         self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s+\|(?: |$))") if names else None
         numbered = sum(bool(_TASK.match(line)) for line in sample)
-        self._indent = _common_indent([line for line in sample if line.strip()])  # of a log that was pasted as a block
-        self._counts = _is_counted(sample)
-        self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > sum(
-            bool(line.strip()) for line in sample
-        )
+        self._indent = _common_indent(filled)  # of a log that was pasted as a block
+        self._counts = _is_counted(filled)
+        self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > len(filled)
         self._begun: int | None = None
         self._inside = False
         told = sum(bool(_TASK_TELLS.match(line)) for line in sample)
-        self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * sum(bool(line.strip()) for line in sample))
+        self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * len(filled))
         self._front: re.Pattern[str] | None = None
-        self._front = self._learned(sample)
+        self._front = self._learned(sample) if len(filled) >= _FEWEST_LINES else None
 
     def _learned(self, sample: Sequence[str]) -> re.Pattern[str] | None:
         """Return what stands in front of all lines and is no prefix that is known.
@@ -126,7 +125,7 @@ class Prefixes:
             text, _ = self.strip(line, NOBODY)
             if (match := _BEGINS.search(text)) and 0 < match.start() <= _WIDEST_FRONT and text[: match.start()].strip():
                 fronts.update(_shapes(text[: match.start()]))
-        if not fronts or sum(bool(line.strip()) for line in sample) < _FEWEST_LINES:
+        if not fronts:
             return None
         step = max(1, len(sample) // _MOST_READ)
         lines = [self.strip(line, NOBODY)[0] for line in sample[::step] if line.strip()]
@@ -188,11 +187,11 @@ def _common_indent(lines: Sequence[str]) -> int:
     return next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
 
 
-def _is_counted(sample: Sequence[str]) -> bool:
+def _is_counted(filled: Sequence[str]) -> bool:
     """Return whether a viewer has put its number in front of each line: they rise, and the first one is not 0."""
-    numbers = [int(match[1]) for line in sample if (match := _NUMBERED.match(line))]
+    numbers = [int(match[1]) for line in filled if (match := _NUMBERED.match(line))]
     rises = sum(above < below for above, below in pairwise(numbers))
-    of_all = len(numbers) >= _MOST_LINES * sum(bool(line.strip()) for line in sample)  # bars are several lines in one
+    of_all = len(numbers) >= _MOST_LINES * len(filled)  # bars are several lines in one
     return of_all and len(numbers) >= _FEWEST_COUNTED and numbers[0] > 0 and rises >= _NEARLY_ALL * (len(numbers) - 1)
 
 
