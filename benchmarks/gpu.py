@@ -51,7 +51,6 @@ parser.add_argument("--batch-size", type=int, default=1)
 parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
 said = parser.parse_args()
 what, rank, local = said.what, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-cuda = torch.cuda.is_available()
 
 def tell(text):
     os.write(1, f"{text}\\n".encode())  # at once, whoever writes to the same terminal
@@ -65,13 +64,18 @@ def devices(pid):
             pass
     return sorted(each for each in links if each.startswith("/dev/nvidia"))
 
+inherited = devices(os.getpid())
+cuda = torch.cuda.is_available()
 if what == "forked":
     import gc
     from ddplaunch.agent.warm import kernel
     assert gc.get_freeze_count() > 0, "not forked"
     assert not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork(), "CUDA was in use before the fork"
-    assert devices(os.getpid()) == [], "the rank has a GPU open that it did not open itself"
-device = torch.device("cuda", 0 if what in ("same", "replicas") else local) if cuda else torch.device("cpu")
+    assert "/dev/nvidia-uvm" not in inherited, f"{inherited} were open before the rank asked for CUDA"
+one = what in ("same", "replicas") or (what == "late" and torch.cuda.device_count() == 1)
+if one and what == "late":  # NCCL refuses two ranks on one GPU of one host, but not of two
+    os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo")
+device = torch.device("cuda", 0 if one else local) if cuda else torch.device("cpu")
 if cuda:
     torch.cuda.set_device(device)
 if what == "uuid":
@@ -490,8 +494,9 @@ def idle_gpu(at: Place) -> str:
 
 def late_rank(at: Place) -> str:
     """A collective that waits for a late rank: time-out, diagnosis, and the flight recorder names that rank."""
-    at.need(2)
-    at.ddplaunch("run", "2", "--device", "cuda", "--", "train.py", "late", status=None)
+    at.need(1)
+    ranks = ("2", "--device", "cuda", "--ignore", "more-processes-than-gpus")
+    at.ddplaunch("run", *ranks, "--", "train.py", "late", status=None)
     named = at.diagnosed("collective-timeout")
     if not list(at.records_of(at.records).rglob("*flight*")) and "rank 1" not in json.dumps(at.outcome()["diagnosis"]):
         raise WrongError(f"{named}, but the flight recorder was not read")
