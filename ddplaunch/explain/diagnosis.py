@@ -30,7 +30,7 @@ _VARIES = re.compile(
 
 _LIBRARY = re.compile(
     r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
-    r"|[\\/]ddplaunch[\\/]api[\\/]rank_call\.py$"
+    r"|[\\/]ddplaunch[\\/](?:agent[\\/]|api[\\/]rank_call\.py$)"
 )
 _PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
 _IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))  # of multiprocessing

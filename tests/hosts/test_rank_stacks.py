@@ -27,6 +27,7 @@ from ddplaunch.explain.stacks.parse import (
     Nap,
     RankStack,
     ThreadStack,
+    calls_of,
     from_faulthandler,
     from_py_spy,
     groups,
@@ -509,6 +510,9 @@ def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_m
     ends = RankStack(1, 9, (ThreadStack("", (Frame("/usr/lib/python3.11/weakref.py", 666, "_exitfunc"),)),), state="R")
     vain = replace(unnamed, what="rank 1 did not come", rank=1)
     assert located(vain, [rank(0, *ALL_REDUCE), ends], None) == vain  # it raised an exception at the same time
+    ours = (Frame(f"/opt/ddplaunch/agent/rank_site/{name}.py", 9, "through") for name in ("sitecustomize", "fresh"))
+    through = RankStack(1, 9, (ThreadStack("", tuple(ours)),))
+    assert not calls_of(through) and located(vain, [rank(0, *ALL_REDUCE), through], None) == vain
     hook = RankStack(1, 9, (ThreadStack("", (Frame(f"{TORCH}/distributed/c10d_logger.py", 9, "hook"),)),))
     assert located(unnamed, [rank(0, *ALL_REDUCE), hook], None).what == unnamed.what
 

@@ -315,7 +315,9 @@ def is_through(stack: RankStack) -> bool:
 
 
 def is_ending(stack: RankStack) -> bool:
-    """Return whether a rank prints an exception that has ended it, or clears up after that, which soon is over."""
+    """Return whether a rank prints an exception that has ended it, or clears up at its end, which soon is over."""
+    if stack.main and all("/ddplaunch/agent/rank_site/" in frame.file for frame in stack.main):
+        return True
     return any("excepthook" in frame.function or frame.function == "_exitfunc" for frame in stack.main)
 
 
