@@ -9,7 +9,7 @@ from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 from ddplaunch.explain.decide.decide import RootCause, decide
-from ddplaunch.explain.decide.endings import says_something, stops_short
+from ddplaunch.explain.decide.progress import says_something, stops_short
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
 from ddplaunch.explain.read.lines import Line, Numbered, clean, numbered_lines, read_lines
 from ddplaunch.explain.read.prefixes import Speaker

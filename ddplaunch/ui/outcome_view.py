@@ -104,7 +104,7 @@ def _raised(found: Diagnosis, terminal: Terminal) -> list[str]:
 
 def _last_lines(outcome: RunOutcome, terminal: Terminal, most: int) -> list[str]:
     """Return what the failed rank said at the end, in at most ``most`` lines, none if the diagnosis repeats it all."""
-    from ddplaunch.explain.decide.endings import telling
+    from ddplaunch.explain.decide.progress import telling
 
     found, ranks = outcome.diagnosis, {each.rank: each for each in outcome.last_ranks}
     rank = found.rank if found is not None and found.rank is not None else outcome.first_failed_rank

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.explain import explain_logs
 from ddplaunch.explain.decide import endings
-from ddplaunch.explain.decide.endings import telling
+from ddplaunch.explain.decide.progress import telling
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal, cells

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.explain.decide.endings import telling
+from ddplaunch.explain.decide.progress import telling
 from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, told

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide.collectives import Stuck
-from ddplaunch.explain.decide.endings import StepReports
+from ddplaunch.explain.decide.progress import StepReports
 from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank, rank_of_pid
 from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, announced

@@ -22,17 +22,14 @@ from ddplaunch.explain.decide.collectives import (
     uneven,
     waited_in,
 )
-from ddplaunch.explain.decide.endings import (
+from ddplaunch.explain.decide.endings import BareExit, code_with_words, unexplained, with_last_words
+from ddplaunch.explain.decide.progress import (
     Afterwards,
-    BareExit,
     all_passed,
-    code_with_words,
     ended_well,
     recovered,
     said_done,
-    unexplained,
     unfinished_report,
-    with_last_words,
 )
 from ddplaunch.explain.diagnosis import RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line

@@ -1,66 +1,21 @@
-"""How ranks end whose exit no line explains, and whether a log ends well: finished, restarted, or still at work."""
+"""How ranks end whose exit no line explains: what their status and their last words say."""
 
 from __future__ import annotations
 
-import bisect
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.diagnosis import RunFacts
+from ddplaunch.explain.decide.progress import CHATTER, COUNT, PROGRESS
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.prefixes import NOBODY, Speaker
+from ddplaunch.explain.read.prefixes import NOBODY
 from ddplaunch.explain.read.scan import Scanned
-from ddplaunch.explain.read.trailer import RankExit, closes_badly, exit_code
+from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
-_DONE = re.compile(
-    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )(?!Finished: (?:ABORT|FAIL)|Done\. Your build exited with [1-9])"
-    r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
-    r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
-    r"|Results in|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
-    r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
-)
-#: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.
-_PASSED = re.compile(
-    r"^(?!.*\b[1-9]\d* (?:failed|error)).*\b\d+ passed\b|^OK(?: \(.*\))?$"
-    r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?)\b"
-    r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
-)
-_PROGRESS = re.compile(
-    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b\W{0,4}\d+|"
-    r"\d+/\d+ (?:\[\d+:\d\d|\|)|"
-    r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
-    r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
-)
-#: Trainer's summary at its end, and what wandb notes at the start.
-_NO_STEP = re.compile(r"train_runtime|_config_callback\b")
-_SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
-_WORD, _COUNT = re.compile(r"[^\W\d]{2,}"), re.compile(r"\d[\d.,]*")
-_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|episode|rollout)\b\W{0,4}(\d+(?:\.\d+)?)")
-_PART = re.compile(r"(\d+)\s?/\s?(\d+)")
-_NOISE = re.compile(
-    r"warn|Warning|^wandb: (?!.*\(success\))|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}"
-    r"|OMP_NUM_THREADS|destroy_process_group|HYDRA_FULL_ERROR=1"
-    r"|^Script (?:started|done) on\b|^```|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
-    r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
-    r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
-    r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
-)
-#: What faulthandler prints of a crash.
-_DUMPED = re.compile(
-    r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"
-    r"|\s*File \".+\", line \d+ in )"
-)
-#: Codes of what launchers and services print only where the work failed.
-_SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
-_SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
-_CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
-_ENDS, _ALIKE = 15, 40  # lines of a file that may say how it ended; characters of exceptions that are the same
-_SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
+_WORD = re.compile(r"[^\W\d]{2,}")
 #: What a last line has that gives a reason.
 _REASON = re.compile(
     r"(?i)\b(?:error|fatal|fail(?:s|ed|ure)?|cannot|can't|could not|unable|unknown|invalid|unsupported|missing|must"
@@ -127,7 +82,7 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
     for line in lines:
         if line.at >= until or line.speaker.rank != rank or not line.text or line.text[0] in " \t":
             continue
-        noise = _NOISE.search(line.text) or _REPORTS.search(line.text)
+        noise = CHATTER.search(line.text) or _REPORTS.search(line.text)
         if not (noise or line.file.endswith("launcher.err")):
             own.setdefault(line.file, []).append(line)
     if not (own or ended.exit.seen):
@@ -149,9 +104,9 @@ def _is_message(last: Sequence[Line], one_file: bool) -> bool:
     it has to be a sentence unlike those above it.
     """
     text = last[-1].text if last and (one_file or last[-1].file.endswith(".err")) else ""
-    sentence = len(_WORD.findall(text)) >= 4 and len(_COUNT.findall(text)) <= 1  # "the loss diverged at epoch 3"
-    repeated = _COUNT.sub("", text) in {_COUNT.sub("", each.text) for each in last[:-1]}
-    told = sentence and not repeated if one_file else sentence or not _PROGRESS.search(text)
+    sentence = len(_WORD.findall(text)) >= 4 and len(COUNT.findall(text)) <= 1  # "the loss diverged at epoch 3"
+    repeated = COUNT.sub("", text) in {COUNT.sub("", each.text) for each in last[:-1]}
+    told = sentence and not repeated if one_file else sentence or not PROGRESS.search(text)
     return told and " " in text.strip() and not _RECORD.search(text)
 
 
@@ -175,7 +130,7 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
         same = each.file == line.file
         if each.speaker not in speakers or (same and each.at >= first) or (line.speaker.rank is None and not same):
             continue
-        if each.text and not _NOISE.search(each.text):
+        if each.text and not CHATTER.search(each.text):
             said[same].append(each)
     for lines in said.values():
         last = lines[-_LAST:]
@@ -188,7 +143,7 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
 def _unsigned(lines: Sequence[Line], until: float) -> tuple[Line, ...]:
     """Return the last line before the launcher's report that reads like a reason, and that no rank has signed."""
     found = [line for line in lines if line.at < until and line.speaker.rank is None and line.text[:1] not in ("", " ")]
-    told = [line for line in found if not (_NOISE.search(line.text) or _REPORTS.search(line.text))][-_LAST:]
+    told = [line for line in found if not (CHATTER.search(line.text) or _REPORTS.search(line.text))][-_LAST:]
     return tuple(line for line in told if _gives_reason(line.text))[-1:]
 
 
@@ -207,194 +162,4 @@ def code_with_words(ended: BareExit) -> str:
 
 
 def _gives_reason(text: str) -> bool:
-    return bool(_LEVEL.search(text) or (_REASON.search(text) and not _PROGRESS.search(text)))
-
-
-def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFacts | None) -> bool:
-    """Return whether the record says so, or the last lines say that the work is done, or show no unfinished work."""
-    if facts is not None and facts.state is not None:
-        return facts.state == "succeeded"
-    lines = scanned.lines
-    begun = max((each.line.at for each in scanned.exits), default=-1)  # of the last attempt: it recovered from others
-    for traceback in scanned.tracebacks:
-        harmless = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
-        last = traceback.parts[-1].line
-        went_on = after.went_on(last, announced=traceback.logged) or after.went_on(last, uncaught=True)
-        if not (harmless or went_on) and last.at >= begun:
-            return False
-    summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
-    if any(not after.went_on(line, uncaught=True) for line in summed_up if line.at >= begun):
-        return False
-    told = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # of others, which may be "finished"
-    if said_done([line for line in lines[-400:] if line.at not in told], 30 if echoes else 8, once=echoes) or any(
-        hit.signature.code in _SUCCEEDED for hit in scanned.hits
-    ):
-        return True
-    if not echoes and any(each.code == "teardown-noise" and "destroy" in line.text for each, line, *_ in scanned.hits):
-        return True  # an interpreter that comes to its end says it
-    said = _said(lines[-400:])
-    return not echoes and (not said or not _unfinished(said) or _at_work(said))
-
-
-def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
-    """Return where a failure is reported that is not in the log itself, after which no work went on.
-
-    A traceback is cut off, the program's own hook for uncaught exceptions failed over it, or the last line says so.
-    """
-    hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
-    found = [line for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
-    last = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"][-_CLOSING:]
-    bad = [line for line in last if closes_badly(line.text)]
-    known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
-    good = any((_PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in last[-1:])
-    closing = [] if good else [line for line in bad if line.at not in known]
-    return min(found or closing, key=lambda line: line.at, default=None)
-
-
-def says_something(text: str) -> bool:
-    """Return whether a line is neither empty nor what libraries and launchers print in any run."""
-    return bool(text) and (not _NOISE.search(text) or bool(_PASSED.search(text)))
-
-
-def telling(texts: Sequence[str]) -> list[str]:
-    """Return the lines that say something, without the line of source below a warning of Python, and without stacks."""
-    warned = (True, *("Warning: " in text for text in texts))
-    return [
-        text
-        for text, source in zip(texts, warned, strict=False)
-        if says_something(text) and not ((source and text[:1] == " ") or _DUMPED.match(text))
-    ]
-
-
-def _said(lines: Sequence[Line]) -> list[str]:
-    return [line.text for line in lines if says_something(line.text)]
-
-
-def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
-    """Return whether one of the ``last`` lines that say anything says that the work is done.
-
-    ``once``: and is not said again and again, with other numbers, as of each step that is done.
-    """
-    said = _said(lines[-400:])
-    often = Counter(_COUNT.sub("", text) for text in said) if once else {}
-    done = (text for text in said[-last:] if _DONE.search(text))
-    return any(often.get(_COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done)
-
-
-def recovered(known: RankExit, scanned: Scanned, after: Afterwards) -> bool:
-    """Return whether the launcher started the ranks again after this exit, and they got further."""
-    return scanned.summary is None and not known.table and after.went_on(known.line)
-
-
-def _unfinished(said: Sequence[str]) -> bool:
-    """Return whether the last line is a step before the last one that was announced, or the only step in the log.
-
-    A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that, and
-    so does one whose reports count nothing but differ, and one that counts from 0 and reached the last one.
-    """
-    if not _PROGRESS.search(said[-1]) or _NO_STEP.search(said[-1]):
-        return False
-    parts = [(int(a), int(b)) for text in said[-6:] if _PROGRESS.search(text) for a, b in _PART.findall(text)]
-    if parts:
-        from_zero = {int(b) for text in said if "%|" not in text for a, b in _PART.findall(text) if int(a) == 0}
-        return not any(a >= b or (a == b - 1 and b in from_zero) for a, b in parts)
-    return len({" ".join(_STEP.findall(text)) or text for text in said if _PROGRESS.search(text)}) <= 1
-
-
-def _at_work(said: Sequence[str]) -> bool:
-    """Return whether a log that ends before the last step reports many: the training still runs, for all it says."""
-    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in said if _PROGRESS.search(text)}
-    logged = list(reports.values()).count(False)  # a bar is drawn many times within a step's time
-    return len(reports) >= _WORK or logged >= _WORK - 1
-
-
-def stops_short(lines: Sequence[Line]) -> Line | None:
-    """Return the last line of a log in which nothing failed, if it reports a step before the last one."""
-    told = [line for line in lines[-400:] if says_something(line.text)]
-    return told[-1] if told and _unfinished([line.text for line in told]) else None
-
-
-def all_passed(lines: Sequence[Line]) -> bool:
-    """Return whether the log is that of tests of which none failed: they print failures of other programs."""
-    return any(_PASSED.search(text) for text in _said(lines[-400:])[-2:])
-
-
-class Afterwards:
-    """What each file goes on with after a line; counted once, because a log may have thousands of failures."""
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._files: dict[str, list[Line]] = {}
-        for line in lines:
-            if line.text and line.text[0] != " " and says_something(line.text):
-                self._files.setdefault(line.file, []).append(line)
-        self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
-        self._often: dict[str, dict[str, list[int]]] = {}
-
-    def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
-        """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
-
-        Ranks that have not noticed yet that another one is gone still make one step, which is enough where the error
-        was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" alone does not
-        count: the shell script around the training prints it too.
-        """
-        said = self._files.get(line.file, [])
-        at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
-        progresses, kinds, passed, done = self._counted(line.file, said)
-        if passed >= at or (uncaught and self._was_survived(line, said, at)):
-            return True
-        if len(said) - at < 1 + uncaught:
-            return False
-        progress, steps = progresses[at], kinds[at]
-        return (done >= at and (progress > 0 or not uncaught)) or steps >= 2 or progress >= (1 if announced else 4)
-
-    def _was_survived(self, line: Line, said: Sequence[Line], at: int) -> bool:
-        """Return whether the same exception was printed often before, and new steps were reported after that."""
-        if line.file not in self._often:
-            places = self._often[line.file] = {}
-            for place, each in enumerate(said):
-                if "Error" in each.text:
-                    places.setdefault(_COUNT.sub("", each.text)[:_ALIKE], []).append(place)
-        alike = self._often[line.file].get(_COUNT.sub("", line.text)[:_ALIKE], ())
-        before = [place for place in alike if said[place].at < line.at]
-        if len(before) < _WORK:
-            return False
-        old, new = said[: before[_WORK - 1]], said[before[_WORK - 1] : at]
-        return len(_steps(each.text for each in new) - _steps(each.text for each in old)) >= 2
-
-    def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int], int, int]:
-        """Return how many lines of progress, and how many different steps, follow each place of a file, and the places
-        of the last of its ends that say that tests passed or that the work is done, -1 for none.
-        """
-        if file not in self._counts:
-            progress, steps, seen = [0], [0], set()
-            for line in reversed(said):
-                progress.append(progress[-1] + bool(_PROGRESS.search(line.text)))
-                seen |= {line.text} if _SERVED.search(line.text) else _steps([line.text])
-                steps.append(len(seen))
-            last = range(max(0, len(said) - _ENDS), len(said))
-            passed, done = (
-                max((at for at in last if each.search(said[at].text)), default=-1) for each in (_PASSED, _DONE)
-            )
-            self._counts[file] = (progress[::-1], steps[::-1], passed, done)
-        return self._counts[file]
-
-
-def _steps(texts: Iterable[str]) -> set[str]:
-    """Return what steps the lines report: "epoch 0 step 10" is another one than "epoch 0 step 20"."""
-    return {" ".join(found) for text in texts if (found := _STEP.findall(text))}
-
-
-class StepReports:
-    """Where each speaker reported steps, to tell an error that a rank survived from one that ended it."""
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._places: dict[Speaker, list[tuple[int, str]]] = {}
-        for each in lines:
-            if _PROGRESS.search(each.text):
-                self._places.setdefault(each.speaker, []).append((each.at, each.text))
-
-    def go_on_after(self, line: Line) -> bool:
-        """Return whether the speaker of ``line`` reported several further steps after it."""
-        places = self._places.get(line.speaker, [])
-        after = [text for _, text in places[bisect.bisect_right(places, (line.at, "\uffff")) :][: 4 * _SURVIVED]]
-        return len(_steps(after)) >= _SURVIVED or len(after) >= 4 * _SURVIVED
+    return bool(_LEVEL.search(text) or (_REASON.search(text) and not PROGRESS.search(text)))
