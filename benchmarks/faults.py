@@ -6,7 +6,7 @@ the exit status, and whether the last screen (24 lines of 80 columns) holds the 
 Each set was written after all rules that those before it had led to, and run once before rules were mended on it:
 "unseen". Of some a third runs only with ``--held-out``, and was run once after the rules had been mended on the rest.
 "first" is benchmarks/fault_list.py, "later" benchmarks/later_faults.py, the others are files in benchmarks/fault_sets.
-The authors of "sixth" to "tenth" had not read the rules; the last is logs alone.
+The authors of "sixth" to "eleventh" had not read the rules; the last two are logs alone.
 The figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints the last screens.
 """
 
@@ -28,6 +28,7 @@ from benchmarks.fault_list import ALL, ANY, Fault
 from benchmarks.later_faults import (
     EIGHTH,
     EIGHTH_HELD_OUT,
+    ELEVENTH,
     FIFTH,
     FOURTH,
     LATER,
@@ -65,6 +66,7 @@ SETS: dict[str, tuple[Sequence[Fault], Sequence[Fault]]] = {
     "eighth": ((*EIGHTH, *EIGHTH_HELD_OUT), EIGHTH_HELD_OUT),
     "ninth": ((*NINTH, *NINTH_HELD_OUT), NINTH_HELD_OUT),
     "tenth": (TENTH, ()),
+    "eleventh": (ELEVENTH, ()),
 }
 
 
@@ -204,6 +206,8 @@ def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
         "healthy ones silent; both misses were logs, and have been mended since.\n"
         "Of `tenth, unseen` (90 logs) all 28 healthy ones were silent; of three failures it was said that nothing had "
         "failed, which has been mended since.\n"
+        "Of `eleventh, unseen` (90 logs, half of them of stacks that are seldom met) 26 of the 28 healthy ones were "
+        "silent; of two failures it was said that nothing had failed. All but a rank has been mended since.\n"
     )
     return "\n".join(lines) + sets
 

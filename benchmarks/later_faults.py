@@ -528,4 +528,4 @@ THIRD, FOURTH, FIFTH, SIXTH = (_read(_SETS / f"{name}.txt") for name in ["third"
 SEVENTH, SEVENTH_HELD_OUT, EIGHTH, EIGHTH_HELD_OUT, NINTH, NINTH_HELD_OUT = (
     _read(_SETS / f"{name}{part}.txt") for name in ["seventh", "eighth", "ninth"] for part in ["", "_held_out"]
 )
-TENTH = _read(_SETS / "tenth.txt")
+TENTH, ELEVENTH = (_read(_SETS / f"{name}.txt") for name in ["tenth", "eleventh"])

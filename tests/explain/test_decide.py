@@ -1200,3 +1200,66 @@ def test_a_few_lines_of_tracebacks_show_that_srun_numbers_its_tasks() -> None:
     text += "".join(f"{task}: RuntimeError: Expected all tensors to be on the same device\n" for task in (2, 0, 7))
     found = diagnosed(text + "srun: error: gn14: tasks 0,2,7: Exited with exit code 1\n")
     assert found.code == "script-exception" and found.exception is not None
+
+
+def test_what_ends_a_rank_at_its_start_is_survived_by_a_run_that_makes_a_step() -> None:
+    port = "[W1106 17:20:02.6 socket.cpp:462] [c10d] The server socket has failed to bind to [::]:29510 (errno: 98 - "
+    port += "Address already in use).\n"
+    bar = "Epoch 0:   0%|          | 0/3302 [00:00<?, ?it/s]\n"
+    step = "Epoch 0:   2%|2         | 66/3302 [01:11<58:25,  1.08s/it, loss=1.92]\n"
+    own = raised(None, "ValueError: 811 labels for 810 tokens") + failed(1, 1, 11)
+    assert diagnosed(port + bar + step + own).what.startswith("ValueError: 811 labels")
+    assert "29510" not in str(explained(port + bar + step + own))
+    assert diagnosed(port + bar + failed(1, 1, 11)).code == "port-taken"  # a bar is drawn before the first step
+    other = "gpu-b2: Host key verification failed.\n"
+    waits = (
+        "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 24/32 clients joined.\n"
+    )
+    assert diagnosed(other + waits).code == "rendezvous-failed" and "Host key" in diagnosed(other + waits).what
+    assert diagnosed(step + other.replace("gpu-b2: ", "") + step + own).what.startswith("ValueError")
+    cancelled = "slurmstepd: error: *** STEP 20811.1 ON gn12 CANCELLED AT 2026-08-04T15:15:05 ***\n"
+    assert diagnosed(port + failed(1, 1, 11) + cancelled).code == "port-taken"  # a step of Slurm's is none of training
+
+
+def test_words_of_success_with_a_status_of_failure_are_none() -> None:
+    fell = raised(None, "_pickle.UnpicklingError: invalid load key, 'v'.") + failed(1, 1, 11)
+    for word in (
+        "finished with status 1",
+        "completed with exit code 3",
+        "Finished with errors",
+        "done with error code 7",
+    ):
+        assert explained(f"{fell}[entrypoint] the container {word}\n").diagnosis is not None
+    assert explained("step 1/2\nstep 2/2\nthe container finished with status 0\n").diagnosis is None
+
+
+def test_steps_of_other_loggers_show_that_work_went_on() -> None:
+    retried = raised(None, "OSError: image file is truncated (41 bytes not processed)") + "b.jpg: attempt 1/5 failed\n"
+    mmengine = "mmengine - INFO - Iter(train) [{:5}/20000]  lr: 2.9e-05  time: 0.9930  loss: 1.8122\n"
+    assert explained(retried + "".join(mmengine.format(at) for at in (250, 10950, 20000))).diagnosis is None
+    said = "".join(f"pose/train: epoch 1 it {at} loss 0.0{at} eta 11:28:51\n" for at in (300, 400, 500))
+    assert explained("E external/xla/cuda_fft.cc:477] Unable to register cuFFT factory\n" + said).diagnosis is None
+
+
+def test_a_cause_that_names_nobody_is_told_by_what_was_raised_from_it() -> None:
+    refused = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/opt/lib/python3.11/site-packages/urllib3/'
+    refused += (
+        'connection.py", line 198, in _new_conn\n[rank0]: ConnectionRefusedError: [Errno 111] Connection refused\n'
+    )
+    linked = "[rank0]: \n[rank0]: The above exception was the direct cause of the following exception:\n[rank0]: \n"
+    pool = (
+        "[rank0]: requests.exceptions.ConnectionError: HTTPConnectionPool(host='{}', port=8000): Max retries exceeded\n"
+    )
+    told = raised(0, "ConnectionError: no reward server at http://gn14:8000 after 240 s")
+    found = diagnosed(refused + linked + pool.format("gn14") + linked + told)
+    assert (found.code, found.rank) == ("script-exception", 0) and "no reward server at http://gn14" in found.what
+    hub = diagnosed(refused + linked + pool.format("huggingface.co") + linked + told)
+    assert hub.code == "download-failed" and "huggingface.co" in hub.what
+
+
+def test_ranks_that_mpich_reports_have_their_ends() -> None:
+    ends = "x4702.hsn.example: rank 17 died from signal 9\nx4701.hsn.example: rank 4 died from signal 15\n"
+    found = diagnosed("loading\nstep 1/9 loss 3.1\n" + ends)
+    assert (found.code, found.rank, found.host) == ("killed", 17, "x4702.hsn.example")
+    coded = diagnosed("loading\nnode-b: rank 3 exited with code 7\n")
+    assert coded.rank == 3

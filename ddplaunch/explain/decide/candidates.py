@@ -16,7 +16,7 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
-from ddplaunch.explain.signatures.signature import NOISE, OF_MACHINES, Signature, Tier
+from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, NOISE, OF_MACHINES, Signature, Tier
 from ddplaunch.values.frozen import dataclass
 
 #: Exceptions that a launcher raises because ranks failed.
@@ -35,8 +35,6 @@ _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 #: Exceptions of the program's own logic: they show a signature only if it has an example of that type.
 _LOOKUPS = ("KeyError", "IndexError", "LookupError", "AttributeError", "NameError")
 _OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
-#: Codes of what kernels, drivers and schedulers tell of ranks, who sign for themselves.
-_BY_OTHERS = frozenset(("host-out-of-memory", "killed", "gpu-fault", "terminated", "time-limit", "scheduler-error"))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
 _VOICES = re.compile(
@@ -147,6 +145,8 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
             found.append(replace(survived(told), side=True) if _WARNED.search(hit.line.text) else told)
     steps = StepReports(scanned.lines)
     found = [survived(each) if steps.go_on_after(each.line) else each for each in found]
+    begun = [each.code in AT_START and steps.made_after(each.line) for each in found]
+    found = [replace(survived(each), old=True) if old else each for each, old in zip(found, begun, strict=True)]
     return _without_old_text(found, scanned), echoes
 
 
@@ -168,7 +168,7 @@ def _without_old_text(found: list[Candidate], scanned: Scanned) -> list[Candidat
 
     def is_old(each: Candidate) -> bool:
         nobody = each.speaker.rank is None and each.raised is None
-        if nobody and each.code not in _BY_OTHERS and not _VOICES.search(each.line.text):
+        if nobody and each.code not in BY_OTHERS and not _VOICES.search(each.line.text):
             return each.line.at < (raised if _COMPLAINS.match(each.line.text) else until)
         return _is_old(each, last.get(each.speaker))
 

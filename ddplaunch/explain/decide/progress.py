@@ -15,6 +15,7 @@ from ddplaunch.explain.read.trailer import RankExit, closes_badly
 
 _DONE = re.compile(
     r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )(?!Finished: (?:ABORT|FAIL)|Done\. Your build exited with [1-9])"
+    r"(?!\w+ with (?:an? )?(?:exit |error |non-?zero )?(?:status|code|errors?)\b(?!\W{0,3}0))"
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
     r"|Results in|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
@@ -28,7 +29,7 @@ _PASSED = re.compile(
 )
 #: A report of steps, or of what they measured.
 PROGRESS = re.compile(
-    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b\W{0,4}\d+|"
+    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b(?:\(\w+\))?\W{0,6}\d+|"
     r"\d+/\d+ (?:\[\d+:\d\d|\|)|"
     r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
@@ -38,7 +39,10 @@ _NO_STEP = re.compile(r"train_runtime|_config_callback\b")
 _SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
 #: A number in a line.
 COUNT = re.compile(r"\d[\d.,]*")
-_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|episode|rollout)\b\W{0,4}(\d+(?:\.\d+)?)")
+_STEP = re.compile(
+    r"(?i)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout)\b(?:\(\w+\))?\W{0,6}(\d+(?:\.\d+)?)"
+)
+_LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 #: What libraries, launchers and shells print in any run.
 CHATTER = re.compile(
@@ -236,14 +240,27 @@ def _steps(texts: Iterable[str]) -> set[str]:
     return {" ".join(found) for text in texts if (found := _STEP.findall(text))}
 
 
+def _is_made(text: str) -> bool:
+    """Return whether a report is of a step that was made: a bar at 0 is drawn before the first one."""
+    counted = [float(part) for part, _ in _PART.findall(text)] or [float(step) for step in _STEP.findall(text)]
+    return any(counted) if counted else bool(_LOSS.search(text))
+
+
 class StepReports:
     """Where each speaker reported steps, to tell an error that a rank survived from one that ended it."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._places: dict[Speaker, list[tuple[int, str]]] = {}
+        self._made: dict[str, int] = {}  # the last report in each file of a step that was made
         for each in lines:
-            if PROGRESS.search(each.text):
+            if PROGRESS.search(each.text) and says_something(each.text):
                 self._places.setdefault(each.speaker, []).append((each.at, each.text))
+                if _is_made(each.text):
+                    self._made[each.file] = each.at
+
+    def made_after(self, line: Line) -> bool:
+        """Return whether any rank reported a step after ``line`` in the same file, which means that all had started."""
+        return self._made.get(line.file, -1) > line.at
 
     def go_on_after(self, line: Line) -> bool:
         """Return whether the speaker of ``line`` reported several further steps after it."""

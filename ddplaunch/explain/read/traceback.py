@@ -53,7 +53,7 @@ _CHAINED = {
 _CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
 _OF_PATH = re.compile(r"^\[Errno \d+\] .*: '([^']+)'$")
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
-_WORKER = "DataLoader worker (pid"
+_WORKER, _NAMELESS = "DataLoader worker (pid", ("", "timed out", "[Errno 111] Connection refused")
 #: Functions of subprocess.py and os.py that start a program.
 _STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
 _NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
@@ -151,7 +151,8 @@ class Traceback:
         for position, part in enumerate(self.parts[:-1]):
             following = self.parts[position + 1]
             cleans = not _CLEANS_UP.isdisjoint(name for _, _, name in following.frames)  # what it left behind
-            if part.raised.type.endswith("CancelledError"):
+            nameless = following.link == "cause" and part.raised.message in _NAMELESS
+            if nameless or part.raised.type.endswith("CancelledError"):
                 continue  # asyncio: a time-out cancels what it waits for, and says so then
             if following.link == "during" and _is_of_parent(part.raised, following.raised):
                 continue  # `Path.mkdir(parents=True)` tries the folders above one that is not there

@@ -40,6 +40,9 @@ _SPAWN = re.compile(
 _MPI = re.compile(
     r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)"
 )
+_PALS = re.compile(  # MPICH and HPE's launcher
+    r"^(?P<host>[\w.-]+): rank (?P<rank>\d+) (?:died from signal (?P<number>\d+)|exited with code (?P<code>\d+))"
+)
 _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>Exited with exit code \d+|Segmentation fault"
     r"|Killed|Aborted|Bus error|Terminated|Out Of Memory)"
@@ -86,7 +89,7 @@ _TRIGGERS = (
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "status ", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
     "Process finished", "Job failed", "status=", "exited: ", "xit status", "Exit Code:",
-    "Exit Status:", "EXIT_CODE=", "crashed with", "return value",
+    "Exit Status:", "EXIT_CODE=", "crashed with", "return value", "died from signal",
 )  # fmt: skip
 
 
@@ -235,6 +238,9 @@ def _of_step_or_shell(line: Line) -> RankExit | None:
         how, tasks = match["how"], match["tasks"]
         number = int(how.rpartition(" ")[2]) if how.startswith("Exited") else _HOW[how]
         return RankExit(number, line, int(tasks) if tasks.isdecimal() else None, host=match["host"])
+    if match := _PALS.match(line.text):
+        number = int(match["code"] or 0) - int(match["number"] or 0)
+        return RankExit(number, line, int(match["rank"]), host=match["host"])
     if match := _SHELL.match(line.text):
         pid, *words = (match[name] for name in ("pid", "zsh", "bash", "bare", "mpi"))
         how = next(filter(None, words)).lower().partition(" ")[0]

@@ -13,6 +13,7 @@ _FIXES = (
     "For 401 and 403: log in (`huggingface-cli login`) and accept the model's terms; for 404 correct the name.",
 )
 _RETRY = r"Retrying|retrying|will retry|retry \d|entering retry loop|WARNING"
+_NO_HUB = r"Pool\(host='(?:[\w-]+'|127\.|10\.|192\.168\.)"  # but a service of the run's own
 _MISSING_WHY = (
     "The path was looked up from the rank's working directory on its own node; a disk that is not shared "
     "hides it there, and a rank that is to write it first may not have done so yet."
@@ -36,15 +37,13 @@ _NOT_WHOLE = (
     r"EOFError: (?P<problem>Compressed file ended before the end-of-stream marker)",
     r"ReadError: (?P<problem>unexpected end of data|not a gzip file|file could not be opened successfully|empty file"
     r"|invalid header|bad checksum)",
-    r"BadZipFile: (?P<problem>.+)",
-    r"BadGzipFile: (?P<problem>.+)",
+    r"Bad(?:Gz|Z)ipFile: (?P<problem>.+)",
 )
 _NOT_WHOLE_EXAMPLES = (
     "RuntimeError: File not found or corrupted.",
     "EOFError: Compressed file ended before the end-of-stream marker was reached",
     "tarfile.ReadError: unexpected end of data",
     "zipfile.BadZipFile: File is not a zip file",
-    "gzip.BadGzipFile: CRC check failed 0x1 != 0x2",
 )
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -84,11 +83,12 @@ SIGNATURES: tuple[Signature, ...] = (
             "https://huggingface.co/api/x",
         ),
         near_misses=(
+            "requests.exceptions.ConnectionError: HTTPConnectionPool(host='gn14', port=8000): Max retries exceeded",
             "WARNING:urllib3.connectionpool:Retrying (Retry(total=4)) after connection broken by 'ReadTimeoutError("
             "\"HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out. (read timeout=10)\")': /gpt2",
             "wandb: Network error (ConnectionError), entering retry loop.",
         ),
-        unless=(_RETRY,),
+        unless=(_RETRY, _NO_HUB),
         source="https://huggingface.co/docs/huggingface_hub/package_reference/utilities#errors",
     ),
     Signature(
@@ -185,7 +185,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "    except requests.exceptions.ConnectionError:",
             "INFO httpx: HTTP Request: GET https://x 200 OK",
         ),
-        unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
+        unless=(_RETRY, _NO_HUB, r"^\s*(?:except|raise|from|import) "),
         source="https://requests.readthedocs.io/en/latest/user/quickstart/#errors-and-exceptions",
     ),
     Signature(

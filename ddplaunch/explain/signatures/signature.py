@@ -21,6 +21,19 @@ OF_MACHINES = frozenset(
         *("collective-timeout", "infiniband-error", "wrong-network-interface", "too-many-open-files", "port-taken"),
     )
 )
+#: Codes of what kernels, drivers and schedulers tell of ranks, who sign for themselves.
+BY_OTHERS = frozenset(("host-out-of-memory", "killed", "gpu-fault", "terminated", "time-limit", "scheduler-error"))
+#: Codes of what ends a rank before its first step, if it ends it.
+AT_START = frozenset(
+    (
+        *("port-taken", "rendezvous-failed", "stale-rendezvous", "host-name-unresolvable"),
+        *("wrong-network-interface", "process-group-not-initialized"),
+        *("launcher-arguments", "script-arguments", "local-rank-argument", "missing-rank-environment", "syntax-error"),
+        *("module-not-found", "extension-build-failed", "torchvision-mismatch", "nccl-version-mismatch"),
+        *("driver-too-old", "cuda-unavailable", "cuda-arch-mismatch", "nccl-unavailable", "nccl-net-plugin"),
+        *("invalid-device-ordinal", "duplicate-gpu", "fabric-manager-down"),
+    )
+)
 #: Codes of echoes that do not speak of a lost peer: launchers' summaries, and what interpreters print as they end.
 NOISE = frozenset(
     ("launcher-summary", "told-elsewhere", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown")

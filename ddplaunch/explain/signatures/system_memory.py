@@ -121,7 +121,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Exceeded (?:job|step) memory limit",
             r"Task in \S+ killed as a result of (?:memory|limit) \S+",
             r"systemd-oomd\S* Killed \S+ due to memory|Failed with result 'oom-kill'",
-            r"unit has been killed by the OOM killer|has gone over memory limit of \d+ \w+",
+            r"unit has been killed by the OOM killer|has gone over (?:cgroup )?memory limit of \d+ \w+",
             r"Container killed due to memory usage|Container '\w+' exceeded memory limit|Exit Message: \"OOM Killed\"",
             r"beyond the '(?:PHYSICAL|VIRTUAL)' memory limit",
             r"killed due to (?:the node running low on memory|memory pressure \(OOM\))",

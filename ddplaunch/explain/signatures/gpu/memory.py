@@ -97,6 +97,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"^(?:\S*(?:Error|Exception): )+(?:CUDA|HIP|NPU|XPU) out of memory",
             r"(?:torch\.|cuda\.|c10::|cupy\.\S*|numba\S*)OutOfMemoryError\b: (?!DefaultCPU)\S",
             r"^(?:RuntimeError: )?\[?(?:CRITICAL|ERROR)?:? ?Encountered OOM (?:exception|error)?",
+            r"(?:ZE|UR|PI)(?:_RESULT)?_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)\b",
         ),
         unless=_HANDLED,
         what="a GPU ran out of memory",
@@ -116,6 +117,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "OOM when allocating tensor with shape[256,64,9] and type float on /job:localhost/replica:0/task:0/device:"
             "GPU:0 by allocator GPU_0_bfc",
             "Encountered OOM exception and not in distributed mode",
+            "  what():  oneCCL: ze_call.cpp:28 do_call: EXCEPTION: ze error at zeCommandQueueExecute, code: "
+            "ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
         ),
         near_misses=(
             "    except torch.cuda.OutOfMemoryError: pass",

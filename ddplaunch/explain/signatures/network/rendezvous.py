@@ -238,4 +238,28 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=("RuntimeError: [enforce fail at /gloo/transport/tcp/device.cc:83] ifa != nullptr",),
         source="https://github.com/facebookincubator/gloo/blob/main/gloo/transport/tcp/helpers.cc",
     ),
+    Signature(
+        code="rendezvous-failed",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"ssh: connect to host (?P<other>\S+) port (?P<port>\d+): (?P<line>[A-Z][\w ]+)",
+            r"(?:^|: )(?P<line>Host key verification failed)\.$",
+            r"(?P<line>kex_exchange_identification: .{1,80})",
+        ),
+        what="ssh could not start what was to run on another node: {line}",
+        why="the launcher starts each node's part by ssh; one that does not come up lets the others wait until they "
+        "time out",
+        fixes=(
+            "try the same by hand as the same user, without typing anything: `ssh -o BatchMode=yes HOST hostname`",
+            "for an unknown key: `ssh-keyscan HOST >> ~/.ssh/known_hosts` after comparing the key with the node's own",
+            "for a refused or silent port: `nc -vz {other} {port}`; the node may be down or without sshd",
+        ),
+        examples=(
+            "ssh: connect to host gpu-b2 port 22: Connection timed out",
+            "Host key verification failed.",
+            "kex_exchange_identification: Connection closed by remote host",
+        ),
+        near_misses=("Warning: Permanently added 'gpu-b2' (ED25519) to the list of known hosts.",),
+        source="https://man.openbsd.org/ssh.1",
+    ),
 )
