@@ -263,6 +263,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?P<line>cuDNN version incompatibility: [^.]*)",
             r"(?P<line>CUDNN_STATUS_(?:SUBLIBRARY_)?VERSION_MISMATCH)",
+            r"Could not load library (?P<line>libcudnn\w*\.so\S*?)\. Error: .*(?:undefined symbol|not defined in file)",
         ),
         what="another cuDNN was loaded than the one that torch was built with: `{line}`",
         why="the loader finds libcudnn first where LD_LIBRARY_PATH, conda or the system has another version than the "
@@ -275,6 +276,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime "
             "version (8, 9, 7). PyTorch already comes bundled with cuDNN.",
             "RuntimeError: cuDNN error: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
+            "Could not load library libcudnn_ops_train.so.8. Error: /opt/cuda/lib64/libcudnn_ops_train.so.8: undefined "
+            "symbol: _ZN5cudnn3ops4nameE, version libcudnn_ops_infer.so.8",
         ),
         near_misses=("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",),
         source="https://github.com/pytorch/pytorch/blob/main/torch/backends/cudnn/__init__.py",

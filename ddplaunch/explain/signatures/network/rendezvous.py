@@ -178,6 +178,34 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.CAUSE,
+        patterns=(
+            r"^(?:[\w.-]+: )?ssh: (?P<line>connect to host (?P<host>\S+) port \d+: .+)",
+            r"Command 'ssh [^']*?(?P<host>[\w.-]+) hostname' (?P<line>returned non-zero exit status 255)",
+            r"host=(?P<host>\S+) (?P<line>was not reachable via ssh)",
+            r"^(?P<host>[\w.-]+): (?P<line>Host key verification failed)",
+        ),
+        what="the launcher did not reach {host} by ssh: {line}",
+        why="it starts the ranks of other nodes by ssh, without a password and without a question, from the node that "
+        "it runs on; DeepSpeed tries each host of its hostfile with `hostname`, its own one too",
+        fixes=(
+            "try it as the launcher does: `ssh -o BatchMode=yes {host} hostname`; `ssh-copy-id {host}` gives it your "
+            "key, and one login by hand makes it known",
+            "where a scheduler starts a task on each node, let it: `srun`, or `ddplaunch run` on every node",
+        ),
+        examples=(
+            "gpu2: ssh: connect to host gpu2 port 22: Connection refused",
+            "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no gpu2 hostname' returned non-zero "
+            "exit status 255.",
+            "RuntimeError: Using hostfile at /job/hostfile but host=gpu2 was not reachable via ssh. If you are running "
+            "with a single node please remove /job/hostfile or setup passwordless ssh.",
+            "gpu2: Host key verification failed.",
+        ),
+        near_misses=("pdsh@gpu1: gpu2: ssh exited with exit code 1", "Warning: Permanently added 'gpu2' (ED25519)"),
+        source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py",
+    ),
+    Signature(
+        code="rendezvous-failed",
+        tier=Tier.CAUSE,
         patterns=(r"use_libuv was requested but PyTorch was bui(?:lt|ld) without libuv support",),
         what="the store of the rendezvous wants libuv, without which this torch was built",
         why="torch takes libuv for its store since 2.4, and its builds for Windows have none before 2.7",
