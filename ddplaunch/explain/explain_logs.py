@@ -39,6 +39,8 @@ _TYPED = re.compile(
     r"(?:(?:torchrun|ddplaunch run|deepspeed|accelerate launch|horovodrun|python\S*) \S"
     r"|(?:srun|mpirun) .*(?:torchrun|ddplaunch|deepspeed|accelerate|python|\.(?:py|sh)\b))"
 )
+_OF_SCRIPT = re.compile(r'\s*File "([^"<]+\.py)", line (\d+)(, in <module>)?$')
+_CALLS_MAIN = re.compile(r"\s*(?:sys\.exit\()?(?:\w+\.)?main\(")
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
 _SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
@@ -118,6 +120,28 @@ def _last_without_torchrun(texts: Sequence[str], stamped: Sequence[str]) -> int:
     return heads[-1] if len(heads) > 1 else 0
 
 
+def _after_an_edit(texts: Sequence[str]) -> int:
+    """Return the place where the last run begins of a script that was edited in between, 0 if none was.
+
+    In one run the line of a script that calls its main function has one number, and a script that does not parse has
+    called nothing.
+    """
+    known: dict[str, tuple[str, int]] = {}  # by the script: what the last traceback shows of it, and where
+    begun = 0
+    for at, text in enumerate(texts[:-1]):
+        if '"' not in text or (match := _OF_SCRIPT.match(text)) is None:
+            continue
+        script, number, called = match.groups()
+        if called and not _CALLS_MAIN.match(texts[at + 1]):
+            continue
+        version = number if called else "does not parse"
+        before, place = known.get(script, (version, at))
+        known[script] = (version, at)
+        if version != before:
+            begun = next((each for each in range(place + 1, at) if texts[each][:1] not in ("", " ", "\t")), at - 1) + 1
+    return begun
+
+
 class _Summary(NamedTuple):
     """Torchrun's last words: when what it ran failed, and the place of the line after them.
 
@@ -143,6 +167,8 @@ def _last_run(lines: Sequence[Line], raw: Mapping[int, str]) -> int:
     typed = [at for at, text in enumerate(texts) if _TYPED.match(text)]
     if len(typed) > 1 and any(map(says_something, texts[typed[-1] + 1 :])):
         return typed[-1]
+    if edited := _after_an_edit(texts):
+        return edited
     if not any(_ROOT in text for text in texts):
         return _last_without_torchrun(texts, stamped)
     ends = [at for at, text in enumerate(texts) if text == _ROOT]

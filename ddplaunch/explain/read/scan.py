@@ -245,8 +245,9 @@ def scan(lines: Iterable[Line]) -> Scanned:
             hits.extend(find.hits(line))
     found = tuple(tracebacks.finish())
     for part in (part for each in found for part in each.parts):
-        if part.raised.message not in part.line.text:  # it stands in the lines below
-            hits.extend(find.hits(part.line._replace(text=f"{part.raised.type}: {part.raised.message}")))
+        told = f"{part.raised.type}: {part.raised.message}"
+        if part.raised.message and told not in part.line.text:  # it stands in the lines below, or ranks mixed theirs
+            hits.extend(find.hits(part.line._replace(text=told)))
     return Scanned(
         tuple(kept),
         tuple(_in_context(hits, kept)),
