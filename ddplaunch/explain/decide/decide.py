@@ -322,12 +322,15 @@ def _exit_explains(ended: BareExit | None, best: Candidate) -> bool:
     """Return whether an exit is the cause and not ``best``.
 
     A rank that died of a signal explains timeouts and lost connections of the others, and an uncertain cause that was
-    printed after it. An abort or a plain exit status says less than any line that is more than a hint.
+    printed after it. A port that is taken sends none. An abort or a plain exit status says less than any line that is
+    more than a hint.
     """
     if ended is None:
         return False
     if ended.code in ("unknown", "aborted"):
         return best.tier >= Tier.HINT
+    if best.code == "port-taken" and best.raised is None and ended.code in ("killed", "segmentation-fault"):
+        return True
     return best.tier >= Tier.SURVIVED or (best.tier == Tier.UNCERTAIN and ended.exit.line.at < best.line.at)
 
 

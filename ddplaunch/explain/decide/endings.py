@@ -28,7 +28,7 @@ _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: l
 #: What loggers put in front of lines that are no error.
 _RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
 #: Lines of launchers that nobody signs, and that give no reason.
-_REPORTS = re.compile(r"^Traceback |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
+_REPORTS = re.compile(r"^Traceback |NCCL INFO |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
 #: What a shell and `env` mean by an exit status, and their words for it.
 _OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
 _SIGNALLED = 129  # where a status may be that of a signal

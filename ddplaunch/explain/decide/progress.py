@@ -14,7 +14,8 @@ from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import RankExit, closes_badly
 
 _DONE = re.compile(
-    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )(?!Finished: (?:ABORT|FAIL)|Done\. Your build exited with [1-9])"
+    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
+    r"(?!Finished: (?:ABORT|FAIL)|Done\. Your build exited with [1-9]|Completed <exit>)"
     r"(?!\w+ with (?:an? )?(?:exit |error |non-?zero )?(?:status|code|errors?)\b(?!\W{0,3}0))"
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
@@ -37,6 +38,7 @@ PROGRESS = re.compile(
 #: Trainer's summary at its end, and what wandb notes at the start.
 _NO_STEP = re.compile(r"train_runtime|_config_callback\b")
 _SERVED = re.compile(r'"POST \S+ HTTP/\d\.\d" 2\d\d\b|\bthroughput: (?!0\.0)\d')  # each is a step of a server
+_ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b(?!.*\bTraceback\b)")
 #: A number in a line.
 COUNT = re.compile(r"\d[\d.,]*")
 _STEP = re.compile(
@@ -98,13 +100,20 @@ def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
     A traceback is cut off, the program's own hook for uncaught exceptions failed over it, or the last line says so.
     """
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
-    found = [line for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
+    found = [_told_above(line, scanned) for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
     last = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"][-_CLOSING:]
     bad = [line for line in last if closes_badly(line.text)]
     known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
     good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in last[-1:])
     closing = [] if good else [line for line in bad if line.at not in known]
     return min(found or closing, key=lambda line: line.at, default=None)
+
+
+def _told_above(cut: Line, scanned: Scanned) -> Line:
+    """Return the line above a report that is cut off, if the same speaker calls an error there; else ``cut``."""
+    place = cut.at - scanned.lines[0].at
+    above = scanned.lines[place - 1] if place else cut
+    return above if above.speaker == cut.speaker and _ERROR.search(above.text) else cut
 
 
 def says_something(text: str) -> bool:
@@ -183,6 +192,7 @@ class Afterwards:
         for line in lines:
             if line.text and line.text[0] != " " and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
+        self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
         self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
         self._often: dict[str, dict[str, list[int]]] = {}
 
@@ -191,8 +201,11 @@ class Afterwards:
 
         Ranks that have not noticed yet that another one is gone still make one step, which is enough where the error
         was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" alone does not
-        count: the shell script around the training prints it too.
+        count: the shell script around the training prints it too. Nothing goes on after a title: a first line that
+        stands alone, as of a report whose log follows below.
         """
+        if line.at == self._title:
+            return False
         said = self._files.get(line.file, [])
         at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
         progresses, kinds, passed, done = self._counted(line.file, said)

@@ -129,7 +129,12 @@ def unfold(raw: str) -> list[str]:
 
 
 def _joined(raw: str) -> list[str]:
-    """Return the lines of a traceback that a service told in one line as why the work ended, else the line itself."""
+    """Return the lines of a traceback that a service told in one line as why the work ended, else the line itself.
+
+    The last words of torchrun's traceback may stand right behind those of a rank, which did not end its line.
+    """
+    if (match := _BEHIND.match(raw)) is not None:
+        return [match[1], match[2]]
     match = _TOLD_IN_ONE.search(raw)
     if match is None:
         return [raw]
@@ -145,6 +150,7 @@ def _joined(raw: str) -> list[str]:
     )
 
 
+_BEHIND = re.compile(r"(\S.*[\w.)])(torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: .*)")
 _TOLD_IN_ONE = re.compile(
     r"(?i:\b(?:message|reason|error|status|failed|failure|exited)\b).{0,400}?"
     r"(?P<told>Traceback \(most recent call last\):(?:\\n| File \").*)"
@@ -173,7 +179,7 @@ def read_lines(
     index = first
     for number, text in entries:
         text, who = prefixes.strip(text, speaker)
-        packed = text[:2] == '{"' or "(most recent call last):" in text[:-1]
+        packed = text[:2] == '{"' or "(most recent call last):" in text[:-1] or "ChildFailedError: " in text
         for inner in _inside(text) if packed else (text,):
             inner, who = without_known(inner, who) if packed else (inner, who)
             yield Line(index, file, number, inner.rstrip(), who)

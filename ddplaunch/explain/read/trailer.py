@@ -30,7 +30,8 @@ _LEGACY = re.compile(
     r"| died with <Signals\.(?P<signal>SIG\w+): \d+>)"
 )
 _RETURNED = re.compile(
-    r"(?:exits? with return code = |^Process finished with exit code |^status (?=\d{10}\.?$))(?P<code>-?\d+)"
+    r"(?:exits? with return code = |^Process finished with exit code |^status (?=\d{10}\.?$)"
+    r"|Process finished with exit code (?=\d+ \(interrupted by signal ))(?P<code>-?\d+)"  # also in a sentence
 )
 #: What Windows says for SIGSEGV (an access violation, no stack left), SIGABRT and SIGINT, as unsigned numbers.
 _OF_WINDOWS = {0xC0000005: -11, 0xC00000FD: -11, 0xC0000409: -6, 0xC000013A: -2}
@@ -72,7 +73,7 @@ _CRASHED = re.compile(
 )
 #: An exit status by the words of make, docker, `time`, LSF, systemd, supervisord, and services that run jobs.
 _STATUS = re.compile(
-    r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^Exited with exit code "
+    r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code |^(?:[A-Z].{14,18}: )?Exited with exit code "
     r"|^Command exited with non-zero status |exited with status (?:code )?|Process completed with exit code "
     r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of "
     r"|^ERROR: Job failed: (?:[\w ]+ )?exit (?:code|status) |\bscript returned exit code "

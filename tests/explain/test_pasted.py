@@ -1,0 +1,87 @@
+"""What people paste into reports: a title above the log, sentences around it, several ranks at once, several runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.explain.logs import diagnosed, explained, failed, raised
+
+STEPS = "".join(f"epoch 1 step {step}/900 loss 2.{step}\n" for step in range(100, 106))
+KILLED = "process 1 terminated with signal SIGKILL\n"
+BOUND = (
+    "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29400 (errno: 98 - Address already in "
+    "use).\n"
+)
+
+
+def test_a_title_says_how_the_log_below_it_ended() -> None:
+    found = diagnosed(KILLED + "\nWith four GPUs it works.\n" + STEPS)
+    assert (found.code, found.rank) == ("killed", 1)
+    assert explained(STEPS + KILLED + "started again\n" + STEPS).diagnosis is None, "it was started again"
+
+
+def test_a_port_that_was_warned_of_sends_no_signal() -> None:
+    assert diagnosed(BOUND + STEPS[:30] + failed(-9, 2, 31)).code == "killed"
+    assert diagnosed(BOUND + failed(1, 2, 31)).code == "port-taken"
+
+
+def test_an_error_right_above_a_report_that_is_cut_off_is_quoted() -> None:
+    cut = 'Traceback (most recent call last):\n  File "fit.py", line 9, in <module>\n    fit()\n'
+    found = diagnosed("tracker: ERROR no key for project birds\n" + cut)
+    assert found.code == "unknown" and "no key for project birds" in found.what
+    assert "ERROR" not in diagnosed("tracker: ERROR no key\ntracker: goes on without one\n" + cut).what
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (
+            "and then PyCharm says: Process finished with exit code 137 (interrupted by signal 9: SIGKILL), why",
+            "killed",
+        ),
+        ("Mon Jan  5 11:20:31: Exited with exit code 139. The CPU time used is 4.1 seconds;", "segmentation-fault"),
+    ],
+)
+def test_an_exit_in_a_sentence(line: str, code: str) -> None:
+    assert diagnosed(line + "\nMon Jan  5 11:20:31: Completed <exit>;\n").code == code
+
+
+def test_the_exception_of_a_rank_in_front_of_torchruns() -> None:
+    table = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n" + "=" * 60 + "\nfit.py FAILED\n"
+    found = diagnosed("RuntimeError: no shard has 7 rows" + table)
+    assert (found.code, found.what) == ("script-exception", "RuntimeError: no shard has 7 rows")
+
+
+def test_an_abort_is_not_explained_by_what_nccl_tells_of_itself() -> None:
+    told = "gpu3:41:97 [0] NCCL INFO comm 0x9f rank 0 nranks 2 cudaDev 0 busId 80 - Abort COMPLETE\n"
+    found = diagnosed(STEPS + told + failed(-6, 0, 41))
+    assert found.code == "aborted" and "NCCL" not in found.what
+
+
+def run_of(line: int, error: str) -> str:
+    """Return a traceback of a script whose call of main() stands in ``line``."""
+    return (
+        f'Traceback (most recent call last):\n  File "/home/ana/fit.py", line {line}, in <module>\n    main()\n'
+        f'  File "/home/ana/fit.py", line 12, in main\n    fit()\n{error}\n'
+    )
+
+
+DOES_NOT_PARSE = '  File "/home/ana/fit.py", line 44\n    x = = 3\n        ^\nSyntaxError: invalid syntax\n'
+
+
+def test_a_script_that_was_edited_ran_again() -> None:
+    old, new = run_of(80, "KeyError: 'a'"), run_of(83, "ValueError: no birds")
+    found = diagnosed(old + old + new + new)
+    assert found.what.startswith("ValueError") and "KeyError" in found.why
+    assert diagnosed(old + new.replace("main()", "fit(x)")).what.startswith("KeyError"), "two lines of one script"
+    assert diagnosed(old + raised(1, "TypeError: y")).what.startswith("KeyError"), "a rank that signs its lines"
+
+
+def test_ranks_that_do_not_parse_at_once() -> None:
+    twice = (
+        '  File "/home/ana/fit.py", line 44\n' * 2 + "    x = = 3\n" * 2 + "SyntaxErrorSyntaxError: : invalid syntax"
+        "invalid syntax\n"
+    )
+    for last in (DOES_NOT_PARSE, twice):
+        found = diagnosed(run_of(80, "KeyError: 'a'") + last)
+        assert (found.code, "KeyError" in found.why) == ("syntax-error", True)
