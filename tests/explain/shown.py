@@ -35,6 +35,14 @@ def _spaces_of_the_web(log: str) -> str:
     return "\n".join(lines)
 
 
+def _cut_at(columns: int) -> Callable[[str], str]:
+    def cut(log: str) -> str:
+        pieces = ([line[at : at + columns] for at in range(0, len(line), columns)] or [""] for line in log.split("\n"))
+        return "\n".join(piece for line in pieces for piece in line)
+
+    return cut
+
+
 #: By the program or place: what it makes of a log. None of it says anything else about the run.
 SHOWN: dict[str, Callable[[str], str]] = {
     "docker logs --timestamps": _each(lambda day, clock, ms, text, _: f"{day}T{clock}.{ms}000000Z {text}"),
@@ -64,5 +72,7 @@ SHOWN: dict[str, Callable[[str], str]] = {
     "a mark at the start": lambda log: "\ufeff" + log,
     "spaces at the end": _each(lambda *told: told[3] + "   "),
     "CloudWatch, newest first": _newest_first,
+    "a terminal of 80 columns": _cut_at(80),
+    "a terminal of 132 columns": _cut_at(132),
     "nohup": lambda log: "nohup: ignoring input\n" + log,
 }

@@ -194,3 +194,12 @@ def test_a_traceback_that_a_service_told_in_one_line() -> None:
         assert [line.text.strip(' "') for line in lines_of(one)][1:][-1] == "KeyError: 1"
     quoted = "the sandbox printed " + repr("\n".join(FRAMES))
     assert len(lines_of(quoted)) == 1, "nobody says that this is why it ended"
+
+
+def test_what_a_terminal_has_cut_is_whole_again() -> None:
+    places = ("Oslo", "Bergen", "Trondheim", "Kristiansand", "Ulan-Bator", "Longyearbyen")
+    told = [f"{name}: observations from {name} arrived incomplete, interpolating precipitation" for name in places]
+    cut = [line[at : at + 71] for line in told for at in range(0, len(line), 71)]
+    assert [line.text for line in lines_of("\n".join(cut))] == told
+    for whole in (["=" * 71, "epoch 1"] * 4, [f"gpu{at}: " + "x" * 65 for at in range(6)], [*cut, "y" * 72]):
+        assert len(lines_of("\n".join(whole))) == len(whole)

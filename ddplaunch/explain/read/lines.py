@@ -173,7 +173,7 @@ def read_lines(
     if len(numbered) == 1 and numbered[0][1].count("\\n") >= _ESCAPES:  # a log that was pasted as a string
         number, raw = numbered[0]
         numbered = [(number, each) for each in raw.replace('\\"', '"').replace("\\t", "\t").split("\\n")]
-    entries = [(number, clean(raw)) for number, raw in _pieces(numbered)]
+    entries = [(number, clean(raw)) for number, raw in _pieces(_unwrapped(numbered))]
     step = max(1, len(entries) // sample)
     prefixes = Prefixes([text for _, text in entries[::step] + (entries[-200:] if step > 1 else [])])
     index = first
@@ -184,6 +184,48 @@ def read_lines(
             inner, who = without_known(inner, who) if packed else (inner, who)
             yield Line(index, file, number, inner.rstrip(), who)
             index += 1
+
+
+_WIDTHS = range(60, 301)  # columns of terminals
+_CUT_IN = re.compile(r"[\w/,.\"'(=-]")  # what a line that goes on ends and begins with, more often than not
+_DRAWN = re.compile(r"(\W)\1{5}| {4}$|[│┃║▁-▏|]\s*$")  # rulers, boxes, bars, and lines that are filled up with spaces
+_FEWEST_CUT, _NEARLY, _ALIKE = 2, 8, 4  # lines that differ in more than numbers; columns; characters of a start
+_NUMBER = re.compile(r"\d+")
+
+
+def _unwrapped(numbered: list[Numbered]) -> list[Numbered]:
+    """Return the lines of a log that a terminal has cut into pieces of its width, whole again.
+
+    No line is wider there, and where a line is as wide, a word often goes on in the next one.
+    """
+    width = max((len(raw) for _, raw in numbered), default=0)
+    if width not in _WIDTHS:
+        return numbered
+    pairs = [(raw, below) for (_, raw), (_, below) in pairwise(numbered)]
+    fresh = {below[:_ALIKE] for raw, below in pairs if len(raw) < width and below[:1].strip()}
+    full = [
+        at
+        for at, (raw, below) in enumerate(pairs)
+        if len(raw) == width and below[:_ALIKE] not in fresh and not _DRAWN.search(raw)
+    ]
+    cut = [at for at in full if _CUT_IN.match(numbered[at][1][-1]) and _CUT_IN.match(numbered[at + 1][1][:1])]
+    kinds = {_NUMBER.sub("", numbered[at][1]) for at in cut}
+    if len(kinds) < _FEWEST_CUT or 2 * len(cut) < len(full) or len(full) < 2 * _nearly(numbered, width):
+        return numbered
+    pieces, goes_on = set(full), False
+    whole: list[Numbered] = []
+    for at, (number, raw) in enumerate(numbered):
+        if goes_on:
+            number, before = whole.pop()
+            raw = before + raw
+        whole.append((number, raw))
+        goes_on = at in pieces
+    return whole
+
+
+def _nearly(numbered: list[Numbered], width: int) -> int:
+    """Return how many lines are a little shorter than ``width``: few, where a terminal has cut the longer ones."""
+    return sum(width - _NEARLY <= len(raw) < width for _, raw in numbered)
 
 
 def _inside(text: str) -> list[str]:
