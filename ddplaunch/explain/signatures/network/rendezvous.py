@@ -179,12 +179,12 @@ SIGNATURES: tuple[Signature, ...] = (
         code="rendezvous-failed",
         tier=Tier.CAUSE,
         patterns=(
-            r"^(?:[\w.-]+: )?ssh: (?P<line>connect to host (?P<host>\S+) port \d+: .+)",
-            r"Command 'ssh [^']*?(?P<host>[\w.-]+) hostname' (?P<line>returned non-zero exit status 255)",
-            r"host=(?P<host>\S+) (?P<line>was not reachable via ssh)",
-            r"^(?P<host>[\w.-]+): (?P<line>Host key verification failed)",
+            r"^(?:[\w.-]+: )?ssh: (?P<line>connect to host (?P<host>\S+) port \d+: [A-Z].+)",
+            r"(?P<line>Command 'ssh [^']*?(?P<host>[\w.-]+) hostname' returned non-zero exit status 255)",
+            r"(?P<line>host=(?P<host>\S+) was not reachable via ssh)",
+            r"^(?P<line>(?:(?P<host>[\w.-]+): )?(?:Host key verification failed|kex_exchange_identification: .{1,80}))",
         ),
-        what="the launcher did not reach {host} by ssh: {line}",
+        what="the launcher did not reach a node by ssh: {line}",
         why="it starts the ranks of other nodes by ssh, without a password and without a question, from the node that "
         "it runs on; DeepSpeed tries each host of its hostfile with `hostname`, its own one too",
         fixes=(
@@ -199,6 +199,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: Using hostfile at /job/hostfile but host=gpu2 was not reachable via ssh. If you are running "
             "with a single node please remove /job/hostfile or setup passwordless ssh.",
             "gpu2: Host key verification failed.",
+            "kex_exchange_identification: Connection closed by remote host",
         ),
         near_misses=("pdsh@gpu1: gpu2: ssh exited with exit code 1", "Warning: Permanently added 'gpu2' (ED25519)"),
         source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py",
@@ -265,29 +266,5 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("RuntimeError: [enforce fail at /gloo/transport/tcp/device.cc:83] ifa != nullptr",),
         source="https://github.com/facebookincubator/gloo/blob/main/gloo/transport/tcp/helpers.cc",
-    ),
-    Signature(
-        code="rendezvous-failed",
-        tier=Tier.CAUSE,
-        patterns=(
-            r"ssh: connect to host (?P<other>\S+) port (?P<port>\d+): (?P<line>[A-Z][\w ]+)",
-            r"(?:^|: )(?P<line>Host key verification failed)\.$",
-            r"(?P<line>kex_exchange_identification: .{1,80})",
-        ),
-        what="ssh could not start what was to run on another node: {line}",
-        why="the launcher starts each node's part by ssh; one that does not come up lets the others wait until they "
-        "time out",
-        fixes=(
-            "try the same by hand as the same user, without typing anything: `ssh -o BatchMode=yes HOST hostname`",
-            "for an unknown key: `ssh-keyscan HOST >> ~/.ssh/known_hosts` after comparing the key with the node's own",
-            "for a refused or silent port: `nc -vz {other} {port}`; the node may be down or without sshd",
-        ),
-        examples=(
-            "ssh: connect to host gpu-b2 port 22: Connection timed out",
-            "Host key verification failed.",
-            "kex_exchange_identification: Connection closed by remote host",
-        ),
-        near_misses=("Warning: Permanently added 'gpu-b2' (ED25519) to the list of known hosts.",),
-        source="https://man.openbsd.org/ssh.1",
     ),
 )
