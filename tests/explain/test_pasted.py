@@ -85,3 +85,29 @@ def test_ranks_that_do_not_parse_at_once() -> None:
     for last in (DOES_NOT_PARSE, twice):
         found = diagnosed(run_of(80, "KeyError: 'a'") + last)
         assert (found.code, "KeyError" in found.why) == ("syntax-error", True)
+
+
+def test_the_title_names_what_the_log_cuts_off() -> None:
+    cut = 'Traceback (most recent call last):\n  File "fit.py", line 9, in <module>\n    fit()\n'
+    found = diagnosed("Fails since Monday: ValueError: no bird has 7 wings\n\nIt worked before.\n" + cut)
+    assert (found.code, found.what) == ("script-exception", "ValueError: no bird has 7 wings")
+    whole = diagnosed("ValueError: no bird has 7 wings\n\n" + cut + "KeyError: 'wings'\n")
+    assert whole.what.startswith("KeyError"), "what the log itself says counts"
+
+
+def test_a_rank_that_takes_itself_down_has_not_finished() -> None:
+    told = "gpu3:41:97 [0] NCCL INFO comm 0x9f rank 0 nranks 2 cudaDev 0 busId 80 - Abort COMPLETE\n"
+    down = "[rank0]:[E624 04:14:29.2 ProcessGroupNCCL.cpp:698] [Rank 0] To avoid data inconsistency, we are taking the "
+    assert diagnosed(STEPS + told + down + "entire process down.\n").code == "unknown"
+
+
+def test_many_steps_in_one_line_are_a_training_at_work() -> None:
+    bars = ", ".join(f"Epoch 0:   3%|#  | {at}/20101 [2:1{at - 565}:19<76:15:08, loss=3.{at}" for at in range(565, 569))
+    assert explained(bars + "\n").diagnosis is None
+
+
+def test_a_rank_that_leaves_with_1_lost_another_one_as_the_lines_above_say() -> None:
+    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.1.0.42]:51212\n"
+    found = diagnosed("    loss.backward()\n" + lost + failed(1, 1, 41))
+    assert (found.code, found.rank) == ("unknown", 1) and "lost another rank" in found.what
+    assert "lost another rank" not in diagnosed(lost + failed(9, 1, 41)).what, "no exception leaves 9"

@@ -104,17 +104,17 @@ class RootCause:
         """How a rank whose end nothing explains reported that it had lost another one."""
         if self.code != "unknown" or self.ended is None:
             return None
-        told = own_abort_echo(self.ended, self.rank, self.echoes)
-        own = (hit for hit in self.echoes if hit.line.speaker.rank == self.rank is not None)
-        return told or next((hit for hit in own if hit.signature.code not in NOISE), None)
+        whose = () if self.rank is None else (self.rank, None) if self.ended.exit.code == 1 else (self.rank,)
+        told = (hit for hit in self.echoes if hit.signature.code not in NOISE and hit.line.speaker.rank in whose)
+        return own_abort_echo(self.ended, self.rank, self.echoes) or next(told, None)
 
     @property
     def lost_one_that_left(self) -> bool:
         """Whether the rank that it lost was on the same node, and neither failed nor was stopped: it left with 0."""
         if not self.only_failure or self.own_echo is None or "127.0.0.1" not in self.own_echo.line.text:
             return False
-        speakers = {hit.line.speaker.rank for hit in self.echoes if hit.signature.code not in NOISE}
-        return speakers == {self.rank} and all(hit.signature.code != "stopped-by-launcher" for hit in self.echoes)
+        stopped = any(hit.signature.code == "stopped-by-launcher" for hit in self.echoes)
+        return _complaining(self.echoes) == {self.rank} and not stopped
 
     @property
     def frame(self) -> str | None:

@@ -61,7 +61,7 @@ _DUMPED = re.compile(
     r"|\s*File \".+\", line \d+ in )"
 )
 #: Codes of what launchers and services print only where the work failed.
-_SUMS_UP = frozenset(("launcher-summary", "told-elsewhere"))
+_SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
 _ENDS, _ALIKE = 15, 40  # lines of a file that may say how it ended; characters of exceptions that are the same
@@ -168,7 +168,8 @@ def _unfinished(said: Sequence[str]) -> bool:
 
 def _at_work(said: Sequence[str]) -> bool:
     """Return whether a log that ends before the last step reports many: the training still runs, for all it says."""
-    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in said if PROGRESS.search(text)}
+    texts = [part for text in said for part in (text.split("%|") if text.count("%|") > 1 else [text])]  # bars in a row
+    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in texts if PROGRESS.search(text)}
     logged = list(reports.values()).count(False)  # a bar is drawn many times within a step's time
     return len(reports) >= _WORK or logged >= _WORK - 1
 

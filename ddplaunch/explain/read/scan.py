@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from ddplaunch.explain.diagnosis import Raised
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.traceback import Traceback, Tracebacks
+from ddplaunch.explain.read.traceback import ChainedException, Traceback, Tracebacks
 from ddplaunch.explain.read.trailer import RankExit, Trailer
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
@@ -26,6 +27,7 @@ _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"|--|\s*\+-"
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
+_TITLED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
@@ -243,7 +245,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         tracebacks.feed(line)
         if line.text and not ("#" in line.text[:8] and _COMMENT.match(line.text)):
             hits.extend(find.hits(line))
-    found = tuple(tracebacks.finish())
+    found = (*tracebacks.finish(), *_named_in_title(kept, tracebacks.cut))
     for part in (part for each in found for part in each.parts):
         told = f"{part.raised.type}: {part.raised.message}"
         if part.raised.message and told not in part.line.text:  # it stands in the lines below, or ranks mixed theirs
@@ -256,6 +258,13 @@ def scan(lines: Iterable[Line]) -> Scanned:
         trailer.failed_summary,
         tuple(tracebacks.cut),
     )
+
+
+def _named_in_title(lines: Sequence[Line], cut: Sequence[Line]) -> Iterator[Traceback]:
+    """Yield the exception that a title names, a first line that stands alone, where tracebacks below it are cut off."""
+    if cut and len(lines) > 1 and not lines[1].text and (match := _TITLED.search(lines[0].text)):
+        part = ChainedException(Raised(match[1], match[2].strip()), lines[0], lines[0].at, "", ())
+        yield Traceback((part,), lines[0].speaker, bare=True)
 
 
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:

@@ -42,6 +42,21 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://en.cppreference.com/w/cpp/error/terminate",
     ),
     Signature(
+        code="aborted",
+        tier=Tier.UNCERTAIN,
+        patterns=(r"\*\*\* An error occurred in (?P<call>MPI_\w+)",),
+        what="MPI ended the process: an error occurred in {call}",
+        why="MPI aborts where a call of it fails; a part of the program calls {call}, such as mpi4py or a library that "
+        "overlaps communication, and it finds the other ranks only where MPI's own launcher started them",
+        fixes=(
+            "start it by `mpirun` or `srun --mpi=pmix` where that part is needed, or switch that part off",
+            "the lines around it name the reason: a missing PMIx, or an MPI that does not fit the launcher's",
+        ),
+        examples=("[gpu1:411] *** An error occurred in MPI_Init_thread",),
+        near_misses=("MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",),
+        source="https://docs.open-mpi.org/en/main/launching-apps/pmix-and-prrte.html",
+    ),
+    Signature(
         code="extension-build-failed",
         tier=Tier.CAUSE,
         patterns=(r"ModuleNotFoundError: No module named '(?P<module>torch|numpy|packaging|wheel|psutil)'",),

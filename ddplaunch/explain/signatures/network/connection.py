@@ -225,7 +225,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"Unable to find (?:address|interface) for: ?\S+",
-            r"makeDeviceFor(?:Hostname|Interface)\(\): unsupported gloo device",
+            r"(?:makeDeviceFor\w+\(\)|RuntimeError): unsupported gloo device|makeUVDevice\(\): interface or .*",
             r"ifa != nullptr",
         ),
         what="gloo found no address to listen on: {line}",
@@ -240,6 +240,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "for: ib0",
             "RuntimeError: [enforce fail] ifa != nullptr. Unable to find interface for: [10.1.2.3]",
             "RuntimeError: makeDeviceForHostname(): unsupported gloo device",
+            "RuntimeError: GlooDeviceFactory::makeUVDevice(): interface or hostname can't be empty",
             "RuntimeError: [enforce fail at ../gloo/transport/tcp/device.cc:83] ifa != nullptr. ",
         ),
         near_misses=("Unable to find hostfile, will proceed with training with local resources only.",),
