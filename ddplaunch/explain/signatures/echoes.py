@@ -292,6 +292,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Number of errored trials: [1-9]|The [Kk]ernel (?:crashed while executing code|appears to have died)",
             r"\bPod: \S+ exited with code [1-9]|\bError executing job with overrides: ",
             r"^Finished: (?:FAILURE|ABORTED)$|^Workflow failed\.$",
+            r"^\S+ +\d+/\d+ +(?:Init:)?(?:Error|CrashLoopBackOff) +\d",  # of `kubectl get pods`
         ),
         (
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
@@ -309,6 +310,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Error executing job with overrides: ['dataset.num_workers=12']",
             "ValueError: Error training mnist-1: Failed Reason: AlgorithmError: Exit Code: 139",
             "Finished: FAILURE",
+            "birds-worker-0        0/1     Error     2 (41s ago)   3m",
         ),
         "Number of errored trials: 0",
     ),

@@ -240,6 +240,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Requested node configuration is not available",
             r"FailedScheduling .*",
             r"^(?:srun|sbatch|salloc): fatal: .*",
+            r"^(?:srun|sbatch|salloc) ?: error: (?P<line>(?:Munge encode failed|s_p_parse_file): .*)",
         ),
         what="the scheduler refused or lost the job: {line}",
         why="the step was not started or its node went away; the training program had no part in it",
@@ -265,6 +266,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "srun: fatal: cpus-per-task set by two different environment variables SLURM_CPUS_PER_TASK=13",
             "srun: error: Requested node configuration is not available",
             "sbatch: error: Socket timed out on send/recv operation",
+            'srun: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory',
             "Warning  FailedScheduling  0/4 nodes are available: insufficient nvidia.com/gpu.",
         ),
         near_misses=(

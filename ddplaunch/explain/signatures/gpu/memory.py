@@ -126,6 +126,16 @@ SIGNATURES: tuple[Signature, ...] = (
             "batch size 64: CUDA out of memory. Tried to allocate 2.00 GiB, retrying with 32",
         ),
     ),
+    Signature(  # a notebook names the exception above its frames, and the message below may be missing
+        code="cuda-out-of-memory",
+        tier=Tier.UNCERTAIN,
+        patterns=(r"^(?P<line>OutOfMemoryError) +Traceback \(most recent call last\)",),
+        what="a GPU ran out of memory",
+        why=_WHY,
+        fixes=(_SMALLER, _WHO, _FRAGMENTS),
+        examples=("OutOfMemoryError                          Traceback (most recent call last)",),
+        near_misses=("MemoryError                               Traceback (most recent call last)",),
+    ),
     Signature(
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
