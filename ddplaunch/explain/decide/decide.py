@@ -25,17 +25,16 @@ from ddplaunch.explain.decide.collectives import (
 from ddplaunch.explain.decide.endings import BareExit, code_with_words, unexplained, with_last_words
 from ddplaunch.explain.decide.progress import (
     Afterwards,
-    all_passed,
     ended_well,
-    recovered,
     said_done,
+    says_failed,
     unfinished_report,
 )
 from ddplaunch.explain.diagnosis import RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
-from ddplaunch.explain.signatures.signature import NOISE, Tier
+from ddplaunch.explain.signatures.signature import BY_OTHERS, NOISE, Tier
 from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
 
@@ -140,7 +139,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     scanned = recorded.with_facts(scanned, facts)
     found, echoes = candidates(scanned)
     after = Afterwards(scanned.lines)
-    failed = _failed(scanned, after, facts)
+    failed = says_failed(scanned, after, facts)
     if not failed:
         found, echoes = _not_survived(found, echoes, scanned, after)
     waits = stuck(scanned)
@@ -242,16 +241,6 @@ def _left_early(
     return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
 
 
-def _failed(scanned: Scanned, after: Afterwards, facts: RunFacts | None) -> bool:
-    """Return whether the record, or the launcher's output, says that the run failed."""
-    if facts is not None and facts.state is not None:
-        return facts.state != "succeeded"
-    if all_passed(scanned.lines):
-        return False
-    own = [each for each in scanned.exits if not each.by_agent and not recovered(each, scanned, after)]
-    return scanned.summary is not None or bool(own)
-
-
 def _not_survived(
     found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, after: Afterwards
 ) -> tuple[list[Candidate], list[Hit]]:
@@ -263,12 +252,17 @@ def _not_survived(
         each
         for each in found
         if each.line.at > begun
-        and not after.went_on(each.line, each.raised is not None and not each.logged, each.logged)
+        and not after.went_on(each.line, _ends_its_rank(each), each.logged)
         and not (done and each.side)
     ]
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
     over = last is None or last.at < begun or after.went_on(last, uncaught=True)
     return left, [] if over else list(echoes)
+
+
+def _ends_its_rank(each: Candidate) -> bool:
+    """Return whether it is what ends a rank: an uncaught exception, or what the kernel or a scheduler did to it."""
+    return not each.logged and (each.raised is not None or each.code in BY_OTHERS)
 
 
 def _without_restated(found: list[Candidate]) -> list[Candidate]:

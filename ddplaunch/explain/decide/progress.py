@@ -28,6 +28,8 @@ _PASSED = re.compile(
     r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?)\b"
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
 )
+#: Words that nobody but a test suite or a scheduler says, of all of the work.
+_OVER = re.compile(rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED)\b")
 #: A report of steps, or of what they measured.
 PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b(?:\(\w+\))?\W{0,6}\d+|"
@@ -42,7 +44,7 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b(?!.*\bTraceback\b)")
 #: A number in a line.
 COUNT = re.compile(r"\d[\d.,]*")
 _STEP = re.compile(
-    r"(?i)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout)\b(?:\(\w+\))?\W{0,6}(\d+(?:\.\d+)?)"
+    r"(?i)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt)s?\b(?:\(\w+\))?\W{0,6}(\d+(?:\.\d+)?)"
 )
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
@@ -55,6 +57,7 @@ CHATTER = re.compile(
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
 )
+_AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch)")
 #: What faulthandler prints of a crash.
 _DUMPED = re.compile(
     r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"
@@ -77,7 +80,7 @@ def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFact
     for traceback in scanned.tracebacks:
         harmless = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
         last = traceback.parts[-1].line
-        went_on = after.went_on(last, announced=traceback.logged) or after.went_on(last, uncaught=True)
+        went_on = after.went_on(last, uncaught=not traceback.logged, announced=traceback.logged)
         if not (harmless or went_on) and last.at >= begun:
             return False
     summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
@@ -146,9 +149,19 @@ def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
     return any(often.get(COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done)
 
 
-def recovered(known: RankExit, scanned: Scanned, after: Afterwards) -> bool:
+def says_failed(scanned: Scanned, after: Afterwards, facts: RunFacts | None) -> bool:
+    """Return whether the record, or the launcher's output, says that the run failed."""
+    if facts is not None and facts.state is not None:
+        return facts.state != "succeeded"
+    if _all_passed(scanned.lines):
+        return False
+    own = [each for each in scanned.exits if not each.by_agent and not _recovered(each, scanned, after)]
+    return scanned.summary is not None or bool(own)
+
+
+def _recovered(known: RankExit, scanned: Scanned, after: Afterwards) -> bool:
     """Return whether the launcher started the ranks again after this exit, and they got further."""
-    return scanned.summary is None and not known.table and after.went_on(known.line)
+    return scanned.summary is None and not known.table and after.went_on(known.line, not after.began_again(known.line))
 
 
 def _unfinished(said: Sequence[str]) -> bool:
@@ -180,7 +193,7 @@ def stops_short(lines: Sequence[Line]) -> Line | None:
     return told[-1] if told and _unfinished([line.text for line in told]) else None
 
 
-def all_passed(lines: Sequence[Line]) -> bool:
+def _all_passed(lines: Sequence[Line]) -> bool:
     """Return whether the log is that of tests of which none failed: they print failures of other programs."""
     return any(_PASSED.search(text) for text in _said(lines[-400:])[-2:])
 
@@ -194,6 +207,7 @@ class Afterwards:
             if line.text and line.text[0] != " " and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
+        self._again = {line.file: line.at for line in lines if _AGAIN.search(line.text)}  # the last in each
         self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
         self._often: dict[str, dict[str, list[int]]] = {}
 
@@ -215,7 +229,11 @@ class Afterwards:
         if len(said) - at < 1 + uncaught:
             return False
         progress, steps = progresses[at], kinds[at]
-        return (done >= at and (progress > 0 or not uncaught)) or steps >= 2 or progress >= (1 if announced else 4)
+        return (done >= at and (steps > 0 or not uncaught)) or steps >= 2 or progress >= (1 if announced else 4)
+
+    def began_again(self, line: Line) -> bool:
+        """Return whether a line after ``line`` says that the work was taken up again."""
+        return self._again.get(line.file, -1) > line.at
 
     def _was_survived(self, line: Line, said: Sequence[Line], at: int) -> bool:
         """Return whether the same exception was printed often before, and new steps were reported after that."""
@@ -233,7 +251,7 @@ class Afterwards:
 
     def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int], int, int]:
         """Return how many lines of progress, and how many different steps, follow each place of a file, and the places
-        of the last of its ends that say that tests passed or that the work is done, -1 for none.
+        of the last of its ends that say that tests passed or a job is over, and that the work is done, -1 for none.
         """
         if file not in self._counts:
             progress, steps, seen = [0], [0], set()
@@ -243,7 +261,7 @@ class Afterwards:
                 steps.append(len(seen))
             last = range(max(0, len(said) - _ENDS), len(said))
             passed, done = (
-                max((at for at in last if each.search(said[at].text)), default=-1) for each in (_PASSED, _DONE)
+                max((at for at in last if each.search(said[at].text)), default=-1) for each in (_OVER, _DONE)
             )
             self._counts[file] = (progress[::-1], steps[::-1], passed, done)
         return self._counts[file]

@@ -30,8 +30,8 @@ _BODY = (
 )
 _HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s+\| ){_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
-_TASK = re.compile(r"^ {0,3}(\d{1,4}): ")
-_TASK_TELLS = re.compile(r"^ {0,3}\d{1,4}: (?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
+_TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
+_TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
 _STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)"
     r"(?: |$)(?!- \S+ - )"
@@ -46,7 +46,7 @@ _TRIAL = re.compile(r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7
 _REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-Z]{4,8} - (?=\[rank\d+\]: )")
 _RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
 #: Lightning has another place for the colon, and tells so of a process that is gone.
-_RANK = re.compile(r"^\[rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\]:))(\d{1,7})\]:? ?")
+_RANK = re.compile(r"^\[rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\]:)| (?=\d+\] ))(\d{1,7})\]:? ?")
 _ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
 _MPI = re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:")
 _OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
