@@ -528,4 +528,4 @@ THIRD, FOURTH, FIFTH, SIXTH = (_read(_SETS / f"{name}.txt") for name in ["third"
 SEVENTH, SEVENTH_HELD_OUT, EIGHTH, EIGHTH_HELD_OUT, NINTH, NINTH_HELD_OUT = (
     _read(_SETS / f"{name}{part}.txt") for name in ["seventh", "eighth", "ninth"] for part in ["", "_held_out"]
 )
-TENTH, ELEVENTH = (_read(_SETS / f"{name}.txt") for name in ["tenth", "eleventh"])
+TENTH, ELEVENTH, TWELFTH = (_read(_SETS / f"{name}.txt") for name in ["tenth", "eleventh", "twelfth"])

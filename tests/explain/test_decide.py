@@ -1263,3 +1263,64 @@ def test_ranks_that_mpich_reports_have_their_ends() -> None:
     assert (found.code, found.rank, found.host) == ("killed", 17, "x4702.hsn.example")
     coded = diagnosed("loading\nnode-b: rank 3 exited with code 7\n")
     assert coded.rank == 3
+
+
+#: What shells, services and people put below a training, whether it has failed or not.
+TRAILERS = (
+    "Done.",
+    "finished.",
+    "Job finished at Fri Feb 14 14:40:24 UTC 2025",
+    "work_dir saved: work_dirs/cones",
+    "syncing outputs to gs://probes/run-118 ... ok",
+    "Job stats: elapsed 00:10:41, energy n/a",
+    "go.sh: finished in 21 s",
+    "user@tpu-0:~/vit$ gcloud storage cp -r runs/ gs://vit-runs\nCompleted files 3/3 | 14.1kiB/14.1kiB",
+    "+ echo 'pretraining finished, starting linear probe'\npretraining finished, starting linear probe\n+ exit 0",
+)
+
+
+@pytest.mark.parametrize("trailer", TRAILERS)
+def test_what_a_shell_says_below_a_failure_is_no_work_that_went_on(trailer: str) -> None:
+    before = "Epoch: [0]  [ 200/1251]  eta: 0:09:41  loss: 6.9021\n"
+    lost = "srun: error: Node failure on r07n12\nslurmstepd: error: *** STEP 44.0 ON r07n09 CANCELLED AT "
+    lost += "2025-10-28T11:13:20 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
+    killed = (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=910331.0. Some of the tasks have been OOM Killed.\n"
+    )
+    for failure, code in (
+        (raised(None, "KeyError: 'crop is not in the registry'"), "script-exception"),
+        (raised(None, "RuntimeError: world_size (12) is not divisible by 8") + failed(1, 0, 11), "script-exception"),
+        (before + lost, "scheduler-error"),
+        (before + killed, "host-out-of-memory"),
+    ):
+        assert diagnosed(failure + trailer + "\n").code == code
+
+
+def test_prefixes_of_ranks_in_brackets_are_read() -> None:
+    own = 'Traceback (most recent call last):\n  File "main.py", line 71, in train\n    stats[i]\nIndexError: out of range\n'
+    for front in ("[5] ", "[rank 5] "):
+        said = "".join(f"{front.replace('5', f'{rank}')}2025-09-03 07:18 INFO step 9\n" for rank in range(4))
+        text = said + "".join(f"{front}{line}\n" for line in own.splitlines()) + "cleaning up\n"
+        found = diagnosed(text)
+        assert (found.code, found.rank) == ("script-exception", 5) and "IndexError" in found.what
+
+
+def test_the_rank_that_composers_launcher_saw_crash_is_not_those_that_it_ended() -> None:
+    text = (
+        "ERROR:composer.cli.launcher:Rank 6 crashed with exit code 1.\nGlobal rank 0 (PID 212) exited with code -15\n"
+    )
+    text += "Global rank 6 (PID 218) exited with code 1\n" + raised(
+        None, "NoCredentialsError: Unable to locate credentials"
+    )
+    found = diagnosed(text + "Global rank 7 (PID 219) exited with code -15\n")
+    assert found.code != "terminated" and "credentials" in found.what
+
+
+def test_a_pod_that_was_evicted_says_why_after_its_end() -> None:
+    text = (
+        "W0402 13:24:40.310000 1 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, shutting "
+    )
+    text += (
+        "down workers\n$ kubectl describe pod w-1\nReason:           Evicted\nMessage:          The node was low on "
+    )
+    assert diagnosed(text + "resource: ephemeral-storage. Threshold quantity: 107.\n").code == "disk-full"

@@ -34,7 +34,7 @@ from ddplaunch.explain.diagnosis import RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
-from ddplaunch.explain.signatures.signature import BY_OTHERS, NOISE, Tier
+from ddplaunch.explain.signatures.signature import NOISE, Tier
 from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
 
@@ -54,6 +54,8 @@ _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
 _ABORTS = frozenset(("aborted", "aborted-at-exit"))
 #: How processes end that a launcher, a scheduler or a shell stops, or that crash, once another one has failed.
 _ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
+#: Codes of parts of the data that programs pass over, and print so.
+_SKIPPED = frozenset(("data-corrupt", "dataset-missing", "download-failed"))
 _BESIDE_LINES = 40  # an exception and the line that names its cause are not further apart
 
 
@@ -261,8 +263,8 @@ def _not_survived(
 
 
 def _ends_its_rank(each: Candidate) -> bool:
-    """Return whether it is what ends a rank: an uncaught exception, or what the kernel or a scheduler did to it."""
-    return not each.logged and (each.raised is not None or each.code in BY_OTHERS)
+    """Return whether it ends a rank that nobody asked: an uncaught exception, or what is no part of the data."""
+    return not each.logged and (each.raised is not None or each.code not in _SKIPPED)
 
 
 def _without_restated(found: list[Candidate]) -> list[Candidate]:
@@ -306,7 +308,7 @@ def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list
         of_step = each.line.at > first_exit and " STEP " in each.line.text
         if each.code == "terminated" and (failed_before or limited or of_step):
             each = replace(each, tier=Tier.SYMPTOM)
-        elif each.code not in _OUTSIDE | _REASONS and each.line.at > end:
+        elif each.code not in _OUTSIDE | _REASONS and each.line.at > end and "low on resource" not in each.line.text:
             each = replace(each, tier=Tier.ECHO)
         result.append(each)
     return result

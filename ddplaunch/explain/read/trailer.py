@@ -221,6 +221,7 @@ class Trailer:
         ranks = {(each.pid, each.host): each for each in self.exits if each.table and each.pid is not None}
         places = {(each.host, each.local): each for each in self.exits if each.table and each.local is not None}
         by_pid = {each.pid: each for each in self.exits if each.table and each.pid is not None}
+        failed = any(each.code > 0 for each in self.exits)
         result = []
         for each in self.exits:
             known = ranks.get((each.pid, each.host)) or by_pid.get(each.pid) if each.pid is not None else None
@@ -229,7 +230,7 @@ class Trailer:
             if known is not None:
                 rank = known.rank if each.rank is None else each.rank
                 each = replace(each, rank=rank, host=each.host or known.host)
-            result.append(replace(each, by_agent=_by_agent(each, self._forced)))
+            result.append(replace(each, by_agent=_by_agent(each, self._forced, failed)))
         return result
 
 
@@ -263,12 +264,14 @@ def _entry_speaker(speaker: Speaker, table: dict[str, str]) -> Speaker:
     return Speaker(int(ranks.group(1)) if ranks else None, host, None, int(ranks.group(2)) if ranks else None)
 
 
-def _by_agent(each: RankExit, forced: set[int]) -> bool:
-    """Return whether the agent ended this rank after another one had failed: SIGTERM first, then SIGKILL."""
+def _by_agent(each: RankExit, forced: set[int], failed: bool) -> bool:
+    """Return whether the agent ended this rank after another one had ``failed``: SIGTERM first, then SIGKILL."""
     if each.code == -9:
         return each.pid in forced
     named = _RETURNED.search(each.line.text)  # the process whose end made the launcher stop the others
-    return each.code == -15 and (each.table or (each.pid is None and named is None))
+    if each.code != -15:
+        return False
+    return each.table or (each.pid is None and named is None) or (failed and bool(_CRASHED.search(each.line.text)))
 
 
 def _number(match: re.Match[str]) -> int:

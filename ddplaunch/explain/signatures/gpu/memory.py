@@ -92,7 +92,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|MPS backend) out of memory(?:\.| \(MPS .*\)\.) Tried to allocate",
-            r"(?:XlaRuntimeError|JaxRuntimeError): RESOURCE_EXHAUSTED: Out of memory",
+            r"RESOURCE_EXHAUSTED: (?:XLA:\w+ compile permanent error\. )?(?:Out|Ran out) of memory (?:while|in memory)",
             r"OOM when allocating tensor with shape\S+ (?:and type \w+ )?on \S*device:GPU",
             r"^(?:\S*(?:Error|Exception): )+(?:CUDA|HIP|NPU|XPU) out of memory",
             r"(?:torch\.|cuda\.|c10::|cupy\.\S*|numba\S*)OutOfMemoryError\b: (?!DefaultCPU)\S",
@@ -114,6 +114,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: MPS backend out of memory (MPS allocated: 17.80 GB, max allowed: 18.13 GB). Tried to "
             "allocate 512.00 MB on private pool.",
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate.",
+            "RuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm.",
             "OOM when allocating tensor with shape[256,64,9] and type float on /job:localhost/replica:0/task:0/device:"
             "GPU:0 by allocator GPU_0_bfc",
             "Encountered OOM exception and not in distributed mode",
