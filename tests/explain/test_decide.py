@@ -1297,7 +1297,7 @@ def test_what_a_shell_says_below_a_failure_is_no_work_that_went_on(trailer: str)
 
 
 def test_prefixes_of_ranks_in_brackets_are_read() -> None:
-    own = 'Traceback (most recent call last):\n  File "main.py", line 71, in train\n    stats[i]\nIndexError: out of range\n'
+    own = 'Traceback (most recent call last):\n  File "m.py", line 71, in train\n    s[i]\nIndexError: out of range\n'
     for front in ("[5] ", "[rank 5] "):
         said = "".join(f"{front.replace('5', f'{rank}')}2025-09-03 07:18 INFO step 9\n" for rank in range(4))
         text = said + "".join(f"{front}{line}\n" for line in own.splitlines()) + "cleaning up\n"
