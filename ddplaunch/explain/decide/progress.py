@@ -207,7 +207,7 @@ class Afterwards:
             if line.text and line.text[0] != " " and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
-        self._again = {line.file: line.at for line in lines if _AGAIN.search(line.text)}  # the last in each
+        self._again: dict[str, int] | None = None
         self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
         self._often: dict[str, dict[str, list[int]]] = {}
 
@@ -233,6 +233,9 @@ class Afterwards:
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was taken up again."""
+        if self._again is None:  # the last in each file
+            lines = (each for said in self._files.values() for each in said)
+            self._again = {each.file: each.at for each in lines if _AGAIN.search(each.text)}
         return self._again.get(line.file, -1) > line.at
 
     def _was_survived(self, line: Line, said: Sequence[Line], at: int) -> bool:
@@ -283,16 +286,20 @@ class StepReports:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._places: dict[Speaker, list[tuple[int, str]]] = {}
+        self._reports: list[Line] = []
         self._made: dict[str, int] = {}  # the last report in each file of a step that was made
         for each in lines:
-            if PROGRESS.search(each.text) and says_something(each.text):
+            if PROGRESS.search(each.text):
                 self._places.setdefault(each.speaker, []).append((each.at, each.text))
-                if _is_made(each.text):
-                    self._made[each.file] = each.at
+                self._reports.append(each)
 
     def made_after(self, line: Line) -> bool:
         """Return whether any rank reported a step after ``line`` in the same file, which means that all had started."""
-        return self._made.get(line.file, -1) > line.at
+        if line.file not in self._made:
+            later = (each for each in reversed(self._reports) if each.file == line.file)
+            made = (each.at for each in later if _is_made(each.text) and says_something(each.text))
+            self._made[line.file] = next(made, -1)
+        return self._made[line.file] > line.at
 
     def go_on_after(self, line: Line) -> bool:
         """Return whether the speaker of ``line`` reported several further steps after it."""

@@ -190,6 +190,7 @@ _WIDTHS = range(60, 301)  # columns of terminals
 _CUT_IN = re.compile(r"[\w/,.\"'(=-]")  # what a line that goes on ends and begins with, more often than not
 _DRAWN = re.compile(r"(\W)\1{5}| {4}$|[│┃║▁-▏|]\s*$")  # rulers, boxes, bars, and lines that are filled up with spaces
 _FEWEST_CUT, _NEARLY, _ALIKE = 2, 8, 4  # lines that differ in more than numbers; columns; characters of a start
+_MOST_CUT = 0.9  # of all lines: the last piece of one is nearly always shorter
 _NUMBER = re.compile(r"\d+")
 
 
@@ -199,7 +200,8 @@ def _unwrapped(numbered: list[Numbered]) -> list[Numbered]:
     No line is wider there, and where a line is as wide, a word often goes on in the next one.
     """
     width = max((len(raw) for _, raw in numbered), default=0)
-    if width not in _WIDTHS:
+    widest = sum(len(raw) == width for _, raw in numbered)
+    if width not in _WIDTHS or not _FEWEST_CUT <= widest <= _MOST_CUT * len(numbered):
         return numbered
     pairs = [(raw, below) for (_, raw), (_, below) in pairwise(numbered)]
     fresh = {below[:_ALIKE] for raw, below in pairs if len(raw) < width and below[:1].strip()}
