@@ -263,7 +263,7 @@ def _not_survived(
 
 
 def _ends_its_rank(each: Candidate) -> bool:
-    """Return whether it ends a rank that nobody asked: an uncaught exception, or what is no part of the data."""
+    """Return whether it may end a rank: an uncaught exception, or no matter of data that programs pass over."""
     return not each.logged and (each.raised is not None or each.code not in _SKIPPED)
 
 

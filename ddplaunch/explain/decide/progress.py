@@ -215,8 +215,8 @@ class Afterwards:
         """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
 
         Ranks that have not noticed yet that another one is gone still make one step, which is enough where the error
-        was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" alone does not
-        count: the shell script around the training prints it too. Nothing goes on after a title: a first line that
+        was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" counts only with a
+        step: the shell script around the training prints it too. Nothing goes on after a title: a first line that
         stands alone, as of a report whose log follows below.
         """
         if line.at == self._title:
