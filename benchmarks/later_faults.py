@@ -528,4 +528,6 @@ THIRD, FOURTH, FIFTH, SIXTH = (_read(_SETS / f"{name}.txt") for name in ["third"
 SEVENTH, SEVENTH_HELD_OUT, EIGHTH, EIGHTH_HELD_OUT, NINTH, NINTH_HELD_OUT = (
     _read(_SETS / f"{name}{part}.txt") for name in ["seventh", "eighth", "ninth"] for part in ["", "_held_out"]
 )
-TENTH, ELEVENTH, TWELFTH = (_read(_SETS / f"{name}.txt") for name in ["tenth", "eleventh", "twelfth"])
+TENTH, ELEVENTH, TWELFTH, THIRTEENTH = (
+    _read(_SETS / f"{name}.txt") for name in ["tenth", "eleventh", "twelfth", "thirteenth"]
+)

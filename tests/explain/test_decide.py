@@ -1324,3 +1324,25 @@ def test_a_pod_that_was_evicted_says_why_after_its_end() -> None:
         "down workers\n$ kubectl describe pod w-1\nReason:           Evicted\nMessage:          The node was low on "
     )
     assert diagnosed(text + "resource: ephemeral-storage. Threshold quantity: 107.\n").code == "disk-full"
+
+
+def test_a_front_that_is_learned_keeps_its_brackets() -> None:
+    said = "".join(f"[gn02{rank} r{rank}] cached {rank}00000/1200000 rss=19.2G\n" for rank in range(4))
+    own = 'Traceback (most recent call last):\n  File "main.py", line 7, in <module>\n    dist.barrier()\n'
+    own += (
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0]\n"
+    )
+    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=88.0. Some of the tasks have been OOM Killed.\n"
+    killed += "srun: error: gn022: task 6: Out Of Memory\nsrun: Terminating StepId=88.0\n"
+    text = said + killed + "".join(f"[gn021 r1] {line}\n" for line in own.splitlines())
+    found = diagnosed(text + "srun: error: gn021: tasks 0-3: Terminated\n")
+    assert (found.code, found.rank) == ("host-out-of-memory", 6)
+
+
+def test_a_job_that_was_requeued_and_goes_on_has_not_failed() -> None:
+    text = "Epoch 3:  40%|####      | 801/2002 [11:02<16:33,  1.21it/s]\n"
+    text += "slurmstepd: error: *** JOB 88210 ON q4 CANCELLED AT 2026-10-10T10:00:01 DUE TO JOB REQUEUE ***\n"
+    again = "Restored all states from the checkpoint at /s/hpc_ckpt_1.ckpt\n"
+    bar = "Epoch 3:  41%|####      | {}/2002 [00:20<16:10,  1.22it/s]\n"
+    assert explained(text + again + "".join(bar.format(at) for at in (820, 1202, 1602))).diagnosis is None
+    assert diagnosed(text).code == diagnosed(text + "copied logs\n").code == "terminated"

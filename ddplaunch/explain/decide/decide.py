@@ -250,11 +250,15 @@ def _not_survived(
     lines = scanned.lines
     begun = max((each.line.at for each in scanned.exits if not each.by_agent), default=-1)  # the last attempt
     done = said_done(lines, 30, once=True)
+
+    def requeued(each: Candidate) -> bool:
+        return each.code in _OUTSIDE and after.began_again(each.line)
+
     left = [
         each
         for each in found
         if each.line.at > begun
-        and not after.went_on(each.line, _ends_its_rank(each), each.logged)
+        and not after.went_on(each.line, _ends_its_rank(each), each.logged or requeued(each))
         and not (done and each.side)
     ]
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)

@@ -57,7 +57,7 @@ CHATTER = re.compile(
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
 )
-_AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch)")
+_AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
 #: What faulthandler prints of a crash.
 _DUMPED = re.compile(
     r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"

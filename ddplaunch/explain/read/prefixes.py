@@ -209,8 +209,16 @@ def _shapes(front: str) -> Iterator[str]:
     yield f"{head}{''.join(parts)}{ends}"
     words = inner.split()
     if len(words) > 1:
-        looser = (r"\S+" if any(map(str.isdigit, each)) or each.isupper() else re.escape(each) for each in words)
-        yield head + r"\s+".join(looser) + ends
+        yield head + r"\s+".join(map(_looser, words)) + ends
+
+
+def _looser(word: str) -> str:
+    """Return an expression for words like this one, which is another where it has digits or capitals alone."""
+    if not (any(map(str.isdigit, word)) or word.isupper()):
+        return re.escape(word)
+    core = word.strip("[](){}<>|:")
+    before, _, behind = word.partition(core)
+    return rf"{re.escape(before)}\S+{re.escape(behind)}"
 
 
 def _in_front(text: str, who: Speaker) -> tuple[str, Speaker]:

@@ -158,6 +158,12 @@ SIGNATURES: tuple[Signature, ...] = (
         "https://github.com/openpbs/openpbs/blob/master/src/resmom/linux/mom_mach.c",
     ),
     _limit(
+        r"has exceeded the maximum execution time of \d+ minutes",
+        "`timeout-minutes:` of the job, at most what the runner allows",
+        "##[error]The job running on runner GitHub Actions 12 has exceeded the maximum execution time of 360 minutes.",
+        "https://docs.github.com/en/actions/reference/limits",
+    ),
+    _limit(
         r"Your notebook tried to run for longer than the allowed \d+ seconds",
         "another session that resumes",
         "43200.1s 402 Your notebook tried to run for longer than the allowed 43200 seconds.",
