@@ -198,7 +198,7 @@ def _is_counted(filled: Sequence[str]) -> bool:
 def _shapes(front: str) -> Iterator[str]:
     """Yield expressions for fronts like this one: with other numbers, then with other words for those in capitals.
 
-    The second only of several words, else every line would do.
+    The second only of several words of which one stays, else every line would do.
     """
     inner = front.strip()
     head = r"\s*" if front[:1].isspace() else ""
@@ -207,9 +207,9 @@ def _shapes(front: str) -> Iterator[str]:
     parts = ("" if not each else r"\d+" if each.isdigit() else r"\s+" if each.isspace() else re.escape(each)
              for each in _FIELD.split(inner))  # fmt: skip
     yield f"{head}{''.join(parts)}{ends}"
-    words = inner.split()
-    if len(words) > 1:
-        yield head + r"\s+".join(map(_looser, words)) + ends
+    words = [_looser(word) for word in inner.split()]
+    if len(words) > 1 and any(word != r"\S+" for word in words):
+        yield head + r"\s+".join(words) + ends
 
 
 def _looser(word: str) -> str:
