@@ -25,23 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_list import ALL, ANY, Fault
-from benchmarks.later_faults import (
-    EIGHTH,
-    EIGHTH_HELD_OUT,
-    ELEVENTH,
-    FIFTH,
-    FOURTH,
-    LATER,
-    NINTH,
-    NINTH_HELD_OUT,
-    SEVENTH,
-    SEVENTH_HELD_OUT,
-    SIXTH,
-    TENTH,
-    THIRD,
-    THIRTEENTH,
-    TWELFTH,
-)
+from benchmarks.later_faults import FILES, LATER
 from benchmarks.publishing import RESULTS, parser, publish
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
@@ -56,21 +40,20 @@ def _third(faults: Sequence[Fault]) -> list[Fault]:
     return [each for each in faults if zlib.crc32(each.name.encode()) % 3 == 0]
 
 
+def _of_file(name: str) -> tuple[Sequence[Fault], Sequence[Fault]]:
+    """Return the faults of a file and of the one beside it that is held out, and the latter alone."""
+    aside = FILES.get(f"{name}_held_out", ())
+    return (*FILES[name], *aside), aside
+
+
+_BY_FILE = ("fourth", "fifth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth")
 #: By name: the faults of a set, and those of them that are held out.
 SETS: dict[str, tuple[Sequence[Fault], Sequence[Fault]]] = {
     "first": (ALL, _third(ALL)),
     "later": (LATER, ()),
-    "third": (THIRD, sorted(THIRD, key=lambda each: zlib.crc32(each.name.encode()))[:19]),
-    "fourth": (FOURTH, ()),
-    "fifth": (FIFTH, ()),
-    "sixth": (SIXTH, _third(SIXTH)),
-    "seventh": ((*SEVENTH, *SEVENTH_HELD_OUT), SEVENTH_HELD_OUT),
-    "eighth": ((*EIGHTH, *EIGHTH_HELD_OUT), EIGHTH_HELD_OUT),
-    "ninth": ((*NINTH, *NINTH_HELD_OUT), NINTH_HELD_OUT),
-    "tenth": (TENTH, ()),
-    "eleventh": (ELEVENTH, ()),
-    "twelfth": (TWELFTH, ()),
-    "thirteenth": (THIRTEENTH, ()),
+    "third": (FILES["third"], sorted(FILES["third"], key=lambda each: zlib.crc32(each.name.encode()))[:19]),
+    "sixth": (FILES["sixth"], _third(FILES["sixth"])),
+    **{name: _of_file(name) for name in _BY_FILE},
 }
 
 

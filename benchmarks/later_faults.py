@@ -523,11 +523,5 @@ def _parsed(name: str, head: str, text: str) -> Fault:
     return Fault(name, body, codes, rank, status, helps, options=options, timeout_s=timeout_s)
 
 
-_SETS = Path(__file__).with_name("fault_sets")
-THIRD, FOURTH, FIFTH, SIXTH = (_read(_SETS / f"{name}.txt") for name in ["third", "fourth", "fifth", "sixth"])
-SEVENTH, SEVENTH_HELD_OUT, EIGHTH, EIGHTH_HELD_OUT, NINTH, NINTH_HELD_OUT = (
-    _read(_SETS / f"{name}{part}.txt") for name in ["seventh", "eighth", "ninth"] for part in ["", "_held_out"]
-)
-TENTH, ELEVENTH, TWELFTH, THIRTEENTH = (
-    _read(_SETS / f"{name}.txt") for name in ["tenth", "eleventh", "twelfth", "thirteenth"]
-)
+#: By the name of its file: the faults of each set that is one.
+FILES = {path.stem: _read(path) for path in Path(__file__).with_name("fault_sets").glob("*.txt")}

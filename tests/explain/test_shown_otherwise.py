@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.later_faults import EIGHTH, EIGHTH_HELD_OUT, SEVENTH, SEVENTH_HELD_OUT, SIXTH
+from benchmarks.later_faults import FILES
 from tests.explain.logs import explained
 from tests.explain.shown import SHOWN
 
-LOGS = [each.log for each in (*SIXTH, *SEVENTH, *SEVENTH_HELD_OUT, *EIGHTH, *EIGHTH_HELD_OUT) if each.log]
+SETS = ("sixth", "seventh", "seventh_held_out", "eighth", "eighth_held_out")
+LOGS = [each.log for name in SETS for each in FILES[name] if each.log]
 LOGS += re.split(r"(?m)^=== .*\n", Path(__file__).with_name("every_code.txt").read_text())[1:]
 #: Few lines do not tell what stands in front of them, or which came first.
 FEWEST_LINES, FEWEST_STAMPED = 6, 60

@@ -153,7 +153,7 @@ class Traceback:
             cleans = not _CLEANS_UP.isdisjoint(name for _, _, name in following.frames)  # what it left behind
             nameless = following.link == "cause" and part.raised.message in _NAMELESS
             if nameless or part.raised.type.endswith("CancelledError"):
-                continue  # asyncio: a time-out cancels what it waits for, and says so then
+                continue  # what follows says who was not reached; asyncio cancels what it waited for too long
             if following.link == "during" and _is_of_parent(part.raised, following.raised):
                 continue  # `Path.mkdir(parents=True)` tries the folders above one that is not there
             if following.link == "cause" or cleans or part.raised.type.rpartition(".")[2] not in _MISSES:

@@ -268,9 +268,9 @@ def _by_agent(each: RankExit, forced: set[int], failed: bool) -> bool:
     """Return whether the agent ended this rank after another one had ``failed``: SIGTERM first, then SIGKILL."""
     if each.code == -9:
         return each.pid in forced
-    named = _RETURNED.search(each.line.text)  # the process whose end made the launcher stop the others
     if each.code != -15:
         return False
+    named = _RETURNED.search(each.line.text)  # the process whose end made the launcher stop the others
     return each.table or (each.pid is None and named is None) or (failed and bool(_CRASHED.search(each.line.text)))
 
 

@@ -44,6 +44,7 @@ _NOT_WHOLE_EXAMPLES = (
     "EOFError: Compressed file ended before the end-of-stream marker was reached",
     "tarfile.ReadError: unexpected end of data",
     "zipfile.BadZipFile: File is not a zip file",
+    "gzip.BadGzipFile: CRC check failed 0x1 != 0x2",
 )
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -144,10 +145,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "wandb: ERROR Run initialization has timed out after 60.0 sec.",
             "the service ended (wandb.errors.AuthenticationError)",
         ),
-        near_misses=(
-            "wandb: Network connection restored.",
-            "wandb: Network error (ReadTimeout), entering retry loop.",
-        ),
+        near_misses=("wandb: Network connection restored.", "wandb: Network error (ReadTimeout), entering retry loop."),
         unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
         source="https://docs.wandb.ai/support/initstarterror_error_communicating_wandb_process/",
     ),
