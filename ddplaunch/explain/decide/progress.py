@@ -15,7 +15,7 @@ from ddplaunch.explain.read.trailer import RankExit, closes_badly
 
 _DONE = re.compile(
     r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
-    r"(?!Finished: (?:ABORT|FAIL)|Done\. Your build exited with [1-9]|Completed <exit>)"
+    r"(?!Finished: (?:ABORT|FAIL)|Done waiting |Done\. Your build exited with [1-9]|Completed <exit>)"
     r"(?!\w+ with (?:an? )?(?:exit |error |non-?zero )?(?:status|code|errors?)\b(?!\W{0,3}0))"
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
@@ -29,10 +29,10 @@ _PASSED = re.compile(
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 #: Words that nobody but a test suite or a scheduler says, of all of the work.
-_OVER = re.compile(rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED)\b")
+_OVER = re.compile(rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS)\b")
 #: A report of steps, or of what they measured.
 PROGRESS = re.compile(
-    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b(?:\(\w+\))?\W{0,6}\d+|"
+    r"(?i)(?<!-)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b(?:\(\w+\))?\W{0,6}\d+|"
     r"\d+/\d+ (?:\[\d+:\d\d|\|)|"
     r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
@@ -44,7 +44,8 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b(?!.*\bTraceback\b)")
 #: A number in a line.
 COUNT = re.compile(r"\d[\d.,]*")
 _STEP = re.compile(
-    r"(?i)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt)s?\b(?:\(\w+\))?\W{0,6}(\d+(?:\.\d+)?)"
+    r"(?i)(?<!-)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt)s?\b(?:\(\w+\))?"
+    r"\W{0,6}(\d+(?:\.\d+)?)"
 )
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")

@@ -57,6 +57,7 @@ _ACTOR = re.compile(
     r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
 )
 _PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
+_OF_PYTEST = re.compile(r"^E(?: {3} *|$)")  # below the line of a test that failed, indented as that line is
 _STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
 _COUNTED = re.compile(r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?")  # the latter: a task of Metaflow
 _REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d)")  # torchx: role and replica
@@ -108,6 +109,7 @@ class Prefixes:
         self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > len(filled)
         self._begun: int | None = None
         self._inside = False
+        self._margin = 0
         told = sum(bool(_TASK_TELLS.match(line)) for line in sample)
         self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * len(filled))
         self._front: re.Pattern[str] | None = None
@@ -163,7 +165,17 @@ class Prefixes:
             name = _NAME.search(match[0])
             who = who if name is None or who.host is not None else who._replace(host=name[0])
             text, who = without_known(text[match.end() :], who)
-        return text, _native(text, who)
+        return self._of_test(text), _native(text, who)
+
+    def _of_test(self, text: str) -> str:
+        """Return what pytest shows of an exception as Python prints it, which names its type."""
+        match = _OF_PYTEST.match(text)
+        if match is None:
+            self._margin = 0
+            return text
+        first, self._margin = not self._margin, self._margin or match.end()
+        told = text[min(self._margin, match.end()) :]
+        return f"AssertionError: {told}" if first and told.startswith("assert ") else told
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
