@@ -111,3 +111,54 @@ def test_a_rank_that_leaves_with_1_lost_another_one_as_the_lines_above_say() -> 
     found = diagnosed("    loss.backward()\n" + lost + failed(1, 1, 41))
     assert (found.code, found.rank) == ("unknown", 1) and "lost another rank" in found.what
     assert "lost another rank" not in diagnosed(lost + failed(9, 1, 41)).what, "no exception leaves 9"
+
+
+def test_what_pytest_shows_of_a_test_that_failed() -> None:
+    failure = (
+        "    def test_sum():\n>       spawn(work)\n\ntests/test_sum.py:7:\n"
+        "E           torch.multiprocessing.spawn.ProcessRaisedException:\nE\n"
+        "E           -- Process 1 terminated with the following error:\n"
+        "E           Traceback (most recent call last):\n"
+        'E             File "/src/tests/test_sum.py", line 3, in work\nE               add()\n'
+        "E           ArithmeticError: sums differ by 3\n"
+    )
+    found = diagnosed(failure + "1 failed, 7 passed in 9.44s\n")
+    assert found.exception is not None and found.exception.type == "ArithmeticError"
+    assert (found.rank, found.calls[-1].place) == (1, "test_sum.py:3 in work")
+    plain = "E       assert 3 == 4\nE        +  where 3 = add()\n\ntests/test_sum.py:7: AssertionError\n"
+    assert "assert 3 == 4" in diagnosed(plain + "1 failed, 7 passed in 9.44s\n").what
+    assert explained("E1    E2    E3\n" + STEPS).diagnosis is None
+
+
+def test_numbers_of_options_are_no_steps_and_waiting_is_no_end() -> None:
+    raises = raised(None, "AttributeError: warmup")
+    below = 'toolkit INFO Done waiting for a return code.\nCommand "torchrun t.py --epochs 3 --num-epochs 4"\n'
+    assert diagnosed(raises + below + "toolkit ERROR exit_code 1\n").code == "script-exception"
+    assert (
+        explained("ERROR job: " + STEPS + raises + below + "toolkit INFO Reporting training SUCCESS\n").diagnosis
+        is None
+    )
+
+
+@pytest.mark.parametrize("frame", ["<module>", "load"])
+def test_a_warning_above_a_traceback_announces_it_where_it_was_caught(frame: str) -> None:
+    text = raised(None, "RuntimeError: no table").replace("in main", f"in {frame}")
+    found = explained("[WARNING] no hostfile, going on\n" + text + "Cleanup complete\n").diagnosis
+    assert (found is not None) == (frame == "<module>")
+
+
+def test_what_was_asked_to_end_makes_a_step_until_it_does() -> None:
+    limit = "slurmstepd: error: *** JOB 61 ON n4 CANCELLED AT 2026-08-14T03:00:19 DUE TO TIME LIMIT ***\n"
+    assert diagnosed(STEPS + limit + "epoch 1 step 106/900 loss 2.1\ncheckpoint saved\n").code == "time-limit"
+
+
+def test_nccl_warns_of_nothing_that_it_survives() -> None:
+    warned = (
+        "node:57:58 [0] misc/ibvwrap.cc:160 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out\n"
+    )
+    assert diagnosed(warned + "Cleanup complete\n").code == "infiniband-error"
+
+
+def test_a_retry_that_is_over_is_no_step() -> None:
+    over = "Workflow failed. max number of system retry attempts [1/1] exhausted.\n"
+    assert diagnosed(raised(None, "TypeError: no tensor") + over + "Cleanup complete\n").code == "script-exception"

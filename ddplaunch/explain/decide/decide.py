@@ -251,16 +251,12 @@ def _not_survived(
     begun = max((each.line.at for each in scanned.exits if not each.by_agent), default=-1)  # the last attempt
     done = said_done(lines, 30, once=True)
 
-    def requeued(each: Candidate) -> bool:
-        return each.code in _OUTSIDE and after.began_again(each.line)
+    def went_on(each: Candidate) -> bool:
+        asked = each.code in _OUTSIDE
+        requeued = asked and after.began_again(each.line)
+        return after.went_on(each.line, _ends_its_rank(each), each.logged or requeued, asked and not requeued)
 
-    left = [
-        each
-        for each in found
-        if each.line.at > begun
-        and not after.went_on(each.line, _ends_its_rank(each), each.logged or requeued(each))
-        and not (done and each.side)
-    ]
+    left = [each for each in found if each.line.at > begun and not went_on(each) and not (done and each.side)]
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
     over = last is None or last.at < begun or after.went_on(last, uncaught=True)
     return left, [] if over else list(echoes)

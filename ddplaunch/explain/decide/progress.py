@@ -47,6 +47,8 @@ _STEP = re.compile(
     r"(?i)(?<!-)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt)s?\b(?:\(\w+\))?"
     r"\W{0,6}(\d+(?:\.\d+)?)"
 )
+#: An attempt that is over is no step: "gave up after attempt 3".
+_OVER_TRIES = re.compile(r"(?i)^(?=.*\b(?:attempt|restart)s?\b).*\b(?:failed|exhausted|g[ai]v(?:e|es|ing) up)\b")
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 #: What libraries, launchers and shells print in any run.
@@ -212,13 +214,13 @@ class Afterwards:
         self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
         self._often: dict[str, dict[str, list[int]]] = {}
 
-    def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
+    def went_on(self, line: Line, uncaught: bool = False, announced: bool = False, asked: bool = False) -> bool:
         """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
 
         Ranks that have not noticed yet that another one is gone still make one step, which is enough where the error
         was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" counts only with a
-        step: the shell script around the training prints it too. Nothing goes on after a title: a first line that
-        stands alone, as of a report whose log follows below.
+        step: the shell script around the training prints it too. One that was ``asked`` to end may make a step until it
+        does so. Nothing goes on after a title: a first line that stands alone, as of a report whose log follows below.
         """
         if line.at == self._title:
             return False
@@ -230,7 +232,8 @@ class Afterwards:
         if len(said) - at < 1 + uncaught:
             return False
         progress, steps = progresses[at], kinds[at]
-        return (done >= at and (steps > 0 or not uncaught)) or steps >= 2 or progress >= (1 if announced else 4)
+        over = done >= at and progress >= 2 * asked and (steps > 0 or not uncaught)
+        return over or steps >= 2 or progress >= (1 if announced else 4)
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was taken up again."""
@@ -261,7 +264,8 @@ class Afterwards:
             progress, steps, seen = [0], [0], set()
             for line in reversed(said):
                 progress.append(progress[-1] + bool(PROGRESS.search(line.text)))
-                seen |= {line.text} if _SERVED.search(line.text) else _steps([line.text])
+                if not _OVER_TRIES.search(line.text):
+                    seen |= {line.text} if _SERVED.search(line.text) else _steps([line.text])
                 steps.append(len(seen))
             last = range(max(0, len(said) - _ENDS), len(said))
             passed, done = (

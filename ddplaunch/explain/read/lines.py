@@ -6,7 +6,6 @@ are searched at some GB/s, and neither time nor memory depend on how much a trai
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +16,13 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ddplaunch.explain.diagnosis import LogSource
-from ddplaunch.explain.read.packed import unpacked
+from ddplaunch.explain.read.packed import lines_inside, unfold, unpacked
 from ddplaunch.explain.read.prefixes import NOBODY, Prefixes, Speaker, without_known
 
 Numbered = tuple[int, str]
 #: A line that warns of an error, or says that the program goes on.
 _LOGGED = re.compile(
-    r"\b(?:WARNING|WARN|DEBUG)\b"
+    r"\b(?:WARNING|(?<!NCCL )WARN|DEBUG)\b"
     r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing|going on)\b)"
 )
 
@@ -86,6 +85,27 @@ def untangled(text: str) -> str:
     return text
 
 
+_IS_NAMED = re.compile(
+    r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)"
+)
+_RAISES = re.compile(r"(?:^|[:;] *)raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
+
+
+def with_type(text: str, source: str) -> str:
+    """Return the last line of a traceback in the form of Python, whose last frame shows the line ``source``.
+
+    What prints frames and message by itself, as hooks for uncaught exceptions do, leaves the type to the line of source
+    that raised it.
+    """
+    raises = None if names_exception(text) else _RAISES.search(source)
+    return f"{raises[1]}: {text}" if raises else text
+
+
+def names_exception(text: str) -> bool:
+    """Return whether a line begins with the name of an exception, as the last one of a traceback does."""
+    return bool(_IS_NAMED.match(text))
+
+
 def frames(raw: str) -> list[str]:
     """Return what a line showed one after the other: progress bars redraw it after each carriage return."""
     if "\r" not in raw:
@@ -110,61 +130,6 @@ def _bar_and_words(before: str, last: str) -> list[str]:
     return [last[: match.end()], last[match.end() :]] if match and last[match.end() :].strip() else [last]
 
 
-def unfold(raw: str) -> list[str]:
-    """Return the lines inside a JSON record (structured logging, container runtimes), else the line itself."""
-    if '"py_callstack": "' in raw and (match := _CALLSTACK.search(raw)):  # torchelastic's error file, logged
-        return match.group(1).replace("\\n", "\n").replace('\\"', '"').split("\n")
-    if not raw.startswith('{"') or not raw.rstrip().endswith("}"):
-        return [raw]
-    try:
-        record = json.loads(raw)
-    except (ValueError, RecursionError):
-        return [raw]
-    texts = [str(record[key]) for key in _JSON_TEXT if isinstance(record.get(key), str) and record[key]]
-    steps = [f"{key} {record[key]}" for key in _JSON_STEPS if type(record.get(key)) in (int, float)]
-    texts = [" ".join([*texts[:1], *steps]), *texts[1:]] if steps else texts
-    rank = next((record[key] for key in ("rank", "global_rank") if type(record.get(key)) is int), -1)
-    front = f"[rank{rank}]: " if 0 <= rank < _MOST_RANKS else ""
-    return [front + line for line in "\n".join(texts).rstrip("\n").split("\n")] if texts else [raw]
-
-
-def _joined(raw: str) -> list[str]:
-    """Return the lines of a traceback that a service told in one line as why the work ended, else the line itself.
-
-    The last words of torchrun's traceback may stand right behind those of a rank, which did not end its line.
-    """
-    if (match := _BEHIND.match(raw)) is not None:
-        return [match[1], match[2]]
-    match = _TOLD_IN_ONE.search(raw)
-    if match is None:
-        return [raw]
-    before, told = raw[: match.start("told")], match["told"]
-    if told.startswith("Traceback (most recent call last):\\n"):
-        return [before, *told.replace("\\n", "\n").replace('\\"', '"').split("\n")]
-    *frames, last = told.replace(' File "', '\n  File "').split("\n")
-    named = _NAMED.search(last)
-    return (
-        [before, *frames, last]
-        if named is None
-        else [before, *frames, last[: named.start()], last[named.start() + 1 :]]
-    )
-
-
-_BEHIND = re.compile(r"(\S.*[\w.)])(torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: .*)")
-_TOLD_IN_ONE = re.compile(
-    r"(?i:\b(?:message|reason|error|status|failed|failure|exited)\b).{0,400}?"
-    r"(?P<told>Traceback \(most recent call last\):(?:\\n| File \").*)"
-)
-_NAMED = re.compile(r" (?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): ")
-_CALLSTACK = re.compile(r'"py_callstack": "(Traceback .*?[^\\])"(?:,|\s*\}|\s*$)')
-_JSON_TEXT = (
-    *("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err"),
-    *("stack_trace", "stack", "traceback"),
-)
-_JSON_STEPS = ("epoch", "step", "global_step", "iteration", "iter")
-_MOST_RANKS = 10**7
-
-
 def read_lines(
     numbered: Iterable[tuple[int, str]], file: str, speaker: Speaker = NOBODY, first: int = 0, sample: int = 4000
 ) -> Iterator[Line]:
@@ -180,7 +145,7 @@ def read_lines(
     for number, text in entries:
         text, who = prefixes.strip(text, speaker)
         packed = text[:2] == '{"' or "(most recent call last):" in text[:-1] or "ChildFailedError: " in text
-        for inner in _inside(text) if packed else (text,):
+        for inner in lines_inside(text) if packed else (text,):
             inner, who = without_known(inner, who) if packed else (inner, who)
             yield Line(index, file, number, inner.rstrip(), who)
             index += 1
@@ -228,11 +193,6 @@ def _unwrapped(numbered: list[Numbered]) -> list[Numbered]:
 def _nearly(numbered: list[Numbered], width: int) -> int:
     """Return how many lines are a little shorter than ``width``: few, where a terminal has cut the longer ones."""
     return sum(width - _NEARLY <= len(raw) < width for _, raw in numbered)
-
-
-def _inside(text: str) -> list[str]:
-    """Return the lines inside a line: of a JSON record behind a prefix, of a traceback that a service told in one."""
-    return [inner for each in unfold(text) for inner in _joined(each)]
 
 
 _ESCAPES = 4  # ends of lines

@@ -1,4 +1,4 @@
-"""Logs as they lie about: compressed files, pipes that somebody writes into, and what is no log at all."""
+"""Logs as they lie about: compressed files, pipes that somebody writes into, records of JSON, and what is no log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import bz2
 import gzip
 import importlib
 import io
+import json
 import lzma
 import os
+import re
 import select
 import zlib
 from collections.abc import Callable
@@ -132,3 +134,63 @@ def open_pipe(path: Path) -> BinaryIO | None:
             return None
     os.set_blocking(descriptor, True)
     return open(descriptor, "rb")
+
+
+_BEHIND = re.compile(r"(\S.*[\w.)])(torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: .*)")
+_TOLD_IN_ONE = re.compile(
+    r"(?i:\b(?:message|reason|error|status|failed|failure|exited)\b).{0,400}?"
+    r"(?P<told>Traceback \(most recent call last\):(?:\\n| File \").*)"
+)
+_NAMED = re.compile(r" (?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): ")
+_CALLSTACK = re.compile(r'"py_callstack": "(Traceback .*?[^\\])"(?:,|\s*\}|\s*$)')
+_JSON_TEXT = (
+    *("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err"),
+    *("stack_trace", "stack", "traceback"),
+)
+_JSON_STEPS = ("epoch", "step", "global_step", "iteration", "iter")
+_MOST_RANKS = 10**7
+
+
+def unfold(raw: str) -> list[str]:
+    """Return the lines inside a JSON record (structured logging, container runtimes), else the line itself."""
+    if '"py_callstack": "' in raw and (match := _CALLSTACK.search(raw)):  # torchelastic's error file, logged
+        return match.group(1).replace("\\n", "\n").replace('\\"', '"').split("\n")
+    if not raw.startswith('{"') or not raw.rstrip().endswith("}"):
+        return [raw]
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError):
+        return [raw]
+    texts = [str(record[key]) for key in _JSON_TEXT if isinstance(record.get(key), str) and record[key]]
+    steps = [f"{key} {record[key]}" for key in _JSON_STEPS if type(record.get(key)) in (int, float)]
+    texts = [" ".join([*texts[:1], *steps]), *texts[1:]] if steps else texts
+    rank = next((record[key] for key in ("rank", "global_rank") if type(record.get(key)) is int), -1)
+    front = f"[rank{rank}]: " if 0 <= rank < _MOST_RANKS else ""
+    return [front + line for line in "\n".join(texts).rstrip("\n").split("\n")] if texts else [raw]
+
+
+def _joined(raw: str) -> list[str]:
+    """Return the lines of a traceback that a service told in one line as why the work ended, else the line itself.
+
+    The last words of torchrun's traceback may stand right behind those of a rank, which did not end its line.
+    """
+    if (match := _BEHIND.match(raw)) is not None:
+        return [match[1], match[2]]
+    match = _TOLD_IN_ONE.search(raw)
+    if match is None:
+        return [raw]
+    before, told = raw[: match.start("told")], match["told"]
+    if told.startswith("Traceback (most recent call last):\\n"):
+        return [before, *told.replace("\\n", "\n").replace('\\"', '"').split("\n")]
+    *frames, last = told.replace(' File "', '\n  File "').split("\n")
+    named = _NAMED.search(last)
+    return (
+        [before, *frames, last]
+        if named is None
+        else [before, *frames, last[: named.start()], last[named.start() + 1 :]]
+    )
+
+
+def lines_inside(text: str) -> list[str]:
+    """Return the lines inside a line: of a JSON record behind a prefix, of a traceback that a service told in one."""
+    return [inner for each in unfold(text) for inner in _joined(each)]

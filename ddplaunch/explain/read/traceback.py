@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Raised, UserCall, own_frame, user_calls
-from ddplaunch.explain.read.lines import Line, announced, untangled
+from ddplaunch.explain.read.lines import Line, announced, names_exception, untangled, with_type
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 
@@ -28,9 +28,8 @@ _RAISED = re.compile(
     rf"^{_LEVELS}((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$"
 )
 _DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # right below the frames only
-_NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
-_RAISES = re.compile(r"(?:^|[:;] *)raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
 _GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
+_IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(  # the last: a thread of wandb, in its own log
@@ -79,6 +78,15 @@ class ChainedException:
     def calls(self) -> tuple[UserCall, ...]:
         """The calls in the user's own code, outermost first."""
         return user_calls(self.frames, self.sources)
+
+    @property
+    def ended_program(self) -> bool:
+        """Whether nothing caught it, by its frames: those of a caught one begin where it is caught.
+
+        Except for imports, which programs try where they begin.
+        """
+        first = [(file[:1] != "<", name) for file, _, name in self.frames[:1]]  # "<string>" is evaluated by another
+        return first == [(True, "<module>")] and not _IMPORTS.search(self.raised.type)
 
     @property
     def starts_program(self) -> bool:
@@ -259,12 +267,12 @@ class Tracebacks:
             self._indented(line, text, state)
         elif not text:
             return
-        elif state is not None and grouped and state.grouped and not state.header and _NAMED.match(text):
+        elif state is not None and grouped and state.grouped and not state.header and names_exception(text):
             state.begin(line, "member")  # it was put into the group without being raised
             self._flush_left(line, text, state)
         elif state is not None:
             self._flush_left(line, text, state)
-        elif _NAMED.match(text):
+        elif names_exception(text):
             self._bare(line, text)
         if text and not text.startswith(" "):
             self._before[who] = text
@@ -325,11 +333,12 @@ class Tracebacks:
         if state.take_cell(line, text):
             return
         if waiting := state.waiting:
-            text = _as_python_prints(text, state, line.at)
+            shown = bool(state.sources) and not state.header and line.at == state.seen + 1
+            text = with_type(untangled(text), state.sources[-1] if shown else "")
         match = _RAISED.match(text) if waiting else None
         if match is None and state.header and state.frames and line.at == state.seen + 1:
             match = _DOTTED.match(text)
-        if match and (state.frames or _NAMED.match(text)):
+        if match and (state.frames or names_exception(text)):
             self._raised(line, match, state)
             return
         if _SPAWNED.match(text) and state.parts and line.speaker.rank is not None:
@@ -338,7 +347,7 @@ class Tracebacks:
             self._close(line.speaker, state)
         elif line.at - state.seen > _FOREIGN or (state.parts and line.at - state.seen > 2 and not waiting):
             self._close(line.speaker, state)
-            if _NAMED.match(text):
+            if names_exception(text):
                 self._bare(line, text)
 
     def _raised(self, line: Line, match: re.Match[str], state: _Open) -> None:
@@ -377,7 +386,8 @@ class Tracebacks:
         )
         launcher |= last.type == "Exception" and bool(_SPAWNER.match(last.message))
         parts, speaker = tuple(state.parts), state.speaker or who
-        self.done.append(Traceback(parts, speaker, ignored, state.logged, state.side, launcher))
+        logged = state.logged and not parts[-1].ended_program
+        self.done.append(Traceback(parts, speaker, ignored, logged, state.side, launcher))
 
     def finish(self) -> Sequence[Traceback]:
         """Return all tracebacks in the order of their exceptions."""
@@ -385,16 +395,3 @@ class Tracebacks:
             self._close(who, state)
         self.done.sort(key=lambda each: each.parts[0].line.at)
         return self.done
-
-
-def _as_python_prints(text: str, state: _Open, at: int) -> str:
-    """Return the last line of a traceback in the form of Python.
-
-    What prints frames and message by itself, as hooks for uncaught exceptions do, leaves the type to the line of source
-    that raised it.
-    """
-    text = untangled(text)
-    if state.header or not state.sources or at != state.seen + 1 or _NAMED.match(text):
-        return text
-    raises = _RAISES.search(state.sources[-1])
-    return f"{raises[1]}: {text}" if raises else text
