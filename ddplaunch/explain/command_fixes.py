@@ -189,7 +189,7 @@ def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ..
     call = waited.described if waited is not None and waited.op else left.call
     where = f" in {call}" if call else " in a collective"
     who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
-    what = f"{who} left with status 0 while rank {left.waiting} still waited{where}"
+    what = f"{who} left{'' if left.told else ' with status 0'} while rank {left.waiting} still waited{where}"
     since = f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else ""
     batches, branch = "fewer batches than the others", "a `return`, `break` or `sys.exit` that not all ranks take"
     called = bool(left.frame) and left.call not in ("", "backward")

@@ -36,6 +36,7 @@ _PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
 _IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))  # of multiprocessing
 _MOST_CALLS = 40
 _SOURCE = 160  # characters of a line of source
+_OF_PATH = re.compile(r"^\[Errno \d+\] .*: '([^']+)'$")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Raised:
     message: str
     frame: str | None = None  # "train.py:31 in main"
     notes: tuple[str, ...] = ()
+
+    def below(self, following: Raised) -> bool:
+        """Return whether a file is missing, and what failed then is a folder above it."""
+        paths = [match[1] for each in (self, following) if (match := _OF_PATH.match(each.message))]
+        return self.type == "FileNotFoundError" and len(paths) == 2 and paths[0].startswith(f"{paths[1]}/")
 
 
 @dataclass(frozen=True)

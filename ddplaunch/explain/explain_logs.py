@@ -41,6 +41,8 @@ _TYPED = re.compile(
 )
 _OF_SCRIPT = re.compile(r'\s*File "([^"<]+\.py)", line (\d+)(, in <module>)?$')
 _CALLS_MAIN = re.compile(r"\s*(?:sys\.exit\()?(?:\w+\.)?main\(")
+#: What nohup, at, and `script` write once as they start a program whose output is appended.
+_STARTED = re.compile(r"nohup: (?:ignoring input|appending output)|Script started on \d")
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
 _SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
@@ -158,8 +160,9 @@ def _last_run(lines: Sequence[Line], raw: Mapping[int, str]) -> int:
     """Return the place where the last run begins that was appended to a log, 0 where that is not certain.
 
     A run is over with torchrun's summary, which a restart of ranks does not print. After it a run begins like the file
-    did, with torchrun's banner, or with the first count of steps; in a recorded session, where it was typed. The logs
-    of several nodes in one file look alike, but they are of other hosts or ranks, and begin before the one above ended.
+    did, with torchrun's banner, or with the first count of steps; in a recorded session, where it was typed; below the
+    line of nohup. The logs of several nodes in one file look alike, but they are of other hosts or ranks, and begin
+    before the one above ended.
     """
     stamped = [clean(raw[line.number]).rstrip() for line in lines]
     named = (line.speaker.rank is not None or line.speaker.local is not None for line in lines)
@@ -167,6 +170,9 @@ def _last_run(lines: Sequence[Line], raw: Mapping[int, str]) -> int:
     typed = [at for at, text in enumerate(texts) if _TYPED.match(text)]
     if len(typed) > 1 and any(map(says_something, texts[typed[-1] + 1 :])):
         return typed[-1]
+    started = [at for at, text in enumerate(texts) if _STARTED.match(text)]
+    if len(started) > 1 and any(_FAILS.search(text) for text in texts[started[-2] : started[-1]]):
+        return started[-1]
     if edited := _after_an_edit(texts):
         return edited
     if not any(_ROOT in text for text in texts):

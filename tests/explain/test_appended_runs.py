@@ -130,3 +130,10 @@ def test_in_a_recorded_session_the_launch_that_was_typed_last_counts(prompt: str
 )
 def test_what_is_no_other_launch_changes_nothing(after: str) -> None:
     assert diagnosed(f"$ {LAUNCH}{OLD}{over('12:00:00')}{after}").what.startswith("KeyError")
+
+
+def test_nohup_says_once_that_it_starts_a_program() -> None:
+    first, second = f"nohup: ignoring input\nrun 1\n{OLD}{failed(1, 0, 10)}", f"nohup: ignoring input\nrun two\n{NEW}"
+    found = diagnosed(first + second + failed(1, 1, 20))
+    assert found.what.startswith("ValueError") and "failed differently: KeyError" in found.why
+    assert diagnosed("nohup: ignoring input\n" + first).what.startswith("KeyError"), "two that ran at once"

@@ -162,3 +162,81 @@ def test_nccl_warns_of_nothing_that_it_survives() -> None:
 def test_a_retry_that_is_over_is_no_step() -> None:
     over = "Workflow failed. max number of system retry attempts [1/1] exhausted.\n"
     assert diagnosed(raised(None, "TypeError: no tensor") + over + "Cleanup complete\n").code == "script-exception"
+
+
+MISSING = raised(None, "ModuleNotFoundError: No module named 'seaborn'").replace("in main", "in <module>")
+CUDNN = "Could not load library libcudnn_cnn_infer.so.8. Error: libnvrtc.so: cannot open shared object file: No such\n"
+
+
+def test_an_import_that_the_program_does_without() -> None:
+    without = "[plots] seaborn is not installed, plain matplotlib is used instead\n"
+    found = diagnosed(MISSING + without + CUDNN + failed(-6, 0, 31))
+    assert found.code == "cudnn-error" and "libnvrtc.so" in found.what
+    assert diagnosed(MISSING + "please pip install seaborn, it is used instead\n").code == "module-not-found"
+    assert diagnosed(MISSING + CUDNN + failed(-6, 0, 31)).code == "module-not-found"
+
+
+@pytest.mark.parametrize(
+    ("last", "who", "said"),
+    [
+        ("[r3] shards exhausted after 3120 steps, no more batches", 3, True),
+        ("rank 3: shard list exhausted, leaving", 3, True),
+        ("[rank3]: early stopping, bye", 3, True),
+        ("[rank3]: finished epoch 3", 3, False),
+        ("[rank3]: waiting for the others", 3, False),
+    ],
+)
+def test_a_rank_whose_last_words_are_that_it_leaves(last: str, who: int, said: bool) -> None:
+    late = (
+        "[rank{}]:[E512 16:44:09.018 ProcessGroupNCCL.cpp:563] [Rank {}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9363, OpType=ALLREDUCE, NumelIn=6, NumelOut=6, Timeout(ms)=1800000) ran for 1800088 "
+        "milliseconds before timing out.\n"
+    )
+    waits = "".join(late.format(rank, rank) for rank in range(3))
+    found = diagnosed(f"{STEPS}{last}\n{waits}")
+    assert (found.code == "rank-left-early") == said, found
+    if said:
+        assert found.rank == who and "rank 3 left while rank 0 still waited in ALLREDUCE" in found.what
+        assert found.evidence[0].text in last
+    assert diagnosed(f"{STEPS}{waits}{last}\n").code == "collective-timeout", "it says so after the time-out"
+
+
+def test_what_aborts_after_the_last_word_was_through() -> None:
+    aborts = "terminate called without an active exception\n" + failed(-6, 0, 31)
+    assert diagnosed(STEPS + "[0] training finished\n" + aborts).code == "aborted-at-exit"
+    assert diagnosed(STEPS + aborts).code == "aborted"
+
+
+def test_an_exception_that_the_program_only_tells_of_is_not_what_ended_it() -> None:
+    caught = "clip: OutOfMemoryError at batch size 256: CUDA out of memory. Tried to allocate 514.00 MiB.\n"
+    own = raised(None, "ZeroDivisionError: division by zero")
+    assert diagnosed(caught + own + failed(1, 0, 31)).what.startswith("ZeroDivisionError")
+    assert diagnosed(caught + failed(1, 0, 31)).code == "cuda-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("step", "end"),
+    [
+        ("[2023-12-03 22:10:55] 第 {} 轮 损失 9.21", "训练完成"),
+        ("Epoche {}: Verlust 2.31", "fertig"),
+        ("[learner] update {} return 12.4", "docker: Exited (0) 3 hours ago"),
+        ("epoch {} loss 2.31", "resources used: walltime=06:20:47, exit_status=0"),
+    ],
+)
+def test_steps_and_ends_in_other_words(step: str, end: str) -> None:
+    steps = [step.format(number) + "\n" for number in range(4)]
+    text = "".join(steps[:2]) + raised(None, "EOFError: pipe").replace("in main", "in read") + "".join(steps[2:])
+    assert explained(f"{text}{end}\n").diagnosis is None
+
+
+def test_bars_in_the_table_of_a_training_are_steps() -> None:
+    oom = "auto-batch: RuntimeError: CUDA out of memory. Tried to allocate 392.00 MiB\nauto-batch: 32 fits\n"
+    row = "      {}/2      9.81G    0.088        412        640: 100%|██████████| 48/48 [00:31<00:00,  1.50it/s]\n"
+    assert explained(oom + "".join(map(row.format, range(4))) + "2 epochs completed\n").diagnosis is None
+
+
+def test_several_ranks_that_fetch_one_package() -> None:
+    fetch = "[nltk_data] Downloading package punkt to /home/kim/nltk_data...\n"
+    bad = raised(None, "zipfile.BadZipFile: File is not a zip file")
+    assert diagnosed(fetch * 2 + bad).code == "dataset-race"
+    assert diagnosed(fetch + bad).code != "dataset-race"

@@ -44,6 +44,7 @@ _VOICES = re.compile(
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
 _COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it tells of a process that was killed
+_CAUGHT = re.compile(r"\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")  # what a program says of an exception
 _WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
@@ -163,20 +164,19 @@ def _without_old_text(found: list[Candidate], scanned: Scanned) -> list[Candidat
             last[traceback.speaker] = traceback
     own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
     only = only_failed_rank(scanned)
-    plain = (each.line.at for each in own if each.signature is None and each.speaker.rank == only is not None)
-    until, raised = max(plain, default=-1), max((each.line.at for each in own), default=-1)
+    plain = [each for each in own if each.signature is None and not each.bare]
+    until = max((each.line.at for each in plain if each.speaker.rank == only is not None), default=-1)
+    raised, uncaught = (max((each.line.at for each in those), default=-1) for those in (own, plain))
 
     def is_old(each: Candidate) -> bool:
-        nobody = each.speaker.rank is None and each.raised is None
+        quoted = each.speaker.quoted or (each.hit is not None and each.hit.quoted)
+        nobody = each.speaker.rank is None and each.raised is None and not quoted
         if nobody and each.code not in BY_OTHERS and not _VOICES.search(each.line.text):
-            return each.line.at < (raised if _COMPLAINS.match(each.line.text) else until)
-        return _is_old(each, last.get(each.speaker))
+            ends = raised if _COMPLAINS.match(each.line.text) else uncaught if _CAUGHT.match(each.line.text) else until
+            return each.line.at < ends
+        return quoted or _is_old(each, last.get(each.speaker))
 
-    return [replace(survived(each), old=True) if _is_quoted(each) or is_old(each) else each for each in found]
-
-
-def _is_quoted(each: Candidate) -> bool:
-    return each.speaker.quoted or (each.hit is not None and each.hit.quoted)
+    return [replace(survived(each), old=True) if is_old(each) else each for each in found]
 
 
 def _is_old(each: Candidate, final: Traceback | None) -> bool:

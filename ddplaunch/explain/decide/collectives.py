@@ -135,7 +135,8 @@ def stuck(scanned: Scanned) -> Stuck:
 class Left:
     """Ranks that ended with status 0 while ``waiting`` still needed them; ``before_s`` seconds passed until it failed.
 
-    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``line`` is its own last word.
+    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``line`` is its own last word, or
+    theirs where nothing else is ``told`` of their end.
     """
 
     ranks: tuple[int, ...]
@@ -144,6 +145,7 @@ class Left:
     call: str
     frame: str
     line: Line | None
+    told: bool = False
 
 
 def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:

@@ -224,21 +224,25 @@ def _left_early(
     """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
     first = recorded.first_by_itself(facts)
     left = recorded.left_before(facts, first) if first is not None else ()
+    complaints = [(hit.line.speaker.rank, hit.line) for hit in echoes if hit.signature.code not in NOISE]
+    complaints += [(each.speaker.rank, each.line) for each in found if each.survivor or each.code in _WAITING]
+    said: Line | None = None
     if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
         first, left = table
+    elif facts is None and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
+        first, left, said = leaving
     if first is None or not left or (first.signal and first.signal != "SIGABRT"):
         return None
     best = found[0] if found else None
     if best is not None and best.tier <= Tier.UNCERTAIN and best.code not in _WAITING:
         return None
-    in_vain = {each.rank for each in waits.waited} | _complaining(echoes)
-    in_vain |= {each.speaker.rank for each in found if each.survivor or each.code in _WAITING}
-    if first.rank not in in_vain:
+    if said is None and first.rank not in {each.rank for each in waits.waited} | {rank for rank, _ in complaints}:
         return None
     call, frame, line = waited_in(scanned, first.rank)
     own = next((each for each in waits.waited if each.rank == first.rank), None)
     before_s = max(0.0, (first.ended_s or 0.0) - (left[-1].ended_s or 0.0))
-    told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, own.line if own else line)
+    line = said or (own.line if own else line)
+    told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, line, said is not None)
     rank, host = (left[0].rank, left[0].host) if len(left) == 1 else (None, None)
     return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
 

@@ -20,6 +20,7 @@ _DONE = re.compile(
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
     r"|Results in|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
+    r"|(?:训练|训练已)完成|已保存|完了|완료|\b(?:fertig|abgeschlossen|gespeichert|terminée?|terminado|завершено)\b"
     r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
 )
 #: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.
@@ -29,10 +30,16 @@ _PASSED = re.compile(
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 #: Words that nobody but a test suite or a scheduler says, of all of the work.
-_OVER = re.compile(rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS)\b")
+_OVER = re.compile(
+    rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS|exit_status=0)\b|\bExited \(0\)"
+    r"|^Successfully completed\.$"
+)
+#: Steps and epochs in other languages, and the rounds of reinforcement learning.
+_FOREIGN = "epoche|schritt|[ée]poque|[ée]tape|[ée]poca|paso|passo|эпоха|шаг|エポック|ステップ|에폭|스텝|(?-i:update)"
 #: A report of steps, or of what they measured.
 PROGRESS = re.compile(
-    r"(?i)(?<!-)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout)s?\b(?:\(\w+\))?\W{0,6}\d+|"
+    rf"(?i)(?<!-)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout|{_FOREIGN})s?\b(?:\(\w+\))?"
+    r"\W{0,6}\d+|第 ?\d+ ?[轮步]|"
     r"\d+/\d+ (?:\[\d+:\d\d|\|)|"
     r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
     r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
@@ -44,8 +51,8 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b(?!.*\bTraceback\b)")
 #: A number in a line.
 COUNT = re.compile(r"\d[\d.,]*")
 _STEP = re.compile(
-    r"(?i)(?<!-)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt)s?\b(?:\(\w+\))?"
-    r"\W{0,6}(\d+(?:\.\d+)?)"
+    rf"(?i)(?:(?<!-)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
+    r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步]))(\d+(?:\.\d+)?)"
 )
 #: An attempt that is over is no step: "gave up after attempt 3".
 _OVER_TRIES = re.compile(r"(?i)^(?=.*\b(?:attempt|restart)s?\b).*\b(?:failed|exhausted|g[ai]v(?:e|es|ing) up)\b")
@@ -207,7 +214,7 @@ class Afterwards:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._files: dict[str, list[Line]] = {}
         for line in lines:
-            if line.text and line.text[0] != " " and says_something(line.text):
+            if line.text and (line.text[0] != " " or "%|" in line.text) and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
         self._again: dict[str, int] | None = None

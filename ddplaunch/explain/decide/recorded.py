@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.explain.decide.progress import PROGRESS
 from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts, of_process
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
@@ -235,6 +236,38 @@ def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tupl
     left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
     root = max(table.values(), key=lambda each: each.line.at)
     return (RankEnd(root.rank or 0, root.host, root.code), left) if left else None
+
+
+#: How a rank says that it has no work left, and that it goes.
+_LEAVES = re.compile(
+    r"(?i)\b(?:exhausted|no more (?:batch|shard|data|sample|step)\w*|out of (?:data|batches|shards|samples)|leaving"
+    r"|early[ -]stop\w*|(?:good ?)?bye|finished|all done|exit(?:s|ed|ing)? (?:successfully|normally))\b"
+)
+_NAMES_ITSELF = re.compile(r"^\[?r(?:ank)? ?[_=]?(\d{1,7})\]?:? ")
+
+
+def said_to_leave(
+    scanned: Scanned, complaints: Sequence[tuple[int | None, Line]]
+) -> tuple[RankEnd, tuple[RankEnd, ...], Line] | None:
+    """Return a rank that complains of others, and those whose last words, before all complaints, are that they leave.
+
+    With the line that says so. None where nobody or most say it.
+    """
+    waiting = {rank for rank, _ in complaints} | {each.rank for each in scanned.exits}
+    first = min((line.at for _, line in complaints), default=-1)
+    last: dict[int, Line] = {}
+    for line in scanned.lines:
+        named = _NAMES_ITSELF.match(line.text) if line.speaker.rank is None else None
+        rank = int(named[1]) if named else line.speaker.rank
+        if rank is not None:
+            last[rank] = line
+    early = {rank: line for rank, line in last.items() if rank not in waiting and line.at < first}
+    left = {rank for rank, line in early.items() if _LEAVES.search(line.text) and not PROGRESS.search(line.text)}
+    others = waiting - {None}
+    if not left or not others or len(left) > max(len(others), len(last) - len(left)):
+        return None
+    ends = tuple(RankEnd(rank, exit_code=0) for rank in sorted(left))
+    return RankEnd(min(rank for rank in others if rank is not None)), ends, last[ends[0].rank]
 
 
 def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | None:

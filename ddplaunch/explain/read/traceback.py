@@ -30,6 +30,9 @@ _RAISED = re.compile(
 _DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # right below the frames only
 _GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
 _IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
+_DOES_WITHOUT = re.compile(
+    r"(?i)^(?!.*\b(?:please|pip install|must)\b).*\b(?:instead|fall(?:ing|s)? ?back|disabled|without)\b"
+)
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(  # the last: a thread of wandb, in its own log
@@ -41,7 +44,7 @@ _THREAD = re.compile(r"^Exception in thread\b|^future: <Task finished ")
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
 )
-_SPAWNER = re.compile(r"process \d+ terminated with exit code \d+$")  # of torch.multiprocessing before 1.7
+_SPAWNER = re.compile(r"process \d+ terminated with exit code \d+$|-- Process \d+ terminated")  # before torch 1.8
 #: A command that starts ranks by itself: whoever ran it only says that it failed.
 _LAUNCHES = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|'(?:accelerate', 'launch|deepspeed)'")
 _CHAINED = {
@@ -50,7 +53,6 @@ _CHAINED = {
 }
 #: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
-_OF_PATH = re.compile(r"^\[Errno \d+\] .*: '([^']+)'$")
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER, _NAMELESS = "DataLoader worker (pid", ("", "timed out", "[Errno 111] Connection refused")
 #: Functions of subprocess.py and os.py that start a program.
@@ -162,7 +164,7 @@ class Traceback:
             nameless = following.link == "cause" and part.raised.message in _NAMELESS
             if nameless or part.raised.type.endswith("CancelledError"):
                 continue  # what follows says who was not reached; asyncio cancels what it waited for too long
-            if following.link == "during" and _is_of_parent(part.raised, following.raised):
+            if following.link == "during" and part.raised.below(following.raised):
                 continue  # `Path.mkdir(parents=True)` tries the folders above one that is not there
             if following.link == "cause" or cleans or part.raised.type.rpartition(".")[2] not in _MISSES:
                 return part
@@ -179,12 +181,6 @@ class Traceback:
     def calls(self) -> tuple[UserCall, ...]:
         """The user's calls that led to the root's exception, else to another one of the chain."""
         return next((part.calls for part in (self.root, *self.parts) if part.raised.frame is not None), ())
-
-
-def _is_of_parent(missing: Raised, following: Raised) -> bool:
-    """Return whether a file is missing, and what failed then is a folder above it."""
-    paths = [match[1] for each in (missing, following) if (match := _OF_PATH.match(each.message))]
-    return missing.type == "FileNotFoundError" and len(paths) == 2 and paths[0].startswith(f"{paths[1]}/")
 
 
 class _Open:
@@ -214,11 +210,16 @@ class _Open:
         return self.header or not self.parts or self.link == "original"
 
     def take_words(self, line: Line) -> None:
-        """Take the line as the message of an exception whose own line has none, if it is no traceback."""
-        if not (self.wordless and line.text):
+        """Take the line as the message of an exception whose own line has none, if it is no traceback.
+
+        A line that says what is done without a module that could not be imported announces that exception.
+        """
+        last = self.parts[-1] if self.parts else None
+        if last is None or not line.text or line.at > last.line.at + _EMPTY:
             return
-        last, text, self.wordless = self.parts[-1], line.text.strip(), False
-        if line.at <= last.line.at + _EMPTY and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
+        self.logged |= bool(_IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text))
+        text, wordless, self.wordless = line.text.strip(), self.wordless, False
+        if wordless and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
 
     def take_cell(self, line: Line, text: str) -> bool:

@@ -344,7 +344,7 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=_NOT_WHOLE_EXAMPLES,
         near_misses=("Stale archive: data.zip is older than its index",),
         unless=(r"torch\.load|PytorchStreamReader",),
-        log_by_several=(r"(?i)^\W*(?:Download|Extract|Unpack|Unzip|Untar|Decompress)(?:ing|ed)\b.*",),
+        log_by_several=(r"(?i)^\W*(?:nltk_data\W+)?(?:Download|Extract|Unpack|Unzip|Untar|Decompress)(?:ing|ed)\b.*",),
         source="https://github.com/pytorch/vision/issues/2512",
     ),
     Signature(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _TOLD_ELSEWHERE = (
@@ -14,9 +16,7 @@ _KILLED_FIXES = (
     "If it was: fewer DataLoader workers, less memory per rank, or a larger limit.",
     "If not: ask who sends SIGKILL: a supervisor, an eviction, a person.",
 )
-_NATIVE = (
-    "Native code of torch, an extension, a driver or a data library failed; Python could not turn it into an exception."
-)
+_NATIVE = "Native code of torch, an extension, a driver or a data library failed; Python cannot make it an exception."
 _NATIVE_FIXES = (
     "Get the stack: run again with `--env PYTHONFAULTHANDLER=1`, or open the core dump (`coredumpctl gdb`).",
     "Take out suspects one at a time: DataLoader workers (`num_workers=0`), own extensions, packages built for "
@@ -25,9 +25,7 @@ _NATIVE_FIXES = (
 
 _CORE = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _WARNED = "no handler of the rank takes it, and then it ends a process; job scripts send it as a warning before a limit"
-_PROFILER = (
-    "a timer that counts CPU time ran out in the rank, as sampling profilers use them, and nothing handles the signal"
-)
+_PROFILER = "a timer of CPU time, as sampling profilers use them, ran out in the rank, and nothing handles the signal"
 _TIMERS = "stop the timer before its handler goes: look for `setitimer` and `{}`, and leave out the profiler meanwhile"
 #: Signals that end a process for a reason of their own: what one means, and a fix (signal(7), getrlimit(2)).
 ENDED_BY = {
@@ -70,6 +68,25 @@ ENDED_BY = {
 ENDED_BY_ANOTHER = (
     "no handler of the rank takes this signal, and then it ends a process; nothing that was seen says who sent it",
     "look for {0} in the script and in what it starts; `signal.signal({1}, signal.SIG_IGN)` passes over it",
+)
+_STILL_RUNNING = Signature(
+    code="aborted",
+    tier=Tier.SYMPTOM,
+    patterns=(r"terminate called without an active exception",),
+    what="a process aborted while its threads were still running: {line}",
+    why="the interpreter ended while native threads (a DataLoader, NCCL's watchdog) still ran; C++ then calls abort",
+    fixes=(
+        "if training was complete: end with `dist.destroy_process_group()`, and close loaders and writers before",
+        "if a traceback stands above it, that is the cause and this is its echo",
+    ),
+    examples=("terminate called without an active exception",),
+    near_misses=("terminate called after throwing an instance of 'std::runtime_error'",),
+    source="https://en.cppreference.com/w/cpp/thread/thread/~thread",
+)
+#: How a rank says that its program has come to its end.
+_THROUGH = (
+    r"(?i)\btraining (?:is )?(?:finished|completed?|done|over)\b|\b(?:good ?)?bye\b|\btotal training time\b"
+    r"|\bprocess[ _]group (?:is )?destroyed|\bdestroy_process_group (?:done|returned)"
 )
 #: A shell writes behind a bar that is not done.
 _START = r"(?:^|(?:s/it|it/s)\b[^\]]*\])"
@@ -293,22 +310,8 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=("driver shutting down the bus", "CUDA error: initialization error"),
         source="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
     ),
-    Signature(
-        code="aborted",
-        tier=Tier.SYMPTOM,
-        patterns=(r"terminate called without an active exception",),
-        what="a process aborted while its threads were still running: {line}",
-        why="the interpreter ended while native threads (a DataLoader, NCCL's watchdog, a writer) still ran; C++ then "
-        "calls abort",
-        fixes=(
-            "if training was complete: call `dist.destroy_process_group()` and close loaders and writers before the "
-            "script ends",
-            "if a traceback stands above it, that is the cause and this is its echo",
-        ),
-        examples=("terminate called without an active exception",),
-        near_misses=("terminate called after throwing an instance of 'std::runtime_error'",),
-        source="https://en.cppreference.com/w/cpp/thread/thread/~thread",
-    ),
+    replace(_STILL_RUNNING, code="aborted-at-exit", log_with=(_THROUGH,)),
+    _STILL_RUNNING,
     _ended("SIGHUP", 1, "a terminal or ssh session was closed", _KEEP),
     _ended(
         "SIGINT",
@@ -337,8 +340,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the run was interrupted from outside: {line}",
         why="a person or a supervisor stopped it; nothing in the log says that the training failed before",
         fixes=(
-            "if you pressed Ctrl-C because nothing moved, the traceback shows where the rank waited: look for the "
-            "hang there",
+            "if you pressed Ctrl-C because nothing moved: the traceback shows where the rank waited",
             _ASK,
         ),
         examples=(
@@ -361,7 +363,7 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=(
             "except KeyboardInterrupt:",
             "Sending process 4 closing signal SIGTERM",
-            "handler for SIGTERM installed",
+            "handler for SIGTERM set",
         ),
         log_unless=_STEP_ENDED,
         source="https://docs.python.org/3/library/signal.html",

@@ -42,6 +42,25 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://en.cppreference.com/w/cpp/error/terminate",
     ),
     Signature(
+        code="cudnn-error",
+        tier=Tier.GENERAL,
+        patterns=(
+            r"Could not load library (?P<cudnn>libcudnn\S+?)\. Error: (?P<line>\S+): cannot open shared object file",
+        ),
+        what="cuDNN could not load a library that it needs: `{line}`",
+        why="`{cudnn}` looks for it as the program runs, in LD_LIBRARY_PATH and the system's folders, and then aborts",
+        fixes=(
+            "see where it is: `ldconfig -p | grep {line}`, `find / -name '{line}*' 2>/dev/null`; a link or "
+            "LD_LIBRARY_PATH to that folder",
+            "or a torch whose wheel brings its own: `pip install -U torch`",
+        ),
+        examples=(
+            "Could not load library libcudnn_cnn_infer.so.8. Error: libnvrtc.so: cannot open shared object file: No",
+        ),
+        near_misses=("ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",),
+        source="https://github.com/pytorch/pytorch/issues/85773",
+    ),
+    Signature(
         code="aborted",
         tier=Tier.UNCERTAIN,
         patterns=(r"\*\*\* An error occurred in (?P<call>MPI_\w+)",),

@@ -311,7 +311,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"\bopen\((?P<path>[^)]*)\): (?P<reason>Permission denied|Read-only file system)",
             r"\bmkdir (?P<path>/\S+): (?P<reason>[Pp]ermission denied|[Rr]ead-only file system)",
             r"(?P<reason>[Pp]ermission denied) while trying to connect to the .{1,40} socket at \w+://(?P<path>[^\s:]+)",
-            r"can't open file '(?P<path>[^']+)': \[Errno 13\] (?P<reason>Permission denied)",
+            r"(?:n't|able to) open (?:file ')?(?P<path>[^' ]+)(?:': \[Errno 13\]| \S+:) (?P<reason>Permission denied)",
             r"(?:bash|sh|line \d+|mkdir: [^:]*|touch: [^:]*|cp: [^:]*): \W?(?P<path>[\w./~-]+)\W?: "
             r"(?P<reason>Permission denied)",
             r"name = '(?P<path>[^']+)', errno = 13, error message = '(?P<reason>Permission denied)'",
@@ -333,8 +333,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "bash: ./rank.sh: Permission denied",
             "python: can't open file '/root/train.py': [Errno 13] Permission denied",
             "PermissionError: [Errno 1] Operation not permitted: '/data/x'",
-            "OSError: Unable to open file (unable to open file: name = 'a.h5', errno = 13, error message = "
-            "'Permission denied')",
+            "Unable to open /dev/kfd read-write: Permission denied",
+            "OSError: Unable to open file (name = 'a.h5', errno = 13, error message = 'Permission denied')",
         ),
         near_misses=("fopen(/tmp/x): ok", "Permission denied is a label of class 3"),
         source="https://docs.python.org/3/library/exceptions.html#PermissionError",
