@@ -164,6 +164,11 @@ def test_a_retry_that_is_over_is_no_step() -> None:
     assert diagnosed(raised(None, "TypeError: no tensor") + over + "Cleanup complete\n").code == "script-exception"
 
 
+LATE = (
+    "[rank{}]:[E512 16:44:09.018 ProcessGroupNCCL.cpp:563] [Rank {}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=9363, OpType=ALLREDUCE, NumelIn=6, NumelOut=6, Timeout(ms)=1800000) ran for 1800088 "
+    "milliseconds before timing out.\n"
+)
 MISSING = raised(None, "ModuleNotFoundError: No module named 'seaborn'").replace("in main", "in <module>")
 CUDNN = "Could not load library libcudnn_cnn_infer.so.8. Error: libnvrtc.so: cannot open shared object file: No such\n"
 
@@ -187,12 +192,7 @@ def test_an_import_that_the_program_does_without() -> None:
     ],
 )
 def test_a_rank_whose_last_words_are_that_it_leaves(last: str, who: int, said: bool) -> None:
-    late = (
-        "[rank{}]:[E512 16:44:09.018 ProcessGroupNCCL.cpp:563] [Rank {}] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=9363, OpType=ALLREDUCE, NumelIn=6, NumelOut=6, Timeout(ms)=1800000) ran for 1800088 "
-        "milliseconds before timing out.\n"
-    )
-    waits = "".join(late.format(rank, rank) for rank in range(3))
+    waits = "".join(LATE.format(rank, rank) for rank in range(3))
     found = diagnosed(f"{STEPS}{last}\n{waits}")
     assert (found.code == "rank-left-early") == said, found
     if said:
@@ -240,3 +240,27 @@ def test_several_ranks_that_fetch_one_package() -> None:
     bad = raised(None, "zipfile.BadZipFile: File is not a zip file")
     assert diagnosed(fetch * 2 + bad).code == "dataset-race"
     assert diagnosed(fetch + bad).code != "dataset-race"
+
+
+def test_what_nobody_signed_was_caught_where_a_signed_traceback_follows() -> None:
+    caught = raised(None, "wandb.errors.CommError: Run initialization has timed out").replace("in main", "in init")
+    unused = "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."
+    own = raised(1, unused).replace("in main", "in <module>")
+    found = diagnosed(caught + "writing CSV only\n" + own + failed(1, 1, 31))
+    assert (found.code, found.rank) == ("unused-parameters", 1)
+    assert diagnosed(caught.replace("in init", "in <module>") + own).code == "download-failed"
+
+
+def test_examples_in_quotes_are_no_failures() -> None:
+    quoted = 'example 1: "kernel: Out of memory: Killed process 4410 (java)" -> oom (0.98)\n'
+    more = 'example 2: "slurmd: error: Node failure" -> node (0.88)\n'
+    assert explained(STEPS + quoted + more + "predictions written to out.csv\n").diagnosis is None
+    assert diagnosed(STEPS + "kernel: Out of memory: Killed process 4410 (java)\n").code == "host-out-of-memory"
+
+
+def test_a_rank_of_which_its_launcher_says_that_it_ended_well() -> None:
+    ended = "launch.sh: [r0] pid 60211 exited with status 0 at 03:14:22\n"
+    late = LATE.format(1, 1)
+    found = diagnosed(f"{STEPS}{ended}{late}")
+    assert (found.code, found.rank, found.evidence[0].text) == ("rank-left-early", 0, ended.strip())
+    assert diagnosed(f"{STEPS}{ended.replace('0 at', '1 at')}{late}").code != "rank-left-early"

@@ -251,16 +251,16 @@ def _not_survived(
     found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, after: Afterwards
 ) -> tuple[list[Candidate], list[Hit]]:
     """Leave out errors after which the work went on: handled ones, and those of attempts that were restarted."""
-    lines = scanned.lines
     begun = max((each.line.at for each in scanned.exits if not each.by_agent), default=-1)  # the last attempt
-    done = said_done(lines, 30, once=True)
+    done = said_done(scanned.lines, 30, once=True)
 
     def went_on(each: Candidate) -> bool:
         asked = each.code in _OUTSIDE
         requeued = asked and after.began_again(each.line)
         return after.went_on(each.line, _ends_its_rank(each), each.logged or requeued, asked and not requeued)
 
-    left = [each for each in found if each.line.at > begun and not went_on(each) and not (done and each.side)]
+    told = [each for each in found if each.raised is not None or each.hit is None or not each.hit.quoted]
+    left = [each for each in told if each.line.at > begun and not went_on(each) and not (done and each.side)]
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
     over = last is None or last.at < begun or after.went_on(last, uncaught=True)
     return left, [] if over else list(echoes)

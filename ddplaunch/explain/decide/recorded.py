@@ -243,6 +243,9 @@ _LEAVES = re.compile(
     r"(?i)\b(?:exhausted|no more (?:batch|shard|data|sample|step)\w*|out of (?:data|batches|shards|samples)|leaving"
     r"|early[ -]stop\w*|(?:good ?)?bye|finished|all done|exit(?:s|ed|ing)? (?:successfully|normally))\b"
 )
+_ENDED_WELL = re.compile(
+    r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?\b(?:exit|end)\w* (?:with )?(?:exit )?(?:status|code)[ =:]0\b"
+)
 _NAMES_ITSELF = re.compile(r"^\[?r(?:ank)? ?[_=]?(\d{1,7})\]?:? ")
 
 
@@ -256,18 +259,21 @@ def said_to_leave(
     waiting = {rank for rank, _ in complaints} | {each.rank for each in scanned.exits}
     first = min((line.at for _, line in complaints), default=-1)
     last: dict[int, Line] = {}
+    ended: dict[int, Line] = {}
     for line in scanned.lines:
+        if match := _ENDED_WELL.search(line.text):
+            ended[int(match[1])] = line
         named = _NAMES_ITSELF.match(line.text) if line.speaker.rank is None else None
         rank = int(named[1]) if named else line.speaker.rank
         if rank is not None:
             last[rank] = line
-    early = {rank: line for rank, line in last.items() if rank not in waiting and line.at < first}
-    left = {rank for rank, line in early.items() if _LEAVES.search(line.text) and not PROGRESS.search(line.text)}
+    words = {rank: line for rank, line in last.items() if _LEAVES.search(line.text) and not PROGRESS.search(line.text)}
+    left = {rank: line for rank, line in (words | ended).items() if rank not in waiting and line.at < first}
     others = waiting - {None}
     if not left or not others or len(left) > max(len(others), len(last) - len(left)):
         return None
     ends = tuple(RankEnd(rank, exit_code=0) for rank in sorted(left))
-    return RankEnd(min(rank for rank in others if rank is not None)), ends, last[ends[0].rank]
+    return RankEnd(min(rank for rank in others if rank is not None)), ends, left[ends[0].rank]
 
 
 def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | None:

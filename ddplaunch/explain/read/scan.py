@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -245,7 +246,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         tracebacks.feed(line)
         if line.text and not ("#" in line.text[:8] and _COMMENT.match(line.text)):
             hits.extend(find.hits(line))
-    found = (*tracebacks.finish(), *_named_in_title(kept, tracebacks.cut))
+    found = (*_with_caught(tracebacks.finish()), *_named_in_title(kept, tracebacks.cut))
     for part in (part for each in found for part in each.parts):
         told = f"{part.raised.type}: {part.raised.message}"
         if part.raised.message and told not in part.line.text:  # it stands in the lines below, or ranks mixed theirs
@@ -258,6 +259,20 @@ def scan(lines: Iterable[Line]) -> Scanned:
         trailer.failed_summary,
         tuple(tracebacks.cut),
     )
+
+
+def _with_caught(tracebacks: Sequence[Traceback]) -> Iterator[Traceback]:
+    """Yield the tracebacks; one that nobody signed was caught, if it begins in a function and a signed one follows.
+
+    Torch signs what nothing caught in a rank that has joined, and an exception that is caught has frames from there on.
+    """
+    signed = [each for each in tracebacks if each.speaker.rank is not None and each.parts[-1].ended_program]
+    last = max((each.parts[0].first for each in signed), default=-1)
+    for each in tracebacks:
+        unsigned = each.speaker.rank is None and not (each.bare or each.launcher)
+        top = each.parts[-1].calls[:1]
+        begins = bool(top) and " in " in top[0].place
+        yield replace(each, logged=True) if unsigned and begins and each.parts[-1].line.at < last else each
 
 
 def _named_in_title(lines: Sequence[Line], cut: Sequence[Line]) -> Iterator[Traceback]:

@@ -104,6 +104,7 @@ _CLOSES = re.compile(
     r"|cancell?ed)\b|\bgiv(?:e|es|ing) up\b|\bgave up\b|\btime[sd]? out\b",
     re.IGNORECASE,
 )
+_QUOTED = re.compile(r"(?<=[\w)\]:,;] )\"[^\"]*\"")  # an example, or another's words
 _CLOSES_WELL = re.compile(
     r"\b(?:0|no|none|without|zero)\b[\w\s-]{0,20}\b(?:fail\w*|errors?|crashed|exit code)\b"
     r"|\b(?:fail\w*|errors?|time[sd]? out|aborted|killed|cancell?ed)\W{0,3}\d"
@@ -116,6 +117,7 @@ _CLOSES_WELL = re.compile(
 
 def closes_badly(text: str) -> bool:
     """Return whether the last line of a log says that the work failed, whoever says it."""
+    text = _QUOTED.sub("", text)
     return bool(_CLOSES.search(text)) and not _CLOSES_WELL.search(text)
 
 
