@@ -264,3 +264,42 @@ def test_a_rank_of_which_its_launcher_says_that_it_ended_well() -> None:
     found = diagnosed(f"{STEPS}{ended}{late}")
     assert (found.code, found.rank, found.evidence[0].text) == ("rank-left-early", 0, ended.strip())
     assert diagnosed(f"{STEPS}{ended.replace('0 at', '1 at')}{late}").code != "rank-left-early"
+
+
+def test_warnings_of_libraries_are_no_last_words() -> None:
+    warned = (
+        "[rank0]:[W925 08:10:41.411 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed "
+        "before we destruct ProcessGroupNCCL, so that any pending NCCL operations have finished in this process.\n"
+    )
+    lost = (
+        "[rank1]:[W925 08:10:41.500 TCPStore.cpp:115] [c10d] recvVector failed on SocketImpl(fd=54, "
+        "addr=[localhost]:41288, remote=[localhost]:43911): failed to recv, got 0 bytes\n"
+    )
+    assert explained(STEPS + "checkpoint saved\n" + warned + lost).diagnosis is None
+
+
+def test_a_file_that_is_still_written_vanished_under_another_rank() -> None:
+    renamed = "FileNotFoundError: [Errno 2] No such file or directory: '/data/faces.extracting' -> '/data/faces'"
+    assert diagnosed(raised(None, renamed)).code == "dataset-race"
+    assert diagnosed(raised(None, renamed.replace(".extracting", ".bin"))).code == "dataset-missing"
+
+
+def test_ranks_that_sign_in_their_own_words_fetch_at_once() -> None:
+    fetch = "rank {}: https://data.example/a.zip -> /cache/a.zip\n"
+    bad = raised(None, "zipfile.BadZipFile: File is not a zip file")
+    assert diagnosed(fetch.format(0) + fetch.format(2) + bad).code == "dataset-race"
+    assert diagnosed(fetch.format(0) + bad).code != "dataset-race"
+
+
+def test_a_watcher_that_ends_what_stalls() -> None:
+    watched = "logwatch: no output since 01:12:21Z (2409 s), job considered stalled\n"
+    ended = "[INFO] [launch.py:333:sigkill_handler] Main process received SIGTERM, exiting\n"
+    assert diagnosed(STEPS + watched + ended).code == "hang"
+    assert diagnosed(STEPS + ended).code == "terminated"
+
+
+def test_a_table_of_steps_shows_that_a_pod_was_scheduled_after_all() -> None:
+    events = "  Warning  FailedScheduling  42m  default-scheduler  0/18 nodes are available: 12 Insufficient cpu\n"
+    steps = "".join(f"Training  [{step:4}/125000]  eta: 1 day  total_loss: 12.9\n" for step in range(0, 2500, 500))
+    assert explained(events + steps).diagnosis is None
+    assert diagnosed(events).code == "scheduler-error"

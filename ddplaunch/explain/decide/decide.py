@@ -224,7 +224,8 @@ def _left_early(
     """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
     first = recorded.first_by_itself(facts)
     left = recorded.left_before(facts, first) if first is not None else ()
-    complaints = [(hit.line.speaker.rank, hit.line) for hit in echoes if hit.signature.code not in NOISE]
+    heard = (hit for hit in echoes if hit.signature.code not in NOISE and hit.line.text[:2] != "[W")
+    complaints = [(hit.line.speaker.rank, hit.line) for hit in heard]
     complaints += [(each.speaker.rank, each.line) for each in found if each.survivor or each.code in _WAITING]
     said: Line | None = None
     if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
@@ -233,8 +234,7 @@ def _left_early(
         first, left, said = leaving
     if first is None or not left or (first.signal and first.signal != "SIGABRT"):
         return None
-    best = found[0] if found else None
-    if best is not None and best.tier <= Tier.UNCERTAIN and best.code not in _WAITING:
+    if found and found[0].tier <= Tier.UNCERTAIN and found[0].code not in _WAITING:
         return None
     if said is None and first.rank not in {each.rank for each in waits.waited} | {rank for rank, _ in complaints}:
         return None

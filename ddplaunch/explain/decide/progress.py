@@ -40,9 +40,9 @@ _FOREIGN = "epoche|schritt|[ée]poque|[ée]tape|[ée]poca|paso|passo|эпоха|
 PROGRESS = re.compile(
     rf"(?i)(?<!-)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout|{_FOREIGN})s?\b(?:\(\w+\))?"
     r"\W{0,6}\d+|第 ?\d+ ?[轮步]|"
-    r"\d+/\d+ (?:\[\d+:\d\d|\|)|"
+    r"\d+/\d+ (?:\[\d+:\d\d|\|)|\[ *\d+/\d{3,}\]|"
     r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
-    r"\bloss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
+    r"(?:\b|_)loss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8: each healthy rank
 )
 #: Trainer's summary at its end, and what wandb notes at the start.
 _NO_STEP = re.compile(r"train_runtime|_config_callback\b")
@@ -52,7 +52,7 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b(?!.*\bTraceback\b)")
 COUNT = re.compile(r"\d[\d.,]*")
 _STEP = re.compile(
     rf"(?i)(?:(?<!-)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
-    r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步]))(\d+(?:\.\d+)?)"
+    r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步])|\[ *(?=\d+/\d{3,}\]))(\d+(?:\.\d+)?)"
 )
 #: An attempt that is over is no step: "gave up after attempt 3".
 _OVER_TRIES = re.compile(r"(?i)^(?=.*\b(?:attempt|restart)s?\b).*\b(?:failed|exhausted|g[ai]v(?:e|es|ing) up)\b")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.explain.decide.progress import PROGRESS
+from ddplaunch.explain.decide.progress import PROGRESS, says_something
 from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts, of_process
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
-from ddplaunch.explain.read.scan import Hit, Scanned, matcher
+from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
 from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
@@ -240,13 +240,12 @@ def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tupl
 
 #: How a rank says that it has no work left, and that it goes.
 _LEAVES = re.compile(
-    r"(?i)\b(?:exhausted|no more (?:batch|shard|data|sample|step)\w*|out of (?:data|batches|shards|samples)|leaving"
+    r"(?i)\b(?:exhausted|leaving|no more (?:batch|shard|data|sample|step)\w*|(?:out|end) of (?:data|batches|shards)"
     r"|early[ -]stop\w*|(?:good ?)?bye|finished|all done|exit(?:s|ed|ing)? (?:successfully|normally))\b"
 )
 _ENDED_WELL = re.compile(
-    r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?\b(?:exit|end)\w* (?:with )?(?:exit )?(?:status|code)[ =:]0\b"
+    r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?\b(?:exit|end|leav)\w* .{0,12}?\b(?:exit|status|code)[ =:]0\b"
 )
-_NAMES_ITSELF = re.compile(r"^\[?r(?:ank)? ?[_=]?(\d{1,7})\]?:? ")
 
 
 def said_to_leave(
@@ -263,9 +262,7 @@ def said_to_leave(
     for line in scanned.lines:
         if match := _ENDED_WELL.search(line.text):
             ended[int(match[1])] = line
-        named = _NAMES_ITSELF.match(line.text) if line.speaker.rank is None else None
-        rank = int(named[1]) if named else line.speaker.rank
-        if rank is not None:
+        if (rank := signed_rank(line)) is not None and says_something(line.text):
             last[rank] = line
     words = {rank: line for rank, line in last.items() if _LEAVES.search(line.text) and not PROGRESS.search(line.text)}
     left = {rank: line for rank, line in (words | ended).items() if rank not in waiting and line.at < first}

@@ -29,6 +29,7 @@ _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
 _TITLED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
+_SIGNED = re.compile(r"(?i)^\W{0,3}(?:r(?:ank)?|worker) ?[_:=#]?(\d{1,7})\b")
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
@@ -186,9 +187,16 @@ def _in_context(hits: Iterable[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
 
 def _by_several(expression: str, lines: Sequence[Line]) -> bool:
     """Return whether two ranks print a line that matches, or one stands twice where no rank is named."""
-    said = [(line.speaker.rank, line.text) for line in lines if _compile(expression).search(line.text)]
+    found = [line for line in lines if _compile(expression).search(line.text)]
+    said = [(signed_rank(line), line.text) for line in found]
     nobody = [text for rank, text in said if rank is None]
     return len({rank for rank, _ in said} - {None}) > 1 or len(nobody) > len(set(nobody))
+
+
+def signed_rank(line: Line) -> int | None:
+    """Return the rank that printed a line, by its prefix, else the one that it names first, as programs sign theirs."""
+    match = _SIGNED.match(line.text) if line.speaker.rank is None else None
+    return line.speaker.rank if match is None else int(match[1])
 
 
 def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[str, str] | None:

@@ -28,7 +28,7 @@ _RACE_FIXES = (
 )
 # Names by which a path is a checkpoint's, a script's or a temporary file's rather than a data set's.
 _NOT_DATA = (
-    r"\.(?:py|sh)'|\.lock'|\.incomplete|/dev/shm|/torch_|pymp-|/tmp/tmp|/proc/|libnccl|"
+    r"\.(?:py|sh)'|\.(?:incomplete|lock|tmp|part|extracting)\b|/dev/shm|/torch_|pymp-|/tmp/tmp|/proc/|libnccl|"
     r"(?i:checkpoint|ckpt|\.pth\b|resume|pytorch_model|adapter_model|model_states|optimizer\.pt|\.safetensors|/last"
     r"\.pt|/best\.pt)"
 )
@@ -317,7 +317,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"FileExistsError: \[Errno 17\] File exists: '(?P<path>[^']+)'",
             r"OSError: \[Errno (?:39|66)\] Directory not empty: '(?P<path>[^']+)'",
-            r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']*\.(?:incomplete|lock)[^']*)'",
+            r"FileNotFoundError: .*: '(?P<path>[^']*\.(?:incomplete|lock|tmp|part|extracting)\b[^']*)'",
         ),
         what="`{path}` was created or removed by another process at the same time",
         why=_RACE_WHY,
@@ -326,7 +326,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "FileExistsError: [Errno 17] File exists: '/scratch/ana/eeg/files/eegmmidb/1.0.0/S017'",
             "OSError: [Errno 39] Directory not empty: '/home/a/.cache/datasets/x'",
             "FileNotFoundError: [Errno 2] No such file or directory: '/home/a/.cache/hub/blobs/4f.incomplete'",
-            "FileNotFoundError: [Errno 2] No such file or directory: '/cache/chunks/chunk-7-0.bin.cnt.lock'",
         ),
         near_misses=("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
         unless=(
@@ -344,7 +343,10 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=_NOT_WHOLE_EXAMPLES,
         near_misses=("Stale archive: data.zip is older than its index",),
         unless=(r"torch\.load|PytorchStreamReader",),
-        log_by_several=(r"(?i)^\W*(?:nltk_data\W+)?(?:Download|Extract|Unpack|Unzip|Untar|Decompress)(?:ing|ed)\b.*",),
+        log_by_several=(
+            r"(?i)^\W*(?:nltk_data\W+)?(?:Download|Extract|Unpack|Unzip|Untar|Decompress)(?:ing|ed)\b.*"
+            r"|^rank \d+: .*\b(?:https?://\S+ -> /|(?:download|unpack|extract)(?:ing)?\b)",
+        ),
         source="https://github.com/pytorch/vision/issues/2512",
     ),
     Signature(
