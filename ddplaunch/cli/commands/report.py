@@ -1,29 +1,90 @@
-"""``ddplaunch report``: one page about a run, for somebody who was not there."""
+"""``ddplaunch report``: one page about a run, for somebody who was not there.
+
+It is one HTML file with everything in it, laid out by ``ddplaunch/ui/report.html``.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ddplaunch.cli.commands.explain import explained
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import with_what_hosts_have
-from ddplaunch.records.compare_runs import across_nodes
+from ddplaunch.explain.diagnosis import Explanation
+from ddplaunch.records.compare_runs import Difference, across_nodes
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
 from ddplaunch.records.log_files import LogPart, blocks, log_files, part_of
+from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.records.own.own_files import write_named
 from ddplaunch.records.run_states import locate_run
-from ddplaunch.ui.report_view import LogLine, PhasesRow, Report, report_html
+from ddplaunch.values.codec import plain
+from ddplaunch.values.escapes import harmless
 from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.secrets import hide_json, hide_text
+from ddplaunch.values.words import duration_text, numbers_text, size_text
 from ddplaunch.watch.phases import read_phases, settled, summed
 from ddplaunch.watch.plot import small_plots
 from ddplaunch.watch.recording import read_metrics
 
 _MOST_LINES = 10_000  # of logs in one page
 _LEAST_OF_A_FILE = 20
+_MOST_ROWS = 64  # ranks of the timeline
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_LEAST_WIDTH = 0.4  # percent; a rank that ended at once is still seen
+_HOST = (
+    ("kernel", ("host", "kernel")),
+    ("container", ("host", "container")),
+    ("usable CPUs", ("cpu", "usable")),
+    ("GPU driver", ("nvml", "driver_version")),
+    ("CUDA of torch", ("torch", "cuda")),
+    ("interpreter", ("python", "executable")),
+)
+
+
+class LogLine(NamedTuple):
+    """One line that a rank printed, ``stream`` "out" or "err"."""
+
+    rank: int
+    attempt: int
+    stream: str
+    text: bytes
+
+
+class PhasesRow(NamedTuple):
+    """Where a rank's steps went: the median step in seconds, shares of the time by phase, and what is known beside."""
+
+    rank: int
+    step_s: float
+    shares: Mapping[str, float]
+    samples_per_s: float | None
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the page tells. ``differences`` are between node 0 and the nodes that are given, ``plots`` title and SVG.
+
+    ``left_out`` says whether the record has more lines than ``lines``.
+    """
+
+    record: RunRecord
+    explanation: Explanation
+    differences: Mapping[Difference, Sequence[int]]
+    phases: Sequence[PhasesRow]
+    metrics: Mapping[str, float]
+    plots: Sequence[tuple[str, str]]
+    lines: Sequence[LogLine]
+    left_out: bool
 
 
 def report(run: str | None, output: str | None, run_dir: str | None) -> int:
@@ -91,3 +152,142 @@ def _lines(parts: Sequence[LogPart]) -> list[LogLine]:
         if rest:
             found.append(LogLine(by_path[path].rank, by_path[path].attempt, by_path[path].stream, rest))
     return found[-_MOST_LINES:]
+
+
+def report_html(report: Report) -> str:
+    """Return the page. Secrets in what was recorded and printed are ``***``; nothing is fetched when it is opened."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    record, outcome = report.record, report.record.outcome
+    environment = Environment(
+        loader=PackageLoader("ddplaunch.ui", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration_text, "size": size_text, "moment": _moment}
+    return environment.get_template("report.html").render(
+        report=report,
+        run=record,
+        outcome=outcome,
+        state=outcome.state if outcome is not None else "not ended, as far as the record tells",
+        found=hide_json(plain(report.explanation)),
+        command=_command(record),
+        numbers=_numbers(record),
+        variables=_variables(record),
+        versions=_texts(record.value("versions")),
+        host=_host(record),
+        findings=_findings(record, outcome),
+        timeline=_timeline(outcome),
+        differences=[(each, numbers_text(nodes)) for each, nodes in report.differences.items()],
+        lines=[(each.rank, each.attempt, each.stream, shown(each.text)) for each in report.lines],
+        ranks=sorted({each.rank for each in report.lines}),
+    )
+
+
+def shown(line: bytes) -> str:
+    """Return a line as the page shows it: the last state of a bar, without colours and secrets."""
+    text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+    return hide_text(_COLOUR.sub("", harmless(text)))
+
+
+def _moment(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_s))
+
+
+def _command(record: RunRecord) -> dict[str, str]:
+    """Return what was typed, where, and what became of it."""
+    typed, became = record.value("argv"), record.value("torchrun_argv")
+    words = ["ddplaunch", *map(str, typed[1:])] if isinstance(typed, list) else []
+    found = {
+        "typed": shlex.join(words),
+        "torchrun": shlex.join(map(str, became)) if isinstance(became, list) else "",
+        "directory": record.value("cwd"),
+        "commit": record.value("git_commit"),
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _numbers(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Return name, value and source of each number of the plan."""
+    numbers = record.value("plan", "numbers")
+    found = []
+    for name, item in numbers.items() if isinstance(numbers, dict) else ():
+        if isinstance(item, dict) and "value" in item:
+            source = item.get("source") or {}
+            words = (str(source.get("kind") or ""), str(source.get("detail") or ""))
+            found.append((name.replace("_", " "), str(item["value"]), " ".join(filter(None, words))))
+    return found
+
+
+def _variables(record: RunRecord) -> list[tuple[str, str, str]]:
+    found = record.value("plan", "environment")
+    each = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    return [(str(item.get("name")), str(item.get("value")), str(item.get("reason") or "")) for item in each]
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {str(name): str(each) for name, each in value.items() if each} if isinstance(value, dict) else {}
+
+
+def _host(record: RunRecord) -> dict[str, str]:
+    found = {name: record.value("host", *path) for name, path in _HOST}
+    for name, path in (("memory", ("memory", "total_bytes")), ("/dev/shm", ("shm", "size_bytes"))):
+        size = record.value("host", *path)
+        found[name] = size_text(size) if isinstance(size, int) else None
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _findings(record: RunRecord, outcome: RunOutcome | None) -> list[dict[str, Any]]:
+    """Return the findings of before the start and of the run itself, each once."""
+    before = record.value("findings")
+    found = [each for each in before if isinstance(each, dict)] if isinstance(before, list) else []
+    during = [] if outcome is None else [hide_json(plain(each)) for each in outcome.findings]
+    every = [*found, *(each for each in during if isinstance(each, dict))]
+    return list({each.get("code", ""): each for each in every}.values())
+
+
+def _timeline(outcome: RunOutcome | None) -> dict[str, Any]:
+    """Return rows of bars, a row for each rank: start and width in percent of the whole run, and how each ended."""
+    if outcome is None or not outcome.attempts:
+        return {"rows": [], "left_out": 0, "span_s": 0.0}
+    ranks = [rank for attempt in outcome.attempts for rank in attempt.ranks]  # one may outlast its attempt
+    attempts = outcome.attempts
+    began = min(*(each.started_s for each in attempts), *(each.started_s or math.inf for each in ranks), math.inf)
+    ended_s = max(outcome.ended_s, *(each.ended_s for each in attempts), *(each.ended_s or 0.0 for each in ranks))
+    span = ended_s - began or 1.0
+    rows: dict[int, list[dict[str, Any]]] = {}
+    hosts: dict[int, str] = {}
+    for attempt in outcome.attempts:
+        for rank in attempt.ranks:
+            start, end = rank.started_s or attempt.started_s, rank.ended_s or attempt.ended_s
+            width = max(_LEAST_WIDTH, 100 * max(0.0, end - start) / span)
+            bar = {
+                "left": round(min(100 * max(0.0, start - began) / span, 100 - width), 3),
+                "width": round(width, 3),
+                "how": _how(rank, attempt.failed),
+                "kind": _kind(rank),
+                "text": f"attempt {attempt.attempt}, {duration_text(end - start)}",
+            }
+            rows.setdefault(rank.rank, []).append(bar)
+            hosts[rank.rank] = rank.host
+    # those that ended badly come first where not all can be shown
+    order = sorted(rows, key=lambda each: (all(bar["kind"] == "good" for bar in rows[each]), each))[:_MOST_ROWS]
+    shown_rows = [(each, hosts[each], rows[each]) for each in sorted(order)]
+    return {"rows": shown_rows, "left_out": len(rows) - len(shown_rows), "span_s": span}
+
+
+def _kind(rank: RankOutcome) -> str:
+    """Return "good", "failed" or, of a rank that was ended because another failed, "ended"."""
+    if not (rank.signal or rank.exit_code):
+        return "good"
+    return "ended" if rank.ended_by == "launcher" else "failed"
+
+
+def _how(rank: RankOutcome, failed: bool) -> str:
+    if rank.signal:
+        return rank.signal
+    if rank.exit_code is None:
+        return "ended unseen" if failed else "ended"
+    return f"exit {rank.exit_code}"

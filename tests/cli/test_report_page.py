@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.cli.commands.report import shown
 from ddplaunch.cli.main import main
-from ddplaunch.ui.report_view import shown
 
 BEGAN_S = 1790000000.0
 SECRET = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
