@@ -16,13 +16,13 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
-from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, NOISE, OF_MACHINES, Signature, Tier
+from ddplaunch.explain.signatures.signature import AT_START, NOISE, OF_MACHINES, Signature, Tier
 from ddplaunch.values.frozen import dataclass
 
 #: Exceptions that a launcher raises because ranks failed.
 _LAUNCHERS = frozenset(("ChildFailedError", "SignalException"))
 #: Exceptions that a launcher raises because ranks failed, and a rank because of a process that it had started itself.
-_STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
+STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
 #: Exceptions that a rank raises because another process is gone, which need not be a rank.
 _LOST = frozenset(f"Connection{how}Error" for how in ("Reset", "Aborted", "Refused")) | {"BrokenPipeError", "EOFError"}
 #: Exceptions that a rank raises because another rank is gone.
@@ -36,20 +36,12 @@ _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 _LOOKUPS = ("KeyError", "IndexError", "LookupError", "AttributeError", "NameError")
 _OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
-#: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
-_VOICES = re.compile(
-    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
-    r"|terminate called|what\(\):"
-)
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
-_COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it tells of a process that was killed
-_CAUGHT = re.compile(r"\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")  # what a program says of an exception
 _WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
-#: Lines between the last of a program and the exception that tells of its end; lines that a message may have.
-_BESIDE, _MESSAGE_LINES = 4, 12
+_MESSAGE_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -148,46 +140,7 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
     found = [survived(each) if steps.go_on_after(each.line) else each for each in found]
     begun = [each.code in AT_START and steps.made_after(each.line) for each in found]
     found = [replace(survived(each), old=True) if old else each for each, old in zip(found, begun, strict=True)]
-    return _without_old_text(found, scanned), echoes
-
-
-def _without_old_text(found: list[Candidate], scanned: Scanned) -> list[Candidate]:
-    """Return what is quoted, or older than the exception that ended its rank, as something that the rank survived.
-
-    A library's own words before that exception count, and so does what another process of the rank has printed: a
-    worker that it started, a compiler. What nobody signed is older than the exception of the only rank that failed, and
-    a shell goes on after its complaints.
-    """
-    last: dict[Speaker, Traceback] = {}
-    for traceback in scanned.tracebacks:
-        if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
-            last[traceback.speaker] = traceback
-    own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
-    only = only_failed_rank(scanned)
-    plain = [each for each in own if each.signature is None and not each.bare]
-    until = max((each.line.at for each in plain if each.speaker.rank == only is not None), default=-1)
-    raised, uncaught = (max((each.line.at for each in those), default=-1) for those in (own, plain))
-
-    def is_old(each: Candidate) -> bool:
-        quoted = each.speaker.quoted or (each.hit is not None and each.hit.quoted)
-        nobody = each.speaker.rank is None and each.raised is None and not quoted
-        if nobody and each.code not in BY_OTHERS and not _VOICES.search(each.line.text):
-            ends = raised if _COMPLAINS.match(each.line.text) else uncaught if _CAUGHT.match(each.line.text) else until
-            return each.line.at < ends
-        return quoted or _is_old(each, last.get(each.speaker))
-
-    return [replace(survived(each), old=True) if is_old(each) else each for each in found]
-
-
-def _is_old(each: Candidate, final: Traceback | None) -> bool:
-    if final is None or each.speaker.rank is None or _VOICES.search(each.line.text):
-        return False
-    if each.of_worker and (final.in_loader or final.lost_worker):
-        return False
-    started = final.raised.type.rpartition(".")[2] in _STARTED
-    if started and each.raised is not None and final.parts[0].first - each.line.at <= _BESIDE:
-        return False  # what the program said that the rank had started
-    return final.parts[0].first > each.line.at
+    return found, echoes
 
 
 def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
@@ -219,7 +172,7 @@ def _waits(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
 def _is_own(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
     """Return whether a chain's exception was raised by the rank itself, outside of what libraries only try."""
     name = part.raised.type.rpartition(".")[2]
-    by_others = _LOST_PEER | _LOST | _STARTED | _LAUNCHERS
+    by_others = _LOST_PEER | _LOST | STARTED | _LAUNCHERS
     return bool(part.calls) and name not in by_others and not _waits(part, by_line)
 
 
@@ -297,11 +250,11 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
     name = raised.type.rpartition(".")[2]
     if name == "FileNotFoundError" and (program := traceback.program):
         return _of_hit(Hit(PROGRAM_MISSING, traceback.root.line, {"path": program}), traceback.speaker, raised)
-    if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | _STARTED | _ASKED_TO_END):
+    if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | STARTED | _ASKED_TO_END):
         return None
     own_wait = _is_own_wait(None, traceback.root)
     lost_rank = (name in _LOST_PEER and not own_wait) or traceback.store_lost or raised.message.startswith(_WRAPPED)
-    lost = name in _LOST | _STARTED or traceback.worker_stopped
+    lost = name in _LOST | STARTED or traceback.worker_stopped
     by_others = lost_rank or lost or name in _ASKED_TO_END
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
     found = Candidate(

@@ -23,10 +23,10 @@ from ddplaunch.explain.decide.collectives import (
     waited_in,
 )
 from ddplaunch.explain.decide.endings import BareExit, code_with_words, unexplained, with_last_words
+from ddplaunch.explain.decide.handled import OUTSIDE, not_survived, with_handled
 from ddplaunch.explain.decide.progress import (
     Afterwards,
     ended_well,
-    said_done,
     says_failed,
     unfinished_report,
 )
@@ -38,8 +38,6 @@ from ddplaunch.explain.signatures.signature import NOISE, Tier
 from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
 
-#: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
-_OUTSIDE = frozenset(("terminated", "time-limit"))
 #: Codes that may be printed after an end from outside and still be its reason.
 _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
 #: Codes of what ranks print that wait for one that does not come.
@@ -54,8 +52,6 @@ _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
 _ABORTS = frozenset(("aborted", "aborted-at-exit"))
 #: How processes end that a launcher, a scheduler or a shell stops, or that crash, once another one has failed.
 _ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
-#: Codes of parts of the data that programs pass over, and print so.
-_SKIPPED = frozenset(("data-corrupt", "dataset-missing", "download-failed"))
 _BESIDE_LINES = 40  # an exception and the line that names its cause are not further apart
 
 
@@ -140,10 +136,10 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
         return None
     scanned = recorded.with_facts(scanned, facts)
     found, echoes = candidates(scanned)
+    found = with_handled(found, scanned)
     after = Afterwards(scanned.lines)
     failed = says_failed(scanned, after, facts)
-    if not failed:
-        found, echoes = _not_survived(found, echoes, scanned, after)
+    found, echoes = not_survived(found, echoes, scanned, after, failed)
     waits = stuck(scanned)
     if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
         return RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
@@ -247,30 +243,6 @@ def _left_early(
     return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
 
 
-def _not_survived(
-    found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, after: Afterwards
-) -> tuple[list[Candidate], list[Hit]]:
-    """Leave out errors after which the work went on: handled ones, and those of attempts that were restarted."""
-    begun = max((each.line.at for each in scanned.exits if not each.by_agent), default=-1)  # the last attempt
-    done = said_done(scanned.lines, 30, once=True)
-
-    def went_on(each: Candidate) -> bool:
-        asked = each.code in _OUTSIDE
-        requeued = asked and after.began_again(each.line)
-        return after.went_on(each.line, _ends_its_rank(each), each.logged or requeued, asked and not requeued)
-
-    told = [each for each in found if each.raised is not None or each.hit is None or not each.hit.quoted]
-    left = [each for each in told if each.line.at > begun and not went_on(each) and not (done and each.side)]
-    last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
-    over = last is None or last.at < begun or after.went_on(last, uncaught=True)
-    return left, [] if over else list(echoes)
-
-
-def _ends_its_rank(each: Candidate) -> bool:
-    """Return whether it may end a rank: an uncaught exception, or no matter of data that programs pass over."""
-    return not each.logged and (each.raised is not None or each.code not in _SKIPPED)
-
-
 def _without_restated(found: list[Candidate]) -> list[Candidate]:
     """Leave out an exception where the same speaker names its specific cause close by.
 
@@ -297,13 +269,13 @@ def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list
 
     An agent that reports a failed rank saw it fail before its own end, wherever printed. A time limit warns by signals.
     """
-    outside = [each.line.at for each in found if each.code in _OUTSIDE and not each.is_hint]
+    outside = [each.line.at for each in found if each.code in OUTSIDE and not each.is_hint]
     if not outside:
         return found
     own = [each for each in scanned.exits if not each.by_agent and each.code not in _ASKED_TO_END]
     reported = any(not each.table for each in own)
     end = max(each.line.at for each in found) + 1 if reported else min(outside)
-    causes = (each for each in found if each.code not in _OUTSIDE and each.line.at < end)
+    causes = (each for each in found if each.code not in OUTSIDE and each.line.at < end)
     failed_before = any(each.tier <= Tier.GENERAL for each in causes)
     limited = any(each.code == "time-limit" and each.tier == Tier.CAUSE for each in found)
     first_exit = min((each.line.at for each in own), default=end)  # srun ends a step in which a task has failed
@@ -312,7 +284,7 @@ def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list
         of_step = each.line.at > first_exit and " STEP " in each.line.text
         if each.code == "terminated" and (failed_before or limited or of_step):
             each = replace(each, tier=Tier.SYMPTOM)
-        elif each.code not in _OUTSIDE | _REASONS and each.line.at > end and "low on resource" not in each.line.text:
+        elif each.code not in OUTSIDE | _REASONS and each.line.at > end and "low on resource" not in each.line.text:
             each = replace(each, tier=Tier.ECHO)
         result.append(each)
     return result
@@ -347,7 +319,7 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         absent = sorted(waits.left) or waits.absent
         only = absent[0] if len(absent) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else only
-    elif (code == "collective-mismatch" and "other" in best.groups) or code in _OUTSIDE | {"nccl-version-mismatch"}:
+    elif (code == "collective-mismatch" and "other" in best.groups) or code in OUTSIDE | {"nccl-version-mismatch"}:
         rank = recorded.interrupted_alone(scanned) if code == "terminated" else None  # either, or it is from outside
         best = replace(best, hit=None) if rank is not None and best.raised else best  # its own exception says it
     else:

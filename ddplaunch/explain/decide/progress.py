@@ -78,6 +78,7 @@ _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
 _ENDS, _ALIKE = 15, 40  # lines of a file that may say how it ended; characters of exceptions that are the same
+GOES_ON = 3  # lines of a program that passed over an error that it has announced
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
 
@@ -91,6 +92,7 @@ def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFact
         harmless = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
         last = traceback.parts[-1].line
         went_on = after.went_on(last, uncaught=not traceback.logged, announced=traceback.logged)
+        went_on |= traceback.logged and after.said_between(last, lines[-1].at + 1) >= GOES_ON
         if not (harmless or went_on) and last.at >= begun:
             return False
     summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
@@ -241,6 +243,12 @@ class Afterwards:
         progress, steps = progresses[at], kinds[at]
         over = done >= at and progress >= 2 * asked and (steps > 0 or not uncaught)
         return over or steps >= 2 or progress >= (1 if announced else 4)
+
+    def said_between(self, line: Line, until: int) -> int:
+        """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""
+        said = self._files.get(line.file, [])
+        begun, end = (bisect.bisect_left(said, at, key=lambda each: each.at) for at in (line.at + 1, until))
+        return end - begun
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was taken up again."""

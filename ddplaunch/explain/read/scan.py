@@ -273,6 +273,7 @@ def _with_caught(tracebacks: Sequence[Traceback]) -> Iterator[Traceback]:
     """Yield the tracebacks; one that nobody signed was caught, if it begins in a function and a signed one follows.
 
     Torch signs what nothing caught in a rank that has joined, and an exception that is caught has frames from there on.
+    So was one in code that was evaluated: the frames of what does so are not among its own.
     """
     signed = [each for each in tracebacks if each.speaker.rank is not None and each.parts[-1].ended_program]
     last = max((each.parts[0].first for each in signed), default=-1)
@@ -280,7 +281,9 @@ def _with_caught(tracebacks: Sequence[Traceback]) -> Iterator[Traceback]:
         unsigned = each.speaker.rank is None and not (each.bare or each.launcher)
         top = each.parts[-1].calls[:1]
         begins = bool(top) and " in " in top[0].place
-        yield replace(each, logged=True) if unsigned and begins and each.parts[-1].line.at < last else each
+        files = {file for file, _, _ in each.parts[-1].frames}
+        caught = (unsigned and begins and each.parts[-1].line.at < last) or files == {"<string>"}
+        yield replace(each, logged=True) if caught else each
 
 
 def _named_in_title(lines: Sequence[Line], cut: Sequence[Line]) -> Iterator[Traceback]:

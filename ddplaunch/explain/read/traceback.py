@@ -33,6 +33,7 @@ _IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
 _DOES_WITHOUT = re.compile(
     r"(?i)^(?!.*\b(?:please|pip install|must)\b).*\b(?:instead|fall(?:ing|s)? ?back|disabled|without)\b"
 )
+_PASSES_OVER = re.compile(r"(?i)\b(?:skipp(?:ing|ed)|retrying|trying again|falling back|continuing|going on|dropped)\b")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(  # the last: a thread of wandb, in its own log
@@ -217,7 +218,8 @@ class _Open:
         last = self.parts[-1] if self.parts else None
         if last is None or not line.text or line.at > last.line.at + _EMPTY:
             return
-        self.logged |= bool(_IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text))
+        without = bool(_IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text))
+        self.logged |= without or bool(_PASSES_OVER.search(line.text) and not last.ended_program)
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
         if wordless and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))

@@ -23,6 +23,21 @@ _NO_MEMORY = r"\b(?:[Oo]ut of|[Ii]nsufficient|[Nn]ot enough) memory\b"
 _SIZE = r"(?P<wanted>[\d.]+ (?:[KMGTE]i?B|bytes))"
 
 SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code="cuda-out-of-memory",
+        tier=Tier.CAUSE,
+        patterns=(r"(?P<line>gradients are inconsistent between workers)",),
+        log_with=(rf"Ran out of memory with exception: .*Tried to allocate {_SIZE}",),
+        what="a GPU ran out of memory ({wanted} wanted), and fairseq could not recover: {line}",
+        why="it passes over the batch on the rank that had no memory, and the others have trained on theirs",
+        fixes=(
+            "smaller batches: `--max-tokens`, `--batch-size`, with `--update-freq` for the same effective batch",
+            _WHO,
+        ),
+        examples=("RuntimeError: Fatal error: gradients are inconsistent between workers. Try --ddp-backend=no_c10d.",),
+        near_misses=("WARNING: gradients may be inconsistent",),
+        source="https://github.com/facebookresearch/fairseq/blob/main/fairseq/trainer.py",
+    ),
     Signature(  # 2.1 and later, every process that sits on the GPU is listed
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,

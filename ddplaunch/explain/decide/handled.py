@@ -1,0 +1,117 @@
+"""Errors that ended nothing: caught, quoted, older than what ended their rank, or followed by more work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ddplaunch.explain.decide.candidates import STARTED, Candidate, survived
+from ddplaunch.explain.decide.progress import GOES_ON, Afterwards, said_done
+from ddplaunch.explain.decide.recorded import only_failed_rank
+from ddplaunch.explain.read.prefixes import Speaker
+from ddplaunch.explain.read.scan import Hit, Scanned
+from ddplaunch.explain.read.traceback import Traceback
+from ddplaunch.explain.signatures.signature import BY_OTHERS, Tier
+
+#: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
+OUTSIDE = frozenset(("terminated", "time-limit"))
+#: Codes of parts of the data that programs pass over, and print so.
+_SKIPPED = frozenset(("data-corrupt", "dataset-missing", "download-failed"))
+#: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
+_VOICES = re.compile(
+    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
+    r"|terminate called|what\(\):"
+)
+_COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it tells of a process that was killed
+#: What a program says of an exception that it has caught; no level alone stands in front of it.
+_CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")
+_TRIES_AGAIN = re.compile(r"(?i)\W*(?:\w+: )?(?:retry(?:ing)?|try(?:ing)? again)\b")
+_BESIDE = 4  # lines between the last of a program and the exception that tells of its end
+
+
+def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate]:
+    """Return what is quoted, or older than the exception that ended its rank, as something that the rank survived.
+
+    A library's own words before that exception count, and so does what another process of the rank has printed: a
+    worker that it started, a compiler. What nobody signed is older than the exception of the only rank that failed, and
+    a shell goes on after its complaints. What a program says of an exception is older than any that nothing caught.
+    """
+    found = [replace(survived(each), logged=True) if _is_told(each, scanned) else each for each in found]
+    last: dict[Speaker, Traceback] = {}
+    for traceback in scanned.tracebacks:
+        if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
+            last[traceback.speaker] = traceback
+    own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
+    only = only_failed_rank(scanned)
+    plain = (each for each in own if each.signature is None and not each.bare)
+    until = max((each.line.at for each in plain if each.speaker.rank == only is not None), default=-1)
+    raised = max((each.line.at for each in own), default=-1)
+    uncaught = max((each.line.at for each in own if not each.bare), default=-1)
+
+    def is_old(each: Candidate) -> bool:
+        text, quoted = each.line.text, each.speaker.quoted or (each.hit is not None and each.hit.quoted)
+        nobody = each.speaker.rank is None and each.raised is None and not quoted
+        if nobody and each.code not in BY_OTHERS and not _VOICES.search(text):
+            return each.line.at < (raised if _COMPLAINS.match(text) else uncaught if _CAUGHT.match(text) else until)
+        return quoted or _is_old(each, last.get(each.speaker))
+
+    return [replace(survived(each), old=True) if is_old(each) else each for each in found]
+
+
+def _is_told(each: Candidate, scanned: Scanned) -> bool:
+    """Return whether a line only tells of an error: a program's own words, or it says next that it tries again."""
+    if each.logged or each.raised is not None or _VOICES.search(each.line.text):
+        return False
+    place = each.line.at - scanned.lines[0].at + 1
+    below = scanned.lines[place].text if place < len(scanned.lines) else ""
+    return bool(_CAUGHT.match(each.line.text)) or bool(_TRIES_AGAIN.match(below))
+
+
+def _is_old(each: Candidate, final: Traceback | None) -> bool:
+    if final is None or each.speaker.rank is None or _VOICES.search(each.line.text):
+        return False
+    if each.of_worker and (final.in_loader or final.lost_worker):
+        return False
+    started = final.raised.type.rpartition(".")[2] in STARTED
+    if started and each.raised is not None and final.parts[0].first - each.line.at <= _BESIDE:
+        return False  # what the program said that the rank had started
+    return final.parts[0].first > each.line.at
+
+
+def not_survived(
+    found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, after: Afterwards, failed: bool
+) -> tuple[list[Candidate], list[Hit]]:
+    """Leave out errors after which the work went on: handled ones, and those of attempts that were restarted.
+
+    Of work that ``failed`` only those of which the program said that it goes on, and that other lines followed than
+    those of the failure.
+    """
+    bad = sorted([each.line.at for each in found if not each.logged] + [hit.line.at for hit in echoes])
+    bad += [each.line.at for each in scanned.exits]
+
+    def passed(each: Candidate) -> bool:
+        until = min((at for at in bad if at > each.line.at), default=scanned.lines[-1].at + 1)
+        return each.logged and after.said_between(each.line, until) >= GOES_ON
+
+    found = [each for each in found if not passed(each)]
+    if failed:
+        return [each for each in found if not (each.logged and after.went_on(each.line, announced=True))], list(echoes)
+    begun = max((each.line.at for each in scanned.exits if not each.by_agent), default=-1)  # the last attempt
+    done = said_done(scanned.lines, 30, once=True)
+
+    def went_on(each: Candidate) -> bool:
+        asked = each.code in OUTSIDE
+        requeued = asked and after.began_again(each.line)
+        return after.went_on(each.line, _ends_its_rank(each), each.logged or requeued, asked and not requeued)
+
+    told = [each for each in found if each.raised is not None or each.hit is None or not each.hit.quoted]
+    left = [each for each in told if each.line.at > begun and not went_on(each) and not (done and each.side)]
+    last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
+    over = last is None or last.at < begun or after.went_on(last, uncaught=True)
+    return left, [] if over else list(echoes)
+
+
+def _ends_its_rank(each: Candidate) -> bool:
+    """Return whether it may end a rank: an uncaught exception, or no matter of data that programs pass over."""
+    return not each.logged and (each.raised is not None or each.code not in _SKIPPED)

@@ -1,0 +1,39 @@
+"""What programs print of errors that they pass over changes hardly any answer, whatever a log tells of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.later_faults import FILES
+from ddplaunch.explain.decide.progress import PROGRESS
+from tests.explain.logs import explained
+
+_, *PARTS = re.split(r"(?m)^=== (.*)\n", Path(__file__).with_name("passed_over.txt").read_text())
+PASSED_OVER = dict(zip(PARTS[::2], PARTS[1::2], strict=True))
+LOGS = [each.log for name in ("twelfth", "thirteenth", "fourteenth", "fifteenth") for each in FILES[name] if each.log]
+#: Of logs that tell of nothing else before they fail, or that are shorter than this, some change.
+MOST_CHANGED, EVERY, FEWEST_LINES = 0.06, 5, 15
+
+
+def _code(log: str) -> str:
+    found = explained(log).diagnosis
+    return "none" if found is None else found.code
+
+
+def _with(log: str, passed_over: str) -> str:
+    """Return the log with lines below its first step, or near its start, and above its first traceback."""
+    lines = log.splitlines(keepends=True)
+    first = next((at for at, line in enumerate(lines) if "Traceback" in line), len(lines))
+    steps = (at + 1 for at, line in enumerate(lines[:first]) if PROGRESS.search(line) and line[0] != " ")
+    place = next(steps, min(3, first))
+    return "".join([*lines[:place], passed_over, *lines[place:]])
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_answers_stay(name: str) -> None:
+    some = [log for log in LOGS[list(PASSED_OVER).index(name) % EVERY :: EVERY] if log.count("\n") >= FEWEST_LINES]
+    changed = [log for log in some if _code(_with(log, PASSED_OVER[name])) != _code(log)]
+    assert len(some) > 40 and len(changed) <= MOST_CHANGED * len(some), changed
