@@ -41,8 +41,10 @@ _TYPED = re.compile(
 )
 _OF_SCRIPT = re.compile(r'\s*File "([^"<]+\.py)", line (\d+)(, in <module>)?$')
 _CALLS_MAIN = re.compile(r"\s*(?:sys\.exit\()?(?:\w+\.)?main\(")
-#: What nohup, at, and `script` write once as they start a program whose output is appended.
-_STARTED = re.compile(r"nohup: (?:ignoring input|appending output)|Script started on \d")
+#: What nohup, `script` and people's own shell scripts write once as they start a program whose output is appended.
+_STARTED = re.compile(
+    r"nohup: (?:ignoring input|appending output)|Script started on \d|[=#*-]{2,} ?[^=].*\d{4}-\d\d-\d\d[ T]\d\d:\d\d"
+)
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
 _SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
@@ -171,7 +173,7 @@ def _last_run(lines: Sequence[Line], raw: Mapping[int, str]) -> int:
     if len(typed) > 1 and any(map(says_something, texts[typed[-1] + 1 :])):
         return typed[-1]
     started = [at for at, text in enumerate(texts) if _STARTED.match(text)]
-    if len(started) > 1 and any(_FAILS.search(text) for text in texts[started[-2] : started[-1]]):
+    if len(started) > 1 and any(_FAILS.search(text) for text in texts[started[0] : started[-1]]):
         return started[-1]
     if edited := _after_an_edit(texts):
         return edited

@@ -137,3 +137,10 @@ def test_nohup_says_once_that_it_starts_a_program() -> None:
     found = diagnosed(first + second + failed(1, 1, 20))
     assert found.what.startswith("ValueError") and "failed differently: KeyError" in found.why
     assert diagnosed("nohup: ignoring input\n" + first).what.startswith("KeyError"), "two that ran at once"
+
+
+def test_a_banner_with_a_date_begins_a_run() -> None:
+    banner = "==== run.sh 2024-02-0{} 21:07:11 bs=48 ====\nloading\n"
+    first, second = banner.format(1) + OLD + failed(1, 0, 10), banner.format(1) + COUNTS
+    found = diagnosed(first + second + banner.format(2) + NEW + failed(1, 1, 20))
+    assert found.what.startswith("ValueError")

@@ -303,3 +303,51 @@ def test_a_table_of_steps_shows_that_a_pod_was_scheduled_after_all() -> None:
     steps = "".join(f"Training  [{step:4}/125000]  eta: 1 day  total_loss: 12.9\n" for step in range(0, 2500, 500))
     assert explained(events + steps).diagnosis is None
     assert diagnosed(events).code == "scheduler-error"
+
+
+def test_what_srun_kills_after_a_task_failed_is_not_the_cause() -> None:
+    node = "n4:11:12 [4] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.64.3.19<51220> with "
+    error = node + "status=12 opcode=0 len=0 vendor err 129 (Send) localGid fe80:: remoteGids fe80:: hca mlx5_4\n"
+    aborted = "srun: error: n4: task 28: Aborted (core dumped)\nsrun: Terminating StepId=33018.0\n"
+    assert diagnosed(STEPS + error + aborted + "srun: error: n1: tasks 0-7: Killed\n").code == "infiniband-error"
+    assert diagnosed(STEPS + "srun: error: n1: tasks 0-7: Killed\nsrun: Terminating StepId=3.0\n").code == "killed"
+
+
+def test_a_log_that_is_shown_below_an_exit_is_older_than_it() -> None:
+    status = '$ nomad alloc status 51\nTerminated  Exit Code: 137, Exit Message: "exited with code 137"\n'
+    assert diagnosed(status + "$ nomad alloc logs 51\n" + STEPS).code == "killed"
+    inspected = "$ docker inspect -f '{{.State.OOMKilled}}' t\nfalse\n"
+    assert explained(inspected + STEPS).diagnosis is None
+
+
+def test_an_exception_of_a_destructor_without_its_traceback_is_ignored() -> None:
+    ignored = "Exception ignored in: <function tqdm.__del__ at 0x7f2b>\nAttributeError: 'tqdm' has no attribute 'pos'\n"
+    assert explained(STEPS + "Training time 1:36:58\n" + ignored).diagnosis is None
+    assert diagnosed(STEPS + ignored.partition("\n")[2]).code == "script-exception"
+
+
+def test_processes_of_jax_that_did_not_all_connect() -> None:
+    error = (
+        "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. "
+        "Timed out task names:\n/job:jax_worker/replica:0/task:2\n"
+    )
+    found = diagnosed(raised(None, error) + "[nomad] group trainer: restart policy mode=fail, attempts 0\n")
+    assert found.code == "rendezvous-failed" and "JAX" in found.what
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("voc.guard.NonFiniteLoss: gen_loss=nan at step 84210: 5 non-finite steps in a row", "not-a-number"),
+        ("mxnet.base.MXNetError: src/storage/./pooled_storage_manager.h:161: cudaMalloc retry failed: out of memory",
+         "cuda-out-of-memory"),
+    ],
+)  # fmt: skip
+def test_exceptions_of_other_libraries(error: str, code: str) -> None:
+    assert diagnosed(raised(None, error)).code == code
+
+
+def test_ranks_in_short_brackets_are_ranks() -> None:
+    lines = "".join(f"[r1] {line}\n" for line in raised(None, "KeyError: 'x'").splitlines())
+    found = diagnosed("[r0] epoch 1 loss 0.3\n" + lines)
+    assert (found.code, found.rank) == ("script-exception", 1)

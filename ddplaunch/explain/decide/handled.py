@@ -37,6 +37,8 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate
     worker that it started, a compiler. What nobody signed is older than the exception of the only rank that failed, and
     a shell goes on after its complaints. What a program says of an exception is older than any that nothing caught.
     """
+    by_launcher = {each.line.at for each in scanned.exits if each.by_agent}
+    found = [each for each in found if each.code != "killed" or each.line.at not in by_launcher]
     found = [replace(survived(each), logged=True) if _is_told(each, scanned) else each for each in found]
     last: dict[Speaker, Traceback] = {}
     for traceback in scanned.tracebacks:

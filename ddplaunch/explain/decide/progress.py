@@ -32,13 +32,13 @@ _PASSED = re.compile(
 #: Words that nobody but a test suite or a scheduler says, of all of the work.
 _OVER = re.compile(
     rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS|exit_status=0)\b|\bExited \(0\)"
-    r"|^Successfully completed\.$"
+    r"|^Successfully completed\.$|^(?:rc|RC|exit|status)[ =:]+0$"
 )
 #: Steps and epochs in other languages, and the rounds of reinforcement learning.
 _FOREIGN = "epoche|schritt|[ée]poque|[ée]tape|[ée]poca|paso|passo|эпоха|шаг|エポック|ステップ|에폭|스텝|(?-i:update)"
 #: A report of steps, or of what they measured.
 PROGRESS = re.compile(
-    rf"(?i)(?<!-)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout|{_FOREIGN})s?\b(?:\(\w+\))?"
+    rf"(?i)(?<![-/])\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout|{_FOREIGN})s?\b(?:\(\w+\))?"
     r"\W{0,6}\d+|第 ?\d+ ?[轮步]|"
     r"\d+/\d+ (?:\[\d+:\d\d|\|)|\[ *\d+/\d{3,}\]|"
     r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
@@ -51,7 +51,7 @@ _ERROR = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b(?!.*\bTraceback\b)")
 #: A number in a line.
 COUNT = re.compile(r"\d[\d.,]*")
 _STEP = re.compile(
-    rf"(?i)(?:(?<!-)\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
+    rf"(?i)(?:(?<![-/])\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
     r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步])|\[ *(?=\d+/\d{3,}\]))(\d+(?:\.\d+)?)"
 )
 #: An attempt that is over is no step: "gave up after attempt 3".
@@ -66,6 +66,11 @@ CHATTER = re.compile(
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
+)
+#: A command that shows a log, with its prompt.
+_SHOWS = re.compile(
+    r"(?:\S+[:~]\S* ?)?[$#] (?:sudo |ssh \S+ ['\"]?)?"
+    r"(?:(?:kubectl|docker|podman|nomad|oc|aws|gcloud)\b.* logs?\b|(?:tail|cat) )"
 )
 _AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
 #: What faulthandler prints of a crash.
@@ -173,7 +178,9 @@ def says_failed(scanned: Scanned, after: Afterwards, facts: RunFacts | None) -> 
 
 def _recovered(known: RankExit, scanned: Scanned, after: Afterwards) -> bool:
     """Return whether the launcher started the ranks again after this exit, and they got further."""
-    return scanned.summary is None and not known.table and after.went_on(known.line, not after.began_again(known.line))
+    if scanned.summary is not None or known.table or after.shows_another(known.line):
+        return False
+    return after.went_on(known.line, not after.began_again(known.line))
 
 
 def _unfinished(said: Sequence[str]) -> bool:
@@ -243,6 +250,10 @@ class Afterwards:
         progress, steps = progresses[at], kinds[at]
         over = done >= at and progress >= 2 * asked and (steps > 0 or not uncaught)
         return over or steps >= 2 or progress >= (1 if announced else 4)
+
+    def shows_another(self, line: Line) -> bool:
+        """Return whether a command that shows a log was typed below ``line``: what follows may be older."""
+        return any(_SHOWS.match(each.text) for each in self._files.get(line.file, ()) if each.at > line.at)
 
     def said_between(self, line: Line, until: int) -> int:
         """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""

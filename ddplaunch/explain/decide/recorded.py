@@ -33,6 +33,7 @@ _LIMIT = re.compile(
 )
 _RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
 _INTERRUPTED = (-SIGNALS["SIGINT"], 128 + SIGNALS["SIGINT"])
+_LAST_WORDS = 3  # lines
 _SAID = 160  # characters of a message
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
@@ -244,7 +245,8 @@ _LEAVES = re.compile(
     r"|early[ -]stop\w*|(?:good ?)?bye|finished|all done|exit(?:s|ed|ing)? (?:successfully|normally))\b"
 )
 _ENDED_WELL = re.compile(
-    r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?\b(?:exit|end|leav)\w* .{0,12}?\b(?:exit|status|code)[ =:]0\b"
+    r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?"
+    r"\b(?:exit|end|leav|finish)\w* .{0,12}?\b(?:exit|status|code)[ =:]0\b"
 )
 
 
@@ -257,20 +259,24 @@ def said_to_leave(
     """
     waiting = {rank for rank, _ in complaints} | {each.rank for each in scanned.exits}
     first = min((line.at for _, line in complaints), default=-1)
-    last: dict[int, Line] = {}
+    last: dict[int, list[Line]] = {}
     ended: dict[int, Line] = {}
     for line in scanned.lines:
         if match := _ENDED_WELL.search(line.text):
             ended[int(match[1])] = line
         if (rank := signed_rank(line)) is not None and says_something(line.text):
-            last[rank] = line
-    words = {rank: line for rank, line in last.items() if _LEAVES.search(line.text) and not PROGRESS.search(line.text)}
+            last[rank] = [*last.get(rank, ())[1 - _LAST_WORDS :], line]
+    words = {rank: line for rank, lines in last.items() for line in lines if _says_that_it_leaves(line.text)}
     left = {rank: line for rank, line in (words | ended).items() if rank not in waiting and line.at < first}
     others = waiting - {None}
     if not left or not others or len(left) > max(len(others), len(last) - len(left)):
         return None
     ends = tuple(RankEnd(rank, exit_code=0) for rank in sorted(left))
     return RankEnd(min(rank for rank in others if rank is not None)), ends, left[ends[0].rank]
+
+
+def _says_that_it_leaves(text: str) -> bool:
+    return bool(_LEAVES.search(text)) and not PROGRESS.search(text)
 
 
 def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | None:

@@ -364,7 +364,7 @@ class Tracebacks:
             state.link, state.first, state.frames, state.sources = "original", line.at + 1, [], []
 
     def _bare(self, line: Line, text: str) -> None:
-        if (match := _RAISED.match(text)) is None:
+        if (match := _RAISED.match(text)) is None or _IGNORED.match(self._before.get(line.speaker, "")):
             return
         part = ChainedException(Raised(match[1], (match[2] or "").strip()), line, line.at, "", ())
         if _FROM_RAY.search(part.raised.type):  # the frames of the task that it is from follow

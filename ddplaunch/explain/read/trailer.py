@@ -48,6 +48,8 @@ _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>Exited with exit code \d+|Segmentation fault"
     r"|Killed|Aborted|Bus error|Terminated|Out Of Memory)"
 )
+#: What srun says before it ends the tasks that are left, at last by SIGKILL.
+_STEP_ENDED = re.compile(r"srun: (?:Terminating (?:StepId|job step)|(?:error: )?Job step aborted|forcing job)")
 #: Open MPI, its exit code on the next line.
 _NAMED = re.compile(r"(?:Process name: +\[\[\d+,\d+\],|MPI_ABORT was invoked on rank )(\d+)")
 _EXIT = re.compile(r"^\s*(?:Exit code: +|with errorcode )(\d+)\.?\s*$")
@@ -82,7 +84,7 @@ _STATUS = re.compile(
     r"|^##\[error\]\w+ exited with code '|^flux-job: task\(s\) exited with exit code "
     r"|^Script done on .*COMMAND_EXIT_CODE=\"|Normal termination \(return value |_atexit_cleanup\S* got exitcode: "
     r"|AlgorithmError: Exit Code: "
-    r"|Task state is updated .* with exit code |^\s*Exit (?:Code|Status): +)"
+    r"|Task state is updated .* with exit code |(?:^|\bTerminated)\s*Exit (?:Code|Status): +)"
     r"(?P<code>\d+)\b"
 )
 _TRIGGERS = (
@@ -150,6 +152,7 @@ class Trailer:
         self._named: int | None = None
         self._tables: dict[Speaker, dict[str, str]] = {}
         self.failed_summary: Line | None = None
+        self._step_ended: Line | None = None
 
     def feed(self, line: Line) -> Line:
         """Take a line; return it, in a summary with the rank of the entry as its speaker."""
@@ -160,6 +163,8 @@ class Trailer:
             text = line.text
         if any(trigger in text for trigger in _TRIGGERS) and (known := self._exit(line)) and known.code:
             self.exits.append(known)
+        if "srun: " in text and self._step_ended is None and _STEP_ENDED.match(text):
+            self._step_ended = line
         if "FAILED" in text and text.endswith(" FAILED"):
             self.failed_summary = self.failed_summary or line
         return line
@@ -232,7 +237,11 @@ class Trailer:
             if known is not None:
                 rank = known.rank if each.rank is None else each.rank
                 each = replace(each, rank=rank, host=each.host or known.host)
-            result.append(replace(each, by_agent=_by_agent(each, self._forced, failed)))
+            by_srun = (
+                self._step_ended is not None and each.line.at > self._step_ended.at and _SRUN.match(each.line.text)
+            )
+            killed = each.code == -9 and bool(by_srun)
+            result.append(replace(each, by_agent=killed or _by_agent(each, self._forced, failed)))
         return result
 
 

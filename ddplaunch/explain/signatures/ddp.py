@@ -16,7 +16,7 @@ _FIXES = (
     "find the first bad value: `torch.autograd.set_detect_anomaly(True)`, and look at that step's batch on that rank",
 )
 #: An exception whose message speaks of NaN or infinity.
-_RAISED = r"^(?:[\w.]+\.)?(?:\w*Error|\w*Exception|Exception)\b: "
+_RAISED = r"^(?:[\w.]+\.)?\w*(?:Error|Exception|NonFinite\w*|NaN\w*)\b: "
 _QUANTITY = r"\b(?i:\w*loss\w*|grad\w*|norm|logits?|outputs?|activations?|weights?|parameters?|values)\b"
 #: A line of its own, not in the middle of another sentence.
 _SAID = r"^(?:[\w.-]*(?:ERROR|CRITICAL|FATAL)\S* +)?"

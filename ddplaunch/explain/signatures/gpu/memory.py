@@ -17,7 +17,7 @@ _FRAGMENTS = "if much is reserved but unallocated: `--env PYTORCH_CUDA_ALLOC_CON
 _WHY = "weights, gradients, optimizer state and the activations of one batch together did not fit on the GPU"
 _HELD = "this process held {used}: if that is far below {total}, " + _WHO
 #: Lines of a program that handles it.
-_HANDLED = (r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry|Retrying|reducing|skipping|halving)")
+_HANDLED = (r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry(?! failed)|Retrying|reducing|skipping|halving)")
 _RAISED = r"^(?:[\w.]+\.)?(?!ValueError|KeyError|AssertionError|TypeError|NotImplementedError)\w+: "
 _NO_MEMORY = r"\b(?:[Oo]ut of|[Ii]nsufficient|[Nn]ot enough) memory\b"
 _SIZE = r"(?P<wanted>[\d.]+ (?:[KMGTE]i?B|bytes))"

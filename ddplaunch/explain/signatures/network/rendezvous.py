@@ -117,6 +117,22 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
+        patterns=(r"DEADLINE_EXCEEDED: .*(?P<line>PjRT_Client_Connect|connect to (?:the )?coordination service)",),
+        what="the processes of JAX did not all connect to their coordinator ({line})",
+        why="`jax.distributed.initialize` waits for as many as it was told of; the message names who is missing",
+        fixes=(
+            "look at the log of each task that it names: it was not started, or ended before",
+            "see whether that host reaches the coordinator: `nc -vz HOST PORT` with the address of process 0",
+        ),
+        examples=(
+            "XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task",
+        ),
+        near_misses=("XlaRuntimeError: DEADLINE_EXCEEDED: allocation of a buffer",),
+        source="https://docs.jax.dev/en/latest/multi_process.html",
+    ),
+    Signature(
+        code="rendezvous-failed",
+        tier=Tier.SYMPTOM,
         patterns=(r"wait timeout after \d+ms, keys: (?P<key>/\S*(?:role_info|rank_info|num_members|rdzv_info)\S*)",),
         what="two nodes joined as the same one: the store waits for `{key}`, which nobody writes",
         why="static rendezvous tells nodes apart by their node rank; with the same number twice one entry stays empty",
