@@ -43,7 +43,8 @@ _OF_SCRIPT = re.compile(r'\s*File "([^"<]+\.py)", line (\d+)(, in <module>)?$')
 _CALLS_MAIN = re.compile(r"\s*(?:sys\.exit\()?(?:\w+\.)?main\(")
 #: What nohup, `script` and people's own shell scripts write once as they start a program whose output is appended.
 _STARTED = re.compile(
-    r"nohup: (?:ignoring input|appending output)|Script started on \d|[=#*-]{2,} ?[^=].*\d{4}-\d\d-\d\d[ T]\d\d:\d\d"
+    r"nohup: (?:ignoring input|appending output)|Script started on \d"
+    r"|[=#*-]{2,} ?(?!.*\b(?:end|ended|done|exit|status)\b)[^=].*\d{4}-\d\d-\d\d[ T]\d\d:\d\d"
 )
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something

@@ -351,3 +351,29 @@ def test_ranks_in_short_brackets_are_ranks() -> None:
     lines = "".join(f"[r1] {line}\n" for line in raised(None, "KeyError: 'x'").splitlines())
     found = diagnosed("[r0] epoch 1 loss 0.3\n" + lines)
     assert (found.code, found.rank) == ("script-exception", 1)
+
+
+def test_what_was_caught_in_a_function_above_a_whole_traceback() -> None:
+    caught = raised(None, "ModuleNotFoundError: No module named 'flash_attn'").replace("in main", "in try_flash")
+    whole = raised(None, "OSError: We couldn't connect to 'https://huggingface.co' to load this file")
+    whole = whole.replace("in main", "in <module>")
+    assert diagnosed(caught + "flash-attn absent, on continue avec sdpa\n" + whole).code == "download-failed"
+    assert diagnosed(caught.replace("try_flash", "<module>") + whole).code == "module-not-found"
+
+
+def test_what_a_service_says_after_the_exception_of_the_rank_that_failed() -> None:
+    own = raised(0, "IndexError: list index out of range").replace("in main", "in <module>")
+    said = "COMET ERROR: Failed to log 'run.log': HTTPSConnectionPool(host='www.comet.com', port=443): Max retries\n"
+    assert diagnosed(own + said + failed(1, 0, 31)).what.startswith("IndexError")
+
+
+def test_the_banner_at_the_end_of_a_run_begins_none() -> None:
+    text = "### run.sh start 2023-05-02 19:40 ###\nnohup: ignoring input\n" + MISSING
+    assert (
+        diagnosed(text + failed(1, 0, 31) + "### run.sh end status 1 2023-05-03 04:12 ###\n").code == "module-not-found"
+    )
+
+
+def test_a_container_that_needs_a_newer_driver() -> None:
+    needs = "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.6, please update your driver\n"
+    assert diagnosed(needs + "Error: failed to start containers: C.1\n").code == "driver-too-old"

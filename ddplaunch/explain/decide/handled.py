@@ -55,7 +55,8 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate
         text, quoted = each.line.text, each.speaker.quoted or (each.hit is not None and each.hit.quoted)
         nobody = each.speaker.rank is None and each.raised is None and not quoted
         if nobody and each.code not in BY_OTHERS and not _VOICES.search(text):
-            return each.line.at < (raised if _COMPLAINS.match(text) else uncaught if _CAUGHT.match(text) else until)
+            ends = raised if _COMPLAINS.match(text) else uncaught if _CAUGHT.match(text) else until
+            return each.line.at < ends or until >= 0
         return quoted or _is_old(each, last.get(each.speaker))
 
     return [replace(survived(each), old=True) if is_old(each) else each for each in found]

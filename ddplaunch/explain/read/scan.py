@@ -30,6 +30,9 @@ _GOES_ON = re.compile(  # what follows an exception and is no part of it
 )
 _TITLED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
 _SIGNED = re.compile(r"(?i)^\W{0,3}(?:r(?:ank)?|worker) ?[_:=#]?(\d{1,7})\b")
+#: Where programs begin, and files in which threads and processes do.
+_BEGINS = frozenset(("<module>", "main", "run", "_run_module_as_main", "_run_code", "_mp_fn"))
+_STARTS = re.compile(r"(?:^|[\\/])(?:multiprocessing|concurrent|torch[\\/]utils[\\/]data)[\\/]|threading\.py$")
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
@@ -270,20 +273,19 @@ def scan(lines: Iterable[Line]) -> Scanned:
 
 
 def _with_caught(tracebacks: Sequence[Traceback]) -> Iterator[Traceback]:
-    """Yield the tracebacks; one that nobody signed was caught, if it begins in a function and a signed one follows.
+    """Yield the tracebacks; one that nobody signed was caught, if it begins in a function and a whole one follows.
 
-    Torch signs what nothing caught in a rank that has joined, and an exception that is caught has frames from there on.
-    So was one in code that was evaluated: the frames of what does so are not among its own.
+    An exception that is caught has frames from there on, one that nothing catches from the beginning of a program or a
+    thread. One in code that was evaluated was caught too: the frames of what does so are not among its own.
     """
-    signed = [each for each in tracebacks if each.speaker.rank is not None and each.parts[-1].ended_program]
-    last = max((each.parts[0].first for each in signed), default=-1)
+    whole = (each for each in tracebacks if not each.launcher and each.parts[-1].from_the_top)
+    last = max((each.parts[0].first for each in whole), default=-1)
     for each in tracebacks:
         unsigned = each.speaker.rank is None and not (each.bare or each.launcher)
-        top = each.parts[-1].calls[:1]
-        begins = bool(top) and " in " in top[0].place
+        top = [name for file, _, name in each.parts[-1].frames[:1] if not _STARTS.search(file)]
         files = {file for file, _, _ in each.parts[-1].frames}
-        caught = (unsigned and begins and each.parts[-1].line.at < last) or files == {"<string>"}
-        yield replace(each, logged=True) if caught else each
+        inside = bool(top) and top[0] not in _BEGINS and each.parts[-1].line.at < last
+        yield replace(each, logged=True) if (unsigned and inside) or files == {"<string>"} else each
 
 
 def _named_in_title(lines: Sequence[Line], cut: Sequence[Line]) -> Iterator[Traceback]:

@@ -83,13 +83,14 @@ class ChainedException:
         return user_calls(self.frames, self.sources)
 
     @property
-    def ended_program(self) -> bool:
-        """Whether nothing caught it, by its frames: those of a caught one begin where it is caught.
+    def from_the_top(self) -> bool:
+        """Whether nothing caught it, by its frames: those of a caught one begin where it is caught."""
+        return [(file[:1] != "<", name) for file, _, name in self.frames[:1]] == [(True, "<module>")]
 
-        Except for imports, which programs try where they begin.
-        """
-        first = [(file[:1] != "<", name) for file, _, name in self.frames[:1]]  # "<string>" is evaluated by another
-        return first == [(True, "<module>")] and not _IMPORTS.search(self.raised.type)
+    @property
+    def ended_program(self) -> bool:
+        """The same, except for imports, which programs try where they begin."""
+        return self.from_the_top and not _IMPORTS.search(self.raised.type)
 
     @property
     def starts_program(self) -> bool:
@@ -241,8 +242,7 @@ class _Open:
         return True
 
     def begin(self, line: Line, link: str) -> None:
-        self.header, self.first, self.frames, self.sources, self.link = True, line.at, [], [], link
-        self.begun = line
+        self.header, self.first, self.frames, self.sources, self.link, self.begun = True, line.at, [], [], link, line
 
 
 class Tracebacks:
