@@ -12,7 +12,7 @@ from ddplaunch.explain.decide.recorded import only_failed_rank
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import Traceback
-from ddplaunch.explain.signatures.signature import BY_OTHERS, Tier
+from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, Tier
 
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 OUTSIDE = frozenset(("terminated", "time-limit"))
@@ -20,7 +20,7 @@ OUTSIDE = frozenset(("terminated", "time-limit"))
 _SKIPPED = frozenset(("data-corrupt", "dataset-missing", "download-failed"))
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
 _VOICES = re.compile(
-    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
+    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:c|cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
     r"|terminate called|what\(\):"
 )
 _COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it tells of a process that was killed
@@ -40,6 +40,7 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate
     by_launcher = {each.line.at for each in scanned.exits if each.by_agent}
     found = [each for each in found if each.code != "killed" or each.line.at not in by_launcher]
     found = [replace(survived(each), logged=True) if _is_told(each, scanned) else each for each in found]
+    found = [replace(each, logged=True) if _COMPLAINS.match(each.line.text) else each for each in found]
     last: dict[Speaker, Traceback] = {}
     for traceback in scanned.tracebacks:
         if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
@@ -50,21 +51,30 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate
     until = max((each.line.at for each in plain if each.speaker.rank == only is not None), default=-1)
     raised = max((each.line.at for each in own), default=-1)
     uncaught = max((each.line.at for each in own if not each.bare), default=-1)
+    waits = (each for each in found if each.tier == Tier.SYMPTOM)  # for a rank that had failed by then
+    known = [each.line.at for each in (*own, *waits) if not each.bare]
+    ends = [each.line.at for each in scanned.exits if not each.by_agent]
+    after_all = scanned.lines[-1].at + 1 if scanned.lines else 0
+    over, explained = min((*known, *ends), default=after_all), min(known, default=after_all)
 
     def is_old(each: Candidate) -> bool:
         text, quoted = each.line.text, each.speaker.quoted or (each.hit is not None and each.hit.quoted)
         nobody = each.speaker.rank is None and each.raised is None and not quoted
         if nobody and each.code not in BY_OTHERS and not _VOICES.search(text):
             ends = raised if _COMPLAINS.match(text) else uncaught if _CAUGHT.match(text) else until
-            return each.line.at < ends or until >= 0
+            return each.line.at < ends or until >= 0 or each.line.at > over
         return quoted or _is_old(each, last.get(each.speaker))
 
-    return [replace(survived(each), old=True) if is_old(each) else each for each in found]
+    old = {id(each) for each in found if is_old(each)}
+    text = [each for each in found if id(each) in old and each.raised is None and each.code not in AT_START]
+    late = {id(each) for each in text if each.line.at > explained}
+    found = [replace(each, tier=Tier.ECHO, old=True) if id(each) in late else each for each in found]
+    return [replace(survived(each), old=True) if id(each) in old else each for each in found]
 
 
 def _is_told(each: Candidate, scanned: Scanned) -> bool:
     """Return whether a line only tells of an error: a program's own words, or it says next that it tries again."""
-    if each.logged or each.raised is not None or _VOICES.search(each.line.text):
+    if each.logged or each.raised is not None or each.code in BY_OTHERS or _VOICES.search(each.line.text):
         return False
     place = each.line.at - scanned.lines[0].at + 1
     below = scanned.lines[place].text if place < len(scanned.lines) else ""
@@ -95,7 +105,8 @@ def not_survived(
 
     def passed(each: Candidate) -> bool:
         until = min((at for at in bad if at > each.line.at), default=scanned.lines[-1].at + 1)
-        return each.logged and after.said_between(each.line, until) >= GOES_ON
+        told = each.logged or (each.bare and each.speaker.rank is None)
+        return told and after.said_between(each.line, until) >= GOES_ON
 
     found = [each for each in found if not passed(each)]
     if failed:

@@ -56,6 +56,8 @@ _ACTOR = re.compile(
     r"^\((?:Worker_TP(?P<worker>\d{1,5}) |VllmWorker rank=(?P<rank>\d{1,5}) )?(?:[\w.-]+, rank=(?P<node>\d{1,7}), )?"
     r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
 )
+#: A rank in front of a line, where r0 is one: "r2" alone may be a measure.
+_SHORT = re.compile(r"(?:^|\d\d:\d\d:\d\d )r(\d{1,7}) (?![\d=:.-])")
 _PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
 _OF_PYTEST = re.compile(r"^E(?: {3} *|$)")  # below the line of a test that failed, indented as that line is
 _STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
@@ -112,6 +114,8 @@ class Prefixes:
         self._margin = 0
         told = sum(bool(_TASK_TELLS.match(line)) for line in sample)
         self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * len(filled))
+        short = Counter(match[1] for line in sample if (match := _SHORT.search(line)))
+        self._short = short["0"] > 1 and len(short) > 1
         self._front: re.Pattern[str] | None = None
         self._front = self._learned(sample) if len(filled) >= _FEWEST_LINES else None
 
@@ -165,6 +169,8 @@ class Prefixes:
             name = _NAME.search(match[0])
             who = who if name is None or who.host is not None else who._replace(host=name[0])
             text, who = without_known(text[match.end() :], who)
+        if self._short and (match := _SHORT.match(text)):
+            text, who = without_known(text[match.end() :], who._replace(rank=int(match[1])))
         return self._of_test(text), _native(text, who)
 
     def _of_test(self, text: str) -> str:
