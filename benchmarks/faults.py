@@ -49,7 +49,17 @@ def _of_file(name: str) -> tuple[Sequence[Fault], Sequence[Fault]]:
 #: Those whose faults are a file in benchmarks/fault_sets, besides "third" and "sixth".
 _BY_FILE = (
     *("fourth", "fifth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
-    *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth"),
+    *(
+        "twelfth",
+        "thirteenth",
+        "fourteenth",
+        "fifteenth",
+        "sixteenth",
+        "seventeenth",
+        "eighteenth",
+        "nineteenth",
+        "twentieth",
+    ),
 )
 #: By name: the faults of a set, and those of them that are held out.
 SETS: dict[str, tuple[Sequence[Fault], Sequence[Fault]]] = {
