@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,21 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+_LEAF = re.compile(r"\{[^{}\[\]]+\}")
+
+
+def _in_a_line(leaf: re.Match[str]) -> str:
+    """Return an object without others inside in one line; braces in a string are left alone."""
+    try:
+        return json.dumps(json.loads(leaf[0]))
+    except ValueError:
+        return leaf[0]
+
+
 def publish(name: str, text: str, value: Any, *, write: bool = True) -> None:
     """Print ``text``; with ``write`` keep it as ``results/NAME.md``, and ``value`` beside it as JSON."""
     print(text)
     if write:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
+        (RESULTS / f"{name}.json").write_text(_LEAF.sub(_in_a_line, json.dumps(value, indent=1)) + "\n")
         (RESULTS / f"{name}.md").write_text(text)

@@ -377,3 +377,62 @@ def test_the_banner_at_the_end_of_a_run_begins_none() -> None:
 def test_a_container_that_needs_a_newer_driver() -> None:
     needs = "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.6, please update your driver\n"
     assert diagnosed(needs + "Error: failed to start containers: C.1\n").code == "driver-too-old"
+
+
+def test_a_retry_count_that_was_exceeded_is_no_retry() -> None:
+    ucx = "[n1:22071:0:22104] ib_mlx5_log.c:171  Transport retry count exceeded on mlx5_2:1/IB (synd 0x15 vend 0x81)\n"
+    below = "".join(f"{at}  libucs.so.0(ucs_fatal_error_message+0x{at}) [0x14b3]\n" for at in range(4))
+    aborted = "mpirun noticed that process rank 5 with PID 22071 on node n1 exited on signal 6 (Aborted).\n"
+    assert diagnosed(STEPS + ucx + below + aborted).code == "infiniband-error"
+
+
+def test_a_warning_that_the_switches_are_not_ready_is_why_there_is_no_gpu() -> None:
+    warned = (
+        "/opt/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: Unexpected error from "
+        "cudaGetDeviceCount(). Error 802: system not yet initialized\n"
+    )
+    none = raised(None, "lightning.exceptions.MisconfigurationException: No supported gpu backend found!")
+    assert diagnosed(warned + none + failed(1, 0, 31)).code == "fabric-manager-down"
+
+
+def test_steps_behind_the_stamps_of_glog_show_that_a_restart_came_through() -> None:
+    error = raised(11, "RuntimeError: CUDA error: uncorrectable ECC error encountered") + failed(1, 3, 31)
+    steps = "".join(f"I0714 11:40:1{at} g01 rank 0 | step {at}000 loss 0.27\n" for at in range(4, 8))
+    assert explained(error + "I0714 05:22:02 g01 rank 0 | resumed step_3000\n" + steps).diagnosis is None
+
+
+def test_services_that_compose_stops_have_not_failed() -> None:
+    over = "trainer-1 exited with code 0\nAborting on container exit...\n"
+    assert explained(STEPS + over + "carla-1-1 exited with code 137\n").diagnosis is None
+    assert diagnosed(STEPS + "trainer-1 exited with code 137\nAborting on container exit...\n").code == "killed"
+
+
+def test_columns_of_compose_name_services_without_numbers() -> None:
+    oom = "ERROR 08-28 15:50:31 [core.py:700] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.\n"
+    lines = ["trainer  | loss 0.3\n"] * 4 + [f"vllm     | {oom}"]
+    lost = raised(0, "requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('closed'))")
+    lines += [f"trainer  | {line}\n" for line in lost.splitlines()]
+    assert diagnosed("".join(lines)).code == "cuda-out-of-memory"
+
+
+def test_sentences_that_a_translation_prints_are_none_of_its_own() -> None:
+    samples = "S-418\tNo space left on device\nT-418\tKein Platz\nS-77\tOut of memory : Kill process %d ( %s )\n"
+    assert explained(samples + "Generate test with beam=5: BLEU4 = 47.11\n").diagnosis is None
+
+
+@pytest.mark.parametrize("last", ["[2025-05-30 22:42:02 r3] bye (exit 0)", "[geo-fm] rank 3: max_epochs reached, bye"])
+def test_a_rank_signs_its_last_words_in_other_ways(last: str) -> None:
+    found = diagnosed(f"{STEPS}{last}\n" + "".join(LATE.format(rank, rank) for rank in range(2)))
+    assert (found.code, found.rank) == ("rank-left-early", 3)
+
+
+def test_several_ranks_that_process_one_data_set() -> None:
+    saved = "rank 0: saving processed/data.pt\nrank 2: saving processed/data.pt\n"
+    bad = raised(None, "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory")
+    assert diagnosed(saved + bad).code == "dataset-race"
+    assert diagnosed(bad).code == "checkpoint-corrupt"
+
+
+def test_a_group_of_zarr_that_is_not_there() -> None:
+    missing = raised(None, "zarr.errors.GroupNotFoundError: group not found at path '/p/scratch/era5/2019.zarr'")
+    assert diagnosed(missing).code == "dataset-missing"

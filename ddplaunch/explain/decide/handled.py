@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,11 +101,12 @@ def not_survived(
     Of work that ``failed`` only those of which the program said that it goes on, and that other lines followed than
     those of the failure.
     """
-    bad = sorted([each.line.at for each in found if not each.logged] + [hit.line.at for hit in echoes])
-    bad += [each.line.at for each in scanned.exits]
+    lines = [each.line for each in found if not each.logged] + [hit.line for hit in echoes]
+    bad = sorted(line.at for line in (*lines, *(each.line for each in scanned.exits)))
 
     def passed(each: Candidate) -> bool:
-        until = min((at for at in bad if at > each.line.at), default=scanned.lines[-1].at + 1)
+        place = bisect.bisect_right(bad, each.line.at)
+        until = bad[place] if place < len(bad) else scanned.lines[-1].at + 1
         told = each.logged or (each.bare and each.speaker.rank is None)
         return told and after.said_between(each.line, until) >= GOES_ON
 

@@ -63,7 +63,8 @@ CHATTER = re.compile(
     r"warn|Warning|^wandb: (?!.*\(success\))|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}"
     r"|OMP_NUM_THREADS|destroy_process_group|HYDRA_FULL_ERROR=1"
     r"|^Script (?:started|done) on\b|^```|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
-    r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
+    r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} [\d:.]+ \d+ \S*torch[/_]|^\[W"
+    r"|^frame #|^<omitting|^$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
 )
@@ -124,6 +125,7 @@ def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
     last = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"][-_CLOSING:]
     bad = [line for line in last if closes_badly(line.text)]
     known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
+    known |= {each.line.at for each in scanned.exits if each.by_agent}
     good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in last[-1:])
     closing = [] if good else [line for line in bad if line.at not in known]
     return min(found or closing, key=lambda line: line.at, default=None)
@@ -227,6 +229,7 @@ class Afterwards:
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
         self._again: dict[str, int] | None = None
+        self._shown: dict[str, int] | None = None
         self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
         self._often: dict[str, dict[str, list[int]]] = {}
 
@@ -253,7 +256,10 @@ class Afterwards:
 
     def shows_another(self, line: Line) -> bool:
         """Return whether a command that shows a log was typed below ``line``: what follows may be older."""
-        return any(_SHOWS.match(each.text) for each in self._files.get(line.file, ()) if each.at > line.at)
+        if self._shown is None:  # the last in each file
+            lines = (each for said in self._files.values() for each in said)
+            self._shown = {each.file: each.at for each in lines if _SHOWS.match(each.text)}
+        return self._shown.get(line.file, -1) > line.at
 
     def said_between(self, line: Line, until: int) -> int:
         """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""

@@ -76,8 +76,7 @@ def exit_rank(known: RankExit, scanned: Scanned) -> int | None:
     """Return the global rank of an exit; on one host the local rank is the global one."""
     if known.rank is not None or known.local is None:
         return known.rank
-    hosts = {line.speaker.host for line in scanned.lines if line.speaker.host}
-    return known.local if len(hosts) <= 1 else None
+    return known.local if len(scanned.hosts) <= 1 else None
 
 
 def only_failed_rank(scanned: Scanned) -> int | None:
@@ -246,7 +245,7 @@ _LEAVES = re.compile(
 )
 _ENDED_WELL = re.compile(
     r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?"
-    r"\b(?:exit|end|leav|finish)\w* .{0,12}?\b(?:exit|status|code)[ =:]0\b"
+    r"(?:\b(?:exit|end|leav|finish)\w* .{0,12}?\b(?:exit|status|code)[ =:]0\b|\(exit 0\))"
 )
 
 
@@ -257,8 +256,10 @@ def said_to_leave(
 
     With the line that says so. None where nobody or most say it.
     """
+    if not complaints:
+        return None
     waiting = {rank for rank, _ in complaints} | {each.rank for each in scanned.exits}
-    first = min((line.at for _, line in complaints), default=-1)
+    first = min(line.at for _, line in complaints)
     last: dict[int, list[Line]] = {}
     ended: dict[int, Line] = {}
     for line in scanned.lines:

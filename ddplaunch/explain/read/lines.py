@@ -23,7 +23,8 @@ Numbered = tuple[int, str]
 #: A line that warns of an error, or says that the program goes on.
 _LOGGED = re.compile(
     r"\b(?:WARNING|(?<!NCCL )WARN|DEBUG)\b"
-    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing|going on)\b)"
+    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?(?! count)|halv(?:ing|ed)|fall(?:ing)? ?back"
+    r"|continuing|going on)\b)"
 )
 
 

@@ -38,7 +38,7 @@ _STAMP = re.compile(
 )
 #: Serving stacks name the rank behind the time: its own where tensors are parallel alone, not in a group of several.
 _DATED = re.compile(
-    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: TP(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
+    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: (?:TP|r)(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
 )
 #: Determined: the container, the rank, and bars in front of what it printed; its command shows the level.
 _TRIAL = re.compile(r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7})\] )?\|\| ?|\|\| (?=[A-Z]+: ))")
@@ -81,8 +81,8 @@ _BEGINS = re.compile(
     r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d)"
 )
 _NUMBERED = re.compile(r"^ {0,8}(\d{1,8})(?:\t|: ?| \| ?|$)")
-_FEWEST_COUNTED, _NEARLY_ALL = 5, 0.95
-_COLUMN = re.compile(r"^([A-Za-z][\w.-]*-\d+) +\|(?: |$)")  # docker compose
+_FEWEST_COUNTED, _NEARLY_ALL, _MOSTLY_ALL = 5, 0.95, 0.9
+_COLUMN, _MOST_COLUMNS = re.compile(r"^([A-Za-z][\w.-]*?(-\d+)?) +\|(?: |$)"), 8  # docker compose
 _FIELD = re.compile(r"(\d+|\s+)")
 _NAME = re.compile(r"[A-Za-z][\w.-]*\d\b")
 _WIDEST_FRONT = 120  # characters
@@ -100,8 +100,9 @@ class Prefixes:
             if (match := _HOST.match(_STAMP.sub("", line, count=1))) and match.group(1) not in _NO_HOST
         )
         filled = [line for line in sample if line.strip()]
-        columns = [match[1] for line in sample if (match := _COLUMN.match(line))]
-        if len(columns) >= _NEARLY_ALL * len(filled):
+        found = [match for line in sample if (match := _COLUMN.match(line))]
+        columns, numbered_all = Counter(match[1] for match in found), all(match[2] for match in found)
+        if len(found) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
         self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s+\|(?: |$))") if names else None
@@ -175,7 +176,7 @@ class Prefixes:
 
     def _of_test(self, text: str) -> str:
         """Return what pytest shows of an exception as Python prints it, which names its type."""
-        match = _OF_PYTEST.match(text)
+        match = _OF_PYTEST.match(text) if text[:1] == "E" else None
         if match is None:
             self._margin = 0
             return text

@@ -19,7 +19,10 @@ from ddplaunch.values.frozen import dataclass
 _TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
 _OPENED = re.compile(r"[\w)\]:,;] ?\"[^\"]*$")  # no message begins with it, and no pair of them is before it
 #: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
-_COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
+_COMMENT = re.compile(
+    r"[STHDP]-\d+\t|\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S"
+)
+_SAMPLE = re.compile(r"[STHDP]-\d+\t")  # of a translation, as fairseq prints it
 #: Where a difference of two files begins, as `diff` and git print it, with its numbers of lines.
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
@@ -29,7 +32,7 @@ _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
 _TITLED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
-_SIGNED = re.compile(r"(?i)^\W{0,3}(?:r(?:ank)?|worker) ?[_:=#]?(\d{1,7})\b")
+_SIGNED = re.compile(r"(?i)^(?:\[[\w.-]+\] )?\W{0,3}(?:r(?:ank)?|worker) ?[_:=#]?(\d{1,7})\b")
 #: Where programs begin, and files in which threads and processes do.
 _BEGINS = frozenset(("<module>", "main", "run", "_run_module_as_main", "_run_code", "_mp_fn"))
 _STARTS = re.compile(r"(?:^|[\\/])(?:multiprocessing|concurrent|torch[\\/]utils[\\/]data)[\\/]|threading\.py$")
@@ -219,7 +222,7 @@ class Scanned:
     """All lines that were read, and what they hold.
 
     ``summary`` is the first line of torchrun's; ``cut`` the first lines of tracebacks whose exception is not there.
-    ``just_ended``: the files that stacks name are as the ranks saw them.
+    ``just_ended``: the files that stacks name are as the ranks saw them. ``hosts``: those that lines name.
     """
 
     lines: tuple[Line, ...]
@@ -229,6 +232,7 @@ class Scanned:
     summary: Line | None
     cut: tuple[Line, ...] = ()
     just_ended: bool = False
+    hosts: frozenset[str] = frozenset()
 
 
 @cache
@@ -255,7 +259,8 @@ def scan(lines: Iterable[Line]) -> Scanned:
         line = trailer.feed(line)
         kept.append(line)
         tracebacks.feed(line)
-        if line.text and not ("#" in line.text[:8] and _COMMENT.match(line.text)):
+        start = line.text[:8]
+        if start and not (("#" in start and _COMMENT.match(line.text)) or ("\t" in start and _SAMPLE.match(start))):
             hits.extend(find.hits(line))
     found = (*_with_caught(tracebacks.finish()), *_named_in_title(kept, tracebacks.cut))
     for part in (part for each in found for part in each.parts):
@@ -269,6 +274,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         tuple(trailer.finish()),
         trailer.failed_summary,
         tuple(tracebacks.cut),
+        hosts=frozenset(line.speaker.host for line in kept if line.speaker.host),
     )
 
 
@@ -281,11 +287,12 @@ def _with_caught(tracebacks: Sequence[Traceback]) -> Iterator[Traceback]:
     whole = (each for each in tracebacks if not each.launcher and each.parts[-1].from_the_top)
     last = max((each.parts[0].first for each in whole), default=-1)
     for each in tracebacks:
-        unsigned = each.speaker.rank is None and not (each.bare or each.launcher)
+        unsigned = each.speaker.rank is each.speaker.pid is None and not (each.bare or each.launcher)
         top = [name for file, _, name in each.parts[-1].frames[:1] if not _STARTS.search(file)]
-        files = {file for file, _, _ in each.parts[-1].frames}
+        files = [file for file, _, _ in each.parts[-1].frames]
+        evaluated = bool(files) and all(file[:1] == "<" and not file.startswith("<frozen") for file in files)
         inside = bool(top) and top[0] not in _BEGINS and each.parts[-1].line.at < last
-        yield replace(each, logged=True) if (unsigned and inside) or files == {"<string>"} else each
+        yield replace(each, logged=True) if (unsigned and inside) or evaluated else each
 
 
 def _named_in_title(lines: Sequence[Line], cut: Sequence[Line]) -> Iterator[Traceback]:

@@ -48,8 +48,12 @@ _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>Exited with exit code \d+|Segmentation fault"
     r"|Killed|Aborted|Bus error|Terminated|Out Of Memory)"
 )
-#: What srun says before it ends the tasks that are left, at last by SIGKILL.
-_STEP_ENDED = re.compile(r"srun: (?:Terminating (?:StepId|job step)|(?:error: )?Job step aborted|forcing job)")
+#: What srun, and docker compose, say before they end what is left, at last by SIGKILL.
+_STEP_ENDED = re.compile(
+    r"Aborting on container exit|Gracefully [Ss]topping"
+    r"|srun: (?:Terminating (?:StepId|job step)|(?:error: )?Job step aborted|forcing job)"
+)
+_BY_THEM, _ENDED_SO = re.compile(r"srun: error: |[\w.-]+ exited with code "), (-9, 137, 143)
 #: Open MPI, its exit code on the next line.
 _NAMED = re.compile(r"(?:Process name: +\[\[\d+,\d+\],|MPI_ABORT was invoked on rank )(\d+)")
 _EXIT = re.compile(r"^\s*(?:Exit code: +|with errorcode )(\d+)\.?\s*$")
@@ -163,7 +167,11 @@ class Trailer:
             text = line.text
         if any(trigger in text for trigger in _TRIGGERS) and (known := self._exit(line)) and known.code:
             self.exits.append(known)
-        if "srun: " in text and self._step_ended is None and _STEP_ENDED.match(text):
+        if (
+            ("srun: " in text or "topping" in text or "container exit" in text)
+            and self._step_ended is None
+            and _STEP_ENDED.match(text)
+        ):
             self._step_ended = line
         if "FAILED" in text and text.endswith(" FAILED"):
             self.failed_summary = self.failed_summary or line
@@ -237,10 +245,8 @@ class Trailer:
             if known is not None:
                 rank = known.rank if each.rank is None else each.rank
                 each = replace(each, rank=rank, host=each.host or known.host)
-            by_srun = (
-                self._step_ended is not None and each.line.at > self._step_ended.at and _SRUN.match(each.line.text)
-            )
-            killed = each.code == -9 and bool(by_srun)
+            late = self._step_ended is not None and each.line.at > self._step_ended.at
+            killed = late and each.code in _ENDED_SO and _BY_THEM.match(each.line.text) is not None
             result.append(replace(each, by_agent=killed or _by_agent(each, self._forced, failed)))
         return result
 

@@ -54,6 +54,21 @@ def _keys(said: str, what: str, why: str, fix: str) -> Signature:
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
+        code="dataset-race",
+        tier=Tier.CAUSE,
+        patterns=(r"PytorchStreamReader (?P<line>failed reading zip archive: .+)",),
+        log_by_several=(r"^(?:rank \d+: )?(?:Processing\.\.\.$|[Ss]aving \S*processed/)",),
+        what="a processed data set is not whole: {line}",
+        why="several ranks process and save the same file here, so one read what another one was still writing",
+        fixes=(
+            "process on one rank, let the others wait: `if rank == 0: Dataset(root)`, then `dist.barrier()`, then load",
+            "or process once before the launch; remove the half-written file first",
+        ),
+        examples=("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",),
+        near_misses=("PytorchStreamReader opened processed/data.pt",),
+        source="https://pytorch-geometric.readthedocs.io/en/latest/tutorial/create_dataset.html",
+    ),
+    Signature(
         code="checkpoint-mismatch",
         tier=Tier.CAUSE,
         patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),

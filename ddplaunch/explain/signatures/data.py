@@ -284,7 +284,7 @@ SIGNATURES: tuple[Signature, ...] = (
         code="dataset-missing",
         tier=Tier.GENERAL,
         patterns=(
-            r"FileNotFoundError: (?P<problem>(?!\[Errno|Caught )\S.*)",
+            r"(?:FileNotFoundError|GroupNotFoundError|ArrayNotFoundError): (?P<problem>(?!\[Errno|Caught )\S.*)",
             r"(?:AssertionError|ValueError|RuntimeError|OSError|Exception): "
             r"(?P<problem>.*?[/\w.-]*(?:/|\.\w{2,7})[\w./-]*['\"`]? "
             r"(?:does not exist|doesn't exist|not found|is missing))",

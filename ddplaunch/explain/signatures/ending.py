@@ -370,7 +370,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.GENERAL,
         patterns=(
             r"(?P<line>[Ww]atchdog timeout \(self\.watchdog_timeout=[\d.]+\)?)",
-            r"(?P<line>(?:keine neue Zeile|no (?:output|progress|line))\b.{1,60}\b(?:Stillstand|stalled|stuck|hung))",
+            r"(?P<line>(?:keine neue Zeile|no (?:output|progress)|\d+ s without).*(?:Stillstand|stalled|no progress))",
         ),
         what="nothing moved, and a watchdog ended it: {line}",
         why="a step does not end: a rank waits for another one, or a kernel does not return",

@@ -117,7 +117,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
-        patterns=(r"DEADLINE_EXCEEDED: .*(?P<line>PjRT_Client_Connect|connect to (?:the )?coordination service)",),
+        patterns=(r"DEADLINE_EXCEEDED: .*(?P<line>PjRT_Client_Connect|Wait_for_all_tasks_to_register)",),
         what="the processes of JAX did not all connect to their coordinator ({line})",
         why="`jax.distributed.initialize` waits for as many as it was told of; the message names who is missing",
         fixes=(
