@@ -6,10 +6,12 @@ import bisect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ddplaunch.explain.decide.candidates import STARTED, Candidate, survived
 from ddplaunch.explain.decide.progress import GOES_ON, Afterwards, said_done
 from ddplaunch.explain.decide.recorded import only_failed_rank
+from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import Traceback
@@ -31,6 +33,20 @@ _TRIES_AGAIN = re.compile(r"(?i)\W*(?:\w+: )?(?:retry(?:ing)?|try(?:ing)? again)
 _BESIDE = 4  # lines between the last of a program and the exception that tells of its end
 
 
+class _Ended(NamedTuple):
+    """Where the last exception is printed of the only rank that failed, of any, of any with its traceback; -1 for none.
+
+    Of what nobody signs nothing counts below ``over``, the first exit or other failure; below ``explained``, a failure
+    that tells more than an exit, it is not even kept as a possible cause.
+    """
+
+    of_only_rank: int
+    raised: int
+    uncaught: int
+    over: int
+    explained: int
+
+
 def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate]:
     """Return what is quoted, or older than the exception that ended its rank, as something that the rank survived.
 
@@ -46,31 +62,48 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate
     for traceback in scanned.tracebacks:
         if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
             last[traceback.speaker] = traceback
-    own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
-    only = only_failed_rank(scanned)
-    plain = (each for each in own if each.signature is None and not each.bare)
-    until = max((each.line.at for each in plain if each.speaker.rank == only is not None), default=-1)
-    raised = max((each.line.at for each in own), default=-1)
-    uncaught = max((each.line.at for each in own if not each.bare), default=-1)
-    waits = (each for each in found if each.tier == Tier.SYMPTOM)  # for a rank that had failed by then
-    known = [each.line.at for each in (*own, *waits) if not each.bare]
-    ends = [each.line.at for each in scanned.exits if not each.by_agent]
-    after_all = scanned.lines[-1].at + 1 if scanned.lines else 0
-    over, explained = min((*known, *ends), default=after_all), min(known, default=after_all)
+    ended = _ended(found, scanned)
 
-    def is_old(each: Candidate) -> bool:
-        text, quoted = each.line.text, each.speaker.quoted or (each.hit is not None and each.hit.quoted)
+    def settled(each: Candidate) -> Candidate:
+        quoted = each.speaker.quoted or (each.hit is not None and each.hit.quoted)
         nobody = each.speaker.rank is None and each.raised is None and not quoted
-        if nobody and each.code not in BY_OTHERS and not _VOICES.search(text):
-            ends = raised if _COMPLAINS.match(text) else uncaught if _CAUGHT.match(text) else until
-            return each.line.at < ends or until >= 0 or each.line.at > over
-        return quoted or _is_old(each, last.get(each.speaker))
+        if nobody and each.code not in BY_OTHERS and not _VOICES.search(each.line.text):
+            old = _is_of_others(each.line, ended)
+        else:
+            old = quoted or _is_old(each, last.get(each.speaker))
+        if not old:
+            return each
+        if each.raised is None and each.line.at > ended.explained and each.code not in AT_START:
+            return replace(each, tier=Tier.ECHO, old=True)
+        return replace(survived(each), old=True)
 
-    old = {id(each) for each in found if is_old(each)}
-    text = [each for each in found if id(each) in old and each.raised is None and each.code not in AT_START]
-    late = {id(each) for each in text if each.line.at > explained}
-    found = [replace(each, tier=Tier.ECHO, old=True) if id(each) in late else each for each in found]
-    return [replace(survived(each), old=True) if id(each) in old else each for each in found]
+    return [settled(each) for each in found]
+
+
+def _ended(found: Sequence[Candidate], scanned: Scanned) -> _Ended:
+    own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
+    whole = [each for each in own if not each.bare]
+    only = only_failed_rank(scanned)
+    of_only = [each for each in whole if each.signature is None and each.speaker.rank == only is not None]
+    waits = [
+        each for each in found if each.tier == Tier.SYMPTOM and not each.bare
+    ]  # for a rank that had failed by then
+    exits = [each.line.at for each in scanned.exits if not each.by_agent]
+    known = [each.line.at for each in (*whole, *waits)]
+    below = scanned.lines[-1].at + 1 if scanned.lines else 0
+    of_only_rank, raised, uncaught = (
+        max((each.line.at for each in those), default=-1) for those in (of_only, own, whole)
+    )
+    return _Ended(of_only_rank, raised, uncaught, min((*known, *exits), default=below), min(known, default=below))
+
+
+def _is_of_others(line: Line, ended: _Ended) -> bool:
+    """Return whether a line that nobody signed is of something else than what ended a rank."""
+    if ended.of_only_rank >= 0 or line.at > ended.over:
+        return True
+    return line.at < (
+        ended.raised if _COMPLAINS.match(line.text) else ended.uncaught if _CAUGHT.match(line.text) else -1
+    )
 
 
 def _is_told(each: Candidate, scanned: Scanned) -> bool:

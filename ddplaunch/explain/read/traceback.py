@@ -89,7 +89,7 @@ class ChainedException:
 
     @property
     def ended_program(self) -> bool:
-        """The same, except for imports, which programs try where they begin."""
+        """Whether it ended the program, by its frames; of an import that failed they do not tell: programs try them."""
         return self.from_the_top and not _IMPORTS.search(self.raised.type)
 
     @property
