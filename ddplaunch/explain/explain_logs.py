@@ -35,7 +35,7 @@ _RETURNS = re.compile(r"exits? (?:with return code|successfully)")
 _LAST_OF_PYTHON = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: |$)")  # of a traceback
 #: A launch that somebody typed into a shell, with its prompt, where a whole session was recorded.
 _TYPED = re.compile(
-    r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
+    r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|[~/][\w./~-]*\$|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
     r"(?:(?:torchrun|ddplaunch run|deepspeed|accelerate launch|horovodrun|python\S*) \S"
     r"|(?:srun|mpirun) .*(?:torchrun|ddplaunch|deepspeed|accelerate|python|\.(?:py|sh)\b))"
 )

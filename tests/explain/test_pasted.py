@@ -436,3 +436,54 @@ def test_several_ranks_that_process_one_data_set() -> None:
 def test_a_group_of_zarr_that_is_not_there() -> None:
     missing = raised(None, "zarr.errors.GroupNotFoundError: group not found at path '/p/scratch/era5/2019.zarr'")
     assert diagnosed(missing).code == "dataset-missing"
+
+
+@pytest.mark.parametrize(
+    "logged",
+    [
+        "ERROR | rank 6 | prefetch thread stopped: ValueError('empty labels for sample 118204')",
+        "ERROR rank 6 worker 2: soundfile.LibsndfileError: Error opening 'a.wav': Format not recognised.",
+        "[rank6]: loader thread stopped: AttributeError: no attribute 'PixelSpacing'",
+    ],
+)
+def test_an_exception_that_a_thread_logged_is_why_the_others_wait(logged: str) -> None:
+    waits = "".join(LATE.format(rank, rank) for rank in range(3))
+    found = diagnosed(f"{STEPS}{logged}\nepoch 1 step 106/900 loss 2.1\n{waits}{failed(-6, 0, 31)}")
+    assert (found.code, found.rank) == ("script-exception", 6)
+    own = raised(1, "KeyError: 'x'").replace("in main", "in <module>")
+    assert diagnosed(f"{STEPS}{logged}\n{own}{failed(1, 1, 31)}").rank == 1
+
+
+def test_ctrl_c_ends_what_only_shows_a_log() -> None:
+    assert (
+        explained("(rlhf) kim@n9:~/trl$ tail -n 40 -f dpo.log\n" + STEPS + "Training finished\n^C\n").diagnosis is None
+    )
+    assert diagnosed("$ torchrun train.py\n" + STEPS + "^C\n").code == "terminated"
+
+
+def test_ranks_that_fetch_at_once_and_one_that_finds_nothing() -> None:
+    fetch = "Downloading https://data.example/cifar-10.tar.gz to ./data/cifar-10.tar.gz\n" * 2
+    bad = raised(None, "RuntimeError: File not found or corrupted.")
+    missing = raised(None, "RuntimeError: Dataset not found or corrupted. You can use download=True to download it")
+    assert diagnosed(fetch + bad + missing).code == "dataset-race"
+    info = "2024-01-10 14:12:2{},118 - INFO - Downloaded: /scratch/demo/Task09.tar\n"
+    assert diagnosed(
+        info.format(5) + info.format(6) + raised(None, "tarfile.ReadError: unexpected end of data")
+    ).code == ("dataset-race")
+
+
+def test_sizes_that_differ_where_one_rank_names_its_group() -> None:
+    late = LATE.format(1, 1) + LATE.format(0, 0).replace("NumelIn=6,", "NumelIn=7,")
+    group = "[rank0]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 0] Timeout at NCCL work: 9363, last enqueued: 9363\n"
+    assert diagnosed(late + group).code == "collective-mismatch"
+
+
+def test_a_prompt_without_a_host_begins_a_launch() -> None:
+    launch = "~/vent$ torchrun --nproc_per_node=2 fit.py\n"
+    first = launch + MISSING + failed(1, 0, 31) + "fit.py FAILED\n~/vent$ pip install -q seaborn\n"
+    assert explained(first + launch + STEPS + "done in 14 min\n~/vent$ echo $?\n0\n").diagnosis is None
+
+
+def test_gitlabs_last_word_is_of_all_of_the_job() -> None:
+    tests = raised(None, "ValueError: deliberate") + failed(1, 1, 31) + "workers.py FAILED\n== 5 passed in 61.17s ==\n"
+    assert explained(tests + "Cleaning up project directory\n00:01\nJob succeeded\n").diagnosis is None

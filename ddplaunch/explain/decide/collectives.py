@@ -126,7 +126,9 @@ def stuck(scanned: Scanned) -> Stuck:
     for each in _gloo(scanned, _CLOSED) if calls else ():  # it waited too, until the other gave up
         if each.call and each.call not in calls:
             waited.setdefault(each.rank, each)
-    ordered = tuple(replace(waited[rank], group=groups.get(rank, "")) for rank in sorted(waited))
+    named = set(groups.values())
+    only = named.pop() if len(named) == 1 else ""  # not every line of a rank names its group
+    ordered = tuple(replace(waited[rank], group=groups.get(rank, only)) for rank in sorted(waited))
     left = frozenset(_left(scanned) - waited.keys()) if waited else frozenset()
     return Stuck(ordered, enqueued, completed, groups, world_size(scanned), left)
 

@@ -195,15 +195,17 @@ def _with_lost_while_joining(
 def _without_followers(found: list[Candidate]) -> list[Candidate]:
     """Return what another cause explains as a symptom of it.
 
-    A rank misses data that another one tried to fetch, and goes on as soon as that one gives up; and there is no usable
-    GPU where torch has said that the driver is too old, or that the switches between the GPUs are not ready.
+    A rank misses data that another one tried to fetch, or fetches at the same time, and goes on as soon as that one
+    gives up; and there is no usable GPU where torch has said that the driver is too old, or that the switches between
+    the GPUs are not ready.
     """
+    raced = any(each.code == "dataset-race" and not each.old for each in found)
     fetched = {each.speaker for each in found if each.code == "download-failed"}
     said_why = any(each.code in ("driver-too-old", "fabric-manager-down") and not each.old for each in found)
 
     def follows(each: Candidate) -> bool:
         if each.code == "dataset-missing":
-            return bool(fetched - {each.speaker})
+            return raced or bool(fetched - {each.speaker})
         return each.code == "cuda-unavailable" and said_why
 
     return [replace(each, tier=Tier.SYMPTOM) if follows(each) else each for each in found]

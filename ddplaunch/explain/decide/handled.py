@@ -108,7 +108,8 @@ def _is_of_others(line: Line, ended: _Ended) -> bool:
 
 def _is_told(each: Candidate, scanned: Scanned) -> bool:
     """Return whether a line only tells of an error: a program's own words, or it says next that it tries again."""
-    if each.logged or each.raised is not None or each.code in BY_OTHERS or _VOICES.search(each.line.text):
+    meant = each.code in BY_OTHERS or each.code == "script-exception"  # its signature is of just such lines
+    if each.logged or each.raised is not None or meant or _VOICES.search(each.line.text):
         return False
     place = each.line.at - scanned.lines[0].at + 1
     below = scanned.lines[place].text if place < len(scanned.lines) else ""

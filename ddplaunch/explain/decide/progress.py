@@ -27,7 +27,7 @@ _DONE = re.compile(
 _PASSED = re.compile(
     r"^(?!.*\b[1-9]\d* (?:failed|error)).*\b\d+ passed\b|^OK(?: \(.*\))?$"
     r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?)\b"
-    r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
+    r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|^Job succeeded$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 #: Words that nobody but a test suite or a scheduler says, of all of the work.
 _OVER = re.compile(
@@ -64,7 +64,7 @@ CHATTER = re.compile(
     r"|OMP_NUM_THREADS|destroy_process_group|HYDRA_FULL_ERROR=1"
     r"|^Script (?:started|done) on\b|^```|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} [\d:.]+ \d+ \S*torch[/_]|^\[W"
-    r"|^frame #|^<omitting|^$"
+    r"|^frame #|^<omitting|^\W*$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
 )

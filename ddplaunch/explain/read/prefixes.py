@@ -57,7 +57,8 @@ _ACTOR = re.compile(
     r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
 )
 #: A rank in front of a line, where r0 is one: "r2" alone may be a measure.
-_SHORT = re.compile(r"(?:^|\d\d:\d\d:\d\d )r(\d{1,7}) (?![\d=:.-])")
+_SHORT = re.compile(r"(?:^|\d\d:\d\d:\d\d\]? )r(\d{1,7}) (?![\d=:.-])")
+_STAMPED = 24  # characters of a time and a rank
 _PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
 _OF_PYTEST = re.compile(r"^E(?: {3} *|$)")  # below the line of a test that failed, indented as that line is
 _STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
@@ -170,7 +171,7 @@ class Prefixes:
             name = _NAME.search(match[0])
             who = who if name is None or who.host is not None else who._replace(host=name[0])
             text, who = without_known(text[match.end() :], who)
-        if self._short and (match := _SHORT.match(text)):
+        if self._short and (match := _SHORT.search(text, 0, _STAMPED)):
             text, who = without_known(text[match.end() :], who._replace(rank=int(match[1])))
         return self._of_test(text), _native(text, who)
 

@@ -17,7 +17,7 @@ from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.values.frozen import dataclass
 
 _TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
-_OPENED = re.compile(r"[\w)\]:,;] ?\"[^\"]*$")  # no message begins with it, and no pair of them is before it
+_OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
 #: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
 _SAMPLE = re.compile(r"[STHDP]-\d+\t")  # of a translation, as fairseq prints it
@@ -192,7 +192,7 @@ def _in_context(hits: Iterable[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
 def _by_several(expression: str, lines: Sequence[Line]) -> bool:
     """Return whether two ranks print a line that matches, or one stands twice where no rank is named."""
     found = [line for line in lines if _compile(expression).search(line.text)]
-    said = [(signed_rank(line), line.text) for line in found]
+    said = [(signed_rank(line), line.text.rpartition(" INFO ")[2] or line.text) for line in found]
     nobody = [text for rank, text in said if rank is None]
     return len({rank for rank, _ in said} - {None}) > 1 or len(nobody) > len(set(nobody))
 

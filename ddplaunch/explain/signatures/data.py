@@ -344,7 +344,7 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=("Stale archive: data.zip is older than its index",),
         unless=(r"torch\.load|PytorchStreamReader",),
         log_by_several=(
-            r"(?i)^\W*(?:nltk_data\W+)?(?:Download|Extract|Unpack|Unzip|Untar|Decompress)(?:ing|ed)\b.*"
+            r"(?i)^(?:.{0,40}\bINFO)?\W*(?:nltk_data\W+)?(?:Download|Extract|Unpack|Unzip|Untar|Decompress)(?:ing|ed)\b.*"
             r"|^rank \d+: .*\b(?:https?://\S+ -> /|(?:download|unpack|extract)(?:ing)?\b)",
         ),
         source="https://github.com/pytorch/vision/issues/2512",

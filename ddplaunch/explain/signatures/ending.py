@@ -105,14 +105,14 @@ def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
     )
 
 
-_KEEP = (
-    "Start inside `tmux` or `screen`, or submit the run to the scheduler: nohup does not help, torchrun reacts "
-    "to SIGHUP."
+_KEEP = "Start inside `tmux` or `screen`, or submit the run: nohup does not help, torchrun reacts to SIGHUP."
+_ASK = "Ask who sent it: `sacct -j JOBID`, `kubectl describe pod`, `journalctl`, others; save on SIGTERM to resume."
+#: The last: Ctrl-C ends what only shows the log.
+_STEP_ENDED = (
+    r"srun: Terminating (?:[Ss]tep|job)",
+    r"DUE TO (?:TIME LIMIT|NODE FAILURE)",
+    r"[$#] (?:tail|kubectl) .*-f\b",
 )
-_ASK = (
-    "Ask who sent it: `sacct -j JOBID`, `kubectl describe pod`, `journalctl`, other users; save on SIGTERM to resume."
-)
-_STEP_ENDED = (r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME LIMIT|NODE FAILURE)")
 _SAVE = "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."
 
 
@@ -370,7 +370,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.GENERAL,
         patterns=(
             r"(?P<line>[Ww]atchdog timeout \(self\.watchdog_timeout=[\d.]+\)?)",
-            r"(?P<line>(?:keine neue Zeile|no (?:output|progress)|\d+ s without).*(?:Stillstand|stalled|no progress))",
+            r"(?P<line>(?:neue Zeile|no output|no progress|\d+ s without).*(?:[Ss]tillstand|stalled|progress|killing))",
         ),
         what="nothing moved, and a watchdog ended it: {line}",
         why="a step does not end: a rank waits for another one, or a kernel does not return",

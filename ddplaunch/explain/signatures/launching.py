@@ -50,6 +50,21 @@ PROGRAM_MISSING = Signature(
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
+        code="script-exception",
+        tier=Tier.UNCERTAIN,
+        patterns=(
+            r"\bERROR\b.{0,20}\brank[ _]?(?P<culprit>\d+)\b.*?(?P<line>\b[\w.]+(?:Error|Exception)(?:: |\(['\"]).+)",
+            r"\b(?:thread|worker|loader) (?:stopped|died|failed|ended): (?P<line>[\w.]+(?:Error|Exception): .+)",
+        ),
+        what="an exception was logged: {line}",
+        why="a thread, a worker or a handler of the rank caught it, and the rank did not come to the next collective",
+        fixes=("let it end the rank: raise it in the main thread, with its traceback (`logging.exception`)",),
+        examples=("| ERROR | rank 6 | prefetch thread stopped: ValueError('empty labels for sample 118204')",),
+        near_misses=("| ERROR | rank 6 | no labels",),
+        unless=(r"(?i)\b(?:skip\w*|retry\w*|ignor\w*|continu\w*)\b",),
+        source="https://docs.python.org/3/library/logging.html#logging.exception",
+    ),
+    Signature(
         code="script-arguments",
         tier=Tier.CAUSE,
         patterns=(rf"(?:^|[\s\]:])(?P<program>[\w./-]+): error: (?P<problem>(?:{_PROBLEMS}).*)",),
