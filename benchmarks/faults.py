@@ -216,10 +216,10 @@ def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
         "The authors of `fourteenth` to `twenty_second` chose from the list of codes, and half of their healthy logs "
         "and a third of the failing ones were to tempt: errors that were handled, older runs in the same file, the "
         "words of others. Each set was seen for the first time after those before it had been mended, the last two "
-        "together. Of their failing logs 70 of 80, 37 of 40, 37 of 40, 70 of 80, 75 of 80, 77 of 80, 71 of 80, 38 of 40 "
-        "and 35 of 40 were right, of their healthy ones 36 of 40, 19 of 20, 18 of 20, 39 of 40, 40 of 40, 38 of 40, 38 "
-        "of 40, 17 of 20 and 18 of 20 silent. Four expectations were widened afterwards, where two codes are right or "
-        "the list has no name for what was found.\n"
+        "together. Of their failing logs 70 of 80, 37 of 40, 37 of 40, 70 of 80, 75 of 80, 77 of 80, 71 of 80, 38 of "
+        "40 and 35 of 40 were right, of their healthy ones 36 of 40, 19 of 20, 18 of 20, 39 of 40, 40 of 40, 38 of 40, "
+        "38 of 40, 17 of 20 and 18 of 20 silent. Four expectations were widened afterwards, where two codes are right "
+        "or the list has no name for what was found.\n"
     )
     return "\n".join(lines) + sets
 
