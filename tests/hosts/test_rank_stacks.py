@@ -398,18 +398,17 @@ def test_when_a_process_wakes_by_itself(program: str, least_s: float | None, mos
             if not Path(f"/proc/{process.pid}/syscall").read_text().strip():
                 pytest.skip("the kernel does not tell what others wait for")
 
-            def look() -> RankStack:
-                seen = read_process(process.pid)
-                assert seen is not None
-                (stack,) = take_stacks([LiveRank(0, process.pid, seen.start_ticks)])
-                return stack
+            looks: list[RankStack] = []
 
             def waits() -> bool:
-                main = look().main
-                return bool(main) and main[-1].file == "<string>" and (least_s is None or look().nap is not None)
+                seen = read_process(process.pid)
+                assert seen is not None
+                looks.extend(take_stacks([LiveRank(0, process.pid, seen.start_ticks)]))
+                main, nap = looks[-1].main, looks[-1].nap
+                return bool(main) and main[-1].file == "<string>" and (least_s is None or nap is not None)
 
             until(waits, "it waits")
-            nap = look().nap
+            nap = looks[-1].nap
             assert (nap is None) is (least_s is None)
             if nap is not None and least_s is not None and most_s is not None:
                 assert nap.ends_s is not None and least_s < nap.ends_s - time.monotonic() <= most_s
