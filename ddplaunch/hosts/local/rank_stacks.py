@@ -383,5 +383,15 @@ def _nap_beside(stack: RankStack) -> Nap | None:
         others = [int(name) for name in os.listdir(f"/proc/{stack.pid}/task") if name != str(stack.pid)]  # noqa: PTH208
     except OSError:
         return None
-    naps = (nap for each in others if "nanosleep" in _kernel(each) and (nap := _nap(each)) is not None)
+    naps = (nap for each in others if _only_sleeps(each) and (nap := _nap(each)) is not None)
     return min(naps, key=_end, default=None)
+
+
+def _only_sleeps(pid: int) -> bool:
+    """Return whether a thread waits for nothing but time; before 3.11 `time.sleep` is a `select` of no files."""
+    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
+    selects = [
+        number for number, call in zip(_NUMBERS.get(os.uname().machine, ()), _TIMED, strict=False) if "select" in call
+    ]
+    of_none = len(words) > 1 and words[0].isdigit() and int(words[0]) in selects and int(words[1], 16) == 0
+    return of_none or "nanosleep" in _kernel(pid)
