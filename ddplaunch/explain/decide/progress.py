@@ -70,7 +70,7 @@ CHATTER = re.compile(
 )
 #: A command that shows a log, with its prompt.
 _SHOWS = re.compile(
-    r"(?:\S+[:~]\S* ?)?[$#] (?:sudo |ssh \S+ ['\"]?)?"
+    r"^(?:\S+[:~]\S* ?)?[$#] (?:sudo |ssh \S+ ['\"]?)?"
     r"(?:(?:kubectl|docker|podman|nomad|oc|aws|gcloud)\b.* logs?\b|(?:tail|cat) )"
 )
 _AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
@@ -228,8 +228,7 @@ class Afterwards:
             if line.text and (line.text[0] != " " or "%|" in line.text) and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
-        self._again: dict[str, int] | None = None
-        self._shown: dict[str, int] | None = None
+        self._last_places: dict[re.Pattern[str], dict[str, int]] = {}
         self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
         self._often: dict[str, dict[str, list[int]]] = {}
 
@@ -256,10 +255,7 @@ class Afterwards:
 
     def shows_another(self, line: Line) -> bool:
         """Return whether a command that shows a log was typed below ``line``: what follows may be older."""
-        if self._shown is None:  # the last in each file
-            lines = (each for said in self._files.values() for each in said)
-            self._shown = {each.file: each.at for each in lines if _SHOWS.match(each.text)}
-        return self._shown.get(line.file, -1) > line.at
+        return self._last(_SHOWS, line.file) > line.at
 
     def said_between(self, line: Line, until: int) -> int:
         """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""
@@ -269,10 +265,14 @@ class Afterwards:
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was taken up again."""
-        if self._again is None:  # the last in each file
+        return self._last(_AGAIN, line.file) > line.at
+
+    def _last(self, pattern: re.Pattern[str], file: str) -> int:
+        """Return the place of the last line of a file that ``pattern`` matches, -1 for none."""
+        if pattern not in self._last_places:
             lines = (each for said in self._files.values() for each in said)
-            self._again = {each.file: each.at for each in lines if _AGAIN.search(each.text)}
-        return self._again.get(line.file, -1) > line.at
+            self._last_places[pattern] = {each.file: each.at for each in lines if pattern.search(each.text)}
+        return self._last_places[pattern].get(file, -1)
 
     def _was_survived(self, line: Line, said: Sequence[Line], at: int) -> bool:
         """Return whether the same exception was printed often before, and new steps were reported after that."""

@@ -302,7 +302,7 @@ def _sleeps(pid: int) -> int:
 
 def _reads(pid: int) -> str:
     """Return the file from which the main thread reads right now, empty where it does not or the kernel keeps it."""
-    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
+    words = _syscall(pid)
     if len(words) < 2 or words[0].decode() not in _READING.get(os.uname().machine, ()):
         return ""
     try:
@@ -311,21 +311,29 @@ def _reads(pid: int) -> str:
         return ""
 
 
+def _syscall(pid: int) -> list[bytes]:
+    """Return the number and the arguments of the call that a thread is in; nothing where the kernel keeps it."""
+    return (read_bytes(f"/proc/{pid}/syscall") or b"").split()
+
+
+def _timed(words: Sequence[bytes]) -> str:
+    """Return the call of these words if it is one of those that may have a limit, else an empty text."""
+    numbers = map(str, _NUMBERS.get(os.uname().machine, ()))
+    return dict(zip(numbers, _TIMED, strict=False)).get(b"".join(words[:1]).decode(), "")
+
+
 def _nap(pid: int) -> Nap | None:
     """Return what the main thread waits for if that ends by itself; it ends at no known time where the kernel keeps it.
 
     The calls are those of https://man7.org/linux/man-pages/man2/syscalls.2.html, and who may read them is decided as
     for a debugger.
     """
-    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
-    woke, now_s = _sleeps(pid), time.monotonic()
+    words, woke, now_s = _syscall(pid), _sleeps(pid), time.monotonic()
     if not words:
         return Nap(pid, woke, now_s, None) if "nanosleep" in _kernel(pid) else None
     try:
-        numbers = _NUMBERS.get(os.uname().machine, ())
-        call, position = dict(zip(numbers, _TIMED.items(), strict=False))[int(words[0])]
-        arguments = [int(word, 16) for word in words[1:7]]
-        left_s = _left_s(pid, call, arguments, arguments[position])
+        call, arguments = _timed(words), [int(word, 16) for word in words[1:7]]
+        left_s = _left_s(pid, call, arguments, arguments[_TIMED[call]])
     except (KeyError, IndexError, ValueError, OSError, struct.error):  # it runs, or is in another call
         return None
     return None if left_s is None else Nap(pid, woke, now_s, now_s + left_s)
@@ -389,9 +397,4 @@ def _nap_beside(stack: RankStack) -> Nap | None:
 
 def _only_sleeps(pid: int) -> bool:
     """Return whether a thread waits for nothing but time; before 3.11 `time.sleep` is a `select` of no files."""
-    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
-    selects = [
-        number for number, call in zip(_NUMBERS.get(os.uname().machine, ()), _TIMED, strict=False) if "select" in call
-    ]
-    of_none = len(words) > 1 and words[0].isdigit() and int(words[0]) in selects and int(words[1], 16) == 0
-    return of_none or "nanosleep" in _kernel(pid)
+    return "nanosleep" in _kernel(pid) or ("select" in _timed(words := _syscall(pid)) and words[1:2] == [b"0x0"])
