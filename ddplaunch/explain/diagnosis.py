@@ -91,6 +91,15 @@ class UserCall:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """What a log supports beside its diagnosis: another ``code``, "none" where ``evidence`` shows that work went on."""
+
+    code: str
+    what: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """A root cause. ``rank`` is global, None if several ranks show the cause, none is meant, or nothing tells.
 
@@ -108,6 +117,7 @@ class Diagnosis:
     evidence: tuple[Evidence, ...] = ()
     exception: Raised | None = None
     calls: tuple[UserCall, ...] = ()
+    rival: Rival | None = None
 
     def is_like(self, other: Diagnosis | None) -> bool:
         """Return whether both are one failure that came twice: the same line, or else rank, and the same words.
@@ -127,13 +137,15 @@ class Explanation:
     """The root cause of a log or run, None if nothing failed, and what followed from it.
 
     ``stops_at``: the last line of a log in which nothing failed, where it reports a step before the last one. ``cut``:
-    the compressed log that is cut off or damaged, so that its end is not known.
+    the compressed log that is cut off or damaged, so that its end is not known. ``passed_over``: the last error that
+    would have ended a run whose work went on after it.
     """
 
     diagnosis: Diagnosis | None
     cascade: tuple[Echo, ...] = ()
     stops_at: str = ""
     cut: str = ""
+    passed_over: Evidence | None = None
 
 
 @dataclass(frozen=True)
@@ -222,6 +234,9 @@ def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
         tuple(
             UserCall(each["place"], each["source"], each["folded"], each["library"]) for each in value.get("calls", ())
         ),
+        None
+        if (other := value.get("rival")) is None
+        else Rival(other["code"], other["what"], _evidence(other["evidence"])),
     )
 
 

@@ -9,13 +9,14 @@ from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 from ddplaunch.explain.decide.decide import RootCause, decide
+from ddplaunch.explain.decide.handled import passed_over
 from ddplaunch.explain.decide.progress import says_something, stops_short
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
-from ddplaunch.explain.read.lines import Line, Numbered, clean, numbered_lines, read_lines
+from ddplaunch.explain.read.lines import Line, Numbered, clean, evidence_of, numbered_lines, read_lines
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import scan
-from ddplaunch.explain.signatures.signature import NOISE
-from ddplaunch.explain.wording import filled, worded
+from ddplaunch.explain.signatures.signature import NOISE, filled
+from ddplaunch.explain.wording import worded
 
 _MOST_KINDS, _MOST_ECHOES = 12, 16_384
 
@@ -84,7 +85,9 @@ def _explained(lines: Iterable[Line], facts: RunFacts | None, cut: list[str]) ->
     if cause is not None:
         return Explanation(worded(cause, facts, scanned), _echoes(cause))
     last = stops_short(scanned.lines) if facts is None else None
-    return Explanation(None, stops_at=last.text.strip() if last is not None else "", cut="".join(cut[:1]))
+    over = passed_over(scanned) if facts is None else None
+    stops_at = last.text.strip() if last is not None else ""
+    return Explanation(None, (), stops_at, "".join(cut[:1]), None if over is None else evidence_of(over.line))
 
 
 def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]], cut: list[str]) -> Iterator[Line]:
@@ -249,18 +252,12 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
         if hit.signature.code not in NOISE
     ]
     for loser in cause.losers:
-        if loser.code == cause.code or loser.old:
+        if loser.code == cause.code or loser.old or loser is cause.rival:
             continue  # what a rank only quoted, or printed before its own exception, follows from nothing
-        what = loser.code
-        if loser.signature is not None:
-            what = filled(loser.signature.what, loser.groups)
-        elif loser.raised is not None:
-            what = f"{loser.raised.type}: {loser.raised.message}"[:160]
-        entries.append((loser.line, loser.speaker, what))
+        entries.append((loser.line, loser.speaker, loser.words))
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}
     for line, speaker, what in sorted(entries, key=lambda entry: entry[0].at):
-        evidence = Evidence(line.file, line.number, line.text.strip()[:300])
-        groups.setdefault((what, speaker.rank, speaker.host), []).append(evidence)
+        groups.setdefault((what, speaker.rank, speaker.host), []).append(evidence_of(line))
     kinds = list(dict.fromkeys(what for what, _, _ in groups))[:_MOST_KINDS]
     kept = [each for each in groups.items() if each[0][0] in kinds][:_MOST_ECHOES]
     return tuple(Echo(what, rank, host, found[0], len(found)) for (what, rank, host), found in kept)

@@ -30,14 +30,23 @@ from ddplaunch.explain.decide.recorded import (
     parts_ended_before,
     xid,
 )
-from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts, line_of
-from ddplaunch.explain.read.lines import Line, reason_text
+from ddplaunch.explain.diagnosis import Diagnosis, Raised, Rival, RunFacts, line_of
+from ddplaunch.explain.read.lines import Line, evidence_of, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
 from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
-from ddplaunch.explain.signatures.signature import NOISE, OF_EXCEPTIONS, OF_MESSAGES, Signature, Tier, readable
+from ddplaunch.explain.signatures.signature import (
+    FIELD,
+    NOISE,
+    OF_EXCEPTIONS,
+    OF_MESSAGES,
+    Signature,
+    Tier,
+    filled,
+    readable,
+)
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER, waiting_words
 from ddplaunch.values.words import SIGNALS, signal_name
 
@@ -57,7 +66,7 @@ _LOST_WORKER = (
 _WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
 _ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 
-_LONG, _FIELD = re.compile(r"(\S{30})\S{40,}(\S{30})"), re.compile(r"\{(\w+)\}")  # a word wider than a terminal
+_LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(
     r"start the script with a launcher|in a notebook or test"
@@ -70,7 +79,7 @@ _TOLD = (
     ("`ddplaunch explain` with the output of the workers; a service keeps it as the job's log", _RECORD),
 )
 _REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
-_QUOTED, _WIDEST = 160, 300  # characters of a rank's last words in one line, and of a line that is evidence
+_QUOTED = 160  # characters of a rank's last words in one line
 
 
 class _Words(NamedTuple):
@@ -113,15 +122,16 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     code, rank = ("rank-left-early", None) if cause.lost_one_that_left else (cause.code, cause.rank)
     return Diagnosis(
         code,
-        _certainty(cause),
+        cause.certainty,
         words.what,
         words.why,
         concrete + general,
         rank,
         cause.host,
-        tuple(dict.fromkeys(_evidence_of(line) for line in (*cause.lines, *said))),
+        tuple(dict.fromkeys(evidence_of(line) for line in (*cause.lines, *said))),
         raised,
         cause.calls,
+        _rival(cause),
     )
 
 
@@ -134,25 +144,12 @@ def _unparsed(text: str, scanned: Scanned) -> str:
     return f"line {part.frames[-1][1]} of it is `{part.sources[-1]}`" if part.sources[-1] else ""
 
 
-def filled(template: str, groups: Mapping[str, str]) -> str:
-    """Return ``template`` with each ``{name}`` replaced by its group, by "?" if there is none."""
-    return _FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
-
-
-def _evidence_of(line: Line) -> Evidence:
-    """Return ``line`` as evidence, cut at some 300 characters."""
-    text = line.text.strip()
-    return Evidence(line.file, line.number, text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…")
-
-
-def _certainty(cause: RootCause) -> Certainty:
-    if cause.code == "unknown":
-        return "unknown"
-    if cause.candidate is not None:
-        guessed = cause.candidate.is_hint or (cause.code == "killed" and cause.candidate.signature is None)
-        return "likely" if guessed else "observed"
-    bare_exit = not cause.told and cause.outside is None
-    return "likely" if bare_exit and cause.code in ("killed", "aborted", "terminated") else "observed"
+def _rival(cause: RootCause) -> Rival | None:
+    """Return what else may have ended the run, None where nothing speaks for it."""
+    if isinstance(cause.rival, Line):
+        return Rival("none", "it ended nothing, and the work went on", evidence_of(cause.rival))
+    other = cause.rival
+    return None if other is None else Rival(other.code, other.words, evidence_of(other.line))
 
 
 def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
@@ -184,7 +181,7 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
 
 
 def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
-    fixes = tuple(filled(fix, groups) for fix in signature.fixes if set(_FIELD.findall(fix)) <= groups.keys())
+    fixes = tuple(filled(fix, groups) for fix in signature.fixes if set(FIELD.findall(fix)) <= groups.keys())
     return _Words(filled(signature.what, groups), filled(signature.why, groups), fixes)
 
 
@@ -341,7 +338,7 @@ def _outside(cause: RootCause, line: Line, facts: RunFacts | None) -> _Words:
     why = "the kernel ends a process when memory runs out, and the process itself prints nothing"
     shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # what the kernel says, else any
     fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), (_DMESG,))
-    return _Words(what, why, tuple(fix for fix in fixes if not _FIELD.search(fix))[:3])
+    return _Words(what, why, tuple(fix for fix in fixes if not FIELD.search(fix))[:3])
 
 
 def _lost_another(line: Line, how: str) -> _Words:

@@ -41,13 +41,19 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
         if explanation.stops_at:
             last = cut(visible(explanation.stops_at), min(_EXAMPLE, terminal.width - 3))  # with its quotes on one line
             said += f"; it stops before the last step, at `{last}`: {_SHORT}"
-        return "\n".join(wrap(visible(said), terminal.width)) + "\n"
+        lines = wrap(visible(said), terminal.width)
+        if (over := explanation.passed_over) is not None:
+            lines += labelled("  it went on after: ", visible(f"{over.file}:{over.line}: {over.text}"), terminal)
+        return "\n".join(lines) + "\n"
     lines = [
         *_head(found, terminal),
         *calls_text(found.calls, terminal, _CALLS),
         *notes_text(found, terminal, _NOTES),
         *_evidence(found, record, terminal),
     ]
+    if found.rival is not None:
+        place = f"{found.rival.evidence.file}:{found.rival.evidence.line}"
+        lines += labelled("  less likely: ", visible(f"{found.rival.code}: {found.rival.what} ({place})"), terminal)
     lines += _followed(explanation.cascade, terminal)
     lines += labelled("  why: ", found.why, terminal)
     for position, fix in enumerate(found.fixes[:_FIXES]):

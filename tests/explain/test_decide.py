@@ -243,7 +243,7 @@ def test_what_srun_says_of_its_tasks_does_not_mean_that_the_work_was_done() -> N
 def test_the_last_completed_collective_does_not_mean_that_the_work_was_completed() -> None:
     counts = "[rank2]:[E1102 x.cpp:1] [PG 0 Rank 2] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last "
     found = diagnosed(watchdog(2, 7) + counts + "completed NCCL work: 6.\n")
-    assert (found.code, found.certainty) == ("collective-timeout", "observed")
+    assert (found.code, found.certainty) == ("collective-timeout", "likely")
 
 
 def test_a_time_out_whose_line_a_wrapper_broke_in_two() -> None:

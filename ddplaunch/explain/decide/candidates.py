@@ -16,7 +16,7 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
-from ddplaunch.explain.signatures.signature import AT_START, NOISE, OF_MACHINES, Signature, Tier
+from ddplaunch.explain.signatures.signature import AT_START, NOISE, OF_MACHINES, Signature, Tier, filled
 from ddplaunch.values.frozen import dataclass
 
 #: Exceptions that a launcher raises because ranks failed.
@@ -44,7 +44,7 @@ _WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
 _NAMES_A_PROGRAM = re.compile(
     r"(?!nvcc|ninja|ld|[\w.]*(?:Error|Exception)\b)(?:[a-z][\w.+-]*|[A-Z]{3,}\w* (?:ERROR|WARNING|INFO)): "
 )
-_MESSAGE_LINES = 12
+_MESSAGE_LINES, _SAID = 12, 160
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,13 @@ class Candidate:
     def groups(self) -> dict[str, str]:
         """The named groups of the signature's pattern."""
         return {} if self.hit is None else self.hit.groups
+
+    @property
+    def words(self) -> str:
+        """What its signature says of it, or its exception in at most 160 characters."""
+        if self.signature is not None:
+            return filled(self.signature.what, self.groups)
+        return f"{self.raised.type}: {self.raised.message}"[:_SAID] if self.raised is not None else self.code
 
     @property
     def of_worker(self) -> bool:

@@ -23,16 +23,22 @@ from ddplaunch.explain.decide.collectives import (
     waited_in,
 )
 from ddplaunch.explain.decide.endings import BareExit, code_with_words, unexplained, with_last_words
-from ddplaunch.explain.decide.handled import OUTSIDE, not_survived, with_handled
+from ddplaunch.explain.decide.handled import (
+    OUTSIDE,
+    not_survived,
+    rival,
+    with_handled,
+    without_followers,
+    without_restated,
+)
 from ddplaunch.explain.decide.progress import (
     Afterwards,
     ended_well,
     says_failed,
     unfinished_report,
 )
-from ddplaunch.explain.diagnosis import RunFacts, UserCall
+from ddplaunch.explain.diagnosis import Certainty, RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.signatures.signature import NOISE, Tier
 from ddplaunch.explain.stacks.parse import dumped_calls
@@ -48,11 +54,10 @@ _NEEDS_A_GPU = frozenset(("cuda-out-of-memory", "gpu-fault", "device-side-assert
 _DUMPS = frozenset(("segmentation-fault", "aborted", "hang", "shm-too-small", "gpu-fault"))
 #: Exit statuses of ranks that were asked to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
-#: What an interpreter may print after its exception, where native threads still run.
-_ABORTS = frozenset(("aborted", "aborted-at-exit"))
-#: How processes end that a launcher, a scheduler or a shell stops, or that crash, once another one has failed.
-_ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
-_BESIDE_LINES = 40  # an exception and the line that names its cause are not further apart
+#: Codes of ends that tell nothing of their reason.
+_BARE = frozenset(("killed", "aborted", "terminated"))
+#: Codes that ranks have in common with others, which a failure elsewhere leads to as well.
+_SHARED = _BARE | {"collective-timeout", "collective-mismatch"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class RootCause:
     ``witness``: the exception of a survivor, where nothing else is known. ``losers`` are the other candidates.
     ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed below the cause.
     ``left``: the ranks that left early. ``cut``: an uncaught exception is reported there, and the report is cut off.
-    ``only_failure``: torchrun's summary lists no other rank than ``ended``.
+    ``only_failure``: torchrun's summary lists no other rank than ``ended``. ``doubtful``: the log does not decide,
+    maybe because of a ``rival``: another cause, or a line that shows that the work went on.
     """
 
     code: str
@@ -82,6 +88,19 @@ class RootCause:
     left: Left | None = None
     cut: Line | None = None
     only_failure: bool = False
+    rival: Candidate | Line | None = None
+    doubtful: bool = False
+
+    @property
+    def certainty(self) -> Certainty:
+        """How sure it is."""
+        if self.code == "unknown":
+            return "unknown"
+        if self.candidate is not None:
+            guessed = self.candidate.is_hint or (self.code == "killed" and self.candidate.signature is None)
+            return "likely" if guessed or self.doubtful else "observed"
+        bare_exit = not self.told and self.outside is None
+        return "likely" if bare_exit and self.code in _BARE else "observed"
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -147,7 +166,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     if recorded.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO, old=True) if each.code in _NEEDS_A_GPU else each for each in found]
-    found = _after_an_end_from_outside(_without_restated(_without_followers(found)), scanned)
+    found = _after_an_end_from_outside(without_restated(without_followers(found)), scanned)
     found = recorded.own_where_nobody_else_failed(found, echoes, facts)
     ends = recorded.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
@@ -159,13 +178,25 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     if found and not _exit_explains(ended, found[0]):
         if found[0].survivor:
             return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
-        return _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
+        cause = _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
+        return cause if facts is not None and facts.ranks else _weighed(cause, found, after)
     if ended is not None and (said := _last_words(ended, scanned, echoes)) is not None:
         return _with_memory_facts(_of_exit(said, found, echoes, scanned, waits), facts)
     cut = unfinished_report(scanned, after)
     if not (failed or cut) and ended_well(scanned, after, bool(_complaining(echoes)), facts):
         return None
     return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
+
+
+def _weighed(cause: RootCause, found: Sequence[Candidate], after: Afterwards) -> RootCause:
+    """Return a cause that no record tells with what speaks against it."""
+    best, shared = found[0], cause.code in _SHARED
+    other = rival(best, [each for each in found[1:] if each.code != cause.code], after, shared)
+    if cause.code in _BARE:
+        told = best.tier == Tier.CAUSE
+    else:
+        told = best.tier < Tier.SYMPTOM or cause.rank is not None or cause.mismatched is not None
+    return replace(cause, rival=other, doubtful=other is not None or (shared and not told))
 
 
 def _last_words(ended: BareExit, scanned: Scanned, echoes: Sequence[Hit]) -> BareExit | None:
@@ -190,25 +221,6 @@ def _with_lost_while_joining(
     hit, lost = joining
     own = Candidate(Tier.SYMPTOM, hit.line, lost.speaker, hit, lost.root.raised, calls=lost.calls)
     return [own], [each for each in echoes if each.signature.code in NOISE]
-
-
-def _without_followers(found: list[Candidate]) -> list[Candidate]:
-    """Return what another cause explains as a symptom of it.
-
-    A rank misses data that another one tried to fetch, or fetches at the same time, and goes on as soon as that one
-    gives up; and there is no usable GPU where torch has said that the driver is too old, or that the switches between
-    the GPUs are not ready.
-    """
-    raced = any(each.code == "dataset-race" and not each.old for each in found)
-    fetched = {each.speaker for each in found if each.code == "download-failed"}
-    said_why = any(each.code in ("driver-too-old", "fabric-manager-down") and not each.old for each in found)
-
-    def follows(each: Candidate) -> bool:
-        if each.code == "dataset-missing":
-            return raced or bool(fetched - {each.speaker})
-        return each.code == "cuda-unavailable" and said_why
-
-    return [replace(each, tier=Tier.SYMPTOM) if follows(each) else each for each in found]
 
 
 def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
@@ -243,27 +255,6 @@ def _left_early(
     told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, line, said is not None)
     rank, host = (left[0].rank, left[0].host) if len(left) == 1 else (None, None)
     return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
-
-
-def _without_restated(found: list[Candidate]) -> list[Candidate]:
-    """Leave out an exception where the same speaker names its specific cause close by.
-
-    An abort is no such cause, nor is an end that is reported after it: an interpreter that ends by an exception while
-    native threads run often aborts, and launchers end what is left.
-    """
-    named: dict[Speaker, list[tuple[int, bool]]] = {}
-    for each in found:
-        if each.signature and not (each.is_hint or each.old or each.code in _ABORTS or each.tier == Tier.ECHO):
-            named.setdefault(each.speaker, []).append((each.line.at, each.code in _ENDS))
-    return [
-        each
-        for each in found
-        if each.signature is not None
-        or not any(
-            abs(at - each.line.at) <= _BESIDE_LINES and not (ends and at > each.line.at)
-            for at, ends in named.get(each.speaker, ())
-        )
-    ]
 
 
 def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list[Candidate]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ddplaunch.explain.decide.candidates import STARTED, Candidate, survived
+from ddplaunch.explain.decide.candidates import STARTED, Candidate, candidates, survived
 from ddplaunch.explain.decide.progress import GOES_ON, Afterwards, said_done
 from ddplaunch.explain.decide.recorded import only_failed_rank
 from ddplaunch.explain.read.lines import Line
@@ -19,6 +19,10 @@ from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, Tier
 
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 OUTSIDE = frozenset(("terminated", "time-limit"))
+#: What an interpreter may print after its exception, where native threads still run.
+_ABORTS = frozenset(("aborted", "aborted-at-exit"))
+#: How processes end that a launcher, a scheduler or a shell stops, or that crash, once another one has failed.
+_ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
 #: Codes of parts of the data that programs pass over, and print so.
 _SKIPPED = frozenset(("data-corrupt", "dataset-missing", "download-failed"))
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
@@ -30,6 +34,7 @@ _COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number i
 #: What a program says of an exception that it has caught; no level alone stands in front of it.
 _CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")
 _TRIES_AGAIN = re.compile(r"(?i)\W*(?:\w+: )?(?:retry(?:ing)?|try(?:ing)? again)\b")
+_NEAR = 40  # an exception and the line that names its cause are not further apart
 _BESIDE = 4  # lines between the last of a program and the exception that tells of its end
 
 
@@ -160,6 +165,64 @@ def not_survived(
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
     over = last is None or last.at < begun or after.went_on(last, uncaught=True)
     return left, [] if over else list(echoes)
+
+
+def without_followers(found: list[Candidate]) -> list[Candidate]:
+    """Return what another cause explains as a symptom of it.
+
+    A rank misses data that another one tried to fetch, or fetches at the same time, and goes on as soon as that one
+    gives up; and there is no usable GPU where torch has said that the driver is too old, or that the switches between
+    the GPUs are not ready.
+    """
+    raced = any(each.code == "dataset-race" and not each.old for each in found)
+    fetched = {each.speaker for each in found if each.code == "download-failed"}
+    said_why = any(each.code in ("driver-too-old", "fabric-manager-down") and not each.old for each in found)
+
+    def follows(each: Candidate) -> bool:
+        if each.code == "dataset-missing":
+            return raced or bool(fetched - {each.speaker})
+        return each.code == "cuda-unavailable" and said_why
+
+    return [replace(each, tier=Tier.SYMPTOM) if follows(each) else each for each in found]
+
+
+def without_restated(found: list[Candidate]) -> list[Candidate]:
+    """Leave out an exception where the same speaker names its specific cause close by.
+
+    An abort is no such cause, nor is an end that is reported after it: an interpreter that ends by an exception while
+    native threads run often aborts, and launchers end what is left.
+    """
+    named: dict[Speaker, list[tuple[int, bool]]] = {}
+    for each in found:
+        if each.signature and not (each.is_hint or each.old or each.code in _ABORTS or each.tier == Tier.ECHO):
+            named.setdefault(each.speaker, []).append((each.line.at, each.code in _ENDS))
+    return [
+        each
+        for each in found
+        if each.signature is not None
+        or not any(
+            abs(at - each.line.at) <= _NEAR and not (ends and at > each.line.at)
+            for at, ends in named.get(each.speaker, ())
+        )
+    ]
+
+
+def rival(best: Candidate, others: Sequence[Candidate], after: Afterwards, shared: bool) -> Candidate | Line | None:
+    """Return the first of ``others`` that may be the cause instead of ``best``, or the step that was made after that.
+
+    ``shared``: ranks that wait for another one print the same, and make steps until then.
+    """
+    for each in others:
+        if each.tier <= Tier.UNCERTAIN and not (each.old or each.logged or each.survivor or each.is_hint):
+            return each
+    return None if shared else after.reports_a_step(best.line)
+
+
+def passed_over(scanned: Scanned) -> Candidate | None:
+    """Return the last error that would have ended a run, had its work not gone on; for logs in which nothing failed."""
+    found = with_handled(candidates(scanned)[0], scanned)
+    ends = (each for each in found if each.tier <= Tier.GENERAL and not (each.old or each.logged or each.survivor))
+    return max(ends, key=lambda each: each.line.at, default=None)
 
 
 def _ends_its_rank(each: Candidate) -> bool:

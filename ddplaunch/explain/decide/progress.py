@@ -56,6 +56,8 @@ _STEP = re.compile(
 )
 #: An attempt that is over is no step: "gave up after attempt 3".
 _OVER_TRIES = re.compile(r"(?i)^(?=.*\b(?:attempt|restart)s?\b).*\b(?:failed|exhausted|g[ai]v(?:e|es|ing) up)\b")
+#: Bars, exceptions and ends that count something.
+_NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 #: What libraries, launchers and shells print in any run.
@@ -252,6 +254,15 @@ class Afterwards:
         progress, steps = progresses[at], kinds[at]
         over = done >= at and progress >= 2 * asked and (steps > 0 or not uncaught)
         return over or steps >= 2 or progress >= (1 if announced else 4)
+
+    def reports_a_step(self, line: Line) -> Line | None:
+        """Return the first report of a step below ``line`` in the same log; a bar may be drawn once more after it."""
+        said = self._files.get(line.file, [])
+        at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
+        if at == len(said) or not self._counted(line.file, said)[1][at]:
+            return None
+        steps = (each for each in said[at:] if PROGRESS.search(each.text) and _STEP.search(each.text))
+        return next((each for each in steps if not _NO_REPORT.search(each.text)), None)
 
     def shows_another(self, line: Line) -> bool:
         """Return whether a command that shows a log was typed below ``line``: what follows may be older."""

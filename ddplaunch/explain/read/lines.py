@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ddplaunch.explain.diagnosis import LogSource
+from ddplaunch.explain.diagnosis import Evidence, LogSource
 from ddplaunch.explain.read.packed import lines_inside, unfold, unpacked
 from ddplaunch.explain.read.prefixes import NOBODY, Prefixes, Speaker, without_known
 
@@ -50,6 +50,7 @@ _ESCAPED = re.compile(r"&(?:amp;)?(?:lt|gt|quot|apos|amp|nbsp|#0?39|#x27);")
 _UNSEEN = {0xFEFF: None, 0x200B: None, 0xA0: " "}
 _LONGEST = 8000  # characters of a line that are read
 _LONG_LINE = 1000
+_SHOWN = 300  # characters of a line that is evidence
 _WORDS = 4  # characters behind a progress bar that are more than another digit
 _BAR = " #=>▏▎▍▌▋▊▉█━╸╺-"
 _PARTS = re.compile(rf"\d[\d.:?]*|[{_BAR}]+|[^\d{_BAR}]+").findall
@@ -355,3 +356,9 @@ def reason_text(lines: Sequence[Line]) -> str:
     """Return the first of a rank's last words, with the line that it announces by a colon, as panics of Rust do."""
     texts = [line.text.strip() for line in lines]
     return " ".join(texts[:2]) if texts[:1] and texts[0].endswith(":") else "".join(texts[:1])
+
+
+def evidence_of(line: Line) -> Evidence:
+    """Return ``line`` as evidence, cut at some 300 characters."""
+    text = line.text.strip()
+    return Evidence(line.file, line.number, text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

@@ -181,6 +181,8 @@ OF_MESSAGES = (
     ),
 )
 
+#: A part of a template that a group of the pattern fills.
+FIELD = re.compile(r"\{(\w+)\}")
 _BYTES = re.compile(r"(\d{4,18}) ?bytes")
 _BUS = re.compile(r"([0-9a-f]*)([0-9a-f]{2})([0-9a-f]{2})([0-9a-f])")
 
@@ -200,3 +202,8 @@ def readable(groups: Mapping[str, str]) -> Mapping[str, str]:
     if "line" in groups:
         shown["line"] = groups["line"].strip(" │┃")
     return shown
+
+
+def filled(template: str, groups: Mapping[str, str]) -> str:
+    """Return ``template`` with each ``{name}`` replaced by its group, by "?" if there is none."""
+    return FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
