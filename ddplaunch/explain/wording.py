@@ -20,7 +20,7 @@ from ddplaunch.explain.command_fixes import (
 )
 from ddplaunch.explain.decide.collectives import nccl_versions, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, words_above
+from ddplaunch.explain.decide.endings import BareExit, other_end, words_above
 from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
@@ -108,6 +108,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
             who = f"rank {cause.rank}" if cause.rank is not None else "the script"
             above = f"above the traceback stands: {reason_text(said)[:_QUOTED]}"
             words = words._replace(why=f"{who} started a program that failed; {above}")
+        said = other_end(cause.candidate.line, scanned) if cause.code == "download-failed" else said
     elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
         words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words

@@ -487,3 +487,73 @@ def test_a_prompt_without_a_host_begins_a_launch() -> None:
 def test_gitlabs_last_word_is_of_all_of_the_job() -> None:
     tests = raised(None, "ValueError: deliberate") + failed(1, 1, 31) + "workers.py FAILED\n== 5 passed in 61.17s ==\n"
     assert explained(tests + "Cleaning up project directory\n00:01\nJob succeeded\n").diagnosis is None
+
+
+def test_exceptions_of_ranks_that_end_because_slurm_took_the_job_back() -> None:
+    step = "slurmstepd: error: *** STEP 18.0 ON g3 CANCELLED AT 2022-11-12T09:22:41 DUE TO PREEMPTION ***\n"
+    late = raised(None, "KeyError: 'x'")
+    exits = "srun: error: g4: task 1: Exited with exit code 1\nsrun: error: g3: task 0: Terminated\n"
+    assert diagnosed(STEPS + step + late + exits).code == "terminated"
+    assert diagnosed(STEPS + late + exits + step).code == "script-exception"
+
+
+def test_what_multiprocessing_prints_of_its_finalizers_ends_nothing() -> None:
+    finalizers = (
+        'Traceback (most recent call last):\n  File "/usr/lib/python3.8/multiprocessing/util.py", line 300, in '
+        "_run_finalizers\n    finalizer()\nOSError: [Errno 39] Directory not empty: 'pymp-a3z0c1'\n"
+    )
+    assert explained(STEPS + finalizers).diagnosis is None
+    assert diagnosed(raised(0, "KeyError: 'x'") + finalizers + failed(1, 0, 31)).code == "script-exception"
+
+
+def test_a_library_that_says_what_it_does_without() -> None:
+    without = "A matching Triton is not available, some optimizations will not be enabled\n" + raised(
+        None, "ModuleNotFoundError: No module named 'triton'", "/opt/lib/python3.11/site-packages/xformers/__init__.py"
+    )
+    assert diagnosed(without + STEPS + raised(1, "KeyError: 'x'") + failed(1, 1, 31)).code == "script-exception"
+
+
+def test_lightning_stops_at_a_metric_that_is_not_finite() -> None:
+    stopped = "Monitored metric val_loss = nan is not finite. Previous best value was 0.7. Signaling Trainer to stop.\n"
+    found = diagnosed(STEPS + stopped + "epoch 5 step 582: 'val_loss' was not in top 3\nrun_tts.sh: exit 1\n")
+    assert found.code == "not-a-number" and "val_loss = nan" in found.what
+
+
+def test_ninja_that_finds_no_compiler() -> None:
+    ninja = (
+        "FAILED: a.cuda.o\n/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found\nninja: build stopped: subcommand failed.\n"
+    )
+    found = diagnosed(ninja + raised(0, "RuntimeError: Error building extension 'attn'"))
+    assert found.code == "extension-build-failed" and "there is no `/usr/local/cuda/bin/nvcc`" in found.what
+
+
+def test_a_rank_that_leaves_is_quoted_with_what_it_said_before() -> None:
+    last = "rank 3: shards exhausted after 961 packs\nrank 3: all done, leaving\n"
+    found = diagnosed(STEPS + last + "".join(LATE.format(rank, rank) for rank in range(2)))
+    assert [each.text for each in found.evidence] == last.splitlines()
+
+
+def test_both_ends_of_a_chain_show_what_a_hub_refused() -> None:
+    linked = "\nThe above exception was the direct cause of the following exception:\n\n"
+    found = diagnosed(
+        raised(
+            None, "huggingface_hub.errors.LocalEntryNotFoundError: cannot find the requested files in the local cache"
+        )
+        + linked
+        + raised(None, "OSError: We couldn't connect to 'https://huggingface.co' to load this file")
+    )
+    assert found.code == "download-failed"
+    assert any("https://huggingface.co" in each.text for each in found.evidence)
+
+
+def test_ray_tune_only_counts_the_trials_that_failed() -> None:
+    trial = (
+        'ERROR -- Trial task failed for trial a\nTraceback (most recent call last):\n  File "/opt/lib/python3.11/'
+        'site-packages/ray/air/event_manager.py", line 110, in resolve_future\n    result = ray.get(future)\n'
+        "ray.exceptions.RayTaskError(ValueError): ray::PPO.train() (pid=3311, ip=10.244.3.18)\n"
+        '  File "/opt/lib/python3.11/site-packages/ray/tune/trainable.py", line 330, in train\n'
+        "    raise skipped from exception_cause(skipped)\n"
+        '  File "/home/kim/env.py", line 118, in _check\n    raise ValueError("outside")\nValueError: outside\n'
+    )
+    found = diagnosed(trial + "ray.tune.error.TuneError: ('Trials did not complete', [a])\n")
+    assert found.exception is not None and found.exception.frame == "env.py:118 in _check"

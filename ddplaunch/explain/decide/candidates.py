@@ -20,7 +20,7 @@ from ddplaunch.explain.signatures.signature import AT_START, NOISE, OF_MACHINES,
 from ddplaunch.values.frozen import dataclass
 
 #: Exceptions that a launcher raises because ranks failed.
-_LAUNCHERS = frozenset(("ChildFailedError", "SignalException"))
+_LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "TuneError"))
 #: Exceptions that a launcher raises because ranks failed, and a rank because of a process that it had started itself.
 STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
 #: Exceptions that a rank raises because another process is gone, which need not be a rank.

@@ -137,7 +137,7 @@ def stuck(scanned: Scanned) -> Stuck:
 class Left:
     """Ranks that ended with status 0 while ``waiting`` still needed them; ``before_s`` seconds passed until it failed.
 
-    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``line`` is its own last word, or
+    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``lines`` are its own last word, or
     theirs where nothing else is ``told`` of their end.
     """
 
@@ -146,7 +146,7 @@ class Left:
     before_s: float
     call: str
     frame: str
-    line: Line | None
+    lines: tuple[Line, ...]
     told: bool = False
 
 

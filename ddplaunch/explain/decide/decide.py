@@ -109,7 +109,7 @@ class RootCause:
         found += [] if self.own_echo is None else [self.own_echo.line]
         found += [] if self.ended is None else [self.ended.exit.line]
         found += [each.line for each in self.mismatched or ()]
-        found += [] if self.left is None or self.left.line is None else [self.left.line]
+        found += [] if self.left is None else self.left.lines
         found += [] if self.witness is None else [self.witness.line]
         found += [each for each in (self.outside, self.cut) if each is not None]
         found = [*self.ended.said, *found] if self.ended is not None and self.outside is None else found
@@ -237,7 +237,7 @@ def _left_early(
     heard = (hit for hit in echoes if hit.signature.code not in NOISE and hit.line.text[:2] != "[W")
     complaints = [(hit.line.speaker.rank, hit.line) for hit in heard]
     complaints += [(each.speaker.rank, each.line) for each in found if each.survivor or each.code in _WAITING]
-    said: Line | None = None
+    said: tuple[Line, ...] = ()
     if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
         first, left = table
     elif facts is None and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
@@ -246,13 +246,14 @@ def _left_early(
         return None
     if found and found[0].tier <= Tier.UNCERTAIN and found[0].code not in _WAITING:
         return None
-    if said is None and first.rank not in {each.rank for each in waits.waited} | {rank for rank, _ in complaints}:
+    if not said and first.rank not in {each.rank for each in waits.waited} | {rank for rank, _ in complaints}:
         return None
     call, frame, line = waited_in(scanned, first.rank)
     own = next((each for each in waits.waited if each.rank == first.rank), None)
     before_s = max(0.0, (first.ended_s or 0.0) - (left[-1].ended_s or 0.0))
-    line = said or (own.line if own else line)
-    told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, line, said is not None)
+    line = own.line if own else line
+    lines = said or (() if line is None else (line,))
+    told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, lines, bool(said))
     rank, host = (left[0].rank, left[0].host) if len(left) == 1 else (None, None)
     return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
 
@@ -266,7 +267,11 @@ def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list
     if not outside:
         return found
     own = [each for each in scanned.exits if not each.by_agent and each.code not in _ASKED_TO_END]
-    reported = any(not each.table for each in own)
+    cancelled = [each.line.at for each in found if " CANCELLED AT " in each.line.text]
+    by_srun = [
+        each for each in own if "srun: " in each.line.text and min(cancelled, default=each.line.at) < each.line.at
+    ]
+    reported = any(not each.table and each not in by_srun for each in own)
     end = max(each.line.at for each in found) + 1 if reported else min(outside)
     causes = (each for each in found if each.code not in OUTSIDE and each.line.at < end)
     failed_before = any(each.tier <= Tier.GENERAL for each in causes)

@@ -110,6 +110,13 @@ def _is_message(last: Sequence[Line], one_file: bool) -> bool:
     return told and " " in text.strip() and not _RECORD.search(text)
 
 
+def other_end(line: Line, scanned: Scanned) -> tuple[Line, ...]:
+    """Return the first exception of the chain with the one at ``line``, the last one if that is the first itself."""
+    chains = (each.parts for each in scanned.tracebacks if any(part.line.at == line.at for part in each.parts))
+    ends = next(((parts[0].line, parts[-1].line) for parts in chains), ())
+    return tuple(each for each in ends if each.at != line.at)[:1]
+
+
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
     """Return what stands above the traceback that ends at ``line`` and reads like a reason: a program's own words.
 

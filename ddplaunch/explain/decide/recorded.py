@@ -251,10 +251,10 @@ _ENDED_WELL = re.compile(
 
 def said_to_leave(
     scanned: Scanned, complaints: Sequence[tuple[int | None, Line]]
-) -> tuple[RankEnd, tuple[RankEnd, ...], Line] | None:
+) -> tuple[RankEnd, tuple[RankEnd, ...], tuple[Line, ...]] | None:
     """Return a rank that complains of others, and those whose last words, before all complaints, are that they leave.
 
-    With the line that says so. None where nobody or most say it.
+    With the last lines of one of them. None where nobody or most say it.
     """
     if not complaints:
         return None
@@ -273,7 +273,9 @@ def said_to_leave(
     if not left or not others or len(left) > max(len(others), len(last) - len(left)):
         return None
     ends = tuple(RankEnd(rank, exit_code=0) for rank in sorted(left))
-    return RankEnd(min(rank for rank in others if rank is not None)), ends, left[ends[0].rank]
+    says = left[ends[0].rank]
+    above = [line for line in last.get(ends[0].rank, ()) if line.at < says.at and not PROGRESS.search(line.text)]
+    return RankEnd(min(rank for rank in others if rank is not None)), ends, (*above, says)
 
 
 def _says_that_it_leaves(text: str) -> bool:

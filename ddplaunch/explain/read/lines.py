@@ -24,7 +24,7 @@ Numbered = tuple[int, str]
 _LOGGED = re.compile(
     r"\b(?:WARNING|(?<!NCCL )WARN|DEBUG)\b"
     r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?(?! count)|halv(?:ing|ed)|fall(?:ing)? ?back"
-    r"|continuing|going on)\b)"
+    r"|continuing|going on|will not be (?:enabled|used))\b)"
 )
 
 

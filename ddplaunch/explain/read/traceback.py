@@ -216,11 +216,11 @@ class _Open:
 
         A line that says what is done without a module that could not be imported announces that exception.
         """
-        last = self.parts[-1] if self.parts else None
-        if last is None or not line.text or line.at > last.line.at + _EMPTY:
+        if not (self.parts and line.text) or line.at > (last := self.parts[-1]).line.at + _EMPTY:
             return
         without = bool(_IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text))
-        self.logged |= without or bool(_PASSES_OVER.search(line.text) and not last.ended_program)
+        passes_over = line.text[0] != " " and not last.ended_program  # a frame's source does not
+        self.logged |= without or bool(passes_over and _PASSES_OVER.search(line.text))
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
         if wordless and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
@@ -381,7 +381,7 @@ class Tracebacks:
             if not state.header and state.sources and state.sources[-1].startswith("raise ") and state.at is not None:
                 self.cut.append(state.at)  # its head is missing as well
             return
-        ignored = state.handled or [name for _, _, name in state.parts[0].frames[:1]] == ["__del__"]
+        ignored = state.handled or any(each[2] in ("__del__", "_run_finalizers") for each in state.parts[0].frames[:1])
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
         last = state.parts[-1].raised
         launcher |= (

@@ -87,7 +87,7 @@ _STATUS = re.compile(
     r"|^Error: exit status |^Exited with code exit status |^The command \".*\" exited with "
     r"|^##\[error\]\w+ exited with code '|^flux-job: task\(s\) exited with exit code "
     r"|^Script done on .*COMMAND_EXIT_CODE=\"|Normal termination \(return value |_atexit_cleanup\S* got exitcode: "
-    r"|AlgorithmError: Exit Code: "
+    r"|AlgorithmError: Exit Code: |^[\w./-]+\.sh: exit(?:ed|ing)?(?: with)?(?: status| code)? "
     r"|Task state is updated .* with exit code |(?:^|\bTerminated)\s*Exit (?:Code|Status): +)"
     r"(?P<code>\d+)\b"
 )
@@ -96,7 +96,7 @@ _TRIGGERS = (
     "with status", "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "status ", "terminated with",
     "exited on signal", "errorcode", "MPI_ABORT", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
     "Process finished", "Job failed", "status=", "exited: ", "xit status", "Exit Code:",
-    "Exit Status:", "EXIT_CODE=", "crashed with", "return value", "died from signal",
+    "Exit Status:", "EXIT_CODE=", "crashed with", "return value", "died from signal", ".sh: exit",
 )  # fmt: skip
 
 

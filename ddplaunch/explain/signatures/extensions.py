@@ -153,6 +153,15 @@ SIGNATURES: tuple[Signature, ...] = (
         "warp.cpp:1:10: fatal error: opencv2/core.hpp: No such file or directory",
     ),
     _not_built(
+        r"sh: (?:line )?\d+: (?P<compiler>\S*(?:nvcc|hipcc|[gc]\+\+|gcc|clang\+*)(?:-\d+)?): (?:command )?not found",
+        "there is no `{compiler}`",
+        "the package brings sources alone, and the compiler that torch calls for them is not installed on this node",
+        "install the CUDA toolkit of `python -c 'import torch; print(torch.version.cuda)'` and set CUDA_HOME, in a "
+        "container by a `-devel` image; or take a wheel that is built already",
+        "RuntimeError: Error building extension 'cpu_adam'",
+        "/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",
+    ),
+    _not_built(
         r"(?P<problem>[\w./+-]+(?::\d+(?::\d+)?|\(\d+\)): (?:fatal )?error: .{1,120})",
         "{problem}",
         "compiler, CUDA toolkit and torch have to fit where an extension is built; this is the first error",
