@@ -557,3 +557,21 @@ def test_ray_tune_only_counts_the_trials_that_failed() -> None:
     )
     found = diagnosed(trial + "ray.tune.error.TuneError: ('Trials did not complete', [a])\n")
     assert found.exception is not None and found.exception.frame == "env.py:118 in _check"
+
+
+def test_a_rank_in_brackets_without_a_colon() -> None:
+    own = raised(None, "KeyError: 'speaker_id'").replace("\n", "\n[rank2] ")[: -len("[rank2] ")]
+    steps = "".join(f"[rank0]   {step}/900  loss 2.{step}\n" for step in range(100, 106))
+    found = diagnosed(steps + "[rank2] " + own)
+    assert (found.code, found.rank, found.host) == ("script-exception", 2, None)
+    again = raised(0, "KeyError: 'warmup'") + failed(1, 0, 31) + "##### run.sh exit status 1 #####\n"
+    assert explained(again + "##### run.sh again #####\n" + steps + "[rank0] stage: finished\n").diagnosis is None
+
+
+def test_what_has_run_the_launcher_names_no_other_rank() -> None:
+    bus = (
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n"
+    )
+    text = "".join(f"trainer_1  | {line}\n" for line in (STEPS + bus + failed(1, 2, 61)).splitlines())
+    found = diagnosed(text + "trainer_1 exited with code 1\n")
+    assert (found.code, found.rank) == ("shm-too-small", 2)

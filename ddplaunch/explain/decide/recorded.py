@@ -87,7 +87,8 @@ def only_failed_rank(scanned: Scanned) -> int | None:
     for kind in (crashed, not_aborted, own):
         ranks = {exit_rank(each, scanned) for each in kind}
         if ranks:
-            return ranks.pop() if len(ranks) == 1 else None
+            named = ranks - {None}  # what has run the launcher names no rank
+            return named.pop() if len(named) == 1 else None
     return None
 
 

@@ -46,7 +46,7 @@ _TRIAL = re.compile(r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7
 _REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-Z]{4,8} - (?=\[rank\d+\]: )")
 _RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
 #: Lightning has another place for the colon, and tells so of a process that is gone.
-_RANK = re.compile(r"^\[(?:r(?=\d+\] )|rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\]:)| (?=\d+\] )))(\d{1,7})\]:? ?")
+_RANK = re.compile(r"^\[(?:r(?=\d+\] )|rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\][: ])))(\d{1,7})\]:? ?")
 _ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
 _MPI = re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:")
 _OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
