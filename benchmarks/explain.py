@@ -31,7 +31,10 @@ STEP = "2026-01-05 04:11:20,001 INFO step {step:06d} loss 1.8120 lr 3.0e-05 1.91
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of one half. ``wrong`` are confident wrong answers, and any diagnosis of a healthy log."""
+    """Counts of one half. ``wrong`` are wrong answers, and any diagnosis of a healthy log.
+
+    Answers that call themselves likely: ``likely`` of the right ones, ``wrong_likely`` of the wrong ones.
+    """
 
     logs: int
     right: int
@@ -41,11 +44,14 @@ class Score:
     healthy_silent: int
     ranks: int
     ranks_right: int
+    likely: int
+    wrong_likely: int
 
     @property
     def kept(self) -> bool:
         """Whether the goals hold: 95 % right, at most 3 % confidently wrong, healthy logs silent."""
-        enough = self.right >= RIGHT_LEAST * self.logs and self.wrong <= WRONG_MOST * self.logs
+        confident = self.wrong - self.wrong_likely
+        enough = self.right >= RIGHT_LEAST * self.logs and confident <= WRONG_MOST * self.logs
         return enough and self.healthy == self.healthy_silent
 
 
@@ -97,7 +103,7 @@ def answer(case: dict[str, Any]) -> Diagnosis | None:
 
 def score(cases: Sequence[dict[str, Any]]) -> Score:
     """Return how many first answers are right."""
-    right = unknown = healthy = silent = ranks = ranks_right = 0
+    right = unknown = healthy = silent = ranks = ranks_right = likely = wrong_likely = 0
     for case in cases:
         found = answer(case)
         code = None if found is None else found.code
@@ -106,10 +112,14 @@ def score(cases: Sequence[dict[str, Any]]) -> Score:
         unknown += not hit and code == "unknown" and case["codes"] != [None]
         healthy += case["codes"] == [None]
         silent += case["codes"] == [None] and hit
+        doubts = found is not None and found.certainty == "likely"
+        likely += hit and doubts
+        wrong_likely += doubts and not hit
         if hit and found is not None and case["rank"] is not None:
             ranks += 1
             ranks_right += found.rank == case["rank"]
-    return Score(len(cases), right, len(cases) - right - unknown, unknown, healthy, silent, ranks, ranks_right)
+    wrong = len(cases) - right - unknown
+    return Score(len(cases), right, wrong, unknown, healthy, silent, ranks, ranks_right, likely, wrong_likely)
 
 
 def failures(cases: Sequence[dict[str, Any]]) -> list[str]:
@@ -153,12 +163,15 @@ def gigabyte() -> Speed:
 def report(scores: dict[str, Score], speed: Speed | None) -> str:
     """Return the figures as a table in Markdown."""
     lines = [
-        "| logs | number | right first answer | confidently wrong | unknown | healthy silent | right rank |",
-        "|---|---|---|---|---|---|---|",
+        "| logs | number | right first answer | of them likely | confidently wrong | wrong, likely | unknown "
+        "| healthy silent | right rank |",
+        "|---" * 9 + "|",
     ]
     names = {"tune": "tuned on", "report": "not looked at"}
     for name, each in scores.items():
-        share = [f"{100 * part / max(1, each.logs):.1f} %" for part in (each.right, each.wrong, each.unknown)]
+        confident = each.wrong - each.wrong_likely
+        parts = (each.right, each.likely, confident, each.wrong_likely, each.unknown)
+        share = [f"{100 * part / max(1, each.logs):.1f} %" for part in parts]
         rest = f"{each.healthy_silent} of {each.healthy} | {each.ranks_right} of {each.ranks}"
         lines.append(f"| {names[name]} | {each.logs} | {' | '.join(share)} | {rest} |")
     text = "\n".join(lines) + "\n"
