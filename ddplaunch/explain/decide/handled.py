@@ -210,10 +210,12 @@ def without_restated(found: list[Candidate]) -> list[Candidate]:
 def rival(best: Candidate, others: Sequence[Candidate], after: Afterwards, shared: bool) -> Candidate | Line | None:
     """Return the first of ``others`` that may be the cause instead of ``best``, or the step that was made after that.
 
-    ``shared``: ranks that wait for another one print the same, and make steps until then.
+    An end that tells nothing of its reason is how ``best`` ended a rank. ``shared``: ranks that wait for another one
+    print the same, and make steps until then.
     """
     for each in others:
-        if each.tier <= Tier.UNCERTAIN and not (each.old or each.logged or each.survivor or each.is_hint):
+        bare = each.code in _ABORTS or each.code in _ENDS - {"segmentation-fault"}
+        if each.tier <= Tier.UNCERTAIN and not (bare or each.old or each.logged or each.survivor or each.is_hint):
             return each
     return None if shared else after.reports_a_step(best.line)
 

@@ -257,12 +257,16 @@ class Afterwards:
         return over or steps >= 2 or progress >= (1 if announced else 4)
 
     def reports_a_step(self, line: Line) -> Line | None:
-        """Return the first report of a step below ``line`` in the same log; a bar may be drawn once more after it."""
+        """Return the first report of a step below ``line`` in the same log that no other rank signs.
+
+        A bar may be drawn once more after a failure.
+        """
         said = self._files.get(line.file, [])
         at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
         if at == len(said) or not self._counted(line.file, said)[1][at]:
             return None
-        steps = (each for each in said[at:] if PROGRESS.search(each.text) and _STEP.search(each.text))
+        own = (each for each in said[at:] if line.speaker.rank in (None, each.speaker.rank))
+        steps = (each for each in own if PROGRESS.search(each.text) and _STEP.search(each.text))
         return next((each for each in steps if not _NO_REPORT.search(each.text)), None)
 
     def shows_another(self, line: Line) -> bool:
