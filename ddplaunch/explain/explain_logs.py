@@ -36,7 +36,7 @@ _RETURNS = re.compile(r"exits? (?:with return code|successfully)")
 _LAST_OF_PYTHON = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: |$)")  # of a traceback
 #: A launch that somebody typed into a shell, with its prompt, where a whole session was recorded.
 _TYPED = re.compile(
-    r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|[~/][\w./~-]*\$|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
+    r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|[~/][\w./~-]* ?\$|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
     r"(?:(?:torchrun|ddplaunch run|deepspeed|accelerate launch|horovodrun|python\S*) \S"
     r"|(?:srun|mpirun) .*(?:torchrun|ddplaunch|deepspeed|accelerate|python|\.(?:py|sh)\b))"
 )
@@ -45,7 +45,8 @@ _CALLS_MAIN = re.compile(r"\s*(?:sys\.exit\()?(?:\w+\.)?main\(")
 #: What nohup, `script` and people's own shell scripts write once as they start a program whose output is appended.
 _STARTED = re.compile(
     r"nohup: (?:ignoring input|appending output)|Script started on \d"
-    r"|[=#*-]{2,} ?(?!.*\b(?:end|ended|done|exit|status)\b)[^=].*\d{4}-\d\d-\d\d[ T]\d\d:\d\d"
+    r"|[=#*-]{2,} ?(?!.*\b(?:end|ended|done|exit|status)\b)[^=]"
+    r".*(?:\d{4}-\d\d-\d\d[ T]\d\d:\d\d|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d\b.* \d{4}\b)"
 )
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
@@ -177,7 +178,8 @@ def _last_run(lines: Sequence[Line], raw: Mapping[int, str]) -> int:
     if len(typed) > 1 and any(map(says_something, texts[typed[-1] + 1 :])):
         return typed[-1]
     started = [at for at, text in enumerate(texts) if _STARTED.match(text)]
-    if len(started) > 1 and any(_FAILS.search(text) for text in texts[started[0] : started[-1]]):
+    earlier = texts[started[0] : started[-1]] if started else []
+    if any(_FAILS.search(text) or _LAST_OF_PYTHON.match(text) for text in earlier):
         return started[-1]
     if edited := _after_an_edit(texts):
         return edited

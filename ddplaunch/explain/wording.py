@@ -35,9 +35,10 @@ from ddplaunch.explain.read.lines import Line, evidence_of, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.ending import ENDED_BY, ENDED_BY_ANOTHER
 from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
 from ddplaunch.explain.signatures.signature import (
+    ENDED_BY,
+    ENDED_BY_ANOTHER,
     FIELD,
     NOISE,
     OF_EXCEPTIONS,

@@ -575,3 +575,95 @@ def test_what_has_run_the_launcher_names_no_other_rank() -> None:
     text = "".join(f"trainer_1  | {line}\n" for line in (STEPS + bus + failed(1, 2, 61)).splitlines())
     found = diagnosed(text + "trainer_1 exited with code 1\n")
     assert (found.code, found.rank) == ("shm-too-small", 2)
+
+
+def test_a_run_below_a_banner_with_a_date_or_below_an_excerpt_of_an_older_one() -> None:
+    old = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 978.00 MiB\n"
+    own = raised(None, "UnicodeDecodeError: 'ascii' codec can't decode byte 0xc5") + failed(1, 0, 31)
+    banner = "==== Tue Jun 4 15:{}2:44 2024 {} ====\n"
+    runs = (
+        banner.format(0, "start") + old + banner.format(1, "stop, status 1") + banner.format(3, "start") + STEPS + own
+    )
+    assert diagnosed(runs).code == "script-exception"
+    assert diagnosed("--- last words of train.log.old ---\n" + old + STEPS + own).code == "script-exception"
+    assert diagnosed("--- last words of train.log.old ---\n" + old + own).code == "cuda-out-of-memory"
+
+
+def test_a_prompt_with_a_space_before_its_sign() -> None:
+    first = "~/nerf $ torchrun run.py\n" + STEPS + "^C\nKeyboardInterrupt\n~/nerf $ vim run.py\n"
+    assert diagnosed(first + "~/nerf $ torchrun run.py --rays 9\n" + raised(None, "KeyError: 'x'")).code != "terminated"
+
+
+def test_transcripts_are_none_of_the_program_s_own_words() -> None:
+    text = "  HYP: no space left on device one\n  REF: no space left on the vise one\nTotal errors: 1840\n"
+    assert explained(STEPS + text + "finished\n").diagnosis is None
+
+
+def test_ranks_in_brackets_behind_times_and_columns() -> None:
+    said = "".join(f"2024-06-18 16:0{at}:46 [0] epoch {at} bce 0.41\n" for at in range(1, 7))
+    said += "2024-06-18 16:08:31 [0] Early stopping: no improvement, bye\n"
+    late = "".join(LATE.format(rank, rank) for rank in range(1, 4))
+    found = diagnosed(said + late)
+    assert (found.code, found.rank) == ("rank-left-early", 0)
+    banner = "".join(f"node-{host}| W0411 08:00:01.118000 701 run.py:792] OMP_NUM_THREADS is 1\n" for host in "ab")
+    own = "".join(f"node-b| [9] {line}\n" for line in raised(None, "KeyError: 'x'").splitlines())
+    found = diagnosed(banner + "".join(f"node-a| [0] step {at} loss 0.4\n" for at in range(1, 5)) + own)
+    assert (found.code, found.rank, found.host) == ("script-exception", 9, "node-b")
+
+
+def test_a_step_of_a_pipeline_that_failed_is_no_progress() -> None:
+    cause = "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
+    cause += "CollectiveFingerPrint(OpType=B)"
+    text = "".join(f"| {line}\n" for line in (STEPS + raised(None, cause) + failed(1, 0, 31)).splitlines())
+    ends = "Step 3/4 : smoke run ...... FAILED (status 1)\nStep 4/4 : publish ...... SKIPPED\n"
+    assert diagnosed("Step 3/4 : smoke run\n" + text + ends).code == "collective-mismatch"
+
+
+def test_pods_of_others_in_a_list_of_events() -> None:
+    pod = "dlrm-{} train 2024-11-02T22:15:4{} "
+    lines = [pod.format(0, at) + f"[rank0] iter 6100{at} auc 0.79\n" for at in range(4)]
+    lines += [pod.format(1, 5) + "SignalException: Process 1 got signal: 15\n"]
+    other = "22m  Warning  FailedScheduling  pod/etl-7f  0/31 nodes are available: 31 Insufficient nvidia.com/gpu.\n"
+    found = diagnosed("".join(lines) + "$ kubectl get events\n" + other)
+    assert (found.code, found.host) == ("terminated", "dlrm-1")
+    assert diagnosed(other).code == "scheduler-error"
+
+
+def test_what_kubectl_says_of_a_container_as_json() -> None:
+    state = '{"terminated":{"exitCode":1,"finishedAt":"2025-04-22T05:43:14Z","reason":"OOMKilled"}}\n'
+    assert diagnosed(STEPS + failed(-9, 4, 45) + "$ kubectl get pod worker-3 -o jsonpath\n" + state).code == (
+        "host-out-of-memory"
+    )
+
+
+def test_versions_that_deepspeed_accepts() -> None:
+    accepts = (
+        "Installed CUDA version 12.4 does not match the version torch was compiled with 12.1 but since the APIs are "
+    )
+    assert diagnosed(accepts + "compatible, accepting this combination\n" + STEPS + failed(-9, 1, 31)).code == "killed"
+
+
+def test_services_that_are_stopped_once_the_trainer_is_done() -> None:
+    stopped = "redis-1    | 1:signal-handler (1741943706) Received SIGTERM scheduling shutdown...\n"
+    text = "".join(f"trainer-1  | {line}\n" for line in STEPS.splitlines())
+    assert (
+        explained(text + "trainer-1 exited with code 0\n" + stopped + "redis-1 exited with code 0\n").diagnosis is None
+    )
+
+
+def test_a_scheduler_s_word_for_all_of_the_job_stands_above_what_its_epilog_says() -> None:
+    epilog = "State: COMPLETED (exit code 0)\nNodes: 1\nrmdir: failed to remove '/tmp/40771': Directory not empty\n"
+    assert explained(STEPS + "0: finished; best dice 0.801\n" + epilog).diagnosis is None
+
+
+def test_a_program_that_says_how_long_it_took_was_through() -> None:
+    aborted = "terminate called without an active exception\n" + failed(-6, 1, 20)
+    assert diagnosed(STEPS + "[0] done in 412 s\n[1] done in 412 s\n" + aborted).code == "aborted-at-exit"
+
+
+def test_a_supervisor_that_sees_no_new_line() -> None:
+    watch = "supervise.sh: no new line in train.log for 45 min, giving up\nsupervise.sh: kill -TERM 9120\n"
+    ended = "run.sh: line 30:  9131 Terminated              torchrun --nnodes=2 pretrain.py\n"
+    assert (
+        diagnosed(STEPS + watch + ended + "supervise.sh: exit status 143, no progress since step 3450\n").code == "hang"
+    )

@@ -203,7 +203,7 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: 
                 echo = echo or hit
     if roots:
         hit, part = min(roots, key=lambda pair: (pair[0].signature.tier, pair[1] is not traceback.root))
-        best = _of_hit(hit, traceback.speaker, part.raised)
+        best = replace(_of_hit(hit, traceback.speaker, part.raised), bare=traceback.bare)
         return survived(replace(best, logged=True)) if traceback.logged else best
     bare = traceback.bare and not traceback.lost_worker
     if echo is not None and (traceback.launcher or bare or echo.signature.code not in _STARTED_ECHOES):

@@ -155,8 +155,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
         return None
     scanned = recorded.with_facts(scanned, facts)
     found, echoes = candidates(scanned)
-    found = with_handled(found, scanned)
     after = Afterwards(scanned.lines)
+    found = with_handled(found, scanned, after)
     failed = says_failed(scanned, after, facts)
     found, echoes = not_survived(found, echoes, scanned, after, failed)
     waits = stuck(scanned)

@@ -52,7 +52,7 @@ class _Ended(NamedTuple):
     explained: int
 
 
-def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate]:
+def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards) -> list[Candidate]:
     """Return what is quoted, or older than the exception that ended its rank, as something that the rank survived.
 
     A library's own words before that exception count, and so does what another process of the rank has printed: a
@@ -71,9 +71,12 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned) -> list[Candidate
 
     def settled(each: Candidate) -> Candidate:
         quoted = each.speaker.quoted or (each.hit is not None and each.hit.quoted)
-        nobody = each.speaker.rank is None and each.raised is None and not quoted
+        nobody = each.speaker.rank is None and (each.raised is None or each.bare) and not quoted
         if nobody and each.code not in BY_OTHERS and not _VOICES.search(each.line.text):
-            old = _is_of_others(each.line, ended)
+            step = after.reports_a_step(each.line) if each.line.at < ended.uncaught else None
+            old = (each.raised is None and _is_of_others(each.line, ended)) or (
+                step is not None and step.at < ended.uncaught
+            )
         else:
             old = quoted or _is_old(each, last.get(each.speaker))
         if not old:
@@ -157,6 +160,8 @@ def not_survived(
 
     def went_on(each: Candidate) -> bool:
         asked = each.code in OUTSIDE
+        if asked and after.container_done(each.line):
+            return True
         requeued = asked and after.began_again(each.line)
         return after.went_on(each.line, _ends_its_rank(each), each.logged or requeued, asked and not requeued)
 
@@ -222,7 +227,7 @@ def rival(best: Candidate, others: Sequence[Candidate], after: Afterwards, share
 
 def passed_over(scanned: Scanned) -> Candidate | None:
     """Return the last error that would have ended a run, had its work not gone on; for logs in which nothing failed."""
-    found = with_handled(candidates(scanned)[0], scanned)
+    found = with_handled(candidates(scanned)[0], scanned, Afterwards(scanned.lines))
     ends = (each for each in found if each.tier <= Tier.GENERAL and not (each.old or each.logged or each.survivor))
     return max(ends, key=lambda each: each.line.at, default=None)
 

@@ -54,8 +54,11 @@ _STEP = re.compile(
     rf"(?i)(?:(?<![-/])\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
     r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步])|\[ *(?=\d+/\d{3,}\]))(\d+(?:\.\d+)?)"
 )
-#: An attempt that is over is no step: "gave up after attempt 3".
-_OVER_TRIES = re.compile(r"(?i)^(?=.*\b(?:attempt|restart)s?\b).*\b(?:failed|exhausted|g[ai]v(?:e|es|ing) up)\b")
+#: Nothing that is over is a step: "gave up after attempt 3", "step 3/4 ..... FAILED".
+_OVER_TRIES = re.compile(
+    r"(?i)^(?=.*\b(?:attempt|restart)s?\b).*\b(?:failed|exhausted|g[ai]v(?:e|es|ing) up)\b"
+    r"|^.*\.{4,} (?:failed|skipped)\b"
+)
 #: Bars, exceptions and ends that count something.
 _NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
 _COUNTS = re.compile(r".*%\||\s+\[?\d+/\d+\]?\s")  # an indented line that is none of a traceback
@@ -125,12 +128,13 @@ def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
     """
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
     found = [_told_above(line, scanned) for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
-    last = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"][-_CLOSING:]
+    said = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"]
+    last, over = said[-_CLOSING:], any(_OVER.search(line.text) for line in said[-_ENDS:])
     bad = [line for line in last if closes_badly(line.text)]
     known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
     known |= {each.line.at for each in scanned.exits if each.by_agent}
     good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in last[-1:])
-    closing = [] if good else [line for line in bad if line.at not in known]
+    closing = [] if good or over else [line for line in bad if line.at not in known]
     return min(found or closing, key=lambda line: line.at, default=None)
 
 
@@ -282,6 +286,12 @@ class Afterwards:
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was taken up again."""
         return self._last(_AGAIN, line.file) > line.at
+
+    def container_done(self, line: Line) -> bool:
+        """Return whether a container had ended with status 0 before ``line``: compose then stops the other services."""
+        return any(
+            each.at < line.at and each.text.endswith("exited with code 0") for each in self._files.get(line.file, ())
+        )
 
     def _last(self, pattern: re.Pattern[str], file: str) -> int:
         """Return the place of the last line of a file that ``pattern`` matches, -1 for none."""

@@ -28,7 +28,7 @@ _BODY = (
     r"(?:Traceback \(most|  +File \"|\[rank\d+\]|\[default\d+\]|\[\d{4}-\d\d-\d\d|[IWEF]\d{4} \d\d:|\[[EWF]\d* ?[\d:]"
     r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
 )
-_HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s+\| ){_BODY}")
+_HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
 _TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
 _TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
@@ -59,13 +59,15 @@ _ACTOR = re.compile(
 #: A rank in front of a line, where r0 is one: "r2" alone may be a measure.
 _SHORT = re.compile(r"(?:^|\d\d:\d\d:\d\d\]? )r(\d{1,7}) (?![\d=:.-])")
 _STAMPED = 24  # characters of a time and a rank
-_PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
+_PASTED = re.compile(r"^(?:[>|] ?)+")  # as mails and issues quote, and services show what a step printed
 _OF_PYTEST = re.compile(r"^E(?: {3} *|$)")  # below the line of a test that failed, indented as that line is
 _STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
 _COUNTED = re.compile(r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?")  # the latter: a task of Metaflow
 _REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d)")  # torchx: role and replica
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
+#: stern, with its times: a pod with a number and its container.
+_POD_COLUMN = re.compile(r"^([a-z][\w.-]*-\d+) [a-z][\w.-]* (?=\d{4}-\d\d-\d\d[T ]\d\d:)")
 #: journald and syslog; what systemd and the kernel say of others is read with their names.
 _SYSLOG = re.compile(r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.-]+ (?!systemd|kernel)[\w.@/-]+\[\d+\]: ?")
 
@@ -86,6 +88,7 @@ _FEWEST_COUNTED, _NEARLY_ALL, _MOSTLY_ALL = 5, 0.95, 0.9
 _COLUMN, _MOST_COLUMNS = re.compile(r"^([A-Za-z][\w.-]*?(-\d+)?) +\|(?: |$)"), 8  # docker compose
 _FIELD = re.compile(r"(\d+|\s+)")
 _NAME = re.compile(r"[A-Za-z][\w.-]*\d\b")
+_OFTEN = 4  # lines of each rank on average
 _WIDEST_FRONT = 120  # characters
 _MOST_FRONTS, _MOST_READ, _FEWEST_LINES = 3, 400, 3
 _MOST_LINES = 0.8  # of those that are not empty: a front that a service puts there stands before all
@@ -106,16 +109,19 @@ class Prefixes:
         if len(found) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
-        self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s+\|(?: |$))") if names else None
-        numbered = sum(bool(_TASK.match(line)) for line in sample)
+        self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s*\|(?: |$))") if names else None
+        bare = [self._behind_host(_STAMP.sub("", line, count=1)) for line in sample]
+        numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
         self._counts = _is_counted(filled)
         self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > len(filled)
         self._begun: int | None = None
         self._inside = False
         self._margin = 0
-        told = sum(bool(_TASK_TELLS.match(line)) for line in sample)
-        self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * len(filled))
+        told = sum(bool(_TASK_TELLS.match(line)) for line in bare)
+        ranks = Counter(match[1] for line in bare if line[:1] == "[" and (match := _TASK.match(line)))
+        few = "0" in ranks and len(ranks) * _OFTEN <= ranks.total()  # what counts anything else has other numbers
+        self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * len(filled) or few)
         short = Counter(match[1] for line in sample if (match := _SHORT.search(line)))
         self._short = short["0"] > 1 and len(short) > 1
         self._front: re.Pattern[str] | None = None
@@ -153,6 +159,10 @@ class Prefixes:
             self._begun = None
         return who if self._begun is None else who._replace(rank=self._begun)
 
+    def _behind_host(self, text: str) -> str:
+        match = self._host.match(text) if self._host else None
+        return text if match is None else _STAMP.sub("", text[match.end() :], count=1)
+
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
         text = text[self._indent :] if self._indent else text
@@ -164,8 +174,8 @@ class Prefixes:
             who = self._of_record(text, who)
         if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who._replace(host=match.group(1))
-        if self._tasks and (match := _TASK.match(text)):
-            text, who = text[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
+        if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):
+            text, who = bare[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
         text, who = without_known(text, who)
         if self._front is not None and (match := self._front.match(text)):
             name = _NAME.search(match[0])
@@ -194,6 +204,8 @@ def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
             text, who = _bracketed(text, who)
         elif text[:1] == "(" and (match := _ACTOR.match(text)):
             text, who = text[match.end() :], _actor(match, who)
+        elif match := _POD_COLUMN.match(text):
+            text, who = text[match.end() :], who._replace(host=match[1])
         else:
             text, who = _in_front(text, who)
         if text == before:

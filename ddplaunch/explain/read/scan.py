@@ -20,7 +20,7 @@ _TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
 _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
 #: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
-_SAMPLE = re.compile(r"[STHDP]-\d+\t")  # of a translation, as fairseq prints it
+_SAMPLE = re.compile(r"[STHDP]-\d+\t|\s*(?:HYP|REF|SRC|hyp|ref|src): ")  # of a translation or a transcript
 #: Where a difference of two files begins, as `diff` and git print it, with its numbers of lines.
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
@@ -258,7 +258,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         kept.append(line)
         tracebacks.feed(line)
         start = line.text[:8]
-        if start and not (("#" in start and _COMMENT.match(line.text)) or ("\t" in start and _SAMPLE.match(start))):
+        if start and not (("#" in start and _COMMENT.match(line.text)) or _SAMPLE.match(start)):
             hits.extend(find.hits(line))
     found = (*_with_caught(tracebacks.finish()), *_named_in_title(kept, tracebacks.cut))
     for part in (part for each in found for part in each.parts):

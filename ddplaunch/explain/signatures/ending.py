@@ -23,52 +23,6 @@ _NATIVE_FIXES = (
     "another torch.",
 )
 
-_CORE = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
-_WARNED = "no handler of the rank takes it, and then it ends a process; job scripts send it as a warning before a limit"
-_PROFILER = "a timer of CPU time, as sampling profilers use them, ran out in the rank, and nothing handles the signal"
-_TIMERS = "stop the timer before its handler goes: look for `setitimer` and `{}`, and leave out the profiler meanwhile"
-#: Signals that end a process for a reason of their own: what one means, and a fix (signal(7), getrlimit(2)).
-ENDED_BY = {
-    "SIGUSR1": (_WARNED, "handle it: `signal.signal(signal.SIGUSR1, save)`; or send none: `--signal` of sbatch"),
-    "SIGUSR2": (_WARNED, "handle it: `signal.signal(signal.SIGUSR2, save)`; or send none: `--signal` of sbatch"),
-    "SIGALRM": (
-        "`signal.alarm()` or `signal.setitimer()` ran out in the rank, and nothing handles the signal",
-        "a longer time, or `signal.alarm(0)` at its end: look for `signal.alarm` and `setitimer` in the script",
-    ),
-    "SIGPROF": (_PROFILER, _TIMERS.format("ITIMER_PROF")),
-    "SIGVTALRM": (_PROFILER, _TIMERS.format("ITIMER_VIRTUAL")),
-    "SIGXCPU": (
-        "the process has used as many seconds of CPU as its limit allows: `ulimit -t`, often set on login nodes",
-        "`ulimit -t unlimited` in front of the launch, or run it in a job, where no such limit holds",
-    ),
-    "SIGXFSZ": (
-        "a file grew beyond the largest size that the process may write: `ulimit -f`",
-        "`ulimit -f unlimited` in front of the launch",
-    ),
-    "SIGFPE": (
-        "native code divided an integer by zero: a size, a stride or a count of 0 that no check had stopped",
-        "look at what that line hands to native code: an empty tensor, a divisor of 0",
-    ),
-    "SIGILL": (
-        "the processor does not know an instruction: a package was built for a newer one (AVX2, AVX512), or a check of "
-        "its own failed and trapped",
-        "compare `lscpu` here with where the package was built; install a wheel for this CPU, or build it on this node",
-    ),
-    "SIGTRAP": ("native code ran into a trap: a check of a library that failed, or a breakpoint", _CORE),
-    "SIGSYS": (
-        "a sandbox (seccomp) forbids a system call that the rank made",
-        "`docker run --security-opt seccomp=unconfined` tells whether it is the container's",
-    ),
-    "SIGPIPE": (
-        "it wrote into a pipe that nobody reads any more, and Python's own handling of that was switched off",
-        "look for `signal.SIGPIPE` in the script, and at the program behind the pipe: it ended first",
-    ),
-}
-#: The same for a signal that has none.
-ENDED_BY_ANOTHER = (
-    "no handler of the rank takes this signal, and then it ends a process; nothing that was seen says who sent it",
-    "look for {0} in the script and in what it starts; `signal.signal({1}, signal.SIG_IGN)` passes over it",
-)
 _STILL_RUNNING = Signature(
     code="aborted",
     tier=Tier.SYMPTOM,
@@ -85,8 +39,8 @@ _STILL_RUNNING = Signature(
 )
 #: How a rank says that its program has come to its end.
 _THROUGH = (
-    r"(?i)\btraining (?:is )?(?:finished|completed?|done|over)\b|\b(?:good ?)?bye\b|\btotal training time\b"
-    r"|\bprocess[ _]group (?:is )?destroyed|\bdestroy_process_group (?:done|returned)"
+    r"(?i)\b(?:training (?:is )?(?:finished|completed?|done|over)|done in \d+(?:\.\d+)? ?(?:s|min|h)|(?:good ?)?bye"
+    r"|total training time)\b|\bprocess[ _]group (?:is )?destroyed|\bdestroy_process_group (?:done|returned)"
 )
 #: A shell writes behind a bar that is not done.
 _START = r"(?:^|(?:s/it|it/s)\b[^\]]*\])"
@@ -370,7 +324,8 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.GENERAL,
         patterns=(
             r"(?P<line>[Ww]atchdog timeout \(self\.watchdog_timeout=[\d.]+\)?)",
-            r"(?P<line>(?:neue Zeile|no output|no progress|\d+ s without).*(?:[Ss]tillstand|stalled|progress|killing))",
+            r"(?P<line>(?:neue Zeile|no (?:output|progress|new line)|\d+ s without)"
+            r".*(?:[Ss]tillstand|stalled|progress|killing|giving up))",
         ),
         what="nothing moved, and a watchdog ended it: {line}",
         why="a step does not end: a rank waits for another one, or a kernel does not return",

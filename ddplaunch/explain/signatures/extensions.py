@@ -219,7 +219,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "ninja: no work to do.",
             "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
         ),
-        unless=(r"[Ww]arning",),
+        unless=(r"[Ww]arning|accepting this combination",),
         source="https://pytorch.org/docs/stable/cpp_extension.html",
     ),
 )

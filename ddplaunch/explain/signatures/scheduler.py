@@ -227,6 +227,17 @@ SIGNATURES: tuple[Signature, ...] = (
         "  Reason: DeadlineExceeded",
         "https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup",
     ),
+    Signature(  # lists of events name pods of others, too
+        code="scheduler-error",
+        tier=Tier.UNCERTAIN,
+        patterns=(r"FailedScheduling .*",),
+        what="a pod found no node: {line}",
+        why="the scheduler knows no node that has what the pod requests, and lets it wait",
+        fixes=("`kubectl describe pod POD` says of each node what is missing; request less, or wait for a free one",),
+        examples=("Warning  FailedScheduling  0/4 nodes are available: insufficient nvidia.com/gpu.",),
+        near_misses=("Normal  Scheduled  Successfully assigned research/train-0 to gpu-4",),
+        source="https://kubernetes.io/docs/concepts/scheduling-eviction/kube-scheduler/",
+    ),
     Signature(
         code="scheduler-error",
         tier=Tier.CAUSE,
@@ -244,7 +255,6 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:Job|Step) credential expired",
             r"Socket timed out on send/recv operation",
             r"Requested node configuration is not available",
-            r"FailedScheduling .*",
             r"^(?:srun|sbatch|salloc): fatal: .*",
             r"^(?:srun|sbatch|salloc) ?: error: (?P<line>(?:Munge encode failed|s_p_parse_file): .*)",
         ),
@@ -273,7 +283,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "srun: error: Requested node configuration is not available",
             "sbatch: error: Socket timed out on send/recv operation",
             'srun: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory',
-            "Warning  FailedScheduling  0/4 nodes are available: insufficient nvidia.com/gpu.",
         ),
         near_misses=(
             "srun: error: node1: task 0: Exited with exit code 1",

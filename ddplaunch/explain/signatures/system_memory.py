@@ -102,7 +102,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "https://www.ibm.com/docs/en/spectrum-lsf",
     ),
     _ended_by(
-        (r"\bOOMKilled\b(?!\"?: ?false|\}\})", r"node was low on resource: memory\b"),
+        (r"(?:\"reason\": ?\")?\bOOMKilled\b(?!\"?: ?false|\}\})", r"node was low on resource: memory\b"),
         "`resources.limits.memory` of the container, with as much in `requests`",
         "Measure: `kubectl top pod POD --containers` while it runs, `kubectl describe pod POD` afterwards.",
         (
