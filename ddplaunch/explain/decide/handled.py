@@ -90,12 +90,10 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
 
 def _ended(found: Sequence[Candidate], scanned: Scanned) -> _Ended:
     own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
-    whole = [each for each in own if not each.bare]
+    whole = [each for each in own if each.signature is not None or not each.bare]
     only = only_failed_rank(scanned)
     of_only = [each for each in whole if each.signature is None and each.speaker.rank == only is not None]
-    waits = [
-        each for each in found if each.tier == Tier.SYMPTOM and not each.bare
-    ]  # for a rank that had failed by then
+    waits = [each for each in found if each.tier == Tier.SYMPTOM]  # for a rank that had failed by then
     exits = [each.line.at for each in scanned.exits if not each.by_agent]
     known = [each.line.at for each in (*whole, *waits)]
     below = scanned.lines[-1].at + 1 if scanned.lines else 0
@@ -149,7 +147,7 @@ def not_survived(
     def passed(each: Candidate) -> bool:
         place = bisect.bisect_right(bad, each.line.at)
         until = bad[place] if place < len(bad) else scanned.lines[-1].at + 1
-        told = each.logged or (each.bare and each.speaker.rank is None)
+        told = each.logged or (each.bare and each.signature is each.speaker.rank is None)
         return told and after.said_between(each.line, until) >= GOES_ON
 
     found = [each for each in found if not passed(each)]
