@@ -667,3 +667,40 @@ def test_a_supervisor_that_sees_no_new_line() -> None:
     assert (
         diagnosed(STEPS + watch + ended + "supervise.sh: exit status 143, no progress since step 3450\n").code == "hang"
     )
+
+
+def test_hosts_in_brackets() -> None:
+    own = raised(
+        None, "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined."
+    )
+    text = "".join(f"[ken01] {line}\n" for line in ("rank=0 world=4", *own.splitlines()))
+    found = diagnosed("[start] ken04: ssh timed out, going on\n" + text + "[ken02] Connection reset by peer\n")
+    assert (found.code, found.host) == ("rendezvous-failed", "ken01")
+
+
+def test_records_that_a_supervisor_writes() -> None:
+    step = '{{"svc":"trn","rank":0,"msg":"step","n":{},"loss":2.6}}\n'
+    crash = '{"svc":"trn","rank":2,"msg":"crash","exc":"RuntimeError: CUDA error: unspecified launch failure"}\n'
+    again = '{"svc":"sup","text":"job attempt 1 FAILED"}\n{"svc":"trn","rank":0,"msg":"resumed"}\n'
+    ends = '{"svc":"trn","rank":0,"msg":"finished"}\n{"svc":"sup","msg":"job complete"}\n'
+    assert explained(step.format(1) + crash + again + step.format(2) + step.format(3) + ends).diagnosis is None
+    assert diagnosed(step.format(1) + crash + '{"svc":"sup","text":"job attempt 1 FAILED"}\n').code == "gpu-fault"
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "task 118: rc=-11 Segmentation fault",
+        "text : bash: line 1: 4411 Segmentation fault (core dumped) python train.py\npred : segv",
+        "text : No space left on device\npred : disk",
+    ],
+)
+def test_samples_and_results_of_what_was_tried(sample: str) -> None:
+    assert explained(f"{STEPS}{sample}\npassed 312, failed 188, killed 6\nsaved to out\n").diagnosis is None
+
+
+def test_what_platforms_say_of_memory_and_readers_of_parquet() -> None:
+    vertex = "The replica workerpool0-0 ran out of memory and exited with a non-zero status of 137(SIGKILL).\n"
+    assert diagnosed(STEPS + vertex + "Job failed.\n").code == "host-out-of-memory"
+    parquet = "OSError: Could not open Parquet input source 'a': Couldn't deserialize thrift: Invalid data"
+    assert diagnosed(raised(6, parquet)).code == "data-corrupt"

@@ -257,7 +257,8 @@ class Afterwards:
         if len(said) - at < 1 + uncaught:
             return False
         progress, steps = progresses[at], kinds[at]
-        over = done >= at and progress >= 2 * asked and (steps > 0 or not uncaught)
+        begun = steps > 0 or (progress > 0 and self.began_again(line))
+        over = done >= at and progress >= 2 * asked and (begun or not uncaught)
         return over or steps >= 2 or progress >= (1 if announced else 4)
 
     def reports_a_step(self, line: Line) -> Line | None:

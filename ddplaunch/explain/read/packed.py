@@ -147,7 +147,7 @@ _JSON_TEXT = (
     *("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err"),
     *("stack_trace", "stack", "traceback"),
 )
-_JSON_STEPS = ("epoch", "step", "global_step", "iteration", "iter")
+_JSON_NUMBERS = ("epoch", "step", "global_step", "iteration", "iter", "loss")
 _MOST_RANKS = 10**7
 
 
@@ -162,8 +162,8 @@ def unfold(raw: str) -> list[str]:
     except (ValueError, RecursionError):
         return [raw]
     texts = [str(record[key]) for key in _JSON_TEXT if isinstance(record.get(key), str) and record[key]]
-    steps = [f"{key} {record[key]}" for key in _JSON_STEPS if type(record.get(key)) in (int, float)]
-    texts = [" ".join([*texts[:1], *steps]), *texts[1:]] if steps else texts
+    numbers = [f"{key} {record[key]}" for key in _JSON_NUMBERS if type(record.get(key)) in (int, float)]
+    texts = [" ".join([*texts[:1], *numbers]), *texts[1:]] if numbers else texts
     rank = next((record[key] for key in ("rank", "global_rank") if type(record.get(key)) is int), -1)
     front = f"[rank{rank}]: " if 0 <= rank < _MOST_RANKS else ""
     return [front + line for line in "\n".join(texts).rstrip("\n").split("\n")] if texts else [raw]

@@ -29,6 +29,7 @@ _BODY = (
     r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
 )
 _HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
+_BRACKETED = re.compile(rf"^\[(?!rank|default|r\d)([A-Za-z][\w.-]*\d)\] {_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
 _TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
 _TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
@@ -109,7 +110,8 @@ class Prefixes:
         if len(found) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
-        self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s*\|(?: |$))") if names else None
+        bracketed = {match[1] for line in sample if (match := _BRACKETED.match(_STAMP.sub("", line, count=1)))}
+        self._host = _fronts(names, sorted(bracketed, key=len, reverse=True))
         bare = [self._behind_host(_STAMP.sub("", line, count=1)) for line in sample]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
@@ -173,7 +175,7 @@ class Prefixes:
         if who.rank is None and (self._begun is not None or text[:2] == "[2"):
             who = self._of_record(text, who)
         if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
-            text, who = bare[match.end() :], who._replace(host=match.group(1))
+            text, who = bare[match.end() :], who._replace(host=match[1] or match[2])
         if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
         text, who = without_known(text, who)
@@ -194,6 +196,15 @@ class Prefixes:
         first, self._margin = not self._margin, self._margin or match.end()
         told = text[min(self._margin, match.end()) :]
         return f"AssertionError: {told}" if first and told.startswith("assert ") else told
+
+
+def _fronts(names: Sequence[str], bracketed: Sequence[str]) -> re.Pattern[str] | None:
+    """Return an expression for the names of hosts in front of a line, with a colon, a bar or in brackets."""
+    plain, inside = ("|".join(map(re.escape, each)) for each in (names, bracketed))
+    kinds = ([rf"({plain})(?:: ?|\s*\|(?: |$))"] if names else ["()(?!)"]) + (
+        [rf"\[({inside})\] ?"] if bracketed else ["()(?!)"]
+    )
+    return re.compile(f"^(?:{'|'.join(kinds)})") if names or bracketed else None
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:

@@ -20,7 +20,9 @@ _TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
 _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
 #: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
-_SAMPLE = re.compile(r"[STHDP]-\d+\t|\s*(?:HYP|REF|SRC|hyp|ref|src): ")  # of a translation or a transcript
+_SAMPLE = re.compile(
+    r"[STHDP]-\d+\t|\s*(?i:hyp|ref|src|text|pred|gold|label|prompt|target) ?: "
+)  # of a translation, a transcript
 #: Where a difference of two files begins, as `diff` and git print it, with its numbers of lines.
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")

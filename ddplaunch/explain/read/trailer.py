@@ -173,7 +173,7 @@ class Trailer:
             and _STEP_ENDED.match(text)
         ):
             self._step_ended = line
-        if "FAILED" in text and text.endswith(" FAILED"):
+        if text.endswith(" FAILED") and text.count(" ") == 1:
             self.failed_summary = self.failed_summary or line
         return line
 

@@ -360,12 +360,12 @@ SIGNATURES: tuple[Signature, ...] = (
             r"OSError: (?P<problem>Unable to (?:synchronously )?open file \((?:truncated file|file signature not found"
             r"|bad object header|bad superblock).*)",
             r"Arrow(?:Invalid|Exception): (?P<problem>.*(?:magic bytes|Not an Arrow file|footer|Corrupt|corrupt).*)",
-            r"OSError: (?P<problem>(?:Corrupt|Couldn't deserialize thrift|Unexpected end of stream|Invalid IPC).*)",
+            r"OSError: (?P<problem>(?:(?:Could not open .*: )?Couldn't deserialize thrift|Corrupt|Invalid IPC"
+            r"|Unexpected end of stream).*)",
             r"lmdb\.(?:CorruptedError|InvalidError|PageNotFoundError): (?P<problem>.+)",
             r"(?:zlib\.error: (?P<problem>Error -?\d+ while decompressing .*)|LZMAError: .+)",
             r"EOFError: (?P<problem>No data left in file)",
-            r"ZstdError: (?P<problem>.+)",
-            r"DataLossError: (?P<problem>.+)",
+            r"(?:ZstdError|DataLossError): (?P<problem>.+)",
         ),
         what="a data file is damaged or not whole: {line}",
         why="what the rank read is shorter or other than the file's format says: a download, copy or write that ended "

@@ -54,7 +54,7 @@ def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
         rf"(?P<line>(?:terminated with|exited on|killed by) signal:? (?:{name}|{signal} \({words}\)|{words}))",
         rf"(?P<line>code=(?:killed|dumped), status={signal}/\w+|\bterminated by {name}(?: \(core dumped\))?(?=; not))",
         rf"(?P<line>(?<!\S)\S{{1,80}}: tasks? [\d,\-\[\]]+: {words})",
-        rf"(?P<line>(?:\bline \d{{1,6}}: +)?\b\d{{1,8}}:? +{words}(?: \(core dumped\))?)(?:\s|$)",
+        rf"(?P<line>(?:\bline \d{{1,6}}: +)?(?<![=-])\b\d{{1,8}}:? +{words}(?: \(core dumped\))?)(?:\s|$)",
         _START + rf"(?P<line>{words}(?: \(core dumped\))?)\.?\s*$",
     )
 
@@ -325,7 +325,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?P<line>[Ww]atchdog timeout \(self\.watchdog_timeout=[\d.]+\)?)",
             r"(?P<line>(?:neue Zeile|no (?:output|progress|new line)|\d+ s without)"
-            r".*(?:[Ss]tillstand|stalled|progress|killing|giving up))",
+            r".*(?:[Ss]tillstand|stalled|progress|killing|ending|giving up))",
         ),
         what="nothing moved, and a watchdog ended it: {line}",
         why="a step does not end: a rank waits for another one, or a kernel does not return",

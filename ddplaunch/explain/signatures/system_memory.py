@@ -124,12 +124,14 @@ SIGNATURES: tuple[Signature, ...] = (
             r"unit has been killed by the OOM killer|has gone over (?:cgroup )?memory limit of \d+ \w+",
             r"Container killed due to memory usage|Container '\w+' exceeded memory limit|Exit Message: \"OOM Killed\"",
             r"beyond the '(?:PHYSICAL|VIRTUAL)' memory limit",
+            r"ran out[- ]of[- ]memory and exited with|Replicas low on memory",
             r"killed due to (?:the node running low on memory|memory pressure \(OOM\))",
         ),
         what="host memory ran out: `{line}`",
         why=_WHY_KILLED,
         fixes=_FIXES,
         examples=(
+            "The replica workerpool0-0 ran out of memory and exited with a non-zero status of 137(SIGKILL).",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=88123.0. Some of the step tasks have been OOM "
             "Killed.",
             "slurmstepd: error: Detected 3 oom-kill event(s) in StepId=12.batch. Some of your processes may have been "
