@@ -704,3 +704,23 @@ def test_what_platforms_say_of_memory_and_readers_of_parquet() -> None:
     assert diagnosed(STEPS + vertex + "Job failed.\n").code == "host-out-of-memory"
     parquet = "OSError: Could not open Parquet input source 'a': Couldn't deserialize thrift: Invalid data"
     assert diagnosed(raised(6, parquet)).code == "data-corrupt"
+
+
+def test_a_service_that_failed_is_not_caught_by_what_asked_it() -> None:
+    vllm = (
+        'ERROR [core.py:515] Traceback (most recent call last):\nERROR [core.py:515]   File "/opt/lib/python3.11/'
+        'site-packages/vllm/v1/engine/core.py", line 506, in run_engine_core\nERROR [core.py:515]     loop()\n'
+        "ERROR [core.py:515] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB.\n"
+    ).replace("[core.py", "06-24 10:09:41 [core.py")
+    asked = "requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('Remote end closed'))"
+    asked = raised(0, asked).replace("in main", "in <module>")
+    lines = [f"trainer  | loss 0.{at}" for at in range(4)] + [f"vllm-1   | {line}" for line in vllm.splitlines()]
+    lines += [f"trainer  | {line}" for line in (asked + failed(1, 0, 41)).splitlines()]
+    assert diagnosed("\n".join(lines) + "\nvllm-1 exited with code 1\n").code == "cuda-out-of-memory"
+
+
+def test_a_server_that_is_stopped_after_the_trainer_s_summary() -> None:
+    summary = "{'train_runtime': 2470.3, 'train_loss': 0.0051, 'epoch': 1.0}\n"
+    stopped = "[vllm-serve] ^CINFO:     Shutting down\n[vllm-serve] (EngineCore_0 pid=240) KeyboardInterrupt\n"
+    assert explained(STEPS + summary + stopped).diagnosis is None
+    assert diagnosed(STEPS + stopped).code == "terminated"

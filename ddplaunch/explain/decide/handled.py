@@ -147,7 +147,7 @@ def not_survived(
     def passed(each: Candidate) -> bool:
         place = bisect.bisect_right(bad, each.line.at)
         until = bad[place] if place < len(bad) else scanned.lines[-1].at + 1
-        told = each.logged or (each.bare and each.signature is each.speaker.rank is None)
+        told = each.logged or (each.bare and each.signature is None and each.speaker.rank is None)
         return told and after.said_between(each.line, until) >= GOES_ON
 
     found = [each for each in found if not passed(each)]
@@ -158,7 +158,7 @@ def not_survived(
 
     def went_on(each: Candidate) -> bool:
         asked = each.code in OUTSIDE
-        if asked and after.container_done(each.line):
+        if asked and after.was_over(each.line):
             return True
         requeued = asked and after.began_again(each.line)
         return after.went_on(each.line, _ends_its_rank(each), each.logged or requeued, asked and not requeued)

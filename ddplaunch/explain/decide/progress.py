@@ -288,11 +288,13 @@ class Afterwards:
         """Return whether a line after ``line`` says that the work was taken up again."""
         return self._last(_AGAIN, line.file) > line.at
 
-    def container_done(self, line: Line) -> bool:
-        """Return whether a container had ended with status 0 before ``line``: compose then stops the other services."""
-        return any(
-            each.at < line.at and each.text.endswith("exited with code 0") for each in self._files.get(line.file, ())
-        )
+    def was_over(self, line: Line) -> bool:
+        """Return whether the work had ended before ``line``: a container with status 0, or Trainer with its summary.
+
+        What served it is stopped then.
+        """
+        before = (each.text for each in self._files.get(line.file, ()) if each.at < line.at)
+        return any(text.endswith("exited with code 0") or "train_runtime" in text for text in before)
 
     def _last(self, pattern: re.Pattern[str], file: str) -> int:
         """Return the place of the last line of a file that ``pattern`` matches, -1 for none."""

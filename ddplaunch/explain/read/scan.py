@@ -284,9 +284,12 @@ def _with_caught(tracebacks: Sequence[Traceback]) -> Iterator[Traceback]:
     An exception that is caught has frames from there on, one that nothing catches from the beginning of a program or a
     thread. One in code that was evaluated was caught too: the frames of what does so are not among its own.
     """
-    whole = (each for each in tracebacks if not each.launcher and each.parts[-1].from_the_top)
-    last = max((each.parts[0].first for each in whole), default=-1)
+    whole = [each for each in tracebacks if not each.launcher and each.parts[-1].from_the_top]
+    ends = {each.speaker.host: each.parts[0].first for each in sorted(whole, key=lambda each: each.parts[0].first)}
     for each in tracebacks:
+        host = each.speaker.host  # another service does not catch it
+        of_host = ends.values() if host is None else (ends.get(host, -1), ends.get(None, -1))
+        last = max(of_host, default=-1)
         unsigned = each.speaker.rank is each.speaker.pid is None and not (each.bare or each.launcher)
         top = [name for file, _, name in each.parts[-1].frames[:1] if not _STARTS.search(file)]
         files = [file for file, _, _ in each.parts[-1].frames]

@@ -197,6 +197,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"invalid device ordinal",
             r"GPU device may be out of range",
+            r"MisconfigurationException: (?P<line>You requested gpu: .*)",
             r"^(?:AssertionError|RuntimeError|ValueError): (?P<line>Invalid (?:device id|CUDA 'device=[\d,]+'))",
         ),
         what="this rank asked for a GPU that is not visible to it (`{line}`)",
@@ -215,6 +216,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "THCudaCheck FAIL file=/opt/Module.cpp line=33 error=10 : invalid device ordinal",
             "GPU device may be out of range, do you have enough GPUs?",
             "AssertionError: Invalid device id",
+            "lightning_fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1, 2, 3]",
             "ValueError: Invalid CUDA 'device=0,1' requested. Use 'device=cpu' or pass valid CUDA device(s)",
         ),
         near_misses=("    torch.cuda.set_device(device_ordinal)",),

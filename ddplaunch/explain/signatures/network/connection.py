@@ -78,7 +78,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"(?:RuntimeError|OSError|socket\.error|error|DistNetworkError|RpcError): (?:\[Errno (?:98|48)\] )?"
-            r"(?:Failed to bind .{1,60}: )?(?P<line>[Aa]ddress already in use)",
+            r"(?:(?:Failed to bind|The server socket has) .{1,180}: )?(?P<line>[Aa]ddress already in use)",
             r"OSError: \[WinError 10048\] (?P<line>.{1,80})",
             r"(?:NCCL WARN|Bootstrap).*[Bb]ind.*(?P<line>Address already in use)",
         ),
@@ -86,8 +86,9 @@ SIGNATURES: tuple[Signature, ...] = (
         why=_TAKEN_WHY,
         fixes=_TAKEN_FIXES,
         examples=(
-            "RuntimeError: Address already in use",
             "OSError: [Errno 98] Address already in use",
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+            "useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use",
             "OSError: [WinError 10048] Only one usage of each socket address is normally permitted",
             "grpc.RpcError: Failed to bind to address 0.0.0.0:6006: Address already in use",
             "misc/socket.cc:317 NCCL WARN Bind to 10.0.0.3<29600> failed : Address already in use",
