@@ -61,7 +61,7 @@ _OVER_TRIES = re.compile(
 )
 #: Bars, exceptions and ends that count something.
 _NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
-_COUNTS = re.compile(r".*%\||\s+\[?\d+/\d+\]?\s")  # an indented line that is none of a traceback
+_COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 #: What libraries, launchers and shells print in any run.
@@ -232,7 +232,7 @@ class Afterwards:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._files: dict[str, list[Line]] = {}
         for line in lines:
-            if line.text and (line.text[0] != " " or _COUNTS.match(line.text)) and says_something(line.text):
+            if line.text and (line.text[0] != " " or _counts(line.text)) and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
         self._last_places: dict[re.Pattern[str], dict[str, int]] = {}
@@ -334,6 +334,11 @@ class Afterwards:
             )
             self._counts[file] = (progress[::-1], steps[::-1], passed, done)
         return self._counts[file]
+
+
+def _counts(text: str) -> bool:
+    """Return whether a line that is indented is a report, and none of a traceback."""
+    return "%|" in text or bool(_COUNTS.match(text))
 
 
 def _steps(texts: Iterable[str]) -> set[str]:

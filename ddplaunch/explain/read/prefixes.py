@@ -99,24 +99,22 @@ class Prefixes:
     """The prefixes of one file's lines: names of hosts, the numbers of srun's tasks, and an indent of all lines."""
 
     def __init__(self, sample: Sequence[str]) -> None:
-        hosts = Counter(
-            match.group(1)
-            for line in sample
-            if (match := _HOST.match(_STAMP.sub("", line, count=1))) and match.group(1) not in _NO_HOST
-        )
+        timeless = [_STAMP.sub("", line, count=1) for line in sample]
+        hosts = Counter(match[1] for line in timeless if (match := _HOST.match(line)) and match[1] not in _NO_HOST)
         filled = [line for line in sample if line.strip()]
         found = [match for line in sample if (match := _COLUMN.match(line))]
         columns, numbered_all = Counter(match[1] for match in found), all(match[2] for match in found)
         if len(found) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
-        bracketed = {match[1] for line in sample if (match := _BRACKETED.match(_STAMP.sub("", line, count=1)))}
+        bracketed = {match[1] for line in timeless if (match := _BRACKETED.match(line))}
         self._host = _fronts(names, sorted(bracketed, key=len, reverse=True))
-        bare = [self._behind_host(_STAMP.sub("", line, count=1)) for line in sample]
+        bare = [self._behind_host(line) for line in timeless] if self._host else timeless
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
         self._counts = _is_counted(filled)
         self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > len(filled)
+        self._pods = any(map(_POD_COLUMN.match, sample))
         self._begun: int | None = None
         self._inside = False
         self._margin = 0
@@ -162,7 +160,7 @@ class Prefixes:
         return who if self._begun is None else who._replace(rank=self._begun)
 
     def _behind_host(self, text: str) -> str:
-        match = self._host.match(text) if self._host else None
+        match = self._host.match(text) if self._host is not None else None
         return text if match is None else _STAMP.sub("", text[match.end() :], count=1)
 
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
@@ -174,6 +172,8 @@ class Prefixes:
             text = text[match.end() :]
         if who.rank is None and (self._begun is not None or text[:2] == "[2"):
             who = self._of_record(text, who)
+        if self._pods and (match := _POD_COLUMN.match(text)):
+            text, who = text[match.end() :], who._replace(host=match[1])
         if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who._replace(host=match[1] or match[2])
         if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):
@@ -215,8 +215,6 @@ def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
             text, who = _bracketed(text, who)
         elif text[:1] == "(" and (match := _ACTOR.match(text)):
             text, who = text[match.end() :], _actor(match, who)
-        elif match := _POD_COLUMN.match(text):
-            text, who = text[match.end() :], who._replace(host=match[1])
         else:
             text, who = _in_front(text, who)
         if text == before:

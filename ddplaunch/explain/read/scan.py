@@ -260,7 +260,9 @@ def scan(lines: Iterable[Line]) -> Scanned:
         kept.append(line)
         tracebacks.feed(line)
         start = line.text[:8]
-        if start and not (("#" in start and _COMMENT.match(line.text)) or _SAMPLE.match(start)):
+        if start and not (
+            ("#" in start and _COMMENT.match(line.text)) or ((":" in start or "\t" in start) and _SAMPLE.match(start))
+        ):
             hits.extend(find.hits(line))
     found = (*_with_caught(tracebacks.finish()), *_named_in_title(kept, tracebacks.cut))
     for part in (part for each in found for part in each.parts):
