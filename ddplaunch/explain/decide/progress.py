@@ -6,6 +6,7 @@ import bisect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line
@@ -61,6 +62,7 @@ _OVER_TRIES = re.compile(
 )
 #: Bars, exceptions and ends that count something.
 _NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
+_ENDED_WELL = re.compile(r" exited with code 0$|\btrain_runtime\b")
 _COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
@@ -226,6 +228,20 @@ def _all_passed(lines: Sequence[Line]) -> bool:
     return any(_PASSED.search(text) for text in _said(lines[-400:])[-2:])
 
 
+class _Counted(NamedTuple):
+    """How many lines of progress, and how many different steps, follow each place of a file; the ``reports`` of steps.
+
+    ``passed`` and ``done`` are the places of the last of its ends that say that tests passed or a job is over, and that
+    the work is done, -1 for none.
+    """
+
+    progress: list[int]
+    steps: list[int]
+    passed: int
+    done: int
+    reports: list[Line]
+
+
 class Afterwards:
     """What each file goes on with after a line; counted once, because a log may have thousands of failures."""
 
@@ -236,7 +252,8 @@ class Afterwards:
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
         self._last_places: dict[re.Pattern[str], dict[str, int]] = {}
-        self._counts: dict[str, tuple[list[int], list[int], int, int]] = {}
+        self._counts: dict[str, _Counted] = {}
+        self._ended_well: dict[str, int | None] = {}  # where the first line says so
         self._often: dict[str, dict[str, list[int]]] = {}
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False, asked: bool = False) -> bool:
@@ -251,7 +268,7 @@ class Afterwards:
             return False
         said = self._files.get(line.file, [])
         at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
-        progresses, kinds, passed, done = self._counted(line.file, said)
+        progresses, kinds, passed, done, _ = self._counted(line.file, said)
         if passed >= at or (uncaught and self._was_survived(line, said, at)):
             return True
         if len(said) - at < 1 + uncaught:
@@ -266,13 +283,9 @@ class Afterwards:
 
         A bar may be drawn once more after a failure.
         """
-        said = self._files.get(line.file, [])
-        at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
-        if at == len(said) or not self._counted(line.file, said)[1][at]:
-            return None
-        own = (each for each in said[at:] if line.speaker.rank in (None, each.speaker.rank))
-        steps = (each for each in own if PROGRESS.search(each.text) and _STEP.search(each.text))
-        return next((each for each in steps if not _NO_REPORT.search(each.text)), None)
+        reports = self._counted(line.file, self._files.get(line.file, [])).reports
+        below = range(bisect.bisect_right(reports, line.at, key=lambda each: each.at), len(reports))
+        return next((reports[at] for at in below if line.speaker.rank in (None, reports[at].speaker.rank)), None)
 
     def shows_another(self, line: Line) -> bool:
         """Return whether a command that shows a log was typed below ``line``: what follows may be older."""
@@ -293,8 +306,11 @@ class Afterwards:
 
         What served it is stopped then.
         """
-        before = (each.text for each in self._files.get(line.file, ()) if each.at < line.at)
-        return any(text.endswith("exited with code 0") or "train_runtime" in text for text in before)
+        if line.file not in self._ended_well:
+            ends = (each.at for each in self._files.get(line.file, ()) if _ENDED_WELL.search(each.text))
+            self._ended_well[line.file] = next(ends, None)
+        ended = self._ended_well[line.file]
+        return ended is not None and ended < line.at
 
     def _last(self, pattern: re.Pattern[str], file: str) -> int:
         """Return the place of the last line of a file that ``pattern`` matches, -1 for none."""
@@ -317,22 +333,23 @@ class Afterwards:
         old, new = said[: before[_WORK - 1]], said[before[_WORK - 1] : at]
         return len(_steps(each.text for each in new) - _steps(each.text for each in old)) >= 2
 
-    def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int], int, int]:
-        """Return how many lines of progress, and how many different steps, follow each place of a file, and the places
-        of the last of its ends that say that tests passed or a job is over, and that the work is done, -1 for none.
-        """
+    def _counted(self, file: str, said: Sequence[Line]) -> _Counted:
         if file not in self._counts:
-            progress, steps, seen = [0], [0], set()
+            progress, steps, seen = [0], [0], set[str]()
+            reports: list[Line] = []
             for line in reversed(said):
-                progress.append(progress[-1] + bool(PROGRESS.search(line.text)))
-                if not _OVER_TRIES.search(line.text):
-                    seen |= {line.text} if _SERVED.search(line.text) else _steps([line.text])
+                reported = bool(PROGRESS.search(line.text))
+                made = set() if _OVER_TRIES.search(line.text) else _steps([line.text])
+                seen |= {line.text} if _SERVED.search(line.text) else made
+                progress.append(progress[-1] + reported)
                 steps.append(len(seen))
+                if reported and made and not _NO_REPORT.search(line.text):
+                    reports.append(line)
             last = range(max(0, len(said) - _ENDS), len(said))
             passed, done = (
                 max((at for at in last if each.search(said[at].text)), default=-1) for each in (_OVER, _DONE)
             )
-            self._counts[file] = (progress[::-1], steps[::-1], passed, done)
+            self._counts[file] = _Counted(progress[::-1], steps[::-1], passed, done, reports[::-1])
         return self._counts[file]
 
 
