@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.later_faults import FILES
 from tests.explain.logs import diagnosed, explained, failed, raised
 
 STEPS = "".join(f"epoch 1 step {step}/900 loss 2.{step}\n" for step in range(100, 106))
@@ -724,3 +725,63 @@ def test_a_server_that_is_stopped_after_the_trainer_s_summary() -> None:
     stopped = "[vllm-serve] ^CINFO:     Shutting down\n[vllm-serve] (EngineCore_0 pid=240) KeyboardInterrupt\n"
     assert explained(STEPS + summary + stopped).diagnosis is None
     assert diagnosed(STEPS + stopped).code == "terminated"
+
+
+def test_files_and_keys_that_readers_of_data_miss() -> None:
+    arrow = "FileNotFoundError: [Errno 2] Failed to open local file '/data/a.parquet'. Detail: [errno 2] No such file"
+    assert diagnosed(raised(12, arrow)).code == "dataset-missing"
+    key = "botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) when calling the GetObject operation: none"
+    assert diagnosed(raised(3, key)).code == "dataset-missing"
+
+
+def test_ranks_wait_for_one_that_finds_no_address() -> None:
+    waits = raised(
+        None, "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/3 clients joined."
+    )
+    name = (
+        "[W socket.cpp:697] [c10d] The IPv4 network addresses of (bert-0, 23456) cannot be retrieved (gai error: -2 -"
+    )
+    assert diagnosed(f"{waits}{name} Name or service not known).\n").code == "host-name-unresolvable"
+
+
+def test_what_copies_many_files_lists_why_each_failed() -> None:
+    copied = "shutil.Error: [('/a/optim.pt', '/b/optim.pt', \"[Errno 28] No space left on device: '/b/optim.pt'\")]"
+    assert diagnosed(raised(8, copied)).code == "disk-full"
+
+
+def test_horovod_only_says_that_another_rank_is_gone() -> None:
+    warned = (
+        "cn0431:40117:40290 [3] transport/net_ib.cc:1348 NCCL WARN NET/IB : Got completion from peer 172.16.4.30<58311>"
+    )
+    warned += " with status=12 opcode=0 len=32620 vendor err 129 (Send)\n"
+    lost = (
+        "horovod.common.exceptions.HorovodInternalError: ncclAllReduce failed: remote process exited or network error"
+    )
+    assert diagnosed(STEPS + warned + raised(None, lost) + failed(1, 0, 31)).code == "infiniband-error"
+
+
+def test_an_abort_after_lightning_has_stopped_at_its_last_epoch() -> None:
+    stopped = "`Trainer.fit` stopped: `max_epochs=30` reached.\nexported model.onnx\n"
+    aborts = "pure virtual method called\nterminate called without an active exception\n"
+    shell = "./fold.sh: line 22: 30155 Aborted                 (core dumped) python fit.py\n"
+    assert diagnosed(STEPS + stopped + aborts + shell).code == "aborted-at-exit"
+    assert diagnosed(STEPS + aborts + shell).code == "aborted"
+
+
+def test_a_driver_that_is_too_old_is_why_there_is_no_bf16() -> None:
+    warned = (
+        "/opt/torch/cuda/__init__.py:141: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old"
+    )
+    without = raised(None, "ValueError: bf16 mixed precision requires PyTorch >= 1.10 and a supported device.")
+    assert diagnosed(warned + " (found version 11040).\n" + without + failed(1, 0, 33)).code == "driver-too-old"
+
+
+def test_ctrl_c_behind_a_bar_of_a_later_epoch() -> None:
+    bar = "Epoch 1: 100%|##########| 210/210 [03:58<00:00]\nEpoch 2:  37%|###7      | 78/210 [01:29<02:31]^C\n"
+    graceful = "/opt/pl/distributed.py:49: UserWarning: Detected KeyboardInterrupt, attempting graceful shutdown...\n"
+    assert diagnosed(bar + graceful + "Saving latest checkpoint...\n").code == "terminated"
+
+
+def test_what_spawn_raises_again_is_no_rival() -> None:
+    log = next(each.log for each in FILES["twenty_ninth"] if each.name == "log:detectron_coco_annotations_gone")
+    assert "Exception: \n" in log and diagnosed(log).rival is None

@@ -26,7 +26,7 @@ STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRai
 #: Exceptions that a rank raises because another process is gone, which need not be a rank.
 _LOST = frozenset(f"Connection{how}Error" for how in ("Reset", "Aborted", "Refused")) | {"BrokenPipeError", "EOFError"}
 #: Exceptions that a rank raises because another rank is gone.
-_LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError"])
+_LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError", "HorovodInternalError"])
 _LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
 #: Exceptions that end a process which was asked to end, or whose input ended.
 _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))

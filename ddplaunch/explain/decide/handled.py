@@ -35,6 +35,8 @@ _COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number i
 _CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")
 _TRIES_AGAIN = re.compile(r"(?i)\W*(?:\w+: )?(?:retry(?:ing)?|try(?:ing)? again)\b")
 _NEAR = 40  # an exception and the line that names its cause are not further apart
+#: What says of a machine without a usable GPU what it cannot do then.
+_OF_A_GPU = re.compile(r"(?i)\b(?:bf16|fp16|gpus?|cuda|supported device)\b")
 _BESIDE = 4  # lines between the last of a program and the exception that tells of its end
 
 
@@ -164,7 +166,11 @@ def not_survived(
         return after.went_on(each.line, _ends_its_rank(each), each.logged or requeued, asked and not requeued)
 
     told = [each for each in found if each.raised is not None or each.hit is None or not each.hit.quoted]
-    left = [each for each in told if each.line.at > begun and not went_on(each) and not (done and each.side)]
+    left = [
+        each
+        for each in told
+        if each.line.at > begun and not went_on(each) and not (done and each.side and each.code not in OUTSIDE)
+    ]
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
     over = last is None or last.at < begun or after.went_on(last, uncaught=True)
     return left, [] if over else list(echoes)
@@ -174,19 +180,26 @@ def without_followers(found: list[Candidate]) -> list[Candidate]:
     """Return what another cause explains as a symptom of it.
 
     A rank misses data that another one tried to fetch, or fetches at the same time, and goes on as soon as that one
-    gives up; and there is no usable GPU where torch has said that the driver is too old, or that the switches between
-    the GPUs are not ready.
+    gives up; there is no usable GPU where torch has said that the driver is too old, or that the switches between the
+    GPUs are not ready; ranks wait in vain for one that finds no address of their host; and an abort that is known for
+    one at the end of a program says more than the other lines about it.
     """
     raced = any(each.code == "dataset-race" and not each.old for each in found)
     fetched = {each.speaker for each in found if each.code == "download-failed"}
     said_why = any(each.code in ("driver-too-old", "fabric-manager-down") and not each.old for each in found)
+    unknown = any(each.code == "host-name-unresolvable" and not each.old for each in found)
 
     def follows(each: Candidate) -> bool:
         if each.code == "dataset-missing":
             return raced or bool(fetched - {each.speaker})
+        if each.signature is None and each.raised is not None:
+            return said_why and bool(_OF_A_GPU.search(each.raised.message))
         return each.code == "cuda-unavailable" and said_why
 
-    return [replace(each, tier=Tier.SYMPTOM) if follows(each) else each for each in found]
+    found = [replace(each, tier=Tier.SYMPTOM) if follows(each) else each for each in found]
+    told = {"rendezvous-failed"} if unknown else set()
+    told |= {"aborted"} if any(each.code == "aborted-at-exit" and not each.old for each in found) else set()
+    return [replace(each, tier=Tier.HINT) if each.code in told else each for each in found]
 
 
 def without_restated(found: list[Candidate]) -> list[Candidate]:
@@ -218,7 +231,8 @@ def rival(best: Candidate, others: Sequence[Candidate], after: Afterwards, share
     """
     for each in others:
         bare = each.code in _ABORTS or each.code in _ENDS - {"segmentation-fault"}
-        if each.tier <= Tier.UNCERTAIN and not (bare or each.old or each.logged or each.survivor or each.is_hint):
+        least = Tier.GENERAL if each.signature is None else Tier.UNCERTAIN
+        if each.tier <= least and not (bare or each.old or each.logged or each.survivor or each.is_hint):
             return each
     return None if shared else after.reports_a_step(best.line)
 

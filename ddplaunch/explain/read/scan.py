@@ -18,6 +18,8 @@ from ddplaunch.values.frozen import dataclass
 
 _TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
 _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
+#: What puts the messages of others in quotes: a record in JSON, and what copies many files.
+_LISTS = re.compile(r'"message": "|shutil\.Error: \[')
 #: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
 _SAMPLE = re.compile(
@@ -77,7 +79,7 @@ def _shown(signature: Signature, text: str) -> tuple[dict[str, str], bool] | Non
     if match is None or any(_compile(near).search(text) for near in signature.unless):
         return None
     before = text[: match.start()]
-    quoted = before.count('"') % 2 == 1 and bool(_OPENED.search(before)) and '"message": "' not in before
+    quoted = before.count('"') % 2 == 1 and bool(_OPENED.search(before)) and not _LISTS.search(before)
     return {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}, quoted
 
 

@@ -190,8 +190,8 @@ SIGNATURES: tuple[Signature, ...] = (
         code="dataset-missing",
         tier=Tier.CAUSE,
         patterns=(
-            r"(?:FileNotFoundError|IOError|OSError): \[Errno 2\] No such file or directory: "
-            r"b?['\"](?P<path>[^'\"]+)['\"]",
+            r"(?:FileNotFoundError|IOError|OSError): \[Errno 2\] (?:No such file or directory:|Failed to open .*file)"
+            r" b?['\"](?P<path>[^'\"]+)['\"]",
             r"name = '(?P<path>[^']+)', errno = 2,",
             r"lmdb\.\w*Error: (?P<path>[^:]+): No such file or directory",
             r"(?:FileNotFoundError|OSError): (?P<path>/\S+): No such file or directory",
@@ -248,7 +248,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Couldn't find (?:a dataset script|any data file|any class folder|file) (?:at|in) \S+",
             r"Dataset not found(?: or corrupted)?",
             r"Unable to find '[^']+'",
-            r"(?:DatasetNotFound|EmptyDataset|DataFilesNotFound)Error: (?P<line>.+)",
+            r"(?:(?:DatasetNotFound|EmptyDataset|DataFilesNotFound)Error|NoSuchKey): (?P<line>.+)",
             r"Found no valid file for the classes .*",
             r"Found 0 (?:files|images|samples) in .*",
             r"The (?:archive|file) \S+ is not present in the root directory",

@@ -40,7 +40,8 @@ _STILL_RUNNING = Signature(
 #: How a rank says that its program has come to its end.
 _THROUGH = (
     r"(?i)\b(?:training (?:is )?(?:finished|completed?|done|over)|done in \d+(?:\.\d+)? ?(?:s|min|h)|(?:good ?)?bye"
-    r"|total training time)\b|\bprocess[ _]group (?:is )?destroyed|\bdestroy_process_group (?:done|returned)"
+    r"|all done|total training time)\b|`Trainer\.fit` stopped: `max_"
+    r"|\bprocess[ _]group (?:is )?destroyed|\bdestroy_process_group (?:done|returned)"
 )
 #: A shell writes behind a bar that is not done.
 _START = r"(?:^|(?:s/it|it/s)\b[^\]]*\])"
