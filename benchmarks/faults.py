@@ -216,7 +216,7 @@ def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
         "40 and 35 of 40 were right, of their healthy ones 36 of 40, 19 of 20, 18 of 20, 39 of 40, 40 of 40, 38 of 40, "
         "38 of 40, 17 of 20 and 18 of 20 silent. Four expectations were widened afterwards, where two codes are right "
         "or the list has no name for what was found.\n"
-        "`twenty_third` to `thirtieth` were written in the same way; the authors of the eight `month_…` were told to write "
+        "`twenty_third` to `thirtieth` were written so, too; the authors of the eight `month_…` were told to write "
         "what a support desk gets in a month, as often as it comes, and not to tempt. They came in three rounds, each "
         "after the mending of those before. Of 320 failing logs that tempt 298 were right and 11 confidently wrong, "
         "of 160 healthy ones 154 silent; of 320 failing logs of a month 310 were right, of which 26 called themselves "
