@@ -104,7 +104,7 @@ class Diagnosis:
     """A root cause. ``rank`` is global, None if several ranks show the cause, none is meant, or nothing tells.
 
     ``what`` is one line, understandable alone; ``why`` is the mechanism; each of ``fixes`` can be done, best first.
-    ``calls`` are those that led there, outermost first, of one rank where several are meant.
+    ``calls`` are those that led there, outermost first, of one rank where several are meant. ``rival`` is less likely.
     """
 
     code: str

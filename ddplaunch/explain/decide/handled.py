@@ -1,4 +1,4 @@
-"""Errors that ended nothing: caught, quoted, older than what ended their rank, or followed by more work."""
+"""Errors that ended nothing: caught, quoted, older than what ended their rank, followed by more work, or explained."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
 
     A library's own words before that exception count, and so does what another process of the rank has printed: a
     worker that it started, a compiler. What nobody signed is older than the exception of the only rank that failed, and
-    a shell goes on after its complaints. What a program says of an exception is older than any that nothing caught.
+    a shell goes on after its complaints. A step between it and an exception that nothing caught shows that it ended
+    nothing. What a program says of an exception is older than any that nothing caught.
     """
     by_launcher = {each.line.at for each in scanned.exits if each.by_agent}
     found = [each for each in found if each.code != "killed" or each.line.at not in by_launcher]
@@ -75,10 +76,8 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
         quoted = each.speaker.quoted or (each.hit is not None and each.hit.quoted)
         nobody = each.speaker.rank is None and (each.raised is None or each.bare) and not quoted
         if nobody and each.code not in BY_OTHERS and not _VOICES.search(each.line.text):
-            step = after.reports_a_step(each.line) if each.line.at < ended.uncaught else None
-            old = (each.raised is None and _is_of_others(each.line, ended)) or (
-                step is not None and step.at < ended.uncaught
-            )
+            old = each.raised is None and _is_of_others(each.line, ended)
+            old |= each.line.at < ended.uncaught and _steps_between(each.line, ended.uncaught, after)
         else:
             old = quoted or _is_old(each, last.get(each.speaker))
         if not old:
@@ -112,6 +111,11 @@ def _is_of_others(line: Line, ended: _Ended) -> bool:
     return line.at < (
         ended.raised if _COMPLAINS.match(line.text) else ended.uncaught if _CAUGHT.match(line.text) else -1
     )
+
+
+def _steps_between(line: Line, at: int, after: Afterwards) -> bool:
+    step = after.reports_a_step(line)
+    return step is not None and step.at < at
 
 
 def _is_told(each: Candidate, scanned: Scanned) -> bool:

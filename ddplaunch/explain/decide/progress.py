@@ -62,6 +62,7 @@ _OVER_TRIES = re.compile(
 )
 #: Bars, exceptions and ends that count something.
 _NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
+#: What compose says of a service that is done, and the summary of Trainer.
 _ENDED_WELL = re.compile(r" exited with code 0$|\btrain_runtime\b")
 _COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")

@@ -175,7 +175,7 @@ class Prefixes:
         if self._pods and (match := _POD_COLUMN.match(text)):
             text, who = text[match.end() :], who._replace(host=match[1])
         if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
-            text, who = bare[match.end() :], who._replace(host=match[1] or match[2])
+            text, who = bare[match.end() :], who._replace(host=match[match.lastgroup or 0])
         if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
         text, who = without_known(text, who)
@@ -200,11 +200,9 @@ class Prefixes:
 
 def _fronts(names: Sequence[str], bracketed: Sequence[str]) -> re.Pattern[str] | None:
     """Return an expression for the names of hosts in front of a line, with a colon, a bar or in brackets."""
-    plain, inside = ("|".join(map(re.escape, each)) for each in (names, bracketed))
-    kinds = ([rf"({plain})(?:: ?|\s*\|(?: |$))"] if names else ["()(?!)"]) + (
-        [rf"\[({inside})\] ?"] if bracketed else ["()(?!)"]
-    )
-    return re.compile(f"^(?:{'|'.join(kinds)})") if names or bracketed else None
+    forms = ((names, r"(?P<plain>{})(?:: ?|\s*\|(?: |$))"), (bracketed, r"\[(?P<inside>{})\] ?"))
+    kinds = [form.format("|".join(map(re.escape, each))) for each, form in forms if each]
+    return re.compile(f"^(?:{'|'.join(kinds)})") if kinds else None
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:

@@ -22,9 +22,8 @@ _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and
 _LISTS = re.compile(r'"message": "|shutil\.Error: \[')
 #: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
-_SAMPLE = re.compile(
-    r"[STHDP]-\d+\t|\s*(?i:hyp|ref|src|text|pred|gold|label|prompt|target) ?: "
-)  # of a translation, a transcript
+#: A line of a translation as fairseq prints it, of a transcript, or of what a model has labelled.
+_SAMPLE = re.compile(r"[STHDP]-\d+\t|\s*(?i:hyp|ref|src|text|pred|gold|label|prompt|target) ?: ")
 #: Where a difference of two files begins, as `diff` and git print it, with its numbers of lines.
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
