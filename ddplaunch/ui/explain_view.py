@@ -28,6 +28,7 @@ _EXAMPLE = 200  # characters of a line that shows a code
 _VALUE = 200  # characters
 _SHORT = "the training still runs, or it was cut off or killed, and then its exit status and the scheduler say how"
 _STATES = {"succeeded": "succeeded", "failed": "failed", "terminated": "was ended", "killed": "was killed"}
+_CERTAINTY = {"observed": "", "likely": " (likely)", "unknown": ""}
 
 
 def explanation_text(explanation: Explanation, names: str, terminal: Terminal, record: str = "") -> str:
@@ -60,13 +61,8 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
     return terminal.spell("\n".join(lines)) + "\n"
 
 
-def what_text(found: Diagnosis) -> str:
-    """Return what a diagnosis says, and whether it is only likely."""
-    return f"{found.what} (likely)" if found.certainty == "likely" else found.what
-
-
 def _head(found: Diagnosis, terminal: Terminal) -> list[str]:
-    lines = headline("error", found.code, what_text(found), terminal)
+    lines = headline("error", found.code, found.what + _CERTAINTY[found.certainty], terminal)
     where = ([f"rank {found.rank}"] if found.rank is not None else []) + ([found.host] if found.host else [])
     frame = found.exception.frame if found.exception and found.exception.frame and not found.calls else ""
     places = [" on ".join(where), "" if frame in found.what else frame]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.planning.relaunch import RelaunchDecision, RelaunchPolicy, RunProgress, pause_s
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
-from ddplaunch.ui.explain_view import calls_text, cut, followed_text, notes_text, what_text
+from ddplaunch.ui.explain_view import calls_text, cut, followed_text, notes_text
 from ddplaunch.ui.speech import finding_text, findings_text, headline
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
@@ -253,7 +253,7 @@ def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
         told = f"told by rank {named[1]} in " if named is not None and other else ""
         where.append(f"{told}{f'{record}/' if own else ''}{first.file}:{first.line}")
     fix = "\nor: ".join(diagnosis.fixes[:_FIXES]) or "`ddplaunch explain` shows all that is known"
-    return Finding(diagnosis.code, Severity.ERROR, what_text(diagnosis), diagnosis.why, fix, tuple(where))
+    return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
 
 
 def relaunching_text(
