@@ -785,3 +785,24 @@ def test_ctrl_c_behind_a_bar_of_a_later_epoch() -> None:
 def test_what_spawn_raises_again_is_no_rival() -> None:
     log = next(each.log for each in FILES["twenty_ninth"] if each.name == "log:detectron_coco_annotations_gone")
     assert "Exception: \n" in log and diagnosed(log).rival is None
+
+
+def test_what_programs_say_in_other_languages() -> None:
+    without = raised(None, "ModuleNotFoundError: No module named 'flash_attn'", "/root/llm/attn.py")
+    text = "[进程0] 未安装 flash_attn, 改用 sdpa\n" + without + "[进程0] 继续使用自带的实现\n"
+    text += (
+        "".join(f"[进程0] 第 {step} 步 损失 3.4\n" for step in (100, 200, 300))
+        + "[进程3] 本进程的数据已用完, 提前结束\n"
+    )
+    found = diagnosed(text + "".join(LATE.format(rank, rank) for rank in range(3)))
+    assert (found.code, found.rank) == ("rank-left-early", 3)
+    lost = "[rank2]:[W418 TCPStore.cpp:122] [c10d] recvValue failed on SocketImpl(fd=43): failed to recv, got 0 bytes\n"
+    polish = "[0] epoka 19/20 strata 0.211\n[0] epoka 20/20 strata 0.209\n[0] zapisano wagi\n[0] trening zakończony\n"
+    assert explained(polish + lost + "[koniec] kod wyjścia 0\n").diagnosis is None
+
+
+def test_a_suite_of_faults_that_saw_what_it_expected() -> None:
+    full = (
+        "chaos> scenario 2/3: fill the disk\nOSError: [Errno 28] No space left on device\nchaos> expected error seen\n"
+    )
+    assert explained(STEPS + full + "chaos> 3 scenarios, 3 OK, 0 unexpected\n##[endgroup]\n").diagnosis is None

@@ -21,13 +21,14 @@ _DONE = re.compile(
     r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
     r"|Results in|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
-    r"|(?:训练|训练已)完成|已保存|完了|완료|\b(?:fertig|abgeschlossen|gespeichert|terminée?|terminado|завершено)\b"
+    r"|(?:训练|训练已)完成|已保存|完了|완료|\b(?:fertig|abgeschlossen|gespeichert|terminée?|terminado|завершено|concluíd[oa]"
+    r"|finalizado|guardado|enregistrée?|zakończon\w+|zapisano|completato|salvato|tamamland\w|kaydedildi|сохранен\w*)\b"
     r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
 )
 #: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.
 _PASSED = re.compile(
     r"^(?!.*\b[1-9]\d* (?:failed|error)).*\b\d+ passed\b|^OK(?: \(.*\))?$"
-    r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?)\b"
+    r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?|unexpected)\b"
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|^Job succeeded$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 #: Words that nobody but a test suite or a scheduler says, of all of the work.

@@ -243,6 +243,7 @@ def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tupl
 _LEAVES = re.compile(
     r"(?i)\b(?:exhausted|leaving|no more (?:batch|shard|data|sample|step)\w*|(?:out|end) of (?:data|batches|shards)"
     r"|early[ -]stop\w*|(?:good ?)?bye|finished|all done|exit(?:s|ed|ing)? (?:successfully|normally))\b"
+    r"|用完|提前结束|正常退出"
 )
 _ENDED_WELL = re.compile(
     r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?"

@@ -24,7 +24,9 @@ Numbered = tuple[int, str]
 _LOGGED = re.compile(
     r"\b(?:WARNING|(?<!NCCL )WARN|DEBUG)\b"
     r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?(?! count)|halv(?:ing|ed)|fall(?:ing)? ?back"
-    r"|continuing|going on|will not be (?:enabled|used))\b)"
+    r"|continuing|going on|will not be (?:enabled|used)|übersprungen|überspringe|weiter mit|erneuter versuch"
+    r"|ignorée?|on continue|omitiendo|se omite|reintent\w+|pomijam|ponawiam|пропуск\w+|повтор\w+|продолжа\w+)\b)"
+    r"|跳过|忽略|重试|改用|继续|スキップ|再試行|続行|건너뜁|재시도|계속"
 )
 
 

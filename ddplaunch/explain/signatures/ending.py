@@ -325,7 +325,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.GENERAL,
         patterns=(
             r"(?P<line>[Ww]atchdog timeout \(self\.watchdog_timeout=[\d.]+\)?)",
-            r"(?P<line>(?:neue Zeile|no (?:output|progress|new line)|\d+ s without)"
+            r"(?P<line>(?:neue Zeile|no (?:output|progress|new (?:log )?line)|\d+ s without)"
             r".*(?:[Ss]tillstand|stalled|progress|killing|ending|giving up))",
         ),
         what="nothing moved, and a watchdog ended it: {line}",
