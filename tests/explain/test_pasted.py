@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.later_faults import FILES
-from tests.explain.logs import diagnosed, explained, failed, raised
+from tests.explain.logs import diagnosed, explained, failed, raised, summary
 
 STEPS = "".join(f"epoch 1 step {step}/900 loss 2.{step}\n" for step in range(100, 106))
 KILLED = "process 1 terminated with signal SIGKILL\n"
@@ -806,3 +806,58 @@ def test_a_suite_of_faults_that_saw_what_it_expected() -> None:
         "chaos> scenario 2/3: fill the disk\nOSError: [Errno 28] No space left on device\nchaos> expected error seen\n"
     )
     assert explained(STEPS + full + "chaos> 3 scenarios, 3 OK, 0 unexpected\n##[endgroup]\n").diagnosis is None
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("[05:07:14] [r2] ValueError: unsupported patch size 15 for crop 210x210, rank stops", "script-exception"),
+        ("01-15 10:06:41 | [rank 2] ZeroDivisionError: division by zero", "script-exception"),
+        (
+            "r2: could not read optim.pt: RuntimeError: PytorchStreamReader failed reading zip archive: failed finding "
+            "central directory",
+            "checkpoint-corrupt",
+        ),
+    ],
+)
+def test_what_a_rank_said_that_did_not_come_while_others_waited(said: str, code: str) -> None:
+    waits = "".join(LATE.format(rank, rank) for rank in (0, 1, 3))
+    found = diagnosed(f"{STEPS}{said}\n{waits}{failed(-6, 0, 31)}")
+    assert (found.code, found.rank) == (code, 2)
+    went_on = "".join(f"[rank2]: epoch 1 step {step}/900 loss 2.1\n" for step in range(107, 111))
+    assert diagnosed(f"{STEPS}{said}\n{went_on}{waits}{failed(-6, 0, 31)}").code == "collective-timeout"
+    lost = "[rank2]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited"
+    assert diagnosed(f"{STEPS}{lost}\n{waits}{failed(-6, 0, 31)}").code != "script-exception"
+
+
+def test_no_exception_of_another_rank_leads_to_a_crash() -> None:
+    caught = raised(3, "KeyError: 'int8'", "/srv/gnn/cache.py").replace("in main", "in warm")
+    crash = "Fatal Python error: Segmentation fault\n" + failed(-11, 1, 8801)
+    assert diagnosed(STEPS + caught + STEPS + crash).code == "segmentation-fault"
+
+
+def test_a_traceback_that_nobody_signed_above_steps_has_ended_nothing() -> None:
+    plots = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: 'plots/load.png'")
+    cause = "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
+    found = diagnosed(
+        plots + "plots off\n" + STEPS + raised(1, cause + "CollectiveFingerPrint(OpType=A)") + failed(1, 1, 3302)
+    )
+    assert (found.code, found.rank) == ("collective-mismatch", 1)
+
+
+def test_a_log_that_is_shown_after_the_connection_was_lost() -> None:
+    shown = "kim@h6:~$ tail -f ocr.log\n" + STEPS + "Connection to h6 closed.\n$ ssh h6 tail -17 ocr.log\n"
+    hangup = "W1009 18:18:52.731000 71330 api.py:719] Received 1 death signal, shutting down workers\n"
+    assert diagnosed(shown + hangup).code == "terminated"
+
+
+def test_a_table_that_is_not_whole_says_of_nobody_that_it_left() -> None:
+    late = "".join(LATE.format(rank, rank) for rank in (1, 6))
+    assert diagnosed(late + summary((6, -6, 5526), (1, -6, 5521))).code == "collective-timeout"
+    assert diagnosed(late + summary((3, -6, 5526), (1, -6, 5521))).code == "rank-left-early"
+
+
+def test_a_watchdog_that_sees_a_stall() -> None:
+    watch = "WATCHDOG 03:41:40 stalled for 30 min, all 8 processes alive\nWATCHDOG sending SIGKILL to group 7700\n"
+    killed = "run.sh: line 40:  7700 Killed                  python launch.py\nrun.sh: exit 137\n"
+    assert diagnosed(STEPS + watch + killed).code == "hang"

@@ -26,8 +26,8 @@ STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRai
 #: Exceptions that a rank raises because another process is gone, which need not be a rank.
 _LOST = frozenset(f"Connection{how}Error" for how in ("Reset", "Aborted", "Refused")) | {"BrokenPipeError", "EOFError"}
 #: Exceptions that a rank raises because another rank is gone.
-_LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError", "HorovodInternalError"])
-_LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
+LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError", "HorovodInternalError"])
+LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
 #: Exceptions that end a process which was asked to end, or whose input ended.
 _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
 #: Codes of echoes that may as well be of a process that the rank had started itself.
@@ -147,10 +147,15 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
             told = replace(told, logged=announced(hit.line.text))
             found.append(replace(survived(told), side=True) if _WARNED.search(hit.line.text) else told)
     steps = StepReports(scanned.lines)
-    found = [survived(each) if steps.go_on_after(each.line) else each for each in found]
+    found = [_gone_on(each) if steps.go_on_after(each.line) else each for each in found]
     begun = [each.code in AT_START and steps.made_after(each.line) for each in found]
     found = [replace(survived(each), old=True) if old else each for each, old in zip(found, begun, strict=True)]
     return found, echoes
+
+
+def _gone_on(each: Candidate) -> Candidate:
+    """Return what a rank printed that went on: of an exception without a traceback it only told."""
+    return replace(each, tier=Tier.ECHO) if each.bare and each.signature is None else survived(each)
 
 
 def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
@@ -182,7 +187,7 @@ def _waits(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
 def _is_own(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
     """Return whether a chain's exception was raised by the rank itself, outside of what libraries only try."""
     name = part.raised.type.rpartition(".")[2]
-    by_others = _LOST_PEER | _LOST | STARTED | _LAUNCHERS
+    by_others = LOST_PEER | _LOST | STARTED | _LAUNCHERS
     return bool(part.calls) and name not in by_others and not _waits(part, by_line)
 
 
@@ -260,10 +265,10 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
     name = raised.type.rpartition(".")[2]
     if name == "FileNotFoundError" and (program := traceback.program):
         return _of_hit(Hit(PROGRAM_MISSING, traceback.root.line, {"path": program}), traceback.speaker, raised)
-    if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | STARTED | _ASKED_TO_END):
+    if name in _LAUNCHERS or (traceback.launcher and name in LOST_PEER | _LOST | STARTED | _ASKED_TO_END):
         return None
     own_wait = _is_own_wait(None, traceback.root)
-    lost_rank = (name in _LOST_PEER and not own_wait) or traceback.store_lost or raised.message.startswith(_WRAPPED)
+    lost_rank = (name in LOST_PEER and not own_wait) or traceback.store_lost or raised.message.startswith(_WRAPPED)
     lost = name in _LOST | STARTED or traceback.worker_stopped
     by_others = lost_rank or lost or name in _ASKED_TO_END
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL

@@ -27,6 +27,7 @@ from ddplaunch.explain.decide.handled import (
     OUTSIDE,
     not_survived,
     rival,
+    said_by_absent,
     with_handled,
     without_followers,
     without_restated,
@@ -160,6 +161,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     failed = says_failed(scanned, after, facts)
     found, echoes = not_survived(found, echoes, scanned, after, failed)
     waits = stuck(scanned)
+    if facts is None and all(each.tier > Tier.GENERAL for each in found):
+        found += said_by_absent(scanned, waits)
     if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
         return RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
     stopped = recorded.ended_later(facts, _complaining(echoes) - {each.speaker.rank for each in found})

@@ -6,16 +6,19 @@ import bisect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import NamedTuple
 
-from ddplaunch.explain.decide.candidates import STARTED, Candidate, candidates, survived
-from ddplaunch.explain.decide.progress import GOES_ON, Afterwards, said_done
-from ddplaunch.explain.decide.recorded import only_failed_rank
-from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.decide.candidates import LOST_PEER, STARTED, Candidate, candidates, survived
+from ddplaunch.explain.decide.collectives import Stuck
+from ddplaunch.explain.decide.progress import GOES_ON, PROGRESS, Afterwards, said_done
+from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank
+from ddplaunch.explain.diagnosis import Raised
+from ddplaunch.explain.read.lines import Line, announced
 from ddplaunch.explain.read.prefixes import Speaker
-from ddplaunch.explain.read.scan import Hit, Scanned
+from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
 from ddplaunch.explain.read.traceback import Traceback
-from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, Tier
+from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, Signature, Tier
 
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 OUTSIDE = frozenset(("terminated", "time-limit"))
@@ -34,9 +37,12 @@ _COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number i
 #: What a program says of an exception that it has caught; no level alone stands in front of it.
 _CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")
 _TRIES_AGAIN = re.compile(r"(?i)\W*(?:\w+: )?(?:retry(?:ing)?|try(?:ing)? again)\b")
+#: Exit statuses of crashes, by SIGILL, SIGBUS, SIGFPE and SIGSEGV: no exception of another rank leads to them.
+_CRASHED = (-4, -7, -8, -11, 132, 135, 136, 139)
 _NEAR = 40  # an exception and the line that names its cause are not further apart
 #: What says of a machine without a usable GPU what it cannot do then.
 _OF_A_GPU = re.compile(r"(?i)\b(?:bf16|fp16|gpus?|cuda|supported device)\b")
+_NAMED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:: |\((?=['\"]))(\S.*)")
 _BESIDE = 4  # lines between the last of a program and the exception that tells of its end
 
 
@@ -66,6 +72,9 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
     found = [each for each in found if each.code != "killed" or each.line.at not in by_launcher]
     found = [replace(survived(each), logged=True) if _is_told(each, scanned) else each for each in found]
     found = [replace(each, logged=True) if _COMPLAINS.match(each.line.text) else each for each in found]
+    only = only_failed_rank(scanned)
+    if any(each.code in _CRASHED and exit_rank(each, scanned) == only for each in scanned.exits):
+        found = [survived(each) if each.raised and each.speaker.rank not in (None, only) else each for each in found]
     last: dict[Speaker, Traceback] = {}
     for traceback in scanned.tracebacks:
         if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
@@ -74,7 +83,7 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
 
     def settled(each: Candidate) -> Candidate:
         quoted = each.speaker.quoted or (each.hit is not None and each.hit.quoted)
-        nobody = each.speaker.rank is None and (each.raised is None or each.bare) and not quoted
+        nobody = each.speaker.rank is None and not quoted
         if nobody and each.code not in BY_OTHERS and not _VOICES.search(each.line.text):
             old = each.raised is None and _is_of_others(each.line, ended)
             old |= each.line.at < ended.uncaught and _steps_between(each.line, ended.uncaught, after)
@@ -98,8 +107,11 @@ def _ended(found: Sequence[Candidate], scanned: Scanned) -> _Ended:
     exits = [each.line.at for each in scanned.exits if not each.by_agent]
     known = [each.line.at for each in (*whole, *waits)]
     below = scanned.lines[-1].at + 1 if scanned.lines else 0
+    signed = [
+        each for each in found if each.signature and each.raised and each.tier == Tier.UNCERTAIN and not each.bare
+    ]
     of_only_rank, raised, uncaught = (
-        max((each.line.at for each in those), default=-1) for those in (of_only, own, whole)
+        max((each.line.at for each in those), default=-1) for those in (of_only, own, (*whole, *signed))
     )
     return _Ended(of_only_rank, raised, uncaught, min((*known, *exits), default=below), min(known, default=below))
 
@@ -239,6 +251,39 @@ def rival(best: Candidate, others: Sequence[Candidate], after: Afterwards, share
         if each.tier <= least and not (bare or each.old or each.logged or each.survivor or each.is_hint):
             return each
     return None if shared else after.reports_a_step(best.line)
+
+
+def said_by_absent(scanned: Scanned, waits: Stuck) -> list[Candidate]:
+    """Return the last exception that a rank named which then neither made a step nor timed out, as the others did.
+
+    A program that catches it and stops its rank tells of it in a line of its own. None of several ranks.
+    """
+    heard = {each.rank for each in waits.waited}
+    first = min((each.line.at for each in waits.waited), default=-1)
+    told: dict[int, tuple[Line, Raised]] = {}
+    for line in takewhile(lambda line: line.at < first, scanned.lines):
+        rank = signed_rank(line)
+        if rank is None or rank in heard:
+            continue
+        if (match := _NAMED.search(line.text)) and not announced(line.text):
+            told[rank] = (line, Raised(match[1], match[2].strip(" \"')")))
+        elif PROGRESS.search(line.text):
+            told.pop(rank, None)
+    if len(told) != 1:
+        return []
+    rank, (line, raised) = told.popitem()
+    if raised.type.rpartition(".")[2] in LOST_PEER:
+        return []
+    hits = list(matcher().hits(line._replace(text=f"{raised.type}: {raised.message}")))
+    if any(hit.signature.tier >= Tier.SURVIVED for hit in hits):
+        return []  # it only lost another rank
+    known = next((hit._replace(line=line) for hit in hits if not _asks_more(hit.signature)), None)
+    return [Candidate(Tier.GENERAL, line, line.speaker._replace(rank=rank), known, raised, bare=True)]
+
+
+def _asks_more(signature: Signature) -> bool:
+    """Return whether other lines of the log have to match as well, or must not."""
+    return bool(signature.log_with or signature.log_by_several or signature.log_unless)
 
 
 def passed_over(scanned: Scanned) -> Candidate | None:

@@ -227,7 +227,7 @@ def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tupl
     """Return the first rank of torchrun's summary, and those between its ranks that it does not list: they left with 0.
 
     It lists all that failed or were ended on its host. None where none is missing, or one may have ended well after it
-    was asked to.
+    was asked to, or most are, of a log that does not show all.
     """
     asked = any(hit.signature.code == "stopped-by-launcher" for hit in echoes)
     table = {each.rank: each for each in scanned.exits if each.table and each.rank is not None}
@@ -236,7 +236,7 @@ def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tupl
         return None
     left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
     root = max(table.values(), key=lambda each: each.line.at)
-    return (RankEnd(root.rank or 0, root.host, root.code), left) if left else None
+    return (RankEnd(root.rank or 0, root.host, root.code), left) if 0 < len(left) <= len(table) else None
 
 
 #: How a rank says that it has no work left, and that it goes.

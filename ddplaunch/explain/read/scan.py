@@ -33,7 +33,10 @@ _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
 _TITLED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
-_SIGNED = re.compile(r"(?i)^(?:\[[\w.-]+\] )?\W{0,3}(?:r(?:ank)?|worker|进程|rang|rango) ?[_:=#]?(\d{1,7})\b")
+_SIGNED = re.compile(
+    r"(?i)^(?:[\d:., TZ-]{5,30}[|\]]? )?(?:\[[\w.-]+\] )?\W{0,3}"
+    r"(?:r(?:ank)?|worker|进程|rang|rango) ?[_:=#]?(\d{1,7})\b"
+)
 #: Where programs begin, and files in which threads and processes do.
 _BEGINS = frozenset(("<module>", "main", "run", "_run_module_as_main", "_run_code", "_mp_fn"))
 _STARTS = re.compile(r"(?:^|[\\/])(?:multiprocessing|concurrent|torch[\\/]utils[\\/]data)[\\/]|threading\.py$")

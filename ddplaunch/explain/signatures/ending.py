@@ -62,12 +62,8 @@ def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
 
 _KEEP = "Start inside `tmux` or `screen`, or submit the run: nohup does not help, torchrun reacts to SIGHUP."
 _ASK = "Ask who sent it: `sacct -j JOBID`, `kubectl describe pod`, `journalctl`, others; save on SIGTERM to resume."
-#: The last: Ctrl-C ends what only shows the log.
-_STEP_ENDED = (
-    r"srun: Terminating (?:[Ss]tep|job)",
-    r"DUE TO (?:TIME LIMIT|NODE FAILURE)",
-    r"[$#] (?:tail|kubectl) .*-f\b",
-)
+_STEP_ENDED = (r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME LIMIT|NODE FAILURE)")
+_ONLY_SHOWN = r"[$#] (?:tail|kubectl) .*-f\b"  # Ctrl-C ends what shows the log
 _SAVE = "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."
 
 
@@ -317,7 +313,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Sending process 4 closing signal SIGTERM",
             "handler for SIGTERM set",
         ),
-        log_unless=_STEP_ENDED,
+        log_unless=(*_STEP_ENDED, _ONLY_SHOWN),
         source="https://docs.python.org/3/library/signal.html",
     ),
     Signature(  # it then ends all of the server's processes, some of them by SIGKILL
@@ -327,6 +323,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<line>[Ww]atchdog timeout \(self\.watchdog_timeout=[\d.]+\)?)",
             r"(?P<line>(?:neue Zeile|no (?:output|progress|new (?:log )?line)|\d+ s without)"
             r".*(?:[Ss]tillstand|stalled|progress|killing|ending|giving up))",
+            r"(?P<line>\bstalled for \d+ ?(?:s|min|h)\b.*)",
         ),
         what="nothing moved, and a watchdog ended it: {line}",
         why="a step does not end: a rank waits for another one, or a kernel does not return",
@@ -334,7 +331,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "what each rank was in stands in the stacks that the watchdog prints, where `py-spy` is installed",
             "a longer time, if a step compiles kernels or loads that long: SGLang's `--watchdog-timeout`",
         ),
-        examples=("TP4] Watchdog timeout (self.watchdog_timeout=300)", "no output for 2409 s, job considered stalled"),
+        examples=(
+            "TP4] Watchdog timeout (self.watchdog_timeout=300)",
+            "no output for 2409 s, job considered stalled",
+            "WATCHDOG 03:41:40 stalled for 30 min, all 8 processes alive, collecting stacks",
+        ),
         near_misses=("server_args=ServerArgs(watchdog_timeout=300, dist_timeout=None)",),
         source="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/managers/scheduler.py",
     ),

@@ -22,9 +22,7 @@ _TAKE_OUT = (
 )
 _ASYNC = "the Python frame is only where the error was noticed: kernels run asynchronously"
 #: A warning that CUDA cannot be used is no cause where something else ended the run.
-_OTHER_EXCEPTION = (
-    r"^(?!.*(?:NCCL|nccl|CUDA|cuda|GPU|gpu|driver|NVIDIA|bf16|fp16|ChildFailed))[\w.]+(?:Error|Exception)\b: \S"
-)
+_OTHER_EXCEPTION = r"^(?!.*(?:(?i:nccl|cuda|gpu)|driver|NVIDIA|bf16|fp16|ChildFailed))[\w.]+(?:Error|Exception)\b: \S"
 DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
 FIT_WHY = "kernel module, libcuda (also one from a compat directory) and the CUDA of torch must fit each other"
 FIT_FIXES = (
