@@ -834,6 +834,8 @@ def test_no_exception_of_another_rank_leads_to_a_crash() -> None:
     caught = raised(3, "KeyError: 'int8'", "/srv/gnn/cache.py").replace("in main", "in warm")
     crash = "Fatal Python error: Segmentation fault\n" + failed(-11, 1, 8801)
     assert diagnosed(STEPS + caught + STEPS + crash).code == "segmentation-fault"
+    both = failed(1, 3, 8803) + "make: *** [Makefile:18: train] Error 139\n"
+    assert diagnosed(STEPS + raised(3, "KeyError: 'int8'") + both).code == "script-exception"
 
 
 def test_a_traceback_that_nobody_signed_above_steps_has_ended_nothing() -> None:

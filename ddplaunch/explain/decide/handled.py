@@ -42,6 +42,7 @@ _CRASHED = (-4, -7, -8, -11, 132, 135, 136, 139)
 _NEAR = 40  # an exception and the line that names its cause are not further apart
 #: What says of a machine without a usable GPU what it cannot do then.
 _OF_A_GPU = re.compile(r"(?i)\b(?:bf16|fp16|gpus?|cuda|supported device)\b")
+#: An exception that a line names, and its message.
 _NAMED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:: |\((?=['\"]))(\S.*)")
 _BESIDE = 4  # lines between the last of a program and the exception that tells of its end
 
@@ -73,7 +74,7 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
     found = [replace(survived(each), logged=True) if _is_told(each, scanned) else each for each in found]
     found = [replace(each, logged=True) if _COMPLAINS.match(each.line.text) else each for each in found]
     only = only_failed_rank(scanned)
-    if any(each.code in _CRASHED and exit_rank(each, scanned) == only for each in scanned.exits):
+    if any(each.code in _CRASHED and exit_rank(each, scanned) == only is not None for each in scanned.exits):
         found = [survived(each) if each.raised and each.speaker.rank not in (None, only) else each for each in found]
     last: dict[Speaker, Traceback] = {}
     for traceback in scanned.tracebacks:
