@@ -863,3 +863,16 @@ def test_a_watchdog_that_sees_a_stall() -> None:
     watch = "WATCHDOG 03:41:40 stalled for 30 min, all 8 processes alive\nWATCHDOG sending SIGKILL to group 7700\n"
     killed = "run.sh: line 40:  7700 Killed                  python launch.py\nrun.sh: exit 137\n"
     assert diagnosed(STEPS + watch + killed).code == "hang"
+
+
+def test_a_loss_that_an_assertion_found_not_finite() -> None:
+    frames = (
+        '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/opt/mmdet/checkloss_hook.py", line 41, in f\n'
+    )
+    text = "loss become infinite or NaN!\n" + frames + "[rank0]:     assert torch.isfinite(outputs['loss']), \\\n"
+    assert diagnosed(STEPS + text + "[rank0]: AssertionError: None\n" + failed(1, 0, 203)).code == "not-a-number"
+
+
+def test_a_video_that_ffmpeg_cannot_read() -> None:
+    video = "av.error.InvalidDataError: [Errno 1094995529] Invalid data found when processing input: '/data/212.mp4'"
+    assert diagnosed(STEPS + raised(None, video)).code == "data-corrupt"

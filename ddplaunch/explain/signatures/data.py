@@ -365,7 +365,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"lmdb\.(?:CorruptedError|InvalidError|PageNotFoundError): (?P<problem>.+)",
             r"(?:zlib\.error: (?P<problem>Error -?\d+ while decompressing .*)|LZMAError: .+)",
             r"EOFError: (?P<problem>No data left in file)",
-            r"(?:ZstdError|DataLossError): (?P<problem>.+)",
+            r"(?:ZstdError|DataLossError|av\.error\.InvalidDataError): (?P<problem>(?!Caught ).+)",
         ),
         what="a data file is damaged or not whole: {line}",
         why="what the rank read is shorter or other than the file's format says: a download, copy or write that ended "

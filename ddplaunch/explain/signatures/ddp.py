@@ -344,7 +344,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Error: (?P<line>Expected (?:parameter|value argument) .*to satisfy the constraint .*but found "
             r"invalid values)",
             r"Error: (?P<line>Input contains NaN)",
-            r"(?P<line>Monitored metric \S+ = \S+ is not finite)",
+            r"(?P<line>Monitored metric \S+ = \S+ is not finite|loss become infinite or NaN)",
+            r"^ +(?P<line>assert (?:not )?(?:torch|math|np)\.is(?:finite|nan|inf)\(.+)",
             r"Error: (?P<line>.*Unexpected result nan)",
             rf"{_SAID}(?P<line>.{{0,60}}{_QUANTITY}.{{0,40}}{_NOT_A_NUMBER}.{{0,40}}{_STOPS}.*)",
             rf"{_SAID}(?P<line>.{{0,60}}{_NOT_A_NUMBER}.{{0,40}}{_QUANTITY}.{{0,40}}{_STOPS}.*)",
@@ -368,6 +369,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: Unexpected result nan (message='found NaN in local forward loss calculation')",
             "Loss became nan at step 40, aborting",
             "ERROR NaN in gradients, terminating the run",
+            "    assert torch.isfinite(outputs['loss']), \\",
             "Monitored metric val_loss = nan is not finite. Previous best value was 0.700. Signaling Trainer to stop.",
             "RuntimeError: grad_scale is too small, exiting: 4.76837158203125e-07",
         ),
