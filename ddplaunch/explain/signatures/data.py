@@ -246,7 +246,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"Couldn't find (?:a dataset script|any data file|any class folder|file) (?:at|in) \S+",
-            r"Dataset not found(?: or corrupted)?",
+            r"Dataset not found(?: or corrupted)?|Could not find a dataset with the ID \S+",
             r"Unable to find '[^']+'",
             r"(?:(?:DatasetNotFound|EmptyDataset|DataFilesNotFound)Error|NoSuchKey): (?P<line>.+)",
             r"Found no valid file for the classes .*",
