@@ -9,10 +9,9 @@ from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 from ddplaunch.explain.decide.decide import RootCause, decide
-from ddplaunch.explain.decide.handled import passed_over
 from ddplaunch.explain.decide.progress import says_something, stops_short
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
-from ddplaunch.explain.read.lines import Line, Numbered, clean, evidence_of, numbered_lines, read_lines
+from ddplaunch.explain.read.lines import Line, Numbered, clean, numbered_lines, read_lines
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import scan
 from ddplaunch.explain.signatures.signature import NOISE, filled
@@ -83,12 +82,11 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
 def _explained(lines: Iterable[Line], facts: RunFacts | None, cut: list[str]) -> Explanation:
     scanned = scan(lines)
     cause = decide(scanned, facts)
-    if cause is not None:
+    if isinstance(cause, RootCause):
         return Explanation(worded(cause, facts, scanned), _echoes(cause))
     last = stops_short(scanned.lines) if facts is None else None
-    over = passed_over(scanned) if facts is None else None
     stops_at = last.text.strip() if last is not None else ""
-    return Explanation(None, (), stops_at, "".join(cut[:1]), None if over is None else evidence_of(over.line))
+    return Explanation(None, (), stops_at, "".join(cut[:1]), None if cause is None else cause.line.evidence)
 
 
 def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]], cut: list[str]) -> Iterator[Line]:
@@ -259,7 +257,7 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
         entries.append((loser.line, loser.speaker, loser.words))
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}
     for line, speaker, what in sorted(entries, key=lambda entry: entry[0].at):
-        groups.setdefault((what, speaker.rank, speaker.host), []).append(evidence_of(line))
+        groups.setdefault((what, speaker.rank, speaker.host), []).append(line.evidence)
     kinds = list(dict.fromkeys(what for what, _, _ in groups))[:_MOST_KINDS]
     kept = [each for each in groups.items() if each[0][0] in kinds][:_MOST_ECHOES]
     return tuple(Echo(what, rank, host, found[0], len(found)) for (what, rank, host), found in kept)

@@ -31,7 +31,7 @@ from ddplaunch.explain.decide.recorded import (
     xid,
 )
 from ddplaunch.explain.diagnosis import Diagnosis, Raised, Rival, RunFacts, line_of
-from ddplaunch.explain.read.lines import Line, evidence_of, reason_text
+from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures
@@ -130,7 +130,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         concrete + general,
         rank,
         cause.host,
-        tuple(dict.fromkeys(evidence_of(line) for line in (*cause.lines, *said))),
+        tuple(dict.fromkeys(line.evidence for line in (*cause.lines, *said))),
         raised,
         cause.calls,
         _rival(cause),
@@ -149,9 +149,9 @@ def _unparsed(text: str, scanned: Scanned) -> str:
 def _rival(cause: RootCause) -> Rival | None:
     """Return what else may have ended the run, None where nothing speaks for it."""
     if isinstance(cause.rival, Line):
-        return Rival("none", "it ended nothing, and the work went on", evidence_of(cause.rival))
+        return Rival("none", "it ended nothing, and the work went on", cause.rival.evidence)
     other = cause.rival
-    return None if other is None else Rival(other.code, other.words, evidence_of(other.line))
+    return None if other is None else Rival(other.code, other.words, other.line.evidence)
 
 
 def _words(cause: RootCause, facts: RunFacts | None) -> _Words:

@@ -7,6 +7,7 @@ end from outside and other failures are ordered by time; a rank that died of a s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,8 +25,10 @@ from ddplaunch.explain.decide.collectives import (
 )
 from ddplaunch.explain.decide.endings import BareExit, code_with_words, unexplained, with_last_words
 from ddplaunch.explain.decide.handled import (
+    BARE,
     OUTSIDE,
     not_survived,
+    passed_over,
     rival,
     said_by_absent,
     with_handled,
@@ -55,10 +58,8 @@ _NEEDS_A_GPU = frozenset(("cuda-out-of-memory", "gpu-fault", "device-side-assert
 _DUMPS = frozenset(("segmentation-fault", "aborted", "hang", "shm-too-small", "gpu-fault"))
 #: Exit statuses of ranks that were asked to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
-#: Codes of ends that tell nothing of their reason.
-_BARE = frozenset(("killed", "aborted", "terminated"))
 #: Codes that ranks have in common with others, which a failure elsewhere leads to as well.
-_SHARED = _BARE | {"collective-timeout", "collective-mismatch"}
+_SHARED = BARE | {"collective-timeout", "collective-mismatch"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class RootCause:
             guessed = self.candidate.is_hint or (self.code == "killed" and self.candidate.signature is None)
             return "likely" if guessed or self.doubtful else "observed"
         bare_exit = not self.told and self.outside is None
-        return "likely" if bare_exit and self.code in _BARE else "observed"
+        return "likely" if bare_exit and self.code in BARE else "observed"
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -150,14 +151,14 @@ class RootCause:
         return len(ranks - {None}) < 2
 
 
-def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
-    """Return the root cause, None where nothing failed."""
+def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | Candidate | None:
+    """Return the root cause; where nothing failed in a log, the last error that its work went on after, if any."""
     if facts is not None and facts.state == "succeeded":
         return None
     scanned = recorded.with_facts(scanned, facts)
     found, echoes = candidates(scanned)
     after = Afterwards(scanned.lines)
-    found = with_handled(found, scanned, after)
+    found = seen = with_handled(found, scanned, after)
     failed = says_failed(scanned, after, facts)
     found, echoes = not_survived(found, echoes, scanned, after, failed)
     waits = stuck(scanned)
@@ -187,7 +188,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
         return _with_memory_facts(_of_exit(said, found, echoes, scanned, waits), facts)
     cut = unfinished_report(scanned, after)
     if not (failed or cut) and ended_well(scanned, after, bool(_complaining(echoes)), facts):
-        return None
+        return passed_over(seen) if facts is None else None
     return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
 
 
@@ -195,7 +196,7 @@ def _weighed(cause: RootCause, found: Sequence[Candidate], after: Afterwards) ->
     """Return a cause that no record tells with what speaks against it."""
     best, shared = found[0], cause.code in _SHARED
     other = rival(best, [each for each in found[1:] if each.code != cause.code], after, shared)
-    if cause.code in _BARE:
+    if cause.code in BARE:
         told = best.tier == Tier.CAUSE
     else:
         told = best.tier < Tier.SYMPTOM or cause.rank is not None or cause.mismatched is not None
@@ -270,11 +271,8 @@ def _after_an_end_from_outside(found: list[Candidate], scanned: Scanned) -> list
     if not outside:
         return found
     own = [each for each in scanned.exits if not each.by_agent and each.code not in _ASKED_TO_END]
-    cancelled = [each.line.at for each in found if " CANCELLED AT " in each.line.text]
-    by_srun = [
-        each for each in own if "srun: " in each.line.text and min(cancelled, default=each.line.at) < each.line.at
-    ]
-    reported = any(not each.table and each not in by_srun for each in own)
+    cancelled = min((each.line.at for each in found if " CANCELLED AT " in each.line.text), default=math.inf)
+    reported = any(not (each.table or ("srun: " in each.line.text and cancelled < each.line.at)) for each in own)
     end = max(each.line.at for each in found) + 1 if reported else min(outside)
     causes = (each for each in found if each.code not in OUTSIDE and each.line.at < end)
     failed_before = any(each.tier <= Tier.GENERAL for each in causes)

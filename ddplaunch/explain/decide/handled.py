@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from ddplaunch.explain.decide.candidates import LOST_PEER, STARTED, Candidate, candidates, survived
+from ddplaunch.explain.decide.candidates import LOST_PEER, STARTED, Candidate, survived
 from ddplaunch.explain.decide.collectives import Stuck
 from ddplaunch.explain.decide.progress import GOES_ON, PROGRESS, Afterwards, said_done
 from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank
@@ -20,6 +20,8 @@ from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
 from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, Signature, Tier
 
+#: Codes of ends that tell nothing of their reason.
+BARE = frozenset(("killed", "aborted", "terminated"))
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 OUTSIDE = frozenset(("terminated", "time-limit"))
 #: What an interpreter may print after its exception, where native threads still run.
@@ -80,7 +82,7 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
     for traceback in scanned.tracebacks:
         if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
             last[traceback.speaker] = traceback
-    ended = _ended(found, scanned)
+    ended = _ended(found, scanned, only)
 
     def settled(each: Candidate) -> Candidate:
         quoted = each.speaker.quoted or (each.hit is not None and each.hit.quoted)
@@ -99,10 +101,9 @@ def with_handled(found: Sequence[Candidate], scanned: Scanned, after: Afterwards
     return [settled(each) for each in found]
 
 
-def _ended(found: Sequence[Candidate], scanned: Scanned) -> _Ended:
+def _ended(found: Sequence[Candidate], scanned: Scanned, only: int | None) -> _Ended:
     own = [each for each in found if each.raised is not None and each.tier <= Tier.GENERAL]
     whole = [each for each in own if each.signature is not None or not each.bare]
-    only = only_failed_rank(scanned)
     of_only = [each for each in whole if each.signature is None and each.speaker.rank == only is not None]
     waits = [each for each in found if each.tier == Tier.SYMPTOM]  # for a rank that had failed by then
     exits = [each.line.at for each in scanned.exits if not each.by_agent]
@@ -247,7 +248,7 @@ def rival(best: Candidate, others: Sequence[Candidate], after: Afterwards, share
     print the same, and make steps until then.
     """
     for each in others:
-        bare = each.code in _ABORTS or each.code in _ENDS - {"segmentation-fault"}
+        bare = each.code in BARE | _ABORTS
         least = Tier.GENERAL if each.signature is None else Tier.UNCERTAIN
         if each.tier <= least and not (bare or each.old or each.logged or each.survivor or each.is_hint):
             return each
@@ -287,9 +288,8 @@ def _asks_more(signature: Signature) -> bool:
     return bool(signature.log_with or signature.log_by_several or signature.log_unless)
 
 
-def passed_over(scanned: Scanned) -> Candidate | None:
+def passed_over(found: Sequence[Candidate]) -> Candidate | None:
     """Return the last error that would have ended a run, had its work not gone on; for logs in which nothing failed."""
-    found = with_handled(candidates(scanned)[0], scanned, Afterwards(scanned.lines))
     ends = (each for each in found if each.tier <= Tier.GENERAL and not (each.old or each.logged or each.survivor))
     return max(ends, key=lambda each: each.line.at, default=None)
 

@@ -64,7 +64,7 @@ _OVER_TRIES = re.compile(
 #: Bars, exceptions and ends that count something.
 _NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
 #: What compose says of a service that is done, and the summary of Trainer.
-_ENDED_WELL = re.compile(r" exited with code 0$|\btrain_runtime\b")
+_THROUGH = re.compile(r" exited with code 0$|\btrain_runtime\b")
 _COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _LOSS = re.compile(r"(?i)loss\W{0,4}\d")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
@@ -253,9 +253,8 @@ class Afterwards:
             if line.text and (line.text[0] != " " or _counts(line.text)) and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
-        self._last_places: dict[re.Pattern[str], dict[str, int]] = {}
+        self._known: dict[re.Pattern[str], dict[str, tuple[int, int]]] = {}
         self._counts: dict[str, _Counted] = {}
-        self._ended_well: dict[str, int | None] = {}  # where the first line says so
         self._often: dict[str, dict[str, list[int]]] = {}
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False, asked: bool = False) -> bool:
@@ -291,7 +290,7 @@ class Afterwards:
 
     def shows_another(self, line: Line) -> bool:
         """Return whether a command that shows a log was typed below ``line``: what follows may be older."""
-        return self._last(_SHOWS, line.file) > line.at
+        return self._places(_SHOWS, line.file)[-1] > line.at
 
     def said_between(self, line: Line, until: int) -> int:
         """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""
@@ -301,25 +300,23 @@ class Afterwards:
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was taken up again."""
-        return self._last(_AGAIN, line.file) > line.at
+        return self._places(_AGAIN, line.file)[-1] > line.at
 
     def was_over(self, line: Line) -> bool:
         """Return whether the work had ended before ``line``: a container with status 0, or Trainer with its summary.
 
         What served it is stopped then.
         """
-        if line.file not in self._ended_well:
-            ends = (each.at for each in self._files.get(line.file, ()) if _ENDED_WELL.search(each.text))
-            self._ended_well[line.file] = next(ends, None)
-        ended = self._ended_well[line.file]
-        return ended is not None and ended < line.at
+        return 0 <= self._places(_THROUGH, line.file)[0] < line.at
 
-    def _last(self, pattern: re.Pattern[str], file: str) -> int:
-        """Return the place of the last line of a file that ``pattern`` matches, -1 for none."""
-        if pattern not in self._last_places:
-            lines = (each for said in self._files.values() for each in said)
-            self._last_places[pattern] = {each.file: each.at for each in lines if pattern.search(each.text)}
-        return self._last_places[pattern].get(file, -1)
+    def _places(self, pattern: re.Pattern[str], file: str) -> tuple[int, int]:
+        """Return the places of the first and the last line of a file that ``pattern`` matches, -1 for none."""
+        if pattern not in self._known:
+            found = {
+                name: [each.at for each in said if pattern.search(each.text)] for name, said in self._files.items()
+            }
+            self._known[pattern] = {name: (places[0], places[-1]) for name, places in found.items() if places}
+        return self._known[pattern].get(file, (-1, -1))
 
     def _was_survived(self, line: Line, said: Sequence[Line], at: int) -> bool:
         """Return whether the same exception was printed often before, and new steps were reported after that."""

@@ -44,6 +44,12 @@ class Line(NamedTuple):
     text: str
     speaker: Speaker
 
+    @property
+    def evidence(self) -> Evidence:
+        """The line as evidence, cut at some 300 characters."""
+        text = self.text.strip()
+        return Evidence(self.file, self.number, text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
+
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 #: What a page of the web makes of quotes and brackets, and of what it shows twice escaped.
@@ -358,9 +364,3 @@ def reason_text(lines: Sequence[Line]) -> str:
     """Return the first of a rank's last words, with the line that it announces by a colon, as panics of Rust do."""
     texts = [line.text.strip() for line in lines]
     return " ".join(texts[:2]) if texts[:1] and texts[0].endswith(":") else "".join(texts[:1])
-
-
-def evidence_of(line: Line) -> Evidence:
-    """Return ``line`` as evidence, cut at some 300 characters."""
-    text = line.text.strip()
-    return Evidence(line.file, line.number, text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

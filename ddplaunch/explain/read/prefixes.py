@@ -211,10 +211,9 @@ def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
         before = text
         if text[:1] == "[":
             text, who = _bracketed(text, who)
-            text, who = _in_front(text, who) if text == before else (text, who)
         elif text[:1] == "(" and (match := _ACTOR.match(text)):
             text, who = text[match.end() :], _actor(match, who)
-        else:
+        if text == before:
             text, who = _in_front(text, who)
         if text == before:
             break

@@ -167,11 +167,7 @@ class Trailer:
             text = line.text
         if any(trigger in text for trigger in _TRIGGERS) and (known := self._exit(line)) and known.code:
             self.exits.append(known)
-        if (
-            ("srun: " in text or "topping" in text or "container exit" in text)
-            and self._step_ended is None
-            and _STEP_ENDED.match(text)
-        ):
+        if self._step_ended is None and _STEP_ENDED.match(text):
             self._step_ended = line
         if text.endswith(" FAILED") and text.count(" ") == 1:
             self.failed_summary = self.failed_summary or line
