@@ -31,6 +31,7 @@ from ddplaunch.agent.torch_patches import (
     notice_failures,
     notice_start,
     skip_the_spread,
+    spare_children_of_ranks,
     tolerate_exit_aborts,
     wait_for_ranks,
 )
@@ -150,6 +151,7 @@ class CapturedLogs(api.LogsSpecs):
         notice_start(self._all_started)
         notice_failures(self._have_failed)
         wait_for_ranks(settings.grace_s)
+        spare_children_of_ranks()
         if settings.tolerate_exit_aborts and not tolerate_exit_aborts(ended_well):
             self._say("`--tolerate-exit-aborts` without effect: this torch starts ranks in a way unknown to ddplaunch")
         self._session, self._signals = session, signals

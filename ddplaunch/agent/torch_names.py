@@ -134,6 +134,15 @@ CLOSE = TorchName(
     "ranks have 30 s to end after another one's death",
     ("self", "death_sig", "timeout"),
 )
+CLOSE_RANK = TorchName(
+    f"{_ELASTIC}.multiprocessing.subprocess_handler",
+    "SubprocessHandler.close",
+    ("2.13",),
+    "ends one rank by a signal to its whole process group, DataLoader workers included; the rank alone gets it now",
+    "a rank with DataLoader workers cannot save on SIGTERM: they die of it first",
+    ("self", "death_sig"),
+    beside=("_stdout", "_stderr"),
+)
 ON_SIGNAL = TorchName(
     _PROCESSES,
     "_terminate_process_handler",
@@ -257,6 +266,15 @@ GET_ITERATOR = TorchName(
     "`--phases` counts beginning an epoch among the rest of a step",
     ("self",),
     in_torchrun=False,
+)
+WORKER_SIGNALS = TorchName(
+    "torch.utils.data._utils.signal_handling",
+    "_set_worker_signal_handlers",
+    ("2.13",),
+    "has a DataLoader worker die of SIGTERM; `rank_site/ddplaunch_marks.py` lets only its rank end it",
+    "a rank cannot save where a batch system sends SIGTERM to its workers, too",
+    in_torchrun=False,
+    beside=("_set_worker_pids",),
 )
 POST_HOOKS = TorchName(
     "torch.optim.optimizer",

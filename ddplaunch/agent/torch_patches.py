@@ -15,7 +15,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddplaunch.agent.rank_site.sitecustomize import ENDED
-from ddplaunch.agent.torch_names import AGENT_CLOCK, CLOSE, JOIN, METHOD_NAME, PARSE_ARGS, POPEN, SPREAD, START, WAIT
+from ddplaunch.agent.torch_names import (
+    AGENT_CLOCK,
+    CLOSE,
+    CLOSE_RANK,
+    JOIN,
+    METHOD_NAME,
+    PARSE_ARGS,
+    POPEN,
+    SPREAD,
+    START,
+    WAIT,
+)
+from ddplaunch.machine.processes.process_table import own_processes
+from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
 from ddplaunch.values.words import numbers_of
 
 _SPREAD_S = (0, 0.3)  # 2.15 has another random pause, after it could not write to the store
@@ -140,6 +153,27 @@ def wait_for_ranks(grace_s: float) -> None:
         theirs(context, death_sig, grace_s)
 
     contexts.close = close
+
+
+def spare_children_of_ranks() -> None:
+    """Have torchrun ask each rank alone to end; SIGKILL, after the grace, still goes to all that it has started."""
+    if not CLOSE_RANK.is_known():
+        return
+    handlers = CLOSE_RANK.owner()
+    close_group = handlers.close
+
+    def close(handler: Any, death_sig: Any = None) -> None:
+        number = death_sig or signal.SIGTERM
+        session = [one for one in own_processes() if one.session == handler.proc.pid]
+        if number == signal.SIGKILL or not session:
+            close_group(handler, death_sig)
+            return
+        for process in asked_first(session):
+            send_signal(process, number)
+        for stream in filter(None, (handler._stdout, handler._stderr)):
+            stream.close()
+
+    handlers.close = close
 
 
 def start_ranks_by(

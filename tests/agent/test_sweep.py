@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 
 from ddplaunch.agent.guard.attempt import Attempt
-from ddplaunch.agent.guard.sweep import Owner, Sweeps, of_ranks, rank_command, unannounced
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, rank_command, unannounced
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat, read_variable
-from ddplaunch.machine.processes.stop_processes import send_signal, status_of_reaped
+from ddplaunch.machine.processes.stop_processes import asked_first, send_signal, status_of_reaped
 from tests.agent.guarded import until
 
 STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
@@ -79,7 +79,7 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_mark_of_its_launch(name: str
         owners = {started[0].pid: Owner(started[0].pid, found[0])}
         until(lambda: len(of_ranks(own_processes(), owners)) == 2, "its child runs")
         sweeps = Sweeps()
-        sweeps.begin(lambda: of_ranks(own_processes(), owners))
+        sweeps.begin(lambda: of_ranks(own_processes(), owners), lambda _: 1.0)
 
         def swept() -> bool:
             sweeps.tick()
@@ -95,6 +95,41 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_mark_of_its_launch(name: str
                     send_signal(child, signal.SIGKILL)
             one.kill()
             one.wait()
+
+
+def test_only_what_runs_below_python_is_not_asked_at_first() -> None:
+    python_below_shell = f"{sys.executable} -c \"import subprocess; subprocess.run(['sleep', '60'])\"; :"
+    rank = subprocess.Popen(["sh", "-c", python_below_shell], start_new_session=True)
+    owners = {rank.pid: Owner(rank.pid, read_stat(rank.pid))}
+    try:
+        until(lambda: len(of_ranks(own_processes(), owners)) == 3, "the shell, Python and sleep run")
+        shell, python, sleep = of_ranks(own_processes(), owners)
+        assert asked_first([sleep, python, shell]) == [python, shell]
+        assert asked_first([sleep]) == [sleep], "Python is gone"
+    finally:
+        os.killpg(rank.pid, signal.SIGKILL)
+        rank.wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "grace_s"),
+    [
+        ("signal.signal(signal.SIGTERM, print)", "", 30.0),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "", 1.0),
+        ("signal.signal(signal.SIGTERM, print)", "pt_data_worker", 1.0),
+    ],
+)
+def test_what_catches_sigterm_and_is_no_data_worker_has_the_grace(code: str, name: str, grace_s: float) -> None:
+    named = f"open('/proc/self/comm', 'w').write({name!r})" if name else ""
+    program = f"import signal, time; {code}; {named}\nprint(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout and process.stdout.readline() == b"\n"
+        seen = read_stat(process.pid)
+        assert seen and grace_of_left({}, (), 30.0)(seen) == grace_s
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_launch_of_the_same_id_is_left_alone_by_one_without_a_token() -> None:

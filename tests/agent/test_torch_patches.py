@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import multiprocessing.popen_fork
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddpla
 from ddplaunch.agent.torch_names import (
     AGENT_CLOCK,
     CLOSE,
+    CLOSE_RANK,
     DDP_EVERY_STEP,
     DDP_TIMES,
     DELETE_LIBRARY,
@@ -44,6 +46,7 @@ from ddplaunch.agent.torch_names import (
     TORCH_NAMES,
     WAIT,
     WORK_WAIT,
+    WORKER_SIGNALS,
     WRAPPED,
     TorchName,
     unknown_names,
@@ -56,6 +59,7 @@ from ddplaunch.agent.torch_patches import (
     notice_failures,
     notice_start,
     skip_the_spread,
+    spare_children_of_ranks,
     torchrun_args,
     wait_for_ranks,
 )
@@ -110,7 +114,7 @@ def test_what_is_used_with_a_name_is_there(name: TorchName) -> None:
 
 
 def test_no_private_name_is_used_that_nobody_lists() -> None:
-    listed = {part for each in TORCH_NAMES for part in (*each.name.split("."), *each.beside)}
+    listed = {part for each in TORCH_NAMES for part in (*each.module.split("."), *each.name.split("."), *each.beside)}
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     own = {name for tree in trees.values() for node in ast.walk(tree) for name in defined(node)}
     inside = [path for path in trees if path.relative_to(PACKAGE).parts[0] in ("agent", "comm")]
@@ -176,6 +180,18 @@ def failures_are_not_noticed() -> None:
 def ranks_have_torchruns_grace() -> None:
     wait_for_ranks(1.0)
     assert CLOSE.value() is None
+
+
+def groups_are_signalled() -> None:
+    spare_children_of_ranks()
+    assert CLOSE_RANK.value() is None
+
+
+def workers_die_of_sigterm() -> None:
+    module, before = WORKER_SIGNALS.owner(), multiprocessing.popen_fork.Popen.terminate
+    ddplaunch_marks.keep_data_workers()
+    assert not hasattr(module, "_set_worker_signal_handlers")
+    assert multiprocessing.popen_fork.Popen.terminate is before
 
 
 def signals_stay_torchs() -> None:
@@ -306,6 +322,8 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     START: starts_are_not_noticed,
     WAIT: failures_are_not_noticed,
     CLOSE: ranks_have_torchruns_grace,
+    CLOSE_RANK: groups_are_signalled,
+    WORKER_SIGNALS: workers_die_of_sigterm,
     ON_SIGNAL: signals_stay_torchs,
     POPEN: ranks_start_cold,
     PARSE_ARGS: torchrun_is_not_read,
@@ -348,6 +366,7 @@ def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeyp
     notice_start(never)
     notice_failures(never)
     wait_for_ranks(1.0)
+    spare_children_of_ranks()
     said: list[str] = []
     RankCpus(["0"], said.append).bind()
     assert name.value() is elsewise

@@ -29,9 +29,7 @@ TRAIN = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
 
-def saved(number, frame):
-    open(f"saved-{dist.get_rank()}", "w").close()
-    os._exit(0)  # gloo's threads now and then abort an interpreter that ends
+told = []
 
 dist.init_process_group("gloo")
 total = torch.ones(1)
@@ -49,9 +47,13 @@ if sys.argv[1] == "raise":
 if sys.argv[1] == "fail":
     time.sleep(100)
 if sys.argv[1] == "wait":
-    signal.signal(signal.SIGTERM, saved)
-    open(f"ready-{dist.get_rank()}", "w").close()
-    time.sleep(100)
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(time.monotonic()))
+    for batch in torch.utils.data.DataLoader(range(10**7), num_workers=2):  # Slurm's signal reaches the workers, too
+        if not told:
+            open(f"ready-{dist.get_rank()}", "w").close()
+        elif time.monotonic() > told[0] + 1:
+            open(f"saved-{dist.get_rank()}", "w").close()
+            os._exit(0)  # gloo's threads now and then abort an interpreter that ends
 dist.destroy_process_group()
 """
 #: All "nodes" are this host, whose own name may mean the loopback only.
@@ -178,7 +180,7 @@ def test_elements_of_an_array_are_explained_by_their_names(cluster: Cluster, pla
 
 
 def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Cluster, place: Path) -> None:
-    size = ("2x1", "--gpus-per-node", "1", "--time", "2", "--grace", "30", "--requeue")
+    size = ("2x1", "--gpus-per-node", "1", "--time", "2", "--grace", "30")
     submitted = cluster.ddplaunch("submit", *size, *HERE, "--", "train.py", "wait", cwd=place)
     job = submitted.stdout.strip()
     assert job.isdigit(), submitted.stderr

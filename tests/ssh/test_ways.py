@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.guarded import until
+from tests.agent.test_saves_on_signals import TRAIN as SAVING
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import INTERFACE, in_network
 from tests.ssh.lab import Lab, lab
@@ -196,3 +199,15 @@ def test_hosts_with_ipv6_alone(debian: Lab) -> None:
     run = Launched(debian, "ipv6", "2x1", "--hosts", hosts, "--master-addr", f"[{first}]", script=("train.py",))
     assert trained(debian, run) == [f"{first} {INTERFACE}"] * 2
     assert f"rank 0 at [{first}]:" in run.flat
+
+
+def test_ranks_on_hosts_have_saved_beside_their_data_workers(debian: Lab) -> None:
+    debian.write("save.py", SAVING)
+    run = Launched(debian, "saving", "2x1", script=("save.py", "2"))
+    ups = [debian.own(host) / f"up-{rank}-0" for rank, host in enumerate(debian.hosts)]
+    run.until(lambda: all(up.exists() for up in ups), "both ranks train")
+    os.kill(run.launcher, signal.SIGTERM)
+    assert run.ended() == 143, run.said
+    for rank, host in enumerate(debian.hosts):
+        assert (debian.own(host) / f"saved-{rank}-0.pt").exists(), run.said
+    debian.nothing_left("saving", 60)

@@ -22,7 +22,7 @@ from ddplaunch.agent.guard.loop import LauncherSignals, Loop
 from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import DiskWatch, record_crash
-from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, rank_command, unannounced
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, rank_command, unannounced
 from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
@@ -346,7 +346,8 @@ class GuardedRun:
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
             return left_by(attempt.owners, self._rank_command, workers_only=workers_only)
 
-        self._sweeps.begin(find, at_once=at_once)
+        grace = grace_of_left(attempt.owners, self._rank_command, self._settings.grace_s)
+        self._sweeps.begin(find, None if at_once else grace)
 
     # Console and signals
 

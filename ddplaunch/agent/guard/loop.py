@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddplaunch.machine.files import read
+from ddplaunch.agent.guard.sweep import catches
 from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
@@ -205,17 +205,10 @@ class LauncherSignals:
     def _pass_on(self, number: int) -> None:
         """Give a signal to the ranks that catch it: it would kill all others, which nobody means by it."""
         name = signal_name(number)
-        catching = [one for one in self._ranks() if _catches(one.pid, number)]
+        catching = [one for one in self._ranks() if catches(one.pid, number)]
         told = [one for one in catching if send_signal(one, number) == "sent"]
         if told:
             self._say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
         else:
             self.announced = None
             self._say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Say whether a process has a handler for a signal, as proc_pid_status(5) shows it."""
-    status = (read(f"/proc/{pid}/status") or "").splitlines()
-    mask = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)

@@ -6,17 +6,20 @@ known by their session id even after the rank is gone: https://man7.org/linux/ma
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from ddplaunch.machine.files import read
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_variable
-from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
 from ddplaunch.values.variable_names import LAUNCH
 
-_KILL_AFTER_S = 1.0
-_EVERY_S = 0.05
+KILL_AFTER_S = 1.0
+Grace = Callable[[ProcessStat], float]
+_EVERY_S, _SELDOM_S = 0.05, 0.5
 _GIVE_UP_AFTER_S = 3.0  # a process in an uninterruptible wait cannot be killed
 
 
@@ -117,14 +120,49 @@ def left_by(owners: Mapping[int, Owner], command: tuple[bytes, ...], *, workers_
     return [one for one in found if one.pid not in owners and _is_multiprocessing(one, commands)]
 
 
+def grace_of_left(owners: Mapping[int, Owner], command: tuple[bytes, ...], grace_s: float) -> Grace:
+    """Return what says how long a process of these ranks may take to end once it was asked, in seconds.
+
+    What catches SIGTERM may be saving: a rank whose launcher is gone, or the training below a shell that was the rank.
+    DataLoader workers catch it too, and have nothing to save.
+    """
+    commands = frozenset(filter(None, (command, *(owner.command for owner in owners.values()))))
+
+    def grace(process: ProcessStat) -> float:
+        is_training = process.pid in owners or not _is_multiprocessing(process, commands)
+        return grace_s if is_training and catches(process.pid, signal.SIGTERM) else KILL_AFTER_S
+
+    return grace
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, as proc_pid_status(5) shows it."""
+    status = (read(f"/proc/{pid}/status") or "").splitlines()
+    mask = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 class _Sweep:
-    def __init__(self, find: Callable[[], list[ProcessStat]], kill_s: float) -> None:
-        self.find, self.kill_s = find, kill_s
-        self.asked: set[tuple[int, int]] = set()
+    def __init__(self, find: Callable[[], list[ProcessStat]], grace: Grace | None) -> None:
+        self.find, self.grace = find, grace
+        #: When each process that was asked is killed (time.monotonic()), by pid and start time.
+        self.kill_at_s: dict[tuple[int, int], float] = {}
+        self.begun_s = time.monotonic()
+
+    def pause_s(self) -> float:
+        """Return how long to wait until the next look, the longer the sweep lasts: each reads the process table."""
+        return min(_SELDOM_S, max(_EVERY_S, (time.monotonic() - self.begun_s) / 10))
+
+    def in_vain(self) -> bool:
+        """Return whether what is still there was killed long ago."""
+        return time.monotonic() > max(self.kill_at_s.values(), default=self.begun_s) + _GIVE_UP_AFTER_S
 
 
 class Sweeps:
-    """Ends what ``find`` functions return: asked once with SIGTERM, killed after ``_KILL_AFTER_S``."""
+    """Ends what ``find`` functions return: each process is asked once with SIGTERM, and killed after its grace.
+
+    What a Python process has started is asked when that one is gone (``asked_first``): a rank may be saving.
+    """
 
     def __init__(self) -> None:
         """Nothing is to be ended yet; ``ended`` collects the pids of what was."""
@@ -132,11 +170,10 @@ class Sweeps:
         self._next_s = 0.0
         self.ended: set[int] = set()
 
-    def begin(self, find: Callable[[], list[ProcessStat]], *, at_once: bool = False) -> None:
-        """End what ``find()`` returns, now and as long as it returns anything; ``at_once`` leaves SIGTERM out."""
-        now_s = time.monotonic()
-        self._sweeps.append(_Sweep(find, now_s if at_once else now_s + _KILL_AFTER_S))
-        self._next_s = now_s
+    def begin(self, find: Callable[[], list[ProcessStat]], grace: Grace | None) -> None:
+        """End what ``find()`` returns, now and as long as it returns anything; without ``grace`` at once."""
+        self._sweeps.append(_Sweep(find, grace))
+        self._next_s = time.monotonic()
         self.tick()
 
     @property
@@ -152,20 +189,20 @@ class Sweeps:
         """Look again if it is time to, and do what is due: the process table is not for free."""
         if not self._sweeps or time.monotonic() < self._next_s:
             return
-        self._next_s = time.monotonic() + _EVERY_S
         for sweep in list(self._sweeps):
-            now_s = time.monotonic()
-            left = sweep.find()
-            for one in left:
-                self._end(sweep, one, now_s)
-            if not left or now_s > sweep.kill_s + _GIVE_UP_AFTER_S:
+            processes = sweep.find()
+            self._end(sweep, processes)
+            if not processes or sweep.in_vain():
                 self._sweeps.remove(sweep)
+        self._next_s = time.monotonic() + min((sweep.pause_s() for sweep in self._sweeps), default=0.0)
 
-    def _end(self, sweep: _Sweep, one: ProcessStat, now_s: float) -> None:
-        self.ended.add(one.pid)
-        if now_s >= sweep.kill_s:
-            send_signal(one, signal.SIGKILL)
-        elif (one.pid, one.start_ticks) not in sweep.asked:
-            sweep.asked.add((one.pid, one.start_ticks))
-            send_signal(one, signal.SIGTERM)
-            send_signal(one, signal.SIGCONT)  # one that was stopped would not see it otherwise
+    def _end(self, sweep: _Sweep, processes: list[ProcessStat]) -> None:
+        for process in processes if sweep.grace is None else asked_first(processes):
+            key = (process.pid, process.start_ticks)
+            self.ended.add(process.pid)
+            if sweep.grace is None or time.monotonic() >= sweep.kill_at_s.get(key, math.inf):
+                send_signal(process, signal.SIGKILL)
+            elif key not in sweep.kill_at_s:
+                sweep.kill_at_s[key] = time.monotonic() + sweep.grace(process)
+                send_signal(process, signal.SIGTERM)
+                send_signal(process, signal.SIGCONT)  # one that was stopped would not see it otherwise

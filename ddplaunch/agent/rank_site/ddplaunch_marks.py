@@ -225,6 +225,41 @@ def count_work(memory: int) -> None:
     after_import({"torch.optim.optimizer": optimizers, "torch.utils.data.dataloader": dataloaders})
 
 
+def keep_data_workers() -> None:
+    """Let DataLoader workers outlive a SIGTERM from anybody but their rank.
+
+    Batch systems may send it to every process of a job (Slurm's proctrack/linuxproc, PBS, `systemctl stop`). The rank
+    is to save then, and cannot when its workers die: torch raises in it as soon as one does.
+    """
+
+    def signals(module: Any) -> None:
+        import collections
+        import multiprocessing.popen_fork
+        import signal
+
+        processes: Any = multiprocessing.popen_fork.Popen
+        ask, kill = processes.terminate, processes.kill
+        set_handlers, set_pids = module._set_worker_signal_handlers, module._set_worker_pids
+        worker_pids: collections.deque[int] = collections.deque(maxlen=1024)  # pids come again, but not that soon
+
+        def set_handlers_of_worker() -> None:
+            set_handlers()
+            # not SIG_IGN, which a program that the worker starts would inherit
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+        def note_pids(loader: int, pids: tuple[int, ...]) -> None:
+            worker_pids.extend(pids)
+            set_pids(loader, pids)
+
+        def terminate(process: Any) -> None:
+            (kill if process.pid in worker_pids else ask)(process)
+
+        module._set_worker_signal_handlers, module._set_worker_pids = set_handlers_of_worker, note_pids
+        processes.terminate = terminate
+
+    after_import({"torch.utils.data._utils.signal_handling": signals})
+
+
 def redirect_writers() -> None:
     """Have torch's SummaryWriter write into a trial's own folder, unless it names a folder in there by itself."""
     folder = os.environ.get("TENSORBOARD_LOGGING_DIR")

@@ -11,6 +11,7 @@ plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` im
 - lets gloo's threads finish before the interpreter ends, which would abort the rank now and then, and notes that the
   program was through, for the case that another library's destructor aborts it all the same,
 - may have no more memory than `--memory` says, if that was asked for,
+- keeps its DataLoader workers when a batch system sends SIGTERM to every process (``ddplaunch_marks.py``),
 - looks at the first optimizer steps, unless that is not wanted (``ddplaunch_observer.py``),
 - measures the phases of each step for `--phases`, if that was asked for (``ddplaunch_phases.py``),
 - notes for `--trace` when the rank had Python, torch, and its first collective, if that was asked for,
@@ -268,6 +269,7 @@ def _take_part() -> None:
     import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
     ddplaunch_marks.import_quickly("torch")
+    ddplaunch_marks.keep_data_workers()
     if marks is not None:
         ddplaunch_marks.begin(marks)
     if phases is not None:

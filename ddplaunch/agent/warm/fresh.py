@@ -154,6 +154,7 @@ def become(request: Request, origin: Origin) -> Program:
         forget(origin.launcher_modules)
     _signals()
     _faulthandler()
+    ddplaunch_marks.keep_data_workers()
     if shows_stacks:
         register(ddplaunch_marks.count_work)
     if marks is not None:

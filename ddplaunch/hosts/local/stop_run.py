@@ -11,7 +11,7 @@ from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.ssh import CONNECT_S
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.machine.processes.stop_processes import KILLED_S, ends_of, send_signal, wait_gone
+from ddplaunch.machine.processes.stop_processes import KILLED_S, asked_first, ends_of, send_signal, wait_gone
 from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
@@ -41,7 +41,7 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
     """
     begun = time.monotonic()
     seen = {process.pid: process for process in run.all}
-    denied = _send_all(run.launchers or (*run.ranks, *run.children), signal.SIGTERM)
+    denied = _send_all(run.launchers or asked_first((*run.ranks, *run.children)), signal.SIGTERM)
     if denied:
         return Stopped(run, (), (), run.all, denied, time.monotonic() - begun)
     left = _wait_stopped(run, begun + grace_s, seen)
@@ -75,7 +75,7 @@ def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grac
 def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> RunProcesses | None:
     """Wait until launcher, ranks and their children are gone; return what is left at ``end``, None if nothing.
 
-    What has lost its launcher on the way, DataLoader workers too, is asked itself, once: nobody else will.
+    Ranks that have lost their launcher on the way are asked themselves, once: nobody else will.
     """
     asked = not run.launchers
     while True:
@@ -85,7 +85,7 @@ def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> Ru
         for process in left.all:
             seen[process.pid] = _best_known(seen.get(process.pid), process)
         if not asked and not left.launchers and not left.guards:
-            _send_all((*left.ranks, *left.children), signal.SIGTERM)
+            _send_all(asked_first((*left.ranks, *left.children)), signal.SIGTERM)
             asked = True
         if time.monotonic() >= end:
             return left

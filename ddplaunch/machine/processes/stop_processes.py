@@ -12,7 +12,7 @@ import signal
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from ddplaunch.machine.processes.process_table import Process, read_process, read_stat
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID
@@ -29,6 +29,16 @@ class ProcessIdentity(Protocol):
     def start_ticks(self) -> int:
         """When it started, in clock ticks since boot."""
 
+
+class ProcessInTree(ProcessIdentity, Protocol):
+    """A process that also knows which one started it: a `Process` or a `ProcessStat`."""
+
+    @property
+    def parent(self) -> int:
+        """The pid of its parent."""
+
+
+_InTree = TypeVar("_InTree", bound=ProcessInTree)
 
 #: "sent"; "gone": no such process; "other": the pid belongs to another process by now; "denied": no permission.
 Sent = Literal["sent", "gone", "other", "denied"]
@@ -65,6 +75,33 @@ def send_signal(process: ProcessIdentity, number: int) -> Sent:
         if descriptor >= 0:
             os.close(descriptor)
     return "sent"
+
+
+def asked_first(processes: Iterable[_InTree]) -> list[_InTree]:
+    """Return those of ``processes`` that a signal to end is meant for: all but what a Python process has started.
+
+    A rank whose DataLoader workers die raises `DataLoader worker ... killed by signal` before it has saved, so
+    workers go only after their rank. What is started by another program, a shell or a profiler, is the training
+    itself, and that program may not pass the signal on.
+    """
+    by_pid = {process.pid: process for process in processes}
+    started_by_python: set[int] = set()
+    for process in by_pid.values():
+        above = by_pid.get(process.parent)
+        while above is not None and not runs_python(above.pid):
+            above = by_pid.get(above.parent)
+        if above is not None:
+            started_by_python.add(process.pid)
+    return [process for pid, process in by_pid.items() if pid not in started_by_python]
+
+
+def runs_python(pid: int) -> bool:
+    """Return whether the program of a process is a Python interpreter, whatever the process calls itself."""
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - the guard imports no pathlib
+    except OSError:  # gone, or another user's
+        return False
+    return program.rpartition("/")[2].startswith(("python", "pypy"))
 
 
 def is_same(process: ProcessIdentity) -> bool:

@@ -1,0 +1,137 @@
+"""A rank that saves when it is told to end has saved, whoever tells it, and also where it has DataLoader workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.agent.plugin_runs import DEADLINE_S, of_folder, within
+from tests.hosts.launching import clean_environment, ddplaunch
+
+pytestmark = pytest.mark.slow
+
+#: Finishes its step after the signal, which needs further batches, and then saves, which takes a while. Rank 1 fails
+#: in the first attempt once both run, if it is told to.
+TRAIN = """
+import os, pathlib, signal, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Endless(Dataset):
+    def __len__(self):
+        return 10**9
+    def __getitem__(self, index):
+        return index
+
+rank, attempt = os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+workers, fails = int(sys.argv[1]), sys.argv[2:] == ["fails"]
+here = pathlib.Path.cwd()
+told_at = None
+
+def ask(number, frame):
+    global told_at
+    told_at = told_at or time.monotonic()
+
+signal.signal(signal.SIGTERM, ask)
+signal.signal(signal.SIGINT, ask)
+for step, batch in enumerate(DataLoader(Endless(), batch_size=2, num_workers=workers)):
+    if step == 2:
+        (here / f"up-{rank}-{attempt}").write_text(str(os.getpid()))
+    time.sleep(0.02)
+    if fails and rank == "1" and attempt == 0 and (here / "up-0-0").exists() and (here / "up-1-0").exists():
+        os._exit(5)
+    if told_at and time.monotonic() > told_at + 1:
+        torch.save({"step": step}, here / f"saved-{rank}-{attempt}.pt")
+        os._exit(0)
+    if fails and attempt == 1:
+        os._exit(0)
+"""
+
+
+def to_the_launcher(launch: subprocess.Popen[bytes], folder: Path) -> None:
+    launch.send_signal(signal.SIGTERM)
+
+
+def to_its_group(launch: subprocess.Popen[bytes], folder: Path) -> None:
+    os.killpg(launch.pid, signal.SIGTERM)
+
+
+def by_stop(launch: subprocess.Popen[bytes], folder: Path) -> None:
+    subprocess.run(ddplaunch("stop"), cwd=folder, env=clean_environment(), capture_output=True, check=True)
+
+
+def by_ctrl_c(launch: subprocess.Popen[bytes], folder: Path) -> None:
+    os.killpg(launch.pid, signal.SIGINT)
+
+
+def by_the_launchers_death(launch: subprocess.Popen[bytes], folder: Path) -> None:
+    launch.kill()
+
+
+def to_every_process(launch: subprocess.Popen[bytes], folder: Path) -> None:
+    """As a batch system does, workers included: each is named by its working directory."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cwd").readlink() == folder:
+                    os.kill(int(entry.name), signal.SIGTERM)
+            except OSError:
+                continue
+
+
+SENDERS = (to_the_launcher, to_its_group, by_stop, by_ctrl_c, by_the_launchers_death, to_every_process)
+
+
+def launched(folder: Path, *options: str, words: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    (folder / "train.py").write_text(TRAIN)
+    command = ddplaunch("run", "2", "--device", "cpu", *options, "--", *words)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(command, cwd=folder, env=clean_environment(), start_new_session=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> None:
+    output, _ = launch.communicate(timeout=DEADLINE_S)
+    within(lambda: not of_folder(folder))  # the guard outlives a launcher that was killed
+    assert sorted(path.name for path in folder.glob("saved-*")) == sorted(names), output.decode()
+    assert "DataLoader worker" not in output.decode()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize("send", SENDERS, ids=lambda send: send.__name__)
+def test_ranks_have_saved(
+    send: Callable[[subprocess.Popen[bytes], Path], None], start: str, workers: int, tmp_path: Path
+) -> None:
+    launch = launched(tmp_path, "--start", start, words=("train.py", str(workers)))
+    within(lambda: all((tmp_path / f"up-{rank}-0").exists() for rank in range(2)))
+    send(launch, tmp_path)
+    assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_ranks_have_saved_when_the_time_is_up(start: str, tmp_path: Path) -> None:
+    launch = launched(tmp_path, "--start", start, "--timeout", "30s", words=("train.py", "2"))
+    assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
+    assert launch.returncode == 124
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_rank_has_saved_before_all_start_again(start: str, tmp_path: Path) -> None:
+    launch = launched(tmp_path, "--start", start, "--max-restarts", "1", words=("train.py", "2", "fails"))
+    assert_saved(launch, tmp_path, "saved-0-0.pt")
+    assert launch.returncode == 0, "the second attempt ended well"
+
+
+def test_what_a_shell_script_starts_has_saved(tmp_path: Path) -> None:
+    """The shell is the rank here, and ends at once."""
+    (tmp_path / "rank.sh").write_text('"$1" train.py 2\n:\n')
+    launch = launched(tmp_path, words=("bash", "rank.sh", sys.executable))
+    within(lambda: all((tmp_path / f"up-{rank}-0").exists() for rank in range(2)))
+    to_the_launcher(launch, tmp_path)
+    assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
