@@ -162,6 +162,10 @@ file-not-readable: `ddplaunch convert` cannot read this file
 file-not-writable: `ddplaunch convert --write` did not change this file
     It is a link, its directory is not yours, or a copy of an earlier change is there already. Nothing was changed.
     Remedy: name the file behind the link; move FILE.orig away.
+output-not-written: An option names a file that ddplaunch does not replace
+    `doctor --report` and `report --output` write a new file, or replace an earlier one of theirs. A training script of
+    that name is left as it is, and so are directories, pipes and links that lead nowhere. Remedy: another name, or
+    `--force` to replace the file.
 launcher-missing: `ddplaunch convert` finds no launcher
     It looks for torchrun, accelerate, deepspeed, horovodrun, mpirun and srun, and for `python -m` with their modules.
     Remedy: a script that starts one of them.

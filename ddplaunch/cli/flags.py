@@ -16,6 +16,7 @@ from ddplaunch.values.resolved import Resolved, Source
 
 _OUTPUT, _CLUSTER, _SEVERAL, _KUBERNETES = "Output", "Job", "Hosts over ssh", "Kubernetes"
 _QUEUE = ("add", "ls", "run", "rm", "again", "stop")
+_FORCE = Flag("force", "switch", _OUTPUT, "Replace FILE, also if it is not an earlier report.")
 _PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
 
 #: Which hosts, for the commands that reach them over ssh.
@@ -100,7 +101,8 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _PROFILE,
         Flag("list_checks", "switch", _OUTPUT, "List every check and what it looks at.", spelling="--list"),
         Flag("json", "switch", _OUTPUT, "Outcomes and facts as JSON."),
-        Flag("report", "text", _OUTPUT, "Write a bug report without secrets to FILE (- is stdout).", "FILE"),
+        Flag("report", "output", _OUTPUT, "Write a bug report without secrets to FILE (- is stdout).", "FILE"),
+        _FORCE,
         Flag("comm", "switch", CHECKING, "Test collectives: the ranks of each host, then hosts in pairs (seconds)."),
         Flag("comm_timeout", "duration", CHECKING, "With --comm: time for each step [20; with GPUs 60].", "TIME"),
         *HOSTS,
@@ -206,7 +208,8 @@ OWN: dict[str, tuple[Flag, ...]] = {
     ),
     "report": (
         Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN"),
-        Flag("output", "text", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE"),
+        Flag("output", "output", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE"),
+        _FORCE._replace(panel=""),
         _RUN_DIR,
     ),
     "clean": (

@@ -18,7 +18,9 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved
 from ddplaunch.values.words import duration_s
 
-Kind = Literal["argument", "arguments", "text", "integer", "number", "duration", "switch", "pair", "many", "rates"]
+Kind = Literal[
+    "argument", "arguments", "text", "output", "integer", "number", "duration", "switch", "pair", "many", "rates"
+]
 #: Where a shell's completion finds values: this machine, the project or its records. Files are the shell's own.
 Offer = Literal["profiles", "gpus", "hosts", "runs", "live runs", "checks", "runs and codes", "interfaces"]
 Processes: TypeAlias = int | Literal["auto"]
@@ -65,7 +67,8 @@ class NprocWord(NamedTuple):
 class Flag(NamedTuple):
     """One flag. ``kind`` "pair" is ``--x/--no-x``, "switch" a plain ``--x``, "many" may be repeated.
 
-    "rates" takes a number, and is repeated with names: ``phase1=3e-5``. "arguments" takes all words that are left.
+    "output" names a file to write. "rates" takes a number, and is repeated with names: ``phase1=3e-5``. "arguments"
+    takes all words that are left.
     ``example`` is a value to show where a wrong one was given. ``read`` is called with each value that was said and
     returns what ``Options`` holds. ``offers`` are the values that a shell completes, or where they are found.
     """

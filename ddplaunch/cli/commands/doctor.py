@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import ALL, across, run_across
@@ -29,7 +28,7 @@ from ddplaunch.machine.gather import gather
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.directory import new_run_id
-from ddplaunch.records.own.own_files import write_named
+from ddplaunch.records.own.output_file import DOCTOR_REPORT, output_file
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
@@ -62,6 +61,7 @@ def doctor(
     list_checks: bool | None,
     json: bool | None,
     report: str | None,
+    force: bool | None,
     comm: bool | None,
     comm_timeout: float | None,
     **hosts: Any,
@@ -72,6 +72,7 @@ def doctor(
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
     refuse_deadline(bool(comm), comm_timeout)
+    report_file = None if report is None else output_file(report, DOCTOR_REPORT, "--report", force=bool(force))
     asked = asked_for(hosts)
     options = with_configuration(said, profile, working_directory())
     if asked is not None:
@@ -84,8 +85,11 @@ def doctor(
             found = _collectives(links, [link], [facts], options, sys.executable, comm_timeout).run()
     if found is not None and (found.groups or found.untested):
         outcomes += run_measured(found, ignored(options))
-    if report is not None:
-        _write_report(Path(report), report_text(facts, outcomes, _versions()))
+    if report_file is not None:
+        report_file.write(report_text(facts, outcomes, _versions()))
+        say(f"report written to {report}")
+    elif report is not None:
+        answer(report_text(facts, outcomes, _versions()))
     elif json:
         answer_json(doctor_json(outcomes, facts) | ({} if found is None else {"comm": comm_json(found)}))
     else:
@@ -151,23 +155,6 @@ def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Ch
     facts = gather(probe_request(options, os.environ, import_torch=True))
     nothing = Unavailable("no launch was named: `ddplaunch doctor 4 -- train.py` checks one")
     return facts, check(options, nothing, facts, Unavailable(nothing.reason))
-
-
-def _write_report(path: Path, text: str) -> None:
-    """Write the report to ``path`` (``-`` is stdout). Raises UsageError where it cannot be written."""
-    if str(path) == "-":
-        answer(text)
-        return
-    try:
-        write_named(path, text)
-    except OSError as exception:
-        raise usage(
-            f"the report cannot be written to `{path}`: {exception.strerror}",
-            why="`--report` takes the file to write",
-            fix="`ddplaunch doctor --report -` prints it",
-            where="flag: --report",
-        ) from exception
-    say(f"report written to {path}")
 
 
 def _versions() -> dict[str, str]:

@@ -24,11 +24,11 @@ from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
 from ddplaunch.records.log_files import LogPart, blocks, log_files, part_of
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
-from ddplaunch.records.own.own_files import write_named
+from ddplaunch.records.own.output_file import REPORT_PAGE, output_file
 from ddplaunch.records.run_states import locate_run
 from ddplaunch.values.codec import plain
 from ddplaunch.values.escapes import harmless
-from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.secrets import hide_json, hide_text
 from ddplaunch.values.words import duration_text, numbers_text, size_text
@@ -87,26 +87,19 @@ class Report:
     left_out: bool
 
 
-def report(run: str | None, output: str | None, run_dir: str | None) -> int:
+def report(run: str | None, output: str | None, force: bool | None, run_dir: str | None) -> int:
     """Write the page; without ``output`` into this directory, by the name of the run."""
     directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, run_dir is None)
+    path = output or f"ddplaunch-{directory.name}.html"
+    page = output_file(path, REPORT_PAGE, "--output", force=bool(force))
     with with_what_hosts_have(directory) as place:
         record = read_record(place)
         text = report_html(_report(record))
-    if output == "-":
+    if page is None:
         answer(text)
         return ExitStatus.DONE
-    path = Path(output or f"ddplaunch-{record.run_id}.html")
-    try:
-        write_named(path, text)
-    except OSError as error:
-        raise usage(
-            f"`{path}` cannot be written: {error.strerror}",
-            why="the report was to go there",
-            fix="name a file in a directory that exists and is yours: `--output run.html`",
-            where="flag: --output",
-        ) from error
-    say(f"{record.run_id} is described in {path_text(path.absolute())}")
+    page.write(text)
+    say(f"{record.run_id} is described in {path_text(Path(path).absolute())}")
     return ExitStatus.DONE
 
 

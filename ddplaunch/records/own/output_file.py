@@ -1,0 +1,106 @@
+"""A file that an option names to write: only a missing file, or an earlier one of the same kind, is written.
+
+What a command writes begins with a mark of its kind. A training script at that path has none, and is refused before
+anything is measured or gathered; ``--force`` replaces it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from ddplaunch.machine.files import open_plain
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.words import open_flags
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | open_flags("NOFOLLOW", "CLOEXEC", "BINARY")
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+
+
+class OutputKind(NamedTuple):
+    """What a command writes: its name in messages, and how each such file begins."""
+
+    noun: str
+    mark: bytes
+
+
+REPORT_PAGE = OutputKind(
+    "a page of `ddplaunch report`",
+    b'<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="ddplaunch report">\n',
+)
+DOCTOR_REPORT = OutputKind("a report of `ddplaunch doctor`", b"### ddplaunch doctor\n")
+
+
+class OutputFile(NamedTuple):
+    """A file that may be written: its real path, what the user called it and by which flag.
+
+    ``mode`` is that of the file there, None where there is none. ``output_file`` makes these.
+    """
+
+    path: Path
+    named: str
+    flag: str
+    mode: int | None
+
+    def write(self, text: str) -> None:
+        """Write the file in one step, in place of what is there, with its mode. Raises UsageError."""
+        draft = self.path.with_name(f".ddplaunch-{os.getpid()}")
+        try:
+            descriptor = os.open(draft, _NEW, 0o666)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(text.encode("utf-8", "backslashreplace"))
+                if self.mode is not None:
+                    draft.chmod(self.mode)
+                draft.replace(self.path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    draft.unlink()
+                raise
+        except OSError as error:
+            raise _refused(self.named, self.flag, f"cannot be written: {error.strerror}") from error
+
+
+def output_file(named: str, kind: OutputKind, flag: str, *, force: bool) -> OutputFile | None:
+    """Return the file that ``flag`` names; None for ``-``, which is stdout.
+
+    Links are followed. Raises UsageError for a file that is not of this kind, unless ``force``, and for all that is
+    not a file.
+    """
+    if named == "-":
+        return None
+    refused = partial(_refused, named, flag)
+    path, folder = Path(os.path.realpath(named)), Path(named).parent
+    mode = None
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if Path(named).is_symlink():
+            raise refused("is a link that leads nowhere") from None
+        if not folder.is_dir():
+            raise refused(f"cannot be written: there is no directory `{folder}`") from None
+    except OSError as error:
+        raise refused(f"cannot be written: {error.strerror}") from error
+    if mode is not None and not stat.S_ISREG(mode):
+        raise refused(f"is {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise refused(f"cannot be written: `{path.parent}` takes no new files")
+    if mode is not None and not force and not _begins_with(path, kind.mark):
+        raise refused(f"exists and is not {kind.noun}", "`--force` replaces it; or name another file")
+    return OutputFile(path, named, flag, None if mode is None else stat.S_IMODE(mode))
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    """Whether a file begins with ``mark``; False of one that cannot be read."""
+    with contextlib.suppress(OSError), open(open_plain(path), "rb") as file:
+        return file.read(len(mark)) == mark
+    return False
+
+
+def _refused(named: str, flag: str, problem: str, fix: str = "name another file, or `-` for stdout") -> UsageError:
+    why = "only a new file is written, or an earlier one of the same kind"
+    return usage(f"`{named}` {problem}", why=why, fix=fix, where=f"flag: {flag}", code="output-not-written")
