@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict, 
 from ddplaunch.api.child import Ended, held_folder, run_child
 from ddplaunch.api.rank_call import read_result, write_call
 from ddplaunch.cli.flags import flags_of
+from ddplaunch.cli.help.removed import removed
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import last_metrics
@@ -256,6 +257,8 @@ def _option_words(options: Mapping[str, Option]) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         if name not in known:
+            if (gone := removed("run", f"--{name}")) is not None:
+                raise TypeError(f"launch() has no option `{name}` any more: {gone.findings[0].fix}")
             near = difflib.get_close_matches(name, known, 2)
             hint = f"; did you mean {listed(f'`{each}`' for each in near)}?" if near else ""
             raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")

@@ -169,6 +169,8 @@ output-not-written: An option names a file that ddplaunch does not replace
 launcher-missing: `ddplaunch convert` finds no launcher
     It looks for torchrun, accelerate, deepspeed, horovodrun, mpirun and srun, and for `python -m` with their modules.
     Remedy: a script that starts one of them.
+removed: The option or command is gone
+    An earlier version of ddplaunch had it. Remedy: the finding says what to use instead.
 separator-missing: The script is not behind `--`
     Words in front of `--` belong to ddplaunch and words behind it to the script, so that neither takes the other's
     options. Remedy: the line that the finding prints.

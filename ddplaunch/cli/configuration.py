@@ -214,6 +214,10 @@ def said_in_table(table: Mapping[str, Any], where: str) -> Said:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in flags:
+            from ddplaunch.cli.help.removed import removed  # for mistakes
+
+            if (gone := removed("run", f"--{name}")) is not None:
+                raise gone
             raise _unknown("key", key, [known.replace("_", "-") for known in flags], where)
         if name in said:
             spelled = name.replace("_", "-")

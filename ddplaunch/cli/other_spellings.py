@@ -184,6 +184,10 @@ _ANY = "`ddplaunch --help` says what each does; a launch is `ddplaunch run 4 -- 
 
 def unknown_command(words: Sequence[str], script: Sequence[str] | None) -> UsageError:
     """Return the error for a first word that is no command, with the user's line corrected where its sense is plain."""
+    from ddplaunch.cli.help.removed import removed  # for mistakes
+
+    if (gone := removed(words[0])) is not None:
+        return gone
     behind = [] if script is None else ["--", *script]
     known = [name for name, others in _COMMANDS.items() if words[0] in others]
     near = next(iter(known), None) or nearest(words[0], HELP)

@@ -12,6 +12,7 @@ import typer
 
 from ddplaunch.cli.flags import LAUNCHING, REPEATED, flags_of, spellings
 from ddplaunch.cli.help.command_help import HELP
+from ddplaunch.cli.help.removed import removed
 from ddplaunch.cli.other_spellings import PROCESSES, others_line
 from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
@@ -142,6 +143,8 @@ def _extra(command: str, extra: str, listed: str) -> UsageError:
 def _unknown_option(words: Sequence[str], script: Sequence[str] | None, unknown: str, listed: str) -> UsageError:
     """Return the error for an option that there is not, with the line corrected where its sense is plain."""
     command = words[0] if words[0] in HELP else ""
+    if (gone := removed(command, unknown)) is not None:
+        return gone
     launches = command in LAUNCHING
     behind = [] if script is None else ["--", *script]
     if launches and unknown[1:].isdigit():

@@ -1,0 +1,27 @@
+"""Options and commands that are gone, each with what to use instead: what is typed is answered with that."""
+
+from __future__ import annotations
+
+from ddplaunch.values.finding import UsageError, usage
+
+_REPORT = "`ddplaunch report` draws what rank 0 printed and where the time of its steps went"
+
+#: ``COMMAND --option``, ``--option`` of every command, or ``COMMAND`` → what to use instead, in one line.
+REMOVED = {
+    "explain RUN RUN": "`ddplaunch explain RUN` for each; `diff` of the two `run.json` shows what else differs",
+    "scale --plot": "`ddplaunch scale --json` has all numbers to draw",
+    "top --plot": _REPORT,
+    "top --replay": _REPORT,
+    "--record-metrics": f"{_REPORT}; `ddplaunch top --json` prints samples of a run while it lasts",
+    "--trace": "`ddplaunch report` draws when each rank began and ended",
+}
+
+
+def removed(command: str, word: str = "") -> UsageError | None:
+    """Return the error for an option of ``command``, or a command, that is gone; None for any other word."""
+    word = word.replace("_", "-")
+    gone = next((each for each in (f"{command} {word}".strip(), word) if each in REMOVED), None)
+    if gone is None:
+        return None
+    why = "this version of ddplaunch does without it"
+    return usage(f"`{gone}` is gone", why=why, fix=REMOVED[gone], code="removed")
