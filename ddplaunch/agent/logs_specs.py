@@ -2,7 +2,7 @@
 
 torchrun builds the object when torch is imported and nothing else has happened: no rendezvous, no rank. Its interface
 is ``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.html. What the plug-in cannot do never
-stops a training: without a guard ranks write to the console.
+stops a training, nor changes its exit status: without pipes or a guard ranks write to the console.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.end.evidence import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.plugin.outlets import drain, path_of, read_console
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
@@ -26,6 +27,7 @@ from ddplaunch.agent.torch_names import ON_SIGNAL, unknown_names
 from ddplaunch.agent.torch_patches import (
     Pause,
     RankCpus,
+    limit_files_of_ranks,
     logs_destination,
     name_methods_quickly,
     notice_failures,
@@ -81,7 +83,6 @@ class CapturedLogs(api.LogsSpecs):
             try:
                 return self._captured(session, envs)
             except Exception as exception:
-                session.give_stderr_back()
                 self._do_without(exception)
         return logs_destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
 
@@ -134,18 +135,22 @@ class CapturedLogs(api.LogsSpecs):
                 set_aside(Path(settings.directory), settings.node)
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
         session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, read_console())
+        ending = Ending(session, signals, self._close, self._closed)
+        ending.install()  # first: whatever else is impossible, the run's end is told, and its status is the ranks'
+        self._session, self._ending = session, ending
         end_with_this_program()
         os.environ.pop(TYPED, None)
         os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start
-        session.take_stderr()
+        limit_files_of_ranks(raise_limit())
+        session.start()
         session.lost = lambda: _lost(session)
         session.watch()
-        session.take_signals()
+        for take in (session.take_stderr, session.take_signals):
+            with contextlib.suppress(OSError):  # torchrun speaks to the console; the guard hears of signals later
+                take()
         signals.only_heard()
-        ending = Ending(session, signals, self._close, self._closed)
         signals.before_ranks(session.signalled, ending.by_signal)
-        ending.install()
-        self._ending = ending
+        self._signals = signals
         self._pause.install()
         name_methods_quickly()
         notice_start(self._all_started)
@@ -154,7 +159,6 @@ class CapturedLogs(api.LogsSpecs):
         spare_children_of_ranks()
         if settings.tolerate_exit_aborts and not tolerate_exit_aborts(ended_well):
             self._say("`--tolerate-exit-aborts` without effect: this torch starts ranks in a way unknown to ddplaunch")
-        self._session, self._signals = session, signals
         self._trace.begins("rendezvous")
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:
@@ -165,8 +169,8 @@ class CapturedLogs(api.LogsSpecs):
         directory = session.directory()
         outs, errs, errors = {}, {}, {}
         for (rank, local_rank), descriptors in zip(ranks, writers, strict=True):
-            outs[local_rank] = path_of(descriptors[0])
-            errs[local_rank] = path_of(descriptors[-1])
+            outs[local_rank] = path_of(descriptors[0]) if descriptors else ""
+            errs[local_rank] = path_of(descriptors[-1]) if descriptors else ""
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
             shown_alone = session.settings.shows_alone(rank)
             envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
@@ -207,8 +211,10 @@ class CapturedLogs(api.LogsSpecs):
                 self._session.failures = failures_of({self._ranks[each]: failures[each] for each in failures})
 
     def _do_without(self, exception: Exception) -> None:
-        self._session = None
-        _warn(f"output is not recorded, and the ranks share the console: {type(exception).__name__}: {exception}")
+        if self._session is not None:
+            self._session.give_up(exception)
+        else:
+            _warn(f"output is not recorded: {type(exception).__name__}: {exception}")
 
 
 def _settings() -> Settings:
@@ -228,8 +234,9 @@ def _tell_of_an_unknown_torch() -> None:
 
 def _lost(session: Session) -> None:
     """Nobody reads any more: read here, so that no rank waits, and let torchrun speak for itself again."""
+    session.without = "the process that records it died several times"
     session.give_stderr_back()
-    drain(session.readers, os.dup(1))
+    drain(session.readers, 1)
     _warn("the process that records output died several times; the ranks go on without a record")
 
 

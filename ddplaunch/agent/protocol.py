@@ -8,8 +8,9 @@ Plug-in to guard:
 - ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
 - ``{"op": "listen"}`` with one descriptor: the reading end of the pipe into which torchrun's process writes the number
   of each signal that it gets, one byte each.
-- ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [Failure…]}`` before ranks start, with one
-  descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the master of a terminal.
+- ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [Failure…], "without": TEXT|null}`` before
+  ranks start, with one descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the
+  master of a terminal. ``without`` says why ranks have none and write to the console.
 - ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
 - ``{"op": "signal", "signal": N}`` when torchrun was told to end.
 - ``{"op": "elsewhere", "outcome": {…}}`` when another node has said in torchrun's store how it failed.
@@ -32,7 +33,7 @@ _DESCRIPTORS = 250  # the kernel passes 253 at once (SCM_MAX_FD)
 
 
 class Rank(TypedDict):
-    """One rank of an attempt. ``streams`` names its descriptors: ["out", "err"], or ["out"] where both are one."""
+    """One rank of an attempt. ``streams`` names its descriptors: ["out", "err"], ["out"] for both, or none."""
 
     rank: int
     local_rank: int

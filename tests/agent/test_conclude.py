@@ -79,7 +79,7 @@ def test_a_rank_that_nobody_read_any_more_is_told_from_one_that_left_by_itself(t
     assert own is not None and own.what.startswith("ValueError: bad batch") and "had gone" not in own.why
 
 
-def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
+def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose ranks end because another node failed: torchrun's own messages say who sent the signal."""
     settings = Settings(directory=str(tmp_path), node=1)
     assert closed_by_torchrun(settings) == frozenset()
@@ -91,7 +91,10 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
     ranks = attributed(settings, both)
     assert [each.ended_by for each in ranks.ranks] == ["launcher", "launcher"] and ranks.first is None
     assert first_failed(ranks.ranks, 2, ranks.first) is None and ended(ranks, state="error").exit_status(None) == 1
-    heard = Heard()
+    alone, heard = Heard(), Heard()
+    assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), alone) == 1
+    assert "other node" not in alone.text and attempt_ended(settings, both) is None, "there is none"
+    monkeypatch.setenv("DDPLAUNCH_NNODES", "2")
     assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), heard) == 1
     assert "no rank failed on this node" in heard.text
     assert "was ended by another node" in (attempt_ended(settings, both) or "")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.agent.end.evidence import announced, attributed, explain_attempt
+from ddplaunch.agent.end.evidence import announced, attributed, explain_attempt, has_other_nodes
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
@@ -55,7 +55,7 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     attempts = settings.max_restarts + 1
     if not any(failed_by_itself(each) for each in attempt.ranks):
         one_console = settings.silent or "SLURM_STEP_ID" in os.environ
-        return None if one_console else elsewhere_text(attempt.attempt, attempts)
+        return None if one_console or not has_other_nodes() else elsewhere_text(attempt.attempt, attempts)
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _explained[attempt.attempt] = diagnosis
     return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr).width)
@@ -223,7 +223,7 @@ def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outc
         return None
     if not (told or ended.state == "error" or _only_survived(outcome)):
         return None
-    if os.environ.get("DDPLAUNCH_NNODES", "1") == "1":
+    if not has_other_nodes():
         return None
     until_s = time.monotonic() + (_WRITES_S if not told or "SLURM_STEP_ID" in os.environ else 0.0)
     while True:

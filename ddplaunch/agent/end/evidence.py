@@ -35,7 +35,7 @@ _FULL_BYTES = 1 << 20  # with no more room than that, a disk is full
 
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
     """Explain ``attempt`` (None: no rank was ever started); ``ended`` is the run, None while it goes on."""
-    lost = ended is not None and ended.state == "error" and not ended.launcher_died
+    lost = ended is not None and ended.state == "error" and not ended.launcher_died and has_other_nodes()
     if ended is not None and lost and attempt is not None and first_failed(attempt.ranks, None, attempt.first) is None:
         return Explanation(_elsewhere(ended))
     try:
@@ -108,6 +108,11 @@ def _lines_in(path: Path) -> int:
             return sum(1 for _ in file)
     except OSError:
         return 0
+
+
+def has_other_nodes() -> bool:
+    """Say whether the run has other nodes than this one."""
+    return os.environ.get("DDPLAUNCH_NNODES", "1") != "1"
 
 
 def _elsewhere(ended: EndedRun) -> Diagnosis:

@@ -196,7 +196,7 @@ class Attempt:
                 started_s=one.started_s,
                 ended_s=one.ended_s,
                 ended_by=ended_by(end, self.first),
-                out=f"{folder}/rank-{one.rank}.out",
+                out=f"{folder}/rank-{one.rank}.out" if "out" in one.streams else None,
                 err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
                 through="excused"
                 if one.excused

@@ -10,7 +10,6 @@ import _thread
 import contextlib
 import importlib
 import os
-import resource
 import signal
 import socket
 import time
@@ -23,6 +22,7 @@ from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import DiskWatch, record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, rank_command, unannounced
+from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
@@ -258,6 +258,7 @@ class GuardedRun:
             ends = descriptors[position : position + len(rank["streams"])]
             self._streams.add_rank(rank, ends, self._settings, attempt.number)
             position += len(rank["streams"])
+        self._streams.without = message.get("without")
         self._streams.hold_room()
 
     def _note_pids(self, message: dict[str, Any]) -> None:
@@ -389,10 +390,9 @@ class GuardedRun:
 
 def _prepare_process() -> None:
     """Name this process for process tables, and let it open as many files as it may."""
-    with open("/proc/self/comm", "w", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("ddplaunch-guard")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_limit()
 
 
 def _get_ready() -> None:

@@ -179,6 +179,7 @@ class Streams:
         self._loop, self._console, self._host = loop, console, host
         self._directory, self._limit = settings.node_directory, settings.log_max_bytes
         self.records = Writer(wake, _RECORDS_BYTES)
+        self.without: str | None = None  # why ranks write to the console, where nobody reads what they print
         self.gone: list[tuple[int, str]] = []  # rank and stream of what the console's reader left
         self._open: list[Stream] = []
         self._files: list[tuple[str, RecordFile]] = []  # by their names in the node's directory
@@ -356,6 +357,8 @@ class Streams:
         """Say why output is missing in the record, None if none is."""
         if self._directory is None:
             return None
+        if self.without is not None:
+            return f"ranks wrote to the console: {self.without}"
         if self._stalled:
             return f"the disk took nothing for {_STALLED_S:.0f} s"
         lost = [file for _, file in self._files if file.problem]

@@ -2,7 +2,8 @@
 
 The rank that is shown as if it ran alone gets what the launcher itself has: a terminal (then one for both streams, so
 that their order is exact), a pipe, or one pipe where stdout and stderr are one file (``2>&1 | tee``). Every other rank
-gets two pipes. No rank gets a file: a full disk must not reach it.
+gets two pipes, and where no terminal can be had (devpts is not mounted, or is full) so does the one that is shown. No
+rank gets a file: a full disk must not reach it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def open_outlets(wanted: Sequence[Kind], console: LauncherStreams) -> list[Outle
     size_bytes = pipe_bytes(len(wanted))
     try:
         for kind in wanted:
-            opened.append(_terminal(console) if kind == "terminal" else _pipe(size_bytes))
+            opened.append((_terminal(console) if kind == "terminal" else None) or _pipe(size_bytes))
     except BaseException:
         close(opened)
         raise
@@ -95,16 +96,23 @@ def _pipe(size_bytes: int) -> Outlet:
     return Outlet(read, write)
 
 
-def _terminal(console: LauncherStreams) -> Outlet:
-    """Open a terminal that passes bytes on as they are: the console's own terminal does the rest, once."""
-    master, slave = os.openpty()
-    attributes = termios.tcgetattr(slave)
-    attributes[_OUTPUT_FLAGS] &= ~termios.OPOST
-    attributes[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
-    termios.tcsetattr(slave, termios.TCSANOW, attributes)
-    if console.size is not None:
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *console.size, 0, 0))  # ioctl_tty(2)
-    return Outlet(master, slave)
+def _terminal(console: LauncherStreams) -> Outlet | None:
+    """Open a terminal that passes bytes on as they are: the console's own does the rest, once. None: no pty."""
+    try:
+        terminal = Outlet(*os.openpty())
+    except OSError:
+        return None
+    try:
+        attributes = termios.tcgetattr(terminal.write)
+        attributes[_OUTPUT_FLAGS] &= ~termios.OPOST
+        attributes[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
+        termios.tcsetattr(terminal.write, termios.TCSANOW, attributes)
+        if console.size is not None:
+            fcntl.ioctl(terminal.write, termios.TIOCSWINSZ, struct.pack("HHHH", *console.size, 0, 0))  # ioctl_tty(2)
+    except (OSError, termios.error):
+        close([terminal])
+        return None
+    return terminal
 
 
 def path_of(descriptor: int) -> str:

@@ -10,6 +10,9 @@ ranks would wait for it as soon as their pipes are full, and so would the end of
 
 What a guard was told is kept, descriptors included, so that a new one can be told again and no rank ever finds a pipe
 without a reader. When no guard can be had any more, ``lost`` is called, once.
+
+Where ranks cannot have pipes, they write to the console, and the guard, which sees none of their output, still sees how
+they end. Where there is no guard either, torchrun goes on as it would alone.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Any
 
 import ddplaunch
 from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
+from ddplaunch.agent.open_files import require
 from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets
 from ddplaunch.agent.protocol import Failure, Rank, receive, send
 from ddplaunch.machine.processes.process_table import is_stopped
@@ -84,10 +88,13 @@ _NEW_GUARDS = 3  # over a run: one that dies at once again and again is of no he
 _STOPPED_S = 3.0  # until a guard that is stopped is told to go on; as long again until it is replaced
 _LOOK_S = 0.5
 _KILLED_S = 1.0  # a debugger may keep what is left of it
+#: Descriptors of a guard (stderr as it was, its socket, two pipes), and of a rank beside its outlets: torchrun opens
+#: each of the two again, and has a pidfd and a connection to its store.
+_OF_GUARD, _OF_RANK = 8, 4
 
 
 class Session:
-    """One run's conversation with its guard. Raises OSError where no guard can be started."""
+    """One run's conversation with its guard. ``without`` says why ranks write to the console, None: they do not."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], console: LauncherStreams) -> None:
         self.settings = settings
@@ -103,9 +110,29 @@ class Session:
         self._stopped_s: float | None = None  # since when the guard is seen to be stopped
         self.pids: tuple[int, ...] = ()  # of the ranks of the attempt
         self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
+        self.without: str | None = None
+        self._stderr = 2
+        self._guard: Guard | None = None
+
+    def start(self) -> None:
+        """Start the guard. Raises OSError where that is impossible."""
+        require(_OF_GUARD)
         self._stderr = os.dup(2)
         os.set_inheritable(self._stderr, False)
-        self._guard: Guard | None = _start_guard(self._environ, self._stderr)
+        self._guard = _start_guard(self._environ, self._stderr)
+
+    def part(self) -> None:
+        """Let go of the guard: one that is only left takes it for the death of torchrun."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            _part_with(guard)
+
+    def give_up(self, exception: Exception) -> None:
+        """Let ranks write to the console from now on, torchrun too, and say why."""
+        self.without = getattr(exception, "strerror", None) or f"{type(exception).__name__}: {exception}"
+        self.give_stderr_back()
+        with contextlib.suppress(OSError):
+            os.write(2, f"ddplaunch: output is not recorded, ranks write to the console: {self.without}\n".encode())
 
     @property
     def alive(self) -> bool:
@@ -148,13 +175,22 @@ class Session:
 
     def give_stderr_back(self) -> None:
         """Let torchrun speak to the console again."""
-        with contextlib.suppress(OSError):
-            os.dup2(self._stderr, 2, inheritable=True)
+        if self._stderr != 2:
+            with contextlib.suppress(OSError):
+                os.dup2(self._stderr, 2, inheritable=True)
 
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Announce an attempt of these (rank, local rank); return for each what it writes into. Raises OSError."""
+        """Announce an attempt of these (rank, local rank); return what each writes into, nothing for the console."""
+        opened: list[Outlet] = []
         wanted = [kinds(self.settings.shows_alone(rank), self._console) for rank, _ in ranks]
-        opened = open_outlets([kind for each in wanted for kind in each], self._console)
+        try:
+            if self.without is None:
+                require(2 * sum(map(len, wanted)) + _OF_RANK * len(ranks))
+                opened = open_outlets([kind for each in wanted for kind in each], self._console)
+        except OSError as exception:
+            self.give_up(exception)
+        if self.without is not None:
+            wanted = [() for _ in ranks]
         before, self._outlets = self._outlets, opened
         self.attempt += 1
         self.began_s = time.monotonic()
@@ -164,7 +200,8 @@ class Session:
             for (rank, local_rank), each in zip(ranks, wanted, strict=True)
         ]
         over, self.failures = self.failures, []
-        self._say({"op": "attempt", "attempt": self.attempt, "ranks": told, "failures_before": over}, self.readers)
+        message = {"op": "attempt", "attempt": self.attempt, "ranks": told, "failures_before": over}
+        self._say({**message, "without": self.without}, self.readers)
         close(before)  # only now: until the guard knows of the new attempt it may still read the old one
         left = iter(opened)
         return [[next(left).write for _ in each] for each in wanted]
@@ -251,10 +288,11 @@ class Session:
         for rank in self._said["attempt"][0]["ranks"]:
             for stream in rank["streams"]:
                 if (rank["rank"], stream) == (message.get("rank"), message.get("stream")):
-                    null = os.open(os.devnull, os.O_RDONLY)
-                    os.dup2(null, self.readers[position], inheritable=False)
-                    os.close(null)
-                    self._say(message, keep=False)
+                    with contextlib.suppress(OSError):
+                        null = os.open(os.devnull, os.O_RDONLY)
+                        os.dup2(null, self.readers[position], inheritable=False)
+                        os.close(null)
+                        self._say(message, keep=False)
                 position += 1
 
     def _look_after_guard(self) -> None:
@@ -298,6 +336,7 @@ class Session:
         _part_with(guard)
         while self._spare > 0:
             self._spare -= 1
+            new = None
             try:
                 new = _start_guard(self._environ, self._stderr)
                 for op in ("launcher", "listen", "attempt", "started", "elsewhere", "signal", "end"):
@@ -305,6 +344,8 @@ class Session:
                         message, descriptors = self._said[op]
                         send(new.channel, {**message, "again": True}, descriptors)
             except OSError:
+                if new is not None:
+                    _part_with(new)  # one that is only forgotten takes it for the death of torchrun
                 continue
             self._guard = new
             return

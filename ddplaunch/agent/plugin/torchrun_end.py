@@ -32,9 +32,9 @@ from ddplaunch.planning.relaunch import (
     decide,
 )
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.first_failure import TorchrunState, exit_status
+from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome, short_outcome
+from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome, short_outcome, write_outcome
 from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
 from ddplaunch.values import codec
@@ -80,12 +80,9 @@ class Ending:
         self._leave({"state": "signal", "signal": number})
 
     def _exit(self) -> None:
-        """Torchrun comes to its end without an exception: the ranks succeeded, or none was ever started."""
-        if os.getpid() != self._owner:
-            return
-        if self._session.attempt < 0:
-            self._leave(_end("error", error="torchrun ended before any rank was started"))
-        self._leave(_end("succeeded"))
+        """Torchrun comes to its end without an exception: the ranks succeeded."""
+        if os.getpid() == self._owner:
+            self._leave(_end("succeeded"))
 
     def _failed(self, value: BaseException) -> dict[str, Any]:
         failures = getattr(value, "failures", None)
@@ -108,11 +105,16 @@ class Ending:
         with contextlib.suppress(Exception):
             self._before()
         lived_s = time.monotonic() - (self._session.began_s or time.monotonic())
-        answered = self._session.end(message)
+        answered = None
+        with contextlib.suppress(Exception):
+            answered = self._session.end(message)
         guarded = answered is not None
         if answered is None:
+            self._session.part()
             self._session.give_stderr_back()
             answered = fallback_status(message)
+            with contextlib.suppress(Exception):
+                write_alone(self._session.settings, message, answered, lived_s, self._session.without)
         with contextlib.suppress(Exception):
             self.others.tell()
         _flush()
@@ -238,6 +240,29 @@ def fallback_status(message: dict[str, Any]) -> int:
     failures = ((int(each["timestamp_s"]), int(each["exit_code"])) for each in message.get("failures") or ())
     number = message.get("signal")
     return exit_status("signal" if number else message["state"], None, failures, signal=number)
+
+
+def write_alone(settings: Settings, message: dict[str, Any], status: int, lived_s: float, without: str | None) -> None:
+    """Write the outcome of a run without a guard, as far as torchrun itself knows it, if the disk takes it."""
+    written = read_outcome(Path(settings.directory), settings.node) if settings.directory else None
+    if not settings.directory or (isinstance(written, RunOutcome) and written.exit_status == status):
+        return  # a guard that died behind its last word had more to say
+    failures = sorted(message.get("failures") or (), key=lambda failure: failure["timestamp_s"])
+    outcome = RunOutcome(
+        run_id=settings.run_id,
+        host=os.uname().nodename,
+        node=settings.node,
+        state=run_state("signal" if message.get("signal") else message["state"]),
+        exit_status=status,
+        started_s=round(time.time() - lived_s, 3),
+        ended_s=round(time.time(), 3),
+        first_failed_rank=failures[0]["rank"] if failures else None,
+        diagnosis=None,
+        cascade=(),
+        attempts=(),
+        notes=(f"not all output is recorded: {without or 'the process that records it was lost'}",),
+    )
+    write_outcome(Path(settings.directory), outcome)
 
 
 def _flush() -> None:
