@@ -67,9 +67,6 @@ class RunOptions(TypedDict, total=False):
     env_file: Word | Sequence[object] | None
     max_restarts: int | str | None
     tolerate_exit_aborts: bool | None
-    relaunch: int | str | None
-    relaunch_after: Word | None
-    relaunch_wait: Word | None
     grace: float | str | None
     timeout: Word | None
     start: Word | None

@@ -253,9 +253,6 @@ rank-left-early: A rank ended with status 0 while others still waited for it
 unknown: What the run left behind does not say why it failed
     The rank that failed printed no exception and no reason, or only ranks that lost another one speak. Remedy: its last
     lines, which are named with it, and the logs of all nodes together.
-queue-is-run: Another process works the queue off
-    It holds a lock as long as it lives. Remedy: `ddplaunch queue ls` shows what it does, `ddplaunch queue stop` ends
-    it.
 run-not-found: No run of that name is recorded here
     Records are in `.ddplaunch/runs` below the working directory, unless `--run-dir` or DDPLAUNCH_DIR says otherwise.
     Remedy: `ddplaunch ps --all`.

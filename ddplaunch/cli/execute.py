@@ -127,7 +127,7 @@ def launch_detached(base: Path, more: Sequence[str] = ()) -> int:
             where="flag: --detach",
         )
     ours, script = split_arguments(sys.argv[1:])
-    words = [word for word in as_spelled_here("run", ours[1:]) if word != "--detach"]  # a relaunch is typed so, too
+    words = [word for word in as_spelled_here("run", ours[1:]) if word != "--detach"]
     words = ["run", *words, *more, *([] if script is None else ["--", *script])]
     console = base / f".{_CONSOLE}-{os.getpid()}"
     try:

@@ -15,7 +15,6 @@ from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Source
 
 _OUTPUT, _CLUSTER, _SEVERAL, _KUBERNETES = "Output", "Job", "Hosts over ssh", "Kubernetes"
-_QUEUE = ("add", "ls", "run", "rm", "again", "stop")
 _FORCE = Flag("force", "switch", _OUTPUT, "Replace FILE, also if it is not an earlier report.")
 _PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
 
@@ -257,14 +256,6 @@ OWN: dict[str, tuple[Flag, ...]] = {
             offers="runs and codes",
         ),
         Flag("json", "switch", "", "The diagnosis as JSON."),
-        _RUN_DIR,
-    ),
-    "queue": (
-        Flag("action", "argument", "", "add, ls, run, rm, again or stop [ls].", "ACTION", offers=_QUEUE),
-        Flag("jobs", "arguments", "", "Numbers of jobs, for rm and again.", "N"),
-        Flag("slots", "integer", "", "run: launches at the same time [as GPUs are free, or 1].", "N"),
-        Flag("detach", "switch", "", "run: go on without this terminal."),
-        Flag("json", "switch", "", "ls: everything as JSON."),
         _RUN_DIR,
     ),
     "convert": (

@@ -73,8 +73,6 @@ def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
     tell_findings(problem.findings)
     if words[:1] == ["run"]:
         say("nothing was launched")
-    if words[:2] == ["queue", "add"]:
-        say("nothing was queued")
     if words[:1] == ["submit"]:
         say("nothing was submitted")
     return problem.status
@@ -100,10 +98,6 @@ def dispatch(words: list[str]) -> int:
     command = ours[0] if ours else ""
     if (status := _of_itself(ours, script)) is not None:
         return status
-    if ours[:2] == ["queue", "add"] and needs_linux("queue") is None:
-        from ddplaunch.cli.commands.queue import add
-
-        return add(as_spelled_here("run", ours[2:]), script)  # its words are those of `run`
     if command in HELP and command not in (*LAUNCHING, "convert"):
         ours += script or []  # there it ends the options, as everywhere else
     if command in HELP:

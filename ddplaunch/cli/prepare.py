@@ -21,7 +21,6 @@ from ddplaunch.planning.gpus import Exported, Selection, exported, select
 from ddplaunch.planning.inside.complete import complete, notes, within_allocation
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
-from ddplaunch.planning.relaunch import Relaunched, relaunched_id
 from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.planning.script_numbers.as_said import understood_as_said
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
@@ -68,12 +67,11 @@ def prepare(
     *,
     locks: GpuLocks | None = None,
     import_torch: bool = False,
-    back: Relaunched | None = None,
     advice: bool = True,
 ) -> Prepared:
     """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks, and
     the cores to which ranks are bound;
-    ``import_torch`` asks a child interpreter as well (seconds). ``back`` says which run is launched again.
+    ``import_torch`` asks a child interpreter as well (seconds).
     Without ``advice`` only what breaks or spoils a run is looked for in the script.
 
     Raises UsageError or RefusedError where no launch can be decided at all.
@@ -84,7 +82,7 @@ def prepare(
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     facts = replace(facts, launch_lines=launch_lines(target))
     script = script_report(options, target, cwd, facts)
-    run_id = run_id_of(options, back.number if back else 0)
+    run_id = run_id_of(options)
     base = runs_directory(environ, value_of(options.run_dir, None), cwd)
     situation = Situation(
         facts=facts,
@@ -104,8 +102,7 @@ def prepare(
         holder = locks.holder(CORES)
         taken = "another run on this machine has bound its ranks" + (f" ({holder})" if holder else "")
         launch = resolve(options, target, replace(situation, taken=taken))
-    again = (f"relaunch {back.number}, because {back.of} failed",) if back else ()
-    launch = replace(launch, notes=(*again, *surroundings_notes(environ), *launch.notes))
+    launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
     code = () if isinstance(script, Unavailable) else script.code
     return Prepared(launch, facts, check(options, launch, facts, script, advice), base, code, script)
 
@@ -155,9 +152,9 @@ def ignored(options: Options) -> set[str]:
     return {item.value for item in options.ignore}
 
 
-def run_id_of(options: Options, relaunch: int) -> str:
-    """Return the name of the run: `--run-id` with the number of the relaunch, or a new one."""
-    return new_run_id() if options.run_id is None else relaunched_id(options.run_id.value, relaunch)
+def run_id_of(options: Options) -> str:
+    """Return the name of the run: `--run-id`, or a new one."""
+    return new_run_id() if options.run_id is None else options.run_id.value
 
 
 def probe_request(options: Options, environ: Mapping[str, str], *, import_torch: bool = False) -> ProbeRequest:

@@ -6,8 +6,7 @@ a file to which each event is a line of JSON (``PID@SECONDS+:PATH`` where the la
     {"findings": [{"code": …, "severity": …, "what": …, "why": …, "fix": …, "where": […]}, …]}
     {"launched": {"run_id": …, "directory": "/…/runs/RUN_ID" or null}}
 
-Only a child of that process heeds it: the variable goes on to torchrun, which may become ddplaunch again for a
-relaunch, and to the ranks, which may launch for themselves.
+Only a child of that process heeds it: the variable goes on to torchrun and the ranks, which may launch for themselves.
 """
 
 from __future__ import annotations

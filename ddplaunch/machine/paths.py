@@ -1,7 +1,6 @@
-"""Looks at data and output paths, each in a child with a deadline: file system, disk, space, newest checkpoint.
+"""Looks at data and output paths, each in a child with a deadline: file system, disk, space.
 
-A dead NFS mount blocks every system call on it, `os.path.exists` included, and cannot be interrupted. Logs, settings
-and trackers' files are no checkpoints, because runs that fail at once write them too; nor are hidden files.
+A dead NFS mount blocks every system call on it, `os.path.exists` included, and cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any, Literal
 
 from ddplaunch.machine import deadline, files
 from ddplaunch.machine.facts import PathFact
-from ddplaunch.values.frozen import dataclass
 
 
 def filesystem(path: str, root: Path = Path("/")) -> tuple[str | None, str]:
@@ -166,80 +164,3 @@ def _empty(folder: str) -> bool:
 def _owner(uid: int) -> str:
     name = files.owner_name(uid)  # may ask LDAP; this is the child with the deadline
     return name.removeprefix("uid ")
-
-
-_NEWEST_DEADLINE_S = 5.0
-_MOST = 200_000  # entries; a directory with more of them holds samples, not checkpoints
-_NO_CHECKPOINT = (
-    *(".log", ".txt", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".csv", ".out", ".err", ".md", ".py"),
-    *(".lock", ".tmp", ".pid", ".html", ".svg", ".png", ".pyc", ".ini", ".cfg", ".sh", ".diff"),
-)
-_OF_TRACKERS = frozenset({"wandb", "mlruns", "__pycache__"})
-
-
-@dataclass(frozen=True)
-class NewestCheckpoint:
-    """``path`` was changed last, at ``changed_ns`` since the epoch by the file system's clock, and has ``bytes``. All
-    are empty where there is no checkpoint; ``problem`` says why nobody can tell.
-    """
-
-    path: str = ""
-    changed_ns: int = 0
-    bytes: int = 0
-    problem: str | None = None
-
-
-def newest_below(paths: Sequence[str], deadline_s: float = _NEWEST_DEADLINE_S) -> tuple[NewestCheckpoint, ...]:
-    """Look below all paths at once, within ``deadline_s`` seconds together, dead mounts or not; never raises."""
-    children = [deadline.start(partial(_newest_checkpoint, path)) for path in paths]
-    return tuple(_newest(answer, deadline_s) for answer in deadline.collect(children, deadline_s))
-
-
-def _newest(answer: deadline.Answer, deadline_s: float) -> NewestCheckpoint:
-    if answer.late:
-        return NewestCheckpoint(problem=f"did not answer within {deadline_s:g} s")
-    return NewestCheckpoint(problem=answer.error) if answer.error is not None else NewestCheckpoint(*answer.value)
-
-
-def _newest_checkpoint(path: str) -> tuple[Any, ...]:
-    """Return the fields of a ``NewestCheckpoint``, none where there is none; runs in the child and may block."""
-    best: tuple[int, int, str] = (0, 0, "")
-    try:
-        status = os.stat(path)  # noqa: PTH116  Path("") would be the working folder
-    except (OSError, ValueError):  # it is made by the script, maybe
-        return ()
-    if not stat.S_ISDIR(status.st_mode):
-        return (path, status.st_mtime_ns, status.st_size, None)
-    seen = 0
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _OF_TRACKERS]
-        for name in names:
-            seen += 1
-            if seen > _MOST:
-                return ("", 0, 0, f"holds more than {_MOST} files")
-            if is_checkpoint(name):
-                best = max(best, _file(f"{folder}/{name}"))
-    changed_ns, size, found = best
-    return (found, changed_ns, size, None)
-
-
-def _file(path: str) -> tuple[int, int, str]:
-    try:
-        status = os.stat(path)  # noqa: PTH116
-    except OSError:  # it was removed meanwhile
-        return (0, 0, "")
-    return (status.st_mtime_ns, status.st_size, path)
-
-
-def is_checkpoint(name: str) -> bool:
-    """Whether a file of this name may be one: not hidden, no log, setting or half of a file."""
-    lower = name.lower()
-    return not (lower.startswith((".", "events.out.tfevents", "license")) or lower.endswith(_NO_CHECKPOINT))
-
-
-def advanced(before: NewestCheckpoint, after: NewestCheckpoint) -> bool:
-    """Whether there is a checkpoint now that was not there, or was older or of another size. Both have to be known."""
-    if before.problem is not None or after.problem is not None or not after.path:
-        return False
-    differs = (after.changed_ns, after.bytes) != (before.changed_ns, before.bytes)
-    return differs and after.changed_ns >= before.changed_ns

@@ -41,11 +41,10 @@ from ddplaunch.planning.flag import (
     read_size,
     read_start,
 )
-from ddplaunch.planning.relaunch import RelaunchPolicy
 from ddplaunch.scaling.numbers import LrScaling, rate_key
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, value_of
+from ddplaunch.values.resolved import Resolved
 
 #: What was typed, by name of the flag: a ``Resolved``, or a tuple of them for a flag that may be repeated.
 Said: TypeAlias = Mapping[str, Any]
@@ -206,17 +205,6 @@ class Options:
         "A rank that its libraries abort behind the end of its program has ended well [no].",
         "switch",
     )
-    relaunch: Resolved[int] | None = _integer(
-        ENVIRONMENT, "Start a failed run again if it made progress, up to N times [0].", read_count, "3"
-    )
-    relaunch_after_s: Resolved[float] | None = _duration(
-        ENVIRONMENT,
-        "relaunch_after",
-        "Relaunch only if the run lasted this long, or --output has a newer checkpoint [60].",
-    )
-    relaunch_wait_s: Resolved[float] | None = _duration(
-        ENVIRONMENT, "relaunch_wait", "Pause before the first relaunch; doubles each time [10]."
-    )
     grace_s: Resolved[float] | None = _flag(
         ENVIRONMENT,
         "Seconds that ranks get to save when they are told to end [30].",
@@ -300,13 +288,6 @@ class Options:
     #: How many processes each node runs, where they differ; ``nproc`` is the most of any node, or this node's.
     node_sizes: Resolved[tuple[int, ...]] | None = None
 
-    @property
-    def relaunch_policy(self) -> RelaunchPolicy | None:
-        """What `--relaunch` asks for, None without it."""
-        times = value_of(self.relaunch, 0)
-        after_s = value_of(self.relaunch_after_s, RelaunchPolicy.after_s)
-        return RelaunchPolicy(times, after_s, value_of(self.relaunch_wait_s, RelaunchPolicy.wait_s)) if times else None
-
 
 def flags_of_options() -> dict[str, Flag]:
     """Return every flag by the name of its field, in the order of ``--help``."""
@@ -376,12 +357,9 @@ def _separate_nodes(values: dict[str, Any], said: Said) -> None:
         )
 
 
-_OF_RELAUNCHES = "it says when a failed run is launched again, and that was not asked for"
 #: Flags that mean nothing without another one, with that one as it might be given, and why.
 _LONELY = {
     "on_hang": ("--hang-timeout 10m", "it says what happens when no rank moves, and that is not watched"),
-    "relaunch_after": ("--relaunch 3", _OF_RELAUNCHES),
-    "relaunch_wait": ("--relaunch 3", _OF_RELAUNCHES),
 }
 
 

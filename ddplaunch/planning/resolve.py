@@ -291,10 +291,10 @@ def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: 
 
 def _others(options: Options, topology: Topology) -> str:
     """Return where nodes that were started by hand hear of each other's end. srun, or an ssh launcher, ends the others
-    itself, an elastic launch goes on without a node, and a relaunch waits for it.
+    itself, and an elastic launch goes on without a node.
     """
     rank, address, port = topology.node_rank, topology.master_addr, topology.master_port
-    alone = topology.nnodes.value == 1 or topology.min_nodes < topology.nnodes.value or options.relaunch is not None
+    alone = topology.nnodes.value == 1 or topology.min_nodes < topology.nnodes.value
     if alone or rank is None or address is None or port is None or rank.source.kind == "Slurm":
         return ""
     return f"{address.value.strip('[]')} {port.value}"
@@ -328,7 +328,7 @@ _OF_WARM_RANKS = ("start", "preload")  # of a cold start ``decide_start`` has sa
 def _for_the_guard(options: Options) -> list[str]:
     """Return the flags that were given and that only the guard heeds."""
     warm = value_of(options.start, "cold") == "warm"
-    names = (*_OF_THE_GUARD, *(_OF_WARM_RANKS if warm else ()), "trace", "relaunch")
+    names = (*_OF_THE_GUARD, *(_OF_WARM_RANKS if warm else ()), "trace")
     given = [name for name in names if getattr(options, name) is not None]
     return [flags_of_options()[name].flag for name in given]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 #: The codes of what ranks are found to do at their first optimizer steps (``watch/observed.py``).
@@ -71,8 +70,6 @@ class Settings(NamedTuple):
     others: str = ""
     #: Leave the last words to the launcher, which speaks for all hosts.
     silent: bool = False
-    #: An ``Order`` of ``planning/relaunch.py`` as JSON.
-    relaunch: Mapping[str, Any] | None = None
 
     @property
     def node_directory(self) -> str | None:
@@ -127,8 +124,6 @@ def _fits(name: str, value: object) -> bool:
         return isinstance(value, list) and all(isinstance(each, str) for each in value)
     if name.endswith("_bytes"):
         return type(value) is int and 0 <= value < 1 << 63
-    if name == "relaunch":
-        return isinstance(value, dict)
     if name.endswith("_s"):
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     kind = type(Settings._field_defaults[name])  # str, bool or int

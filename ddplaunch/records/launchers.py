@@ -92,14 +92,19 @@ def launched_by_me(
 
 @contextmanager
 def holding(launched: Launched) -> Iterator[None]:
-    """Note the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted."""
+    """Note the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted.
+
+    Children do not inherit it.
+    """
     with suppress(OSError):
         _write(launched)
     over = threading.Event()
     if launched.orphan_s:
         threading.Thread(target=_live_on, args=(launched.directory / FILE, over), daemon=True).start()
     try:
-        with still_holding(launched.directory):
+        with ExitStack() as held:
+            with suppress(OSError):
+                held.enter_context(open(open_plain(launched.directory / FILE), "rb"))
             yield
     finally:
         over.set()
@@ -121,19 +126,6 @@ def is_waited_for(launched: Launched) -> bool:
     except OSError:
         return True
     return time.time() < seen_s + launched.orphan_s + _NOTICED_S
-
-
-@contextmanager
-def still_holding(directory: Path | None) -> Iterator[None]:
-    """Hold the note of a run open that has ended on its hosts: `ps` and `stop` find who is about to launch it again.
-
-    Children do not inherit it.
-    """
-    with ExitStack() as held:
-        if directory is not None:
-            with suppress(OSError):
-                held.enter_context(open(open_plain(directory / FILE), "rb"))
-        yield
 
 
 def _write(launched: Launched) -> None:

@@ -121,18 +121,6 @@ class RunOutcome:
         """What was found when the run ended, None where it is not known."""
         return Explanation(self.diagnosis, self.cascade) if self.explained else None
 
-    @property
-    def lived_s(self) -> float | None:
-        """How long the ranks ran until the first one ended badly, in seconds; None where none was started.
-
-        Of several attempts the longest counts: torchrun's restarts may have failed at once, after hours of training.
-        """
-        lived = []
-        for attempt in self.attempts:
-            ends = [each.ended_s for each in attempt.ranks if each.ended_s and (each.exit_code or each.signal)]
-            lived.append(min(ends, default=attempt.ended_s) - attempt.started_s)
-        return max(0.0, round(max(lived), 3)) if lived else None
-
 
 def rank_end(rank: RankOutcome) -> RankEnd:
     """Return how a rank ended as the explanation takes it."""

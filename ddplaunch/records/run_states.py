@@ -78,9 +78,8 @@ class RunSummary:
     """One run in a line. Times are in seconds since the epoch; None and empty mean "not known".
 
     ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
-    ``relaunch_of`` is the run that failed before it, and that it was launched for; ``findings`` are where its ranks do
-    not train as planned. ``trial`` is group and name (``scale-x7k2q9/2``) of one that was measured and ended.
-    ``sizes`` are the ranks of each node where these differ.
+    ``findings`` are where its ranks do not train as planned. ``trial`` is group and name (``scale-x7k2q9/2``) of one
+    that was measured and ended. ``sizes`` are the ranks of each node where these differ.
     """
 
     run_id: str
@@ -102,7 +101,6 @@ class RunSummary:
     launcher_pids: tuple[int, ...] = ()
     ranks: tuple[RankProcess, ...] = ()
     problem: str | None = None
-    relaunch_of: str | None = None
     findings: tuple[Finding, ...] = ()
     trial: str | None = None
     sizes: tuple[int, ...] = ()
@@ -217,7 +215,6 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
         "device": as_text(record.value("plan", "device", "value")),
         "gpus": tuple(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None,
         "user": as_text(record.value("host", "host", "user")),
-        "relaunch_of": as_text(record.value("relaunch_of")),
         "trial": as_text(record.value("environment", TRIAL)),
         "sizes": tuple(as_whole(each) or 0 for each in sizes) if isinstance(sizes, list) else (),
     }

@@ -37,24 +37,21 @@ def write_record(
     facts: Facts,
     findings: Sequence[Finding],
     base: Path,
-    relaunch_of: str | None = None,
     code: Sequence[tuple[str, str]] = (),
 ) -> Path | str:
     """Write ``runs/<run-id>/run.json`` under ``base`` and return the run's directory, or the reason why not.
 
-    ``argv`` is the command as typed, ``environment`` what torchrun gets, ``relaunch_of`` the id of the run that failed
-    before this one, ``code`` has the script's files with a digest each. Never raises. Only the owner can read the file,
-    since command lines and paths say more than a group needs to know. Nodes beyond the first write
-    ``node-K/run.json``: all nodes may share the run's directory.
+    ``argv`` is the command as typed, ``environment`` what torchrun gets, ``code`` has the script's files with a digest
+    each. Never raises. Only the owner can read the file, since command lines and paths say more than a group needs to
+    know. Nodes beyond the first write ``node-K/run.json``: all nodes may share the run's directory.
     """
     try:
         directory = run_directory(base, launch.run_id)
         record = {**_record(launch, argv, environment, facts, findings), "code": dict(code)}
-        text = _lines(record if relaunch_of is None else {**record, "relaunch_of": relaunch_of})
         _own(base)
         rank = launch.topology.node_rank
         holder = directory if rank is None or rank.value == 0 else directory / f"node-{rank.value}"
-        replace_file(holder / "run.json", text)
+        replace_file(holder / "run.json", _lines(record))
     except OSError as error:
         return f"{error.strerror or error}: {error.filename or base}"
     except Exception as error:  # a record is worth less than the training that it is about

@@ -1,4 +1,4 @@
-"""The last words of a run: how it ended, why it failed, and whether it is launched again."""
+"""The last words of a run: how it ended, and why it failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.planning.relaunch import RelaunchDecision, RelaunchPolicy, RunProgress, pause_s
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.ui.explain_view import calls_text, cut, followed_text, notes_text
 from ddplaunch.ui.speech import finding_text, findings_text, headline
@@ -254,53 +253,6 @@ def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
         where.append(f"{told}{f'{record}/' if own else ''}{first.file}:{first.line}")
     fix = "\nor: ".join(diagnosis.fixes[:_FIXES]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
-
-
-def relaunching_text(
-    decision: RelaunchDecision, policy: RelaunchPolicy, number: int, width: int, at_least_s: float = 0.0
-) -> str:
-    """Return the line before the pause that a relaunch begins with; the pause takes ``at_least_s`` seconds."""
-    return line_text(f"{_begins(policy, number, at_least_s)}, because {because(decision, policy)}", width)
-
-
-def asking_text(progress: RunProgress, policy: RelaunchPolicy, number: int, width: int) -> str:
-    """Return the line where the other nodes have a word in it."""
-    seen = _advanced(progress.advanced) if progress.advanced is not None else _lived(progress)
-    return line_text(f"{_begins(policy, number, 0.0)}, if the nodes agree; here {seen}", width)
-
-
-def not_relaunched_text(decision: RelaunchDecision, policy: RelaunchPolicy, width: int) -> str:
-    """Return the line for a run that stays as it ended."""
-    return line_text(f"not relaunched: {because(decision, policy)}", width)
-
-
-def because(decision: RelaunchDecision, policy: RelaunchPolicy) -> str:
-    """Return the reason of a decision as a clause."""
-    progress = decision.progress
-    if decision.reason == "spent":
-        return f"`--relaunch {policy.times}` is used up"
-    if decision.reason == "advanced":
-        return _advanced(progress.advanced)
-    if decision.reason == "lived":
-        return _lived(progress)
-    output = f"`--output` {progress.unseen}" if progress.unseen else "nothing in `--output` is newer than at its start"
-    less = f", less than {duration_text(policy.after_s)} (`--relaunch-after`)" if progress.lived_s is not None else ""
-    return f"{_lived(progress)}{less}, and {output}"
-
-
-def _begins(policy: RelaunchPolicy, number: int, at_least_s: float) -> str:
-    pause = duration_text(max(pause_s(policy, number), at_least_s))
-    return f"relaunching {number} of {policy.times} in {pause}"
-
-
-def _advanced(path: str | None) -> str:
-    return f"`{path}` is newer than at its start"
-
-
-def _lived(progress: RunProgress) -> str:
-    if progress.lived_s is None:
-        return "nobody saw how long its ranks ran"
-    return f"its ranks ran for {duration_text(progress.lived_s)}"
 
 
 def line_text(text: str, width: int) -> str:

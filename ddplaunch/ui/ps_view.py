@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState
-from ddplaunch.records.own.queue_jobs import QueuedJob
 from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.explain_view import cut
 from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.codec import plain
-from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import age_text, count, listed, numbers_text
 
 _SCHEMA = 1
@@ -267,50 +265,3 @@ def _job_size(job: ClusterJob) -> str:
 def jobs_json(jobs: Sequence[tuple[ClusterJob, ClusterState]]) -> list[dict[str, Any]]:
     """Return every job with its pods; ``submitted_s`` is in seconds since the epoch."""
     return [{**plain(job), **plain(state)} for job, state in jobs]
-
-
-def queue_text(jobs: Sequence[QueuedJob], runner: int | None, now_s: float, terminal: Terminal) -> str:
-    """Return a line for each job of the queue, why one waits or failed, and who works it off."""
-    if not jobs:
-        return "nothing is queued; `ddplaunch queue add 2 -- train.py` adds a launch\n"
-    columns = {
-        "JOB": [str(job.number) for job in jobs],
-        "STATE": [_queue_state(job, runner) for job in jobs],
-        "AGE": [age_text(now_s - (job.ended_s or job.started_s or job.added_s)) for job in jobs],
-        "RUN": [job.run_id or "" for job in jobs],
-        "LAUNCH": [_command(job) for job in jobs],
-    }
-    lines = [_painted(line, terminal) for line in column_table(columns, terminal, {"JOB", "AGE"}, indent=0)]
-    for job in jobs:
-        if job.why and job.state != "done":
-            lines += wrap(visible(job.why), terminal.width, f"{job.number}: ", "  ")
-    waiting = sum(job.state == "waiting" for job in jobs)
-    if runner is not None:
-        lines.append(f"pid {runner} works it off; `ddplaunch queue stop` ends that and what runs")
-    elif waiting:
-        lines += wrap("nobody works it off: `ddplaunch queue run`, or `ddplaunch queue run --detach`", terminal.width)
-    return terminal.spell("\n".join(lines)) + "\n"
-
-
-def _queue_state(job: QueuedJob, runner: int | None) -> str:
-    """Return the state; a job that was running when its runner was killed is lost."""
-    if job.state == "running" and runner is None:
-        return "lost"
-    return f"{job.state} ({job.exit_status})" if job.state in ("failed", "refused") and job.exit_status else job.state
-
-
-def _command(job: QueuedJob) -> str:
-    return " ".join(hide_words([*job.words, "--", *job.script]))
-
-
-def job_line(job: QueuedJob) -> str:
-    """Return the line that says what became of a job just now."""
-    run = f", run {job.run_id}" if job.run_id else ""
-    why = f": {visible(job.why)}" if job.why else ""
-    return f"job {job.number} {_queue_state(job, 0)}{run}{why}"
-
-
-def queue_json(jobs: Sequence[QueuedJob], runner: int | None) -> dict[str, Any]:
-    """Return every job, with ``***`` for secrets; ``runner`` is the process that works the queue off, or null."""
-    shown = [{**plain(job), "words": hide_words(job.words), "script": hide_words(job.script)} for job in jobs]
-    return {"schema": _SCHEMA, "runner": runner, "jobs": shown}

@@ -22,14 +22,11 @@ from ddplaunch.records.outcome import (
     AttemptOutcome,
     RankOutcome,
     RunOutcome,
-    outcome_json,
-    read_outcome,
     write_outcome,
 )
 from ddplaunch.ui.explain_view import calls_text
 from ddplaunch.ui.outcome_view import as_finding, attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal, cells
-from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import duration_text
 from tests.conftest import Golden
 
@@ -400,131 +397,3 @@ def test_disk_that_takes_nothing(tmp_path: Path) -> None:
     assert write_outcome(tmp_path, outcome(node=1)) is not None
     assert write_outcome(tmp_path, outcome()) is None
     assert (tmp_path / "outcome.json").exists()
-
-
-def lived(*ends: tuple[float | None, int | None, str | None], started_s: float, ended_s: float) -> AttemptOutcome:
-    ranks = tuple(
-        RankOutcome(0, 0, "a", exit_code=code, signal=name, ended_s=at_s, ended_by="itself")
-        for at_s, code, name in ends
-    )
-    return AttemptOutcome(0, started_s, ended_s, True, None, ranks)
-
-
-def test_how_long_a_run_lived() -> None:
-    hours = lived((7370.0, 1, None), (7399.0, None, "SIGTERM"), started_s=100.0, ended_s=7400.0)
-    at_once = lived((7401.0, 1, None), (7300.0, 0, None), started_s=7400.0, ended_s=7402.0)
-    unseen = lived((None, None, None), started_s=10.0, ended_s=12.5)
-    assert outcome(attempts=(hours,)).lived_s == 7270.0
-    assert outcome(attempts=(at_once,)).lived_s == 1.0
-    assert outcome(attempts=(hours, at_once)).lived_s == 7270.0
-    assert outcome(attempts=(unseen,)).lived_s == 2.5
-    assert outcome().lived_s is None
-
-
-def test_what_was_written_is_read_back(settings: Settings) -> None:
-    attempts = ended(two_ranks(), two_ranks(1))
-    assert conclude(settings, attempts, Heard()) == 1
-    directory = Path(settings.directory)
-    text = (directory / "outcome.json").read_text()
-    read = read_outcome(directory)
-    assert isinstance(read, RunOutcome) and read.explained and read.last_ranks[1].exception is not None
-    assert write_outcome(directory, read) is None and (directory / "outcome.json").read_text() == text
-
-
-WRITTEN = outcome_json(outcome(attempts=before(DIAGNOSIS), notes=("a",)))
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"schema": 2}, "outcome.json has schema 2; this ddplaunch reads 1"),
-        ({"schema": None}, "outcome.json has schema None; this ddplaunch reads 1"),
-        ({"state": "odd"}, "outcome.json does not say how the run ended"),
-        ({"state": ["failed"]}, "outcome.json does not say how the run ended"),
-        ({"exit_status": True}, "outcome.json does not say how the run ended"),
-        ({"ended_s": float("nan")}, "outcome.json does not say how the run ended"),
-    ],
-)
-def test_an_outcome_that_cannot_be_read(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    (tmp_path / "outcome.json").write_text(json.dumps({**WRITTEN, **changes}))
-    assert read_outcome(tmp_path) == Unavailable(problem)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, "\udcff"])
-def test_a_broken_file_is_no_outcome(text: str, tmp_path: Path) -> None:
-    assert read_outcome(tmp_path) is None and read_outcome(tmp_path, 3) is None
-    (tmp_path / "outcome.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    assert isinstance(read_outcome(tmp_path), Unavailable)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"run_id": 5, "host": None, "started_s": "x", "unheard": 1}, {"host": "", "started_s": 7500.0}),
-        ({"first_failed_rank": 1 << 70, "notes": "a"}, {"first_failed_rank": None, "notes": ()}),
-        ({"diagnosis": {"code": "x"}}, {"diagnosis": None, "explained": False}),
-        ({"cascade": [{}]}, {"diagnosis": None, "explained": False}),
-        ({"cascade": 4}, {"diagnosis": None, "explained": False}),
-        ({"attempts": {}}, {"attempts": ()}),
-        (
-            {"attempts": [4, {"ranks": [5, {"rank": "0"}]}]},
-            {"attempts": (AttemptOutcome(0, 0.0, 7500.0, False, None, ()),)},
-        ),
-    ],
-)
-def test_what_an_outcome_lacks_is_not_there(changes: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "outcome.json").write_text(json.dumps({**WRITTEN, **changes}))
-    run_id = tmp_path.name if "run_id" in changes else "r"
-    whole = outcome(attempts=before(DIAGNOSIS), notes=("a",), run_id=run_id)
-    assert read_outcome(tmp_path) == replace(whole, **expected)
-
-
-def test_a_node_that_others_ended_has_the_verdict_of_the_one_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Node 1's rank failed, srun sent SIGTERM to node 0, and both records are in one place."""
-    for name, value in {"DDPLAUNCH_NNODES": "2", "SLURM_STEP_ID": "0"}.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "node-1").mkdir()
-    settings, heard = Settings(directory=str(tmp_path)), Heard()
-    told = ended(attempt(rank(0, **TERMINATED)), state="signal", signal=signal.SIGTERM)
-    found = Diagnosis("script-exception", "observed", "ValueError: bad batch", "", (), 1)
-    other = AttemptOutcome(0, 1.0, 9.0, True, found, (rank(1, exit_code=3),))
-    write_outcome(tmp_path, RunOutcome("r", "b", 1, "failed", 3, 1.0, 9.0, 1, found, (), (other,)))
-    assert conclude(settings, told, heard) == 3
-    assert "because node 1 did: error[script-exception] ValueError: bad batch" in " ".join(heard.text.split())
-    outcome = read_outcome(tmp_path)
-    assert isinstance(outcome, RunOutcome) and outcome.diagnosis == replace(found, host="b")
-    assert (outcome.state, outcome.exit_status, outcome.first_failed_rank) == ("failed", 3, 1)
-    own = ended(attempt(rank(0, exit_code=5), first=0), state="failed")
-    assert conclude(settings, own, heard) == 5, "its own failure counts"
-    interrupted = ended(attempt(rank(0, **TERMINATED)), state="signal", signal=signal.SIGINT)
-    assert conclude(settings, interrupted, heard) == 130, "a person counts"
-
-
-def test_a_node_that_leaves_its_last_words_to_the_launcher_says_them_where_no_record_takes_them(tmp_path: Path) -> None:
-    run, kept, lost = ended(attempt(rank(0, exit_code=5), first=0)), Heard(), Heard()
-    assert conclude(Settings(directory=str(tmp_path), silent=True), run, kept) == 5 and kept.text == ""
-    (tmp_path / "file").write_text("no directory")
-    assert conclude(Settings(directory=str(tmp_path / "file" / "run"), silent=True), run, lost) == 5
-    assert "ddplaunch: failed (exit status 5)" in lost.text and "incomplete: outcome.json:" in " ".join(
-        lost.text.split()
-    )
-
-
-@pytest.mark.parametrize(
-    ("note", "typed"),
-    [(None, False), ("{", False), ('{"schema": 1, "at_s": 5.0, "user": "ada"}', True)],
-)
-def test_an_end_by_sigterm_has_a_name_whether_or_not_somebody_typed_stop(
-    settings: Settings, note: str | None, typed: bool
-) -> None:
-    if note is not None:
-        (Path(settings.directory) / "stop.json").write_text(note)
-    said: list[str] = []
-    ranks = (rank(0, ended_by="launcher"), rank(1, ended_by="launcher"))
-    run = ended(attempt(*ranks), state="signal", signal=15)
-    assert conclude(settings, run, said.append) == 143
-    text = " ".join("".join(said).split())
-    assert "error[terminated]" in text
-    assert ("`ddplaunch stop`" in text) is typed

@@ -106,8 +106,6 @@ def test_every_command_has_two_examples_of_itself() -> None:
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)
 def test_examples_are_right(folder: Path, name: str, line: str) -> None:
     ours, script = split_arguments(shlex.split(line)[1:])
-    if ours[:2] == ["queue", "add"]:
-        name, ours = "run", ours[1:]
     values = parse_quickly(name, ours[1:])
     assert values is not None, "Typer has to look"
     own_values(name, values)

@@ -122,10 +122,9 @@ def interpreters() -> list[tuple[str, list[ast.expr]]]:
     return found
 
 
-# Command lines that are not started, or that are the user's own again.
+# Command lines that are not started.
 NO_START = {
     "checks/variables.py": "the text of a command behind --, for whoever typed it",
-    "cli/commands/run.py": "(sys.executable, *sys.orig_argv[1:]) of a relaunch: this one, as the user typed it",
     "cli/prepare.py": "interpreter(): with -P where there is one",
     "planning/convert/launcher_line.py": "the text of a command, with the interpreter that stood in the line",
     "values/variable_names.py": "own_command",

@@ -106,7 +106,7 @@ def test_where_a_trainer_of_hugging_face_writes(tmp_path: Path, words: list[str]
 
 def test_the_command_of_a_trial(tmp_path: Path) -> None:
     flag = Source("flag", "--batch-size")
-    said = {"batch_size": Resolved(8, flag), "timeout": Resolved("9m", flag), "relaunch": Resolved(3, flag)}
+    said = {"batch_size": Resolved(8, flag), "timeout": Resolved("9m", flag), "max_restarts": Resolved(3, flag)}
     order = TrialOrder("scale-x", "2x4", "2x4", said, ("train.py", "--steps", "9"), ("--profile", "big"))
     words = command_of(order, places_of(order, {}, tmp_path), Unavailable("not read"))
     assert words[words.index("run") :][:6] == ["run", "2x4", "--run-id", "scale-x.2x4", "--phases", "--profile"]
@@ -115,7 +115,7 @@ def test_the_command_of_a_trial(tmp_path: Path) -> None:
         and f"WANDB_DIR={tmp_path}/.ddplaunch/trials/scale-x.2x4/trackers" in words
     )
     assert words[-6:] == ["--batch-size", "8", "--", "train.py", "--steps", "9"]
-    assert "--timeout" not in words and "--relaunch" not in words
+    assert "--timeout" not in words and "--max-restarts" not in words
 
 
 def test_folders_are_there_for_the_files_that_a_script_is_told_to_write(tmp_path: Path) -> None:

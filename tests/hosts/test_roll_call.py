@@ -211,7 +211,7 @@ def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, st
     (secret,) = secrets_of(environment, None, "flag")
     process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        said = {**WORDS, "--device": "cpu", "--relaunch": "0"}
+        said = {**WORDS, "--device": "cpu"}
         with _knock(port, b"") as connection:
             lines = connection.makefile("rb")
             first = greeted(lines.readline())

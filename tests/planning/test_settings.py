@@ -25,7 +25,7 @@ def test_what_was_not_asked_for_is_left_out() -> None:
         Settings("r", timeout_s=7200.0, hang_timeout_s=600.0, on_hang="stop", stacks=False, record_metrics=True),
         Settings("r", cpus=("0-15,64-79", "16-31,80-95")),
         Settings("r", observe=False, ignore=("numbers-differ", "data-not-divided")),
-        Settings("r", trace="t.svg", silent=True, relaunch={"number": 1, "policy": {"most": 3}}),
+        Settings("r", trace="t.svg", silent=True),
     ],
 )
 def test_settings_are_read_as_they_were_written(settings: Settings) -> None:
@@ -59,7 +59,6 @@ def test_other_versions_may_say_less_or_more() -> None:
         '{"cpus": "0-3"}',
         '{"cpus": [[0, 1]]}',
         '{"ignore": "numbers-differ"}',
-        '{"relaunch": "order"}',
     ],
 )
 def test_what_no_launch_writes_is_a_value_error(text: str) -> None:

@@ -270,7 +270,7 @@ def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path
     before = os.umask(0)
     try:
         (tmp_path / "fails.py").write_text("raise KeyError('bird')\n")
-        options = ("run", "2", "--device", "cpu", "--run-id", "x", "--record-metrics", "--relaunch", "1")
+        options = ("run", "2", "--device", "cpu", "--run-id", "x", "--record-metrics")
         done = spawn([*options, "--", "fails.py"], tmp_path)
     finally:
         os.umask(before)

@@ -19,6 +19,7 @@ from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_
 from ddplaunch.records.run_states import RunSummary, state_of, summary
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text, size_of
 from ddplaunch.ui.terminal import Terminal, cells
+from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import until
@@ -266,3 +267,22 @@ def test_the_trials_of_one_command_are_one_line() -> None:
 def test_sizes_of_nodes_that_differ(nodes: int, ranks: int, sizes: tuple[int, ...], shown: str, world: int) -> None:
     run = RunSummary("r", "running", nnodes=nodes, nproc_per_node=ranks, sizes=sizes)
     assert size_of(run) == shown and ps_json([run], 0, "here", 0.0)["runs"][0]["world_size"] == world
+
+
+def test_records_of_a_version_that_relaunched_are_read(call: Call, folder: Path) -> None:
+    directory = folder / ".ddplaunch" / "runs" / "old-relaunch-1"
+    (directory / "node-0" / "attempt-0").mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("relaunched_run.json"), directory / "run.json")
+    relaunch = '{"schema": 1, "lived_s": 0.001, "advanced": null, "unseen": "was not given"}\n'
+    (directory / "node-0" / "relaunch.json").write_text(relaunch)
+    (directory / "node-0" / "attempt-0" / "rank-0.err").write_text("KeyError: 'bird'\n")
+    outcome(directory, "failed", exit_status=7)
+    waiting = folder / ".ddplaunch" / "queue"
+    waiting.mkdir()
+    (waiting / "000001.json").write_text('{"schema": 1, "number": 1, "state": "waiting", "words": ["2"]}\n')
+    (run,) = [each for each in json.loads(call("ps", "--json").out)["runs"] if each["run_id"] == directory.name]
+    assert (run["script"], run["state"]) == ("train.py", "failed")
+    for words in ("ps", "logs", "explain", "report", "clean --yes --keep 0"):
+        said = call(*words.split())
+        assert said.status in (ExitStatus.DONE, ExitStatus.FINDINGS) and not said.err.count("bug"), (words, said)
+    assert not directory.exists()

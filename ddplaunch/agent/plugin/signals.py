@@ -34,7 +34,6 @@ class Signals:
     def __init__(self) -> None:
         """Hold back what ends this process until ``before_ranks`` says how it ends."""
         self.first: int | None = None
-        self.late: int | None = None  # one that came while the end was being said
         self._tell: Callable[[int], None] = lambda _: None
         self._waiting: threading.Thread | None = None
         #: nohup's, which torch would take back. A shell's ``&`` ignores SIGINT too, but whoever sends that means it.
@@ -93,18 +92,9 @@ class Signals:
     def ending(self) -> None:
         """Let nothing break off the end of the run any more."""
 
-        def note(number: int, _: FrameType | None) -> None:
-            self.late = number
-
         for each in ENDING:
             with contextlib.suppress(OSError, ValueError):  # ValueError: in the thread, where they are blocked anyway
-                signal.signal(each, signal.SIG_IGN if each in self._ignored else note)
-
-    def give_back(self) -> None:
-        """Let signals do what they did before torchrun: another program is about to take this process."""
-        for each in ENDING:
-            signal.signal(each, signal.SIG_IGN if each in self._ignored else signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*ENDING, _WAKE})
+                signal.signal(each, signal.SIG_IGN if each in self._ignored else lambda *_: None)
 
     def _once(self, number: int) -> bool:
         if self.first is not None:

@@ -1,8 +1,4 @@
-"""The end of torchrun as the plug-in sees it: told to the guard, then the exit status or a relaunch.
-
-Where the user asked for relaunches and the run failed by itself, this process notes how far the run got, and becomes
-ddplaunch again. It stays the same process, so that Slurm's step, a container or a shell sees one program that goes on.
-"""
+"""The end of torchrun as the plug-in sees it: told to the guard, which answers with the exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,24 +18,9 @@ from typing import Any
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.protocol import Failure
-from ddplaunch.machine.paths import advanced, newest_below
-from ddplaunch.planning.relaunch import (
-    NOT_GIVEN,
-    RELAUNCHED,
-    Relaunched,
-    RelaunchOrder,
-    RunProgress,
-    decide,
-)
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
-from ddplaunch.records.json_files import replace_file
-from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome, short_outcome, write_outcome
-from ddplaunch.ui.outcome_view import not_relaunched_text
-from ddplaunch.ui.terminal import Terminal, speak
-from ddplaunch.values import codec
-from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
+from ddplaunch.records.outcome import RunOutcome, read_outcome, short_outcome, write_outcome
 
 _FAILED = "ddplaunch/failed"
 _LISTEN_S = 1.0
@@ -108,7 +89,6 @@ class Ending:
         answered = None
         with contextlib.suppress(Exception):
             answered = self._session.end(message)
-        guarded = answered is not None
         if answered is None:
             self._session.part()
             self._session.give_stderr_back()
@@ -120,18 +100,7 @@ class Ending:
         _flush()
         with contextlib.suppress(Exception):
             self._after()
-        if guarded and self._session.settings.relaunch is not None and message["state"] != "succeeded":
-            self._relaunch(answered, lived_s)
         os._exit(answered)
-
-    def _relaunch(self, status: int, lived_s: float) -> None:
-        """Launch all of it again where that was asked for and is of use; it returns where it is not."""
-        try:
-            relaunch(self._session.settings, status, lived_s, self._signals, self._session.give_stderr_back)
-        except Exception as exception:
-            self._session.give_stderr_back()
-            with contextlib.suppress(OSError):
-                os.write(2, f"ddplaunch: not relaunched: {type(exception).__name__}: {exception}\n".encode())
 
 
 class OtherNodes:
@@ -269,82 +238,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-
-
-def relaunch(
-    settings: Settings, status: int, about_s: float, signals: Signals, give_stderr_back: Callable[[], None]
-) -> None:
-    """Become ddplaunch again where that is to be; return where this process ends as it would have.
-
-    ``status`` is the exit status of the run, which did not succeed; ``about_s`` is how long it took, which counts where
-    there is no record that knows better. Raises OSError where ddplaunch cannot be executed,
-    ValueError for an order that is none.
-    """
-    order = codec.from_plain(settings.relaunch or {}, RelaunchOrder)
-    read = read_outcome(Path(settings.directory), settings.node)
-    outcome = read if isinstance(read, RunOutcome) else None
-    progress = progress_of(order, max(0.0, round(about_s, 3)) if outcome is None else outcome.lived_s)
-    _note(settings, progress)
-    if not order.command or _stopped(settings, status, None if outcome is None else outcome.state, signals):
-        return
-    give_stderr_back()
-    number = order.number + 1
-    decision = decide([progress], order.policy, number)
-    if decision.reason == "spent" or (order.alone and not decision.again):
-        speak(not_relaunched_text(decision, order.policy, Terminal.of(sys.stderr).width))
-        return
-    back = Relaunched(number, order.run_id, status, progress, os.getpid())
-    environment = restored(os.environ, order) | {
-        RELAUNCHED: codec.to_json(back),
-        RUN_ID: order.run_id,  # by these `ps` and `stop` find what waits to launch again
-        **({LAUNCH: os.environ[LAUNCH]} if LAUNCH in os.environ else {}),
-        SETTINGS: Settings(directory=settings.directory).to_json(),
-    }
-    signals.give_back()
-    _let_go()
-    os.execve(order.command[0], list(order.command), environment)
-
-
-def _let_go() -> None:
-    """Let the new program inherit stdin, stdout and stderr alone: not what torch's C++ opened, nor locks of GPUs."""
-    for path in list(Path("/proc/self/fd").iterdir()):
-        with contextlib.suppress(OSError):
-            if int(path.name) > 2:
-                os.set_inheritable(int(path.name), False)
-
-
-def _stopped(settings: Settings, status: int, state: RunState | None, signals: Signals) -> bool:
-    """Whether a signal or `--timeout` ended the run. A hang that `--on-hang stop` ended is a failure like another."""
-    timed_out = status == ExitStatus.TIMED_OUT and settings.timeout_s is not None and state is None
-    hung = status == ExitStatus.TIMED_OUT and settings.on_hang == "stop" and state == "failed"
-    told = signals.first is not None and not hung  # the guard tells torchrun to end a hang by the same signal
-    return told or timed_out or signals.late is not None or state == "terminated"
-
-
-def progress_of(order: RelaunchOrder, lived_s: float | None) -> RunProgress:
-    """Return what this node knows of the run: how long it lived, and whether its output advanced."""
-    found, unseen = None, None if order.outputs else NOT_GIVEN
-    now = newest_below([path for path, _ in order.outputs])
-    for (path, before), after in zip(order.outputs, now, strict=True):
-        problem = before.problem or after.problem
-        unseen = unseen or (f"{path} {problem}" if problem else None)
-        if found is None and advanced(before, after):
-            found = after.path
-    return RunProgress(lived_s, found, unseen)
-
-
-def restored(environ: Mapping[str, str], order: RelaunchOrder) -> dict[str, str]:
-    """Return the environment that ddplaunch was started in."""
-    environment = {name: value for name, value in environ.items() if name != SETTINGS}
-    for name, value in order.restore.items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value
-    return environment
-
-
-def _note(settings: Settings, progress: RunProgress) -> None:
-    """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
-    path = Path(settings.node_directory or f"node-{settings.node}", "relaunch.json")
-    with contextlib.suppress(OSError):
-        replace_file(path, codec.to_json(progress) + "\n")

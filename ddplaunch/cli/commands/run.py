@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.execute import announce, environment_of, execute, launch_detached, new_token, refuse_too_long
@@ -22,7 +21,6 @@ from ddplaunch.cli.streams import (
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
-from ddplaunch.planning.relaunch import RELAUNCHED
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
@@ -33,9 +31,6 @@ from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import value_of
-
-if TYPE_CHECKING:
-    from ddplaunch.planning.relaunch import Relaunched
 
 
 def run(
@@ -72,25 +67,11 @@ def run(
                 )
             return run_on_hosts.run_on_hosts(said, asked, script, profile, bool(dry_run), bool(json))
     options = with_configuration(said, profile, working_directory())
-    back = None
-    if RELAUNCHED in os.environ:
-        from ddplaunch.cli import relaunching
-
-        back = relaunching.claimed(os.environ)
-    launch = partial(_run, options, script, bool(dry_run), bool(json), (hosts["join_timeout"], join_secret), back)
-    if back is None:
-        return launch()
-    relaunching.pause(back, options.relaunch_policy)
-    return relaunching.or_status_before(back, launch)
+    return _run(options, script, bool(dry_run), bool(json), (hosts["join_timeout"], join_secret))
 
 
 def _run(
-    options: Options,
-    script: list[str] | None,
-    dry_run: bool,
-    json: bool,
-    joining: tuple[float | None, str | None],
-    back: Relaunched | None,
+    options: Options, script: list[str] | None, dry_run: bool, json: bool, joining: tuple[float | None, str | None]
 ) -> int:
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ:
@@ -99,7 +80,7 @@ def _run(
         if (status := start_slurm_step(options.nnodes, os.environ, dry_run)) is not None:
             return status
     locks = None if dry_run else GpuLocks()
-    prepared = prepare(options, target, locks=locks, back=back, advice=dry_run)
+    prepared = prepare(options, target, locks=locks, advice=dry_run)
     refusing = errors(prepared.findings)
     if dry_run:
         tell_findings(prepared.findings)
@@ -112,43 +93,35 @@ def _run(
         tell_findings(prepared.findings)
         tell(refusal_text(refusing, Terminal.of(sys.stderr)))
         return ExitStatus.REFUSED
-    _start(prepared, *joining, back)
+    _start(prepared, *joining)
 
 
-def _start(
-    prepared: Prepared, join_timeout: float | None, join_secret: str | None, back: Relaunched | None
-) -> NoReturn:
+def _start(prepared: Prepared, join_timeout: float | None, join_secret: str | None) -> NoReturn:
     """Meet the other nodes if there are any, show and record the launch, and become torchrun.
 
-    Raises RefusedError where nodes are missing or do not fit together, or do not want to launch again after ``back``.
+    Raises RefusedError where nodes are missing or do not fit together.
     """
     launch, timeout_s = prepared.launch, None
     refuse_taken(prepared.base, launch)
-    environment = told = environment_of(launch)
+    environment = environment_of(launch)
     if launch.topology.nnodes.value != 1:
         from ddplaunch.cli.hosts import meet_nodes  # sockets and comparisons, which one node has no need of
 
-        timeout_s = meet_nodes.wanted(launch, join_timeout, again=back is not None)
-    if launch.options.relaunch is not None:
-        from ddplaunch.cli import relaunching  # for the launches that ask for it
-
-        command = (sys.executable, *sys.orig_argv[1:])  # this one, again
-        told = relaunching.with_order(environment, launch, back, command, alone=timeout_s is None)
-    refuse_too_long(launch.argv, told)
+        timeout_s = meet_nodes.wanted(launch, join_timeout)
+    refuse_too_long(launch.argv, environment)
     silent = _speaks_elsewhere(launch)
     if timeout_s is not None:
-        launch = meet_nodes.call_roll(prepared, timeout_s, silent, back.progress if back else None, join_secret)
-    of = back.of if back else None
+        launch = meet_nodes.call_roll(prepared, timeout_s, silent, join_secret)
     held = hold_run(prepared.base, launch)
     held.pass_on()
     findings, base, code = prepared.findings, prepared.base, prepared.code
-    noted = write_record(launch, sys.argv, environment, prepared.facts, findings, base, of, code)
+    noted = write_record(launch, sys.argv, environment, prepared.facts, findings, base, code)
     tell_findings_to_starter(findings)
     if not silent:
         record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
         announce(launch, prepared.findings, prepared.facts, record)
     tell_launch_to_starter(launch.run_id, noted)
-    execute(launch, told, new_token())
+    execute(launch, environment, new_token())
 
 
 def _speaks_elsewhere(launch: Launch) -> bool:

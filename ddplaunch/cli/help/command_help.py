@@ -81,15 +81,6 @@ HELP: dict[str, Help] = {
         ),
         ("nodes", "gpus_per_node", "time", "partition", "account", "mem", "batch_size", "to", "wait", "dry_run"),
     ),
-    "queue": Help(
-        LAUNCH,
-        "Run launches in order, each when there is room for it.",
-        (
-            ("ddplaunch queue add 2 --device cpu -- train.py", "checked now, started in its turn"),
-            ("ddplaunch queue ls", "what waits, runs and has ended; `queue run` works it off"),
-        ),
-        more="Behind `queue add` stands what `run` takes. A launch with `--gpus free:N` starts when N GPUs are idle.",
-    ),
     "doctor": Help(
         LAUNCH,
         "Check this machine; add a launch to check it too.",

@@ -87,7 +87,7 @@ def _take_over(directory: Path, launched: Launched, run_dir: str | None) -> int:
             orphan_s=launched.orphan_s,
         )
         say(f"attached to {name} on {listed([place.host for place in mine.places], 4)}; Ctrl-C ends the run")
-        return stay(mine, links, sessions, None, chosen=False).status
+        return stay(mine, links, sessions, None, chosen=False)
 
 
 def _follow(directory: Path, run_dir: str | None) -> int:

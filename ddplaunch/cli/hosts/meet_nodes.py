@@ -7,10 +7,12 @@ missing.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +20,6 @@ from pathlib import Path
 from ddplaunch import __version__
 from ddplaunch.checks.connectivity import port_taken
 from ddplaunch.cli.prepare import Prepared, checked, ignored
-from ddplaunch.cli.relaunching import ending_by_signals, relaunch_refused, told
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
@@ -26,7 +27,6 @@ from ddplaunch.hosts.roll_call.messages import Hello, Verdict, secrets_of
 from ddplaunch.hosts.session.answers import fingerprint, machine
 from ddplaunch.machine.network import probe_port
 from ddplaunch.planning.launch import Launch, Target
-from ddplaunch.planning.relaunch import RunProgress
 from ddplaunch.script.source import locate
 from ddplaunch.ui.launch_view import RollCallLine
 from ddplaunch.values import codec
@@ -34,17 +34,15 @@ from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 from ddplaunch.values.resolved import value_of
 
 TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
-_AGAIN_S = 2400.0  # after a failure, which other nodes notice when their collectives time out: gloo's after 30 min
 _ID = "--rdzv-id="
 
 
-def wanted(launch: Launch, join_timeout: float | None, again: bool = False) -> float | None:
-    """Return how long to wait for the other nodes, in seconds; None where no roll is called. ``again``: to relaunch.
+def wanted(launch: Launch, join_timeout: float | None) -> float | None:
+    """Return how long to wait for the other nodes, in seconds; None where no roll is called.
 
     It is called where the number of nodes is fixed and their meeting place is node 0's torchrun.
     """
-    usual_s = _AGAIN_S if again else TIMEOUT_S
-    timeout_s = usual_s if join_timeout is None else join_timeout
+    timeout_s = TIMEOUT_S if join_timeout is None else join_timeout
     topology = launch.topology
     several = topology.nnodes.value > 1 and topology.min_nodes == topology.nnodes.value
     if not several or None in (topology.node_rank, topology.master_addr, topology.master_port):
@@ -53,18 +51,30 @@ def wanted(launch: Launch, join_timeout: float | None, again: bool = False) -> f
     return None if own_rendezvous or not timeout_s else timeout_s
 
 
-def call_roll(
-    prepared: Prepared,
-    timeout_s: float,
-    silent: bool,
-    failed: RunProgress | None = None,
-    join_secret: str | None = None,
-) -> Launch:
+@contextmanager
+def ending_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind what waits; 128 + signal is the exit status.
+
+    Others can be told then, and the first process of a container, to which signals do nothing by default, ends at all.
+    """
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def call_roll(prepared: Prepared, timeout_s: float, silent: bool, join_secret: str | None = None) -> Launch:
     """Wait until all nodes are there and agree, and return the launch with a rendezvous id that no older run knows.
 
-    ``silent`` leaves words to node 0, where it speaks to the same reader. ``failed`` is what this node knows of the
-    run before, if this is a relaunch, ``join_secret`` the file of that flag. Raises RefusedError with what every node
-    is told, UsageError for such a file, SystemExit after SIGTERM or SIGHUP.
+    ``silent`` leaves words to node 0, where it speaks to the same reader. ``join_secret`` is the file of that flag.
+    Raises RefusedError with what every node is told, UsageError for such a file, SystemExit after SIGTERM or SIGHUP.
     """
     launch = prepared.launch
     topology = launch.topology
@@ -77,7 +87,7 @@ def call_roll(
         known=_slurm_hosts(os.environ, topology.nnodes.value),
         secrets=secrets_of(os.environ, join_secret, topology.node_rank.source.kind),
     )
-    hello = _hello(prepared, failed)
+    hello = _hello(prepared)
     progress = RollCallLine(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
     show = (lambda status: None) if silent else progress.show
     with ending_by_signals():
@@ -95,8 +105,6 @@ def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) 
     options, target = prepared.launch.options, prepared.launch.target
 
     def compare(joined: Mapping[int, Hello], clocks: Mapping[int, tuple[float, float]]) -> tuple[Finding, ...]:
-        if refused := relaunch_refused(joined, options.relaunch_policy):
-            return (refused,)
         if not checked(options):
             return ()
         files = [path for path, _ in prepared.code if rules.name_digest(path) in me.sources]
@@ -144,17 +152,15 @@ def _rendezvous_id(launch: Launch) -> str:
     return next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
 
 
-def _hello(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
+def _hello(prepared: Prepared) -> Hello:
     """Return what this node says of itself."""
     launch = prepared.launch
     topology, target = launch.topology, launch.target
     assert topology.node_rank
-    policy = launch.options.relaunch_policy
     words = {
         "--nnodes": str(topology.nnodes.value),
         "NPROC": topology.each,
         "--max-restarts": str(value_of(launch.options.max_restarts, 0)),
-        "--relaunch": str(policy.times if policy else 0),
         "--device": launch.device.value,
         "--run-id": value_of(launch.options.run_id, ""),
         "script": _name(target),
@@ -173,7 +179,6 @@ def _hello(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
         arguments=sha256(arguments).hexdigest(),
         facts=codec.to_json(rules.told(prepared.facts)),
         script=_script(target),
-        failed=None if failed is None else told(failed),
         sources=rules.told_sources(prepared.code),
     )
 

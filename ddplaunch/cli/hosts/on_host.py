@@ -36,19 +36,13 @@ def on_host(order: dict[str, Any]) -> int:
     environment = environment_of(prepared.launch)
     if SETTINGS in environment:  # the launcher has the last word
         environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True, others="").to_json()
-    told = environment
-    if options.relaunch is not None:  # the launcher decides, from what this host leaves in the record
-        from ddplaunch.cli.relaunching import with_order
-
-        told = with_order(environment, prepared.launch, None, (), alone=True)
-    refuse_too_long(prepared.launch.argv, told)
-    of = order.get("relaunch_of")
+    refuse_too_long(prepared.launch.argv, environment)
     directory, marker = prepared.base / "runs" / prepared.launch.run_id, order.get("marker")
     shared = marker is not None and (directory / marker).exists()
     hold_run(prepared.base, prepared.launch, "host", shared=shared).pass_on()
     findings, base, code = prepared.findings, prepared.base, prepared.code
-    write_record(prepared.launch, order["argv"], environment, prepared.facts, findings, base, of, code)
-    execute(prepared.launch, told, order["token"])
+    write_record(prepared.launch, order["argv"], environment, prepared.facts, findings, base, code)
+    execute(prepared.launch, environment, order["token"])
 
 
 def main(descriptor: int) -> int:

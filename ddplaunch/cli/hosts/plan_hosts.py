@@ -163,12 +163,11 @@ def plan(
     options: Options,
     target: Target,
     asked: AskedHosts,
-    relaunch: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> Planned:
     """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet.
 
-    ``relaunch`` counts how many times this was launched before; ``without`` are comparisons that `--sync` settles.
+    ``without`` are comparisons that `--sync` settles.
     """
     script = script_report(options, target, Path.cwd(), gathered.reports[0].facts)
     across: tuple[CheckOutcome, ...] = ()
@@ -184,7 +183,7 @@ def plan(
     meeting = meeting_of(links, gathered, options)
     if not isinstance(meeting, Meeting):
         raise RefusedError(*meeting)
-    run_id = run_id_of(options, relaunch)
+    run_id = run_id_of(options)
     parts, launches = [], []
     found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
     for node, (host, report) in enumerate(zip(hosts, gathered.reports, strict=True)):
@@ -289,18 +288,14 @@ def _plan_host(
     return resolve(options, target, situation)
 
 
-class HostsMissingError(RefusedError):
-    """Not enough hosts answered; they may do so later."""
-
-
 def answering(hosts: tuple[Host, ...], gathered: Gathered, enough: int) -> tuple[tuple[Host, ...], tuple[Finding, ...]]:
-    """Return the hosts that answered, and a warning for each other one. Raises HostsMissingError for too few."""
+    """Return the hosts that answered, and a warning for each other one. Raises RefusedError for too few."""
     names = {report.name for report in gathered.reports}
     there = tuple(host for host in hosts if host.name in names)
     if len(there) == len(hosts):
         return there, ()
     if len(there) < enough:
-        raise HostsMissingError(*once(by_host(gathered.missing), len(hosts)))
+        raise RefusedError(*once(by_host(gathered.missing), len(hosts)))
     return there, tuple(
         warning(
             "host-left-out",

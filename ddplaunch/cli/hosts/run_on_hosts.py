@@ -1,6 +1,6 @@
 """``run --hosts``: gathers facts, checks, launches and watches over ssh; the one command that stays until the end.
 
-Nothing is started unless every host answered and no check objects. A launch that failed may be followed by another.
+Nothing is started unless every host answered and no check objects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from ddplaunch.cli.hosts.plan_hosts import (
     SYNCED_AFTER,
     SYNCED_BEFORE,
     AskedHosts,
-    HostsMissingError,
     Planned,
     answering,
     facts_of,
@@ -32,7 +31,6 @@ from ddplaunch.cli.hosts.plan_hosts import (
     synced,
 )
 from ddplaunch.cli.prepare import errors, record_directory
-from ddplaunch.cli.relaunching import ending_by_signals
 from ddplaunch.cli.streams import (
     answer,
     answer_json,
@@ -46,35 +44,28 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
-from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.hosts_plan import HostReport, named, options_json, sized
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
-from ddplaunch.planning.relaunch import RelaunchPolicy, RunProgress, pause_s
-from ddplaunch.planning.relaunch import decide as decide_relaunch
 from ddplaunch.records.directory import path_text, runs_directory
-from ddplaunch.records.first_failure import TIME_LIMIT
 from ddplaunch.records.hosts_record import Pieces, without_skew, write_for_all
-from ddplaunch.records.launchers import Launched, Place, holding, launched_by_me, still_holding
+from ddplaunch.records.launchers import Launched, Place, holding, launched_by_me
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.own.run_lock import hold_run
 from ddplaunch.records.write import write_record
-from ddplaunch.ui.outcome_view import not_relaunched_text, outcome_text, relaunching_text
+from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.plan_view import plan_json, plan_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal, wrap
-from ddplaunch.values import codec
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus, RefusedError
-from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import count, duration_text, numbers_text
 
 _GRACE_S = 30.0
-_ENDS_ITSELF_S = 5.0  # after its grace, a host that was lost has ended what ran there
 _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
@@ -107,24 +98,20 @@ def run_on_hosts(
         if not dry_run:
             tell(copied_text(copied))
     settled = frozenset() if not asked.sync else SYNCED_BEFORE if dry_run else SYNCED_AFTER
-
-    def launch(again: Again) -> LaunchEnd:
-        begun_s = time.time()
-        with Links() as links:
-            gathered = facts_of(links, hosts, asked, options, target)
-            there, left_out = answering(hosts, gathered, enough)
-            mine = sized(replace(options, nnodes=None), [host.name for host in there], [host.slots for host in there])
-            planned = plan(links, there, gathered, mine, target, asked, again.number, settled)
-            planned = replace(planned, findings=(*left_out, *planned.findings))
-            if refusing := errors(planned.findings):
-                tell_findings(planned.findings)
-                tell(refusal_text(refusing, Terminal.of(sys.stderr)))
-                return LaunchEnd(ExitStatus.REFUSED)
-            if dry_run:
-                return LaunchEnd(_print(gathered, planned, json, copied, plan_only))
-            return _launch(links, gathered, planned, required(script), (begun_s, asked.orphan_grace or 0.0), again)
-
-    return until_done(launch, None if dry_run else options.relaunch_policy)
+    begun_s = time.time()
+    with Links() as links:
+        gathered = facts_of(links, hosts, asked, options, target)
+        there, left_out = answering(hosts, gathered, enough)
+        mine = sized(replace(options, nnodes=None), [host.name for host in there], [host.slots for host in there])
+        planned = plan(links, there, gathered, mine, target, asked, settled)
+        planned = replace(planned, findings=(*left_out, *planned.findings))
+        if refusing := errors(planned.findings):
+            tell_findings(planned.findings)
+            tell(refusal_text(refusing, Terminal.of(sys.stderr)))
+            return ExitStatus.REFUSED
+        if dry_run:
+            return _print(gathered, planned, json, copied, plan_only)
+        return _launch(links, gathered, planned, required(script), begun_s, asked.orphan_grace or 0.0)
 
 
 def copied_text(copied: Mapping[str, Mapping[str, str]]) -> str:
@@ -180,24 +167,22 @@ def _plans_text(gathered: Gathered, planned: Planned) -> str:
 
 
 def _launch(
-    links: Links, gathered: Gathered, planned: Planned, script: list[str], times_s: tuple[float, float], again: Again
-) -> LaunchEnd:
-    begun_s, orphan_s = times_s
+    links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float, orphan_s: float
+) -> int:
     first = planned.launches[0]
-    notes = (f"relaunch {again.number}, because {again.of} failed",) if again.of is not None else ()
     names, facts = tuple(report.name for report in gathered.reports), gathered.reports[0].facts
-    first = replace(first, notes=(*notes, f"hosts: {named(names)}", *first.notes))
+    first = replace(first, notes=(f"hosts: {named(names)}", *first.notes))
     base = runs_directory(os.environ, value_of(first.options.run_dir, None), Path.cwd())
     directory = record_directory(base, first.run_id)
     held, token = hold_run(base, first, "launcher"), new_token()
-    noted = write_record(first, sys.argv, dict(os.environ), facts, planned.findings, base, again.of)
+    noted = write_record(first, sys.argv, dict(os.environ), facts, planned.findings, base)
     marker = _mark(directory)
     tell_findings_to_starter(planned.findings)
     record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
     announce(of_all(first), planned.findings, facts, record)
     tell_launch_to_starter(first.run_id, noted)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
-    typed = {"script": script, "argv": hide_words(sys.argv), "relaunch_of": again.of, "marker": marker, "token": token}
+    typed = {"script": script, "argv": hide_words(sys.argv), "marker": marker, "token": token}
     orders = [
         {**_order(launch, mine, report, typed, grace_s), "orphan_s": orphan_s}
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
@@ -217,8 +202,9 @@ def _launch(
 
 def stay(
     launched: Launched, links: Links, hosts: Sequence[Link], orders: Sequence[dict[str, Any]] | None, chosen: bool
-) -> LaunchEnd:
-    """Be the launcher of a run until it has ended on all hosts; ``orders`` are None where it runs there.
+) -> int:
+    """Be the launcher of a run until it has ended on all hosts, and return its exit status; ``orders`` are None where
+    it runs there.
 
     ``chosen`` is whether `--show` says whose output is shown.
     """
@@ -233,13 +219,11 @@ def stay(
                 f"all hosts were lost; what runs there goes on for {duration_text(launched.orphan_s)}, and "
                 f"`ddplaunch attach {launched.run_id}` takes it over"
             )
-            return LaunchEnd(ExitStatus.FINDINGS, launched.run_id)
+            return ExitStatus.FINDINGS
         pieces.unpack()
         if launched.marker is not None:
             (directory / launched.marker).unlink(missing_ok=True)
-        ended = _conclude(launched, ends, running.interrupted)
-        lost = any(end.lost is not None for end in ends)
-        return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0, directory=directory)
+        return _conclude(launched, ends, running.interrupted)
 
 
 def of_all(first: Launch) -> Launch:
@@ -285,8 +269,8 @@ def _order(
     }
 
 
-def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | None) -> LaunchEnd:
-    """Find out where it began, write one outcome for all, and say it."""
+def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | None) -> int:
+    """Find out where it began, write one outcome for all, say it, and return its exit status."""
     directory, run_id, begun_s = launched.directory, launched.run_id, launched.begun_s
     outcomes: dict[int, RunOutcome] = {}
     for end, place in zip(ends, launched.places, strict=True):
@@ -306,79 +290,4 @@ def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | 
             unrecorded=problem or ("; ".join(outcome.notes) or None),
         )
     )
-    return LaunchEnd(outcome.exit_status, run_id, progress_of(directory, outcome, outcomes, interrupted))
-
-
-@dataclass(frozen=True)
-class Again:
-    """The ``number``-th relaunch, 0 for the first launch; ``of`` is the run before."""
-
-    number: int = 0
-    of: str | None = None
-
-
-@dataclass(frozen=True)
-class LaunchEnd:
-    """How a launch ended. ``progress`` is what its nodes know where it failed, None where no other is to follow.
-
-    ``pause_s`` is how long hosts that were lost may need to end what runs there, ``directory`` the run's record.
-    """
-
-    status: int
-    run_id: str | None = None
-    progress: tuple[RunProgress, ...] | None = None
-    pause_s: float = 0.0
-    directory: Path | None = None
-
-
-def until_done(launch: Callable[[Again], LaunchEnd], policy: RelaunchPolicy | None) -> int:
-    """Launch, and again as ``policy`` says; return the exit status of the last launch that was not refused.
-
-    Raises RefusedError where the first one is. A relaunch for which hosts are missing counts, and the next one waits
-    longer: they may be starting.
-    """
-    ended = launch(Again())
-    number = 0
-    while policy is not None and ended.progress is not None:
-        number += 1
-        decision = decide_relaunch(ended.progress, policy, number)
-        if not decision.again:
-            tell(not_relaunched_text(decision, policy, Terminal.of(sys.stderr).width))
-            break
-        tell(relaunching_text(decision, policy, number, Terminal.of(sys.stderr).width, ended.pause_s))
-        with still_holding(ended.directory), ending_by_signals():
-            time.sleep(max(pause_s(policy, number), ended.pause_s))
-        try:
-            following = launch(Again(number, ended.run_id))
-        except RefusedError as refused:
-            tell_findings(refused.findings)
-            say("nothing was launched")
-            if isinstance(refused, HostsMissingError):
-                ended = replace(ended, pause_s=0.0)
-                continue
-            break
-        if following.run_id is None and following.status == ExitStatus.REFUSED:
-            break
-        ended = following
-    return ended.status
-
-
-def progress_of(
-    directory: Path, whole: RunOutcome, outcomes: Mapping[int, RunOutcome], interrupted: int | None
-) -> tuple[RunProgress, ...] | None:
-    """Return what the nodes of a run that failed know; None where it did not, or where a user or `--timeout` ended it.
-
-    ``whole`` is the outcome of all, ``outcomes`` are those by node; a host that was lost has none.
-    """
-    limited = whole.diagnosis is not None and whole.diagnosis.code == TIME_LIMIT
-    if interrupted is not None or limited or whole.state not in ("failed", "killed"):
-        return None
-    return tuple(_told(directory, node, outcome) for node, outcome in outcomes.items())
-
-
-def _told(directory: Path, node: int, outcome: RunOutcome) -> RunProgress:
-    try:
-        noted = codec.from_json(read_plain(directory / f"node-{node}" / "relaunch.json").decode(), RunProgress)
-    except (OSError, ValueError):
-        noted = RunProgress()
-    return replace(noted, lived_s=outcome.lived_s)
+    return outcome.exit_status

@@ -26,7 +26,7 @@ from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import JOIN_SECRET
 
-PROTOCOL = 3  # also where a word of ``Hello.launch`` is added or goes away
+PROTOCOL = 4  # also where a word of ``Hello.launch`` is added or goes away
 LONGEST_LINE = 1 << 16  # bytes; a hello has some 2,000 for a host with eight GPUs
 _GREETING = "ddplaunch roll call"
 _TEXT_CHARS = 300
@@ -58,8 +58,8 @@ class Hello:
     ``launch`` holds words that must be alike on all nodes, by the flag that sets them; an empty one is not compared.
     ``arguments`` is a digest of the script's, ``script`` one of its source. ``facts`` are the versions as JSON of
     ``Facts``, ``machine`` is alike for all processes of one machine and unlike for two machines. ``started_s`` and
-    ``clock_s`` (when it spoke) are this node's epoch seconds. ``failed`` is what it knows of the run that this one is
-    to follow, None where it follows none. ``sources`` are the script's own files, digests of names and texts.
+    ``clock_s`` (when it spoke) are this node's epoch seconds. ``sources`` are the script's own files, digests of names
+    and texts.
     """
 
     node_rank: int
@@ -74,7 +74,6 @@ class Hello:
     facts: str
     script: str | None = None
     protocol: int = PROTOCOL
-    failed: dict[str, Any] | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -240,7 +240,7 @@ def _not_yours(problem: NotOursError) -> RefusedError:
     return RefusedError(not_yours(problem, f"`--run-dir {own}`, or for every command `export DDPLAUNCH_DIR={own}`"))
 
 
-_OF_A_NODE = ("launcher.err", "processes.json", "observed.json", "outcome.json", "metrics.jsonl", "relaunch.json")
+_OF_A_NODE = ("launcher.err", "processes.json", "observed.json", "outcome.json", "metrics.jsonl")
 _OF_ALL = ("outcome.json",)
 _OF_A_LAUNCH = ("run.json", "launcher.json")
 
