@@ -7,19 +7,16 @@ launch is read; the seconds that this takes are left out of ``wall``.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import resource
 import selectors
 import socket
-import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.launchers import Launcher
 from ddplaunch.agent.warm.kernel import adopt_orphans
@@ -28,7 +25,6 @@ RANK = str(Path(__file__).with_name("launch_rank.py"))
 DEADLINE_S = 180
 FIGURES = ("first line", "torch", "ready", "wall", "end", "cpu", "pss_mib")
 Figures = dict[str, float]
-_OURS_END = "start the ranks"  # the phase in which torchrun's process hands over to its ranks
 _TRIES = 3  # torch aborts now and then when an interpreter ends (status 134); what then was measured means nothing
 
 
@@ -163,23 +159,3 @@ def cpu_s() -> float:
     """Return the CPU seconds of all that were waited for: tells more than wall time on a busy machine."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def phases(launcher: Launcher, ranks: int, environ: Mapping[str, str], times: int) -> dict[str, float]:
-    """Return the median seconds of each phase of ddplaunch's launch until its ranks have met, by ``--trace``."""
-    seen: list[dict[str, float]] = []
-    for _ in range(times):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "trace.json")
-            offset, began = time.time() - time.monotonic(), time.monotonic()
-            figures = measure(launcher, ranks, environ, ("--trace", str(path)))
-            trace: dict[str, Any] = json.loads(path.read_text())
-        ranks_s = next(each["began_s"] for each in trace["phases"] if each["phase"] == _OURS_END) - offset - began
-        taken = {}
-        for each in itertools.takewhile(lambda each: each["phase"] != _OURS_END, trace["phases"]):
-            taken[each["phase"]] = each["ended_s"] - each["began_s"]
-        taken["start the ranks, until the first line of all"] = figures["first line"] - ranks_s
-        taken["import torch, in the ranks"] = figures["torch"] - figures["first line"]
-        taken["process group and all-reduce"] = figures["ready"] - figures["torch"]
-        seen.append(taken)
-    return {name: statistics.median(each[name] for each in seen) for name in seen[0]}

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.launchers import COLD, TORCHRUN, WARM, Launcher
-from benchmarks.launches import FIGURES, measure, phases
+from benchmarks.launches import FIGURES, measure
 from benchmarks.timing import Command, once
 
 READY_MAX, MEMORY_MAX, END_MAX = {2: 0.50, 8: 0.22}, 0.25, 0.5
 FURTHER_RANK_MAX_S = 0.040
 FLOOR = "python -c 'import torch.distributed.run'"
-_PHASES_TIMES = 3
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class Launches:
     taken: dict[int, dict[str, dict[str, list[float]]]]
     missing: dict[str, str]
     floor: list[float]
-    phases: dict[int, dict[str, float]]
 
     def ratio(self, ranks: int, figure: str, name: str, to: str = TORCHRUN) -> float:
         """Return the median over rounds of ``name``'s figure / that of ``to``."""
@@ -80,9 +78,7 @@ def measure_launches(
                 if ranks >= way.least:
                     for figure, value in measure(way, ranks, environ).items():
                         taken[ranks][way.name][figure].append(value)
-    warm = next(way for way in here if way.name == WARM)
-    traced = {ranks: phases(warm, ranks, environ, _PHASES_TIMES) for ranks in counts if ranks in READY_MAX}
-    return Launches(taken, {way.name: way.missing for way in ways if way.missing is not None}, floor, traced)
+    return Launches(taken, {way.name: way.missing for way in ways if way.missing is not None}, floor)
 
 
 def judge_launches(launches: Launches) -> list[Target]:
@@ -106,7 +102,7 @@ def judge_launches(launches: Launches) -> list[Target]:
 
 
 def launches_text(launches: Launches) -> list[str]:
-    """Return lines of Markdown: a table for each number of ranks, the floor, and where a warm start's time goes."""
+    """Return lines of Markdown: a table for each number of ranks, the floor, and how near to it a warm start is."""
     lines = [
         "Launches of a script that does one gloo all-reduce and ends; medians, ratios to torchrun in the same round.",
         "`ready`: the last rank has finished its all-reduce. `wall`: the prompt is back. `end`: from the end of the",
@@ -128,20 +124,13 @@ def launches_text(launches: Launches) -> list[str]:
             lines.append(f"| `{name}` | {why} | | | | |")
     floor = statistics.median(launches.floor)
     lines += ["", f"The floor, `{FLOOR}` until it is imported: {floor:.2f} s."]
-    lines += _shares(launches, floor)
+    for ranks in sorted(launches.taken):
+        if ranks in READY_MAX:
+            ready = statistics.median(launches.taken[ranks][WARM]["ready"])
+            lines += ["", f"Warm with {ranks} ranks: ready after {ready / floor:.2f} times the floor."]
     return lines
 
 
 def _cell(launches: Launches, ranks: int, figure: str, name: str, values: list[float], shape: str = "{:.2f} s") -> str:
     text = shape.format(statistics.median(values))
     return text if name == TORCHRUN else f"{text} ({launches.ratio(ranks, figure, name):.2f})"
-
-
-def _shares(launches: Launches, floor: float) -> list[str]:
-    lines = []
-    for ranks, taken in sorted(launches.phases.items()):
-        ready = statistics.median(launches.taken[ranks][WARM]["ready"])
-        lines += ["", f"Warm with {ranks} ranks: ready after {ready / floor:.2f} times the floor.", ""]
-        lines += ["| phase of a warm start | |", "|---|---|"]
-        lines += [f"| {name} | {seconds * 1000:.0f} ms |" for name, seconds in taken.items()]
-    return lines

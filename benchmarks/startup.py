@@ -224,7 +224,6 @@ def write(measured: Measured, text: str) -> None:
         },
         "missing": launches.missing,
         "floor": _rounded(launches.floor),
-        "phases_of_warm": launches.phases,
         "targets": [
             {"name": each.name, "measured": round(each.measured, 4), "most": each.most, "kept": each.kept}
             for each in measured.targets

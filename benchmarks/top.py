@@ -1,8 +1,8 @@
-"""What watching and recording a run costs, in CPU time at a sample a second: ``python -m benchmarks.top``.
+"""What watching a run costs, in CPU time at a sample a second: ``python -m benchmarks.top``.
 
 A real launch of 8 ranks, each with 4 children, 16 threads and a bar that moves 20 times a second, among further idle
-processes; then the CPU time of `top` on a terminal of 120 by 40, of `top --json` into a pipe, and of the recorder of
-`run --record-metrics`, after their start. Prints a table and writes benchmarks/results/top.json and top.md. With
+processes; then the CPU time of `top` on a terminal of 120 by 40, and of `top --json` into a pipe, after their
+start. Prints a table and writes benchmarks/results/top.json and top.md. With
 ``--check`` a missed target is exit status 1. There is no GPU in it: what NVML costs comes on top of this.
 """
 
@@ -26,7 +26,6 @@ from pathlib import Path
 
 from benchmarks.publishing import parser, publish
 from benchmarks.timing import busy, machine
-from ddplaunch.machine.processes.process_table import process_table
 
 PROGRAM = str(Path(sys.executable).parent / "ddplaunch")
 RANKS, IDLE, TARGET_PERCENT, START_S = 8, 300, 2.0, 4.0
@@ -116,16 +115,16 @@ def _read_all(descriptor: int) -> None:
 def measure(span_s: float, folder: Path) -> list[Result]:
     """Launch, watch, and measure."""
     (folder / "train.py").write_text(RANK)
-    run = [PROGRAM, "run", str(RANKS), "--device", "cpu", "--run-id", "benchmark-top", "--record-metrics", "--"]
+    run = [PROGRAM, "run", str(RANKS), "--device", "cpu", "--run-id", "benchmark-top", "--"]
     with idle_processes(IDLE), (folder / "log").open("wb") as log:
         launch = subprocess.Popen([*run, "train.py", str(span_s + 40)], cwd=folder, stdout=log, stderr=log)
-        recorder = _recorder(launch.pid)
+        _until_it_runs(folder)
         seen = on_a_terminal([PROGRAM, "top", "benchmark-top"], folder)
         with (folder / "seen").open("wb") as out:
             piped = subprocess.Popen([PROGRAM, "top", "benchmark-top", "--json"], cwd=folder, stdout=out)
         try:
             time.sleep(START_S)
-            pids = {"`top`, terminal": seen, "`top --json`": piped.pid, "`run --record-metrics`": recorder}
+            pids = {"`top`, terminal": seen, "`top --json`": piped.pid}
             results = measured(pids, span_s)
             ranks = json.loads((folder / "seen").read_text().splitlines()[-1])["ranks"]
             if sum("step_rate" in each and each.get("workers") == 4 for each in ranks) != RANKS:
@@ -140,18 +139,14 @@ def measure(span_s: float, folder: Path) -> list[Result]:
             launch.wait()
 
 
-def _recorder(launcher: int) -> int:
-    """Wait for the recorder of this launch, which comes when all ranks run."""
+def _until_it_runs(folder: Path) -> None:
+    """Wait until all ranks of the launch run, which its record says."""
+    table = folder / ".ddplaunch" / "runs" / "benchmark-top" / "node-0" / "processes.json"
     end = time.monotonic() + 60
-    while time.monotonic() < end:
-        table = process_table()
-        for process in table.values():
-            parent = table.get(process.parent)
-            ours = parent is not None and parent.parent == launcher
-            if ours and any("ddplaunch.watch.recording" in word for word in process.command):
-                return process.pid
+    while not table.exists():
+        if time.monotonic() > end:
+            raise RuntimeError("the launch did not come up")
         time.sleep(0.2)
-    raise RuntimeError("the launch did not come up")
 
 
 def report(results: list[Result], span_s: float, others: float) -> str:
@@ -160,7 +155,7 @@ def report(results: list[Result], span_s: float, others: float) -> str:
     wrong = [each.name for each in results if each.cpu_percent > TARGET_PERCENT]
     return "\n".join(
         [
-            "# Watching and recording",
+            "# Watching",
             "",
             f"{about['processor']}; system {about['system']}; Python {about['Python']}; "
             f"ddplaunch {about['ddplaunch']}.",

@@ -11,7 +11,7 @@ from pathlib import Path
 import ddplaunch
 
 ROOT = Path(ddplaunch.__file__).parent
-MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER, MOST_LINES = 16, 291, 90, 600
+MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER, MOST_LINES = 16, 290, 90, 600
 
 
 @cache

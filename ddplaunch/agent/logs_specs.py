@@ -21,7 +21,6 @@ from ddplaunch.agent.plugin.outlets import drain, path_of, read_console
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
-from ddplaunch.agent.plugin.trace import Trace, file_of
 from ddplaunch.agent.rank_site import breakpoints, taking_part
 from ddplaunch.agent.torch_names import ON_SIGNAL, unknown_names
 from ddplaunch.agent.torch_patches import (
@@ -57,11 +56,9 @@ class CapturedLogs(api.LogsSpecs):
         self._template: Template | None = None
         self._pause = Pause()
         self._console = 2
-        self._trace = Trace(Settings(), {})
         self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
         try:
             settings = _settings()
-            self._trace = Trace(settings, os.environ)
             _tell_of_an_unknown_torch()
             self._template = self._prepared(settings)  # first: ranks share whatever this process has done before
             self._open(settings)
@@ -76,7 +73,6 @@ class CapturedLogs(api.LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> Any:
         """Return where each local rank's stdout and stderr go in the attempt that is about to start."""
         session = self._session
-        self._trace.begins("start the ranks")
         if self._signals is not None:
             self._signals.ranks_start()
         if session is not None and session.alive:
@@ -96,7 +92,6 @@ class CapturedLogs(api.LogsSpecs):
                     self._console = os.dup(2)
                     cpus.bind()
                 return None
-            self._trace.begins("fork the template")
             from ddplaunch.agent.warm.template import prepare
 
             template = prepare(settings.preload, self._say, cpus)
@@ -110,17 +105,14 @@ class CapturedLogs(api.LogsSpecs):
         _warn(line, self._console)
 
     def _close(self) -> None:
-        self._trace.begins("end")
         if self._template is not None:
             self._template.close()
 
     def _closed(self) -> None:
         if self._template is not None:
             self._template.end()
-        self._trace.write()
 
     def _open(self, settings: Settings) -> None:
-        self._trace.begins("start the guard")
         signals = Signals()
         try:
             self._guarded(settings, signals)
@@ -159,7 +151,6 @@ class CapturedLogs(api.LogsSpecs):
         spare_children_of_ranks()
         if settings.tolerate_exit_aborts and not tolerate_exit_aborts(ended_well):
             self._say("`--tolerate-exit-aborts` without effect: this torch starts ranks in a way unknown to ddplaunch")
-        self._trace.begins("rendezvous")
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:
         local_ranks = sorted(envs)
@@ -175,14 +166,12 @@ class CapturedLogs(api.LogsSpecs):
             shown_alone = session.settings.shows_alone(rank)
             envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
-            marks = str(file_of(directory, rank)) if directory and session.settings.trace else None
             note = str(note_path(directory, rank)) if directory and session.settings.observe else None
             phases = f"{directory}/rank-{rank}.phases.jsonl" if directory and session.settings.phases else None
             settings = session.settings
             inside = taking_part(
                 os.environ,
                 stacks=settings.stacks,
-                marks=marks,
                 note=note,
                 phases=phases,
                 memory_bytes=settings.memory_bytes,
@@ -195,7 +184,6 @@ class CapturedLogs(api.LogsSpecs):
         return logs_destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:
-        self._trace.begins("script")
         self._pause.watch(pids.values())
         if self._session is not None and self._signals is not None:
             if self._ending is not None:

@@ -170,14 +170,6 @@ PARSE_ARGS = TorchName(
     "as if ranks may start again, and nothing leads their `sys.path`",
     ("args",),
 )
-FLIGHT_RECORDER = TorchName(
-    "torch._C._distributed_c10d",
-    "_dump_fr_trace_json",
-    _SINCE_2_8,
-    "knows when the first collective of a rank was called; `rank_site/ddplaunch_marks.py` asks it, in the rank",
-    "the trace has no part for the time until then",
-    in_torchrun=False,
-)
 ENGINE = TorchName(
     "torch.autograd.variable",
     "Variable._execution_engine",

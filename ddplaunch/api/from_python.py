@@ -86,8 +86,6 @@ class RunOptions(TypedDict, total=False):
     stacks: bool | None
     observe: bool | None
     phases: bool | None
-    trace: Word | None
-    record_metrics: bool | None
     profile: Word | None
     hosts: Word | Sequence[object] | None
     hostfile: Word | None

@@ -258,8 +258,6 @@ run-not-found: No run of that name is recorded here
     Remedy: `ddplaunch ps --all`.
 no-output-recorded: The run has no output of that rank
     It has other ranks, or was started with `--no-capture`.
-no-metrics-recorded: The run has no recorded metrics
-    Only runs that were started with `--record-metrics` have them.
 not-permitted: Processes of the run belong to another user
     Only their owner and root may end them.
 other-hosts: The run has processes on other hosts

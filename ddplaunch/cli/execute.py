@@ -19,7 +19,7 @@ from ddplaunch.ui.launch_view import launch_line, launch_panel
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import value_of
-from ddplaunch.values.variable_names import EXECUTED, LAUNCH, SETTINGS, TYPED, own_command
+from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED, own_command
 
 if TYPE_CHECKING:
     import subprocess
@@ -97,8 +97,6 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
             stream.flush()
     if SETTINGS in environment:
         environment[TYPED] = str(_TYPED_S)
-    if launch.options.trace is not None and SETTINGS in environment:
-        environment[EXECUTED] = str(time.time())
     if quiet:
         environment.update(quiet)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is told what to do, a moment later

@@ -165,7 +165,6 @@ OWN: dict[str, tuple[Flag, ...]] = {
         *TRIALS["scale"],
         Flag("resume", "switch", _TRIALS, "Take what the same command has measured before, and do the rest."),
         *HOSTS,
-        Flag("plot", "text", _OUTPUT, "Draw speed-up and phases into an SVG file.", "FILE"),
         Flag("json", "switch", _OUTPUT, "Everything as JSON."),
     ),
     "fit": (
@@ -222,7 +221,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
     ),
     "top": (
         _LIVE_RUN,
-        Flag("interval", "duration", "", "Time between samples: 1, 5s [1; with --replay 0.1].", "TIME"),
+        Flag("interval", "duration", "", "Time between samples: 1, 5s [1].", "TIME"),
         Flag("count", "text", "", "Stop after N samples [when the run ends].", "N"),
         Flag(
             "metric",
@@ -231,8 +230,6 @@ OWN: dict[str, tuple[Flag, ...]] = {
             r"Regex for the step in the output, or a group called rate or loss: 'seen (\d+)' [step, iter, tqdm; loss].",
             "PATTERN",
         ),
-        Flag("replay", "switch", "", "Show what `run --record-metrics` recorded."),
-        Flag("plot", "text", "", "Draw what was recorded into an SVG file.", "FILE"),
         Flag("json", "switch", "", "Every sample as a line of JSON."),
         _RUN_DIR,
     ),
@@ -251,7 +248,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
             "targets",
             "arguments",
             "",
-            "A run, two to compare, log files, - for stdin, or a code [the newest run].",
+            "A run, log files, - for stdin, or a code [the newest run].",
             "RUN|FILE|CODE",
             offers="runs and codes",
         ),

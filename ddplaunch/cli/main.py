@@ -122,7 +122,7 @@ def dispatch(words: list[str]) -> int:
 
 def _what_is_done(command: str, values: dict[str, Any]) -> str:
     """Return the command, with the flag that makes something else of it on systems that are not Linux."""
-    flags = {"doctor": ("list_checks",), "top": ("replay", "plot"), "plan": ("hosts", "hostfile")}.get(command, ())
+    flags = {"doctor": ("list_checks",), "plan": ("hosts", "hostfile")}.get(command, ())
     special = next((name for name in flags if values.get(name)), None)
     return command if special is None else f"{command} --{'hosts' if command == 'plan' else special}"
 

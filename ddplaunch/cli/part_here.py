@@ -141,7 +141,7 @@ def stacks(part: Part) -> None:
 def samples(part: Part) -> None:
     """Send a sample of the ranks here every ``interval_s`` seconds, until they have ended."""
     from ddplaunch.watch.live_samples import WatchedRun
-    from ddplaunch.watch.recording import sample_json
+    from ddplaunch.watch.samples import sample_json
     from ddplaunch.watch.step_rate import Steps, metric_pattern
 
     run = next(part.runs(), None)

@@ -106,19 +106,14 @@ def launched_from_here(alive: Sequence[RunProcesses], run: str | None, run_dir: 
     return near[0] if len(near) == 1 and all(each.run_id in own for each in here) else None
 
 
-def not_here(
-    alive: Sequence[RunProcesses], run: str | None, run_dir: str | None, command: str, recorded: Path | None = None
-) -> str:
-    """Return that no such run runs here.
+def not_here(alive: Sequence[RunProcesses], run: str | None, run_dir: str | None, command: str) -> str:
+    """Return that no such run runs here; ``alive`` are the runs of this host.
 
-    ``alive`` are the runs of this host. ``recorded`` is the directory of the run whose metrics `--replay` would show.
     Raises UsageError for a name that no run has.
     """
-    hint = f"; `ddplaunch {command} {recorded.name} --replay` shows what was recorded" if recorded else ""
     if run is None:
-        return f"{none_here(alive, command)}{hint}"
-    name = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name
-    return f"{name} does not run on this host{hint}"
+        return none_here(alive, command)
+    return f"{find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name} does not run on this host"
 
 
 def other_hosts(directory: Path) -> list[str]:

@@ -275,12 +275,6 @@ class Options:
     phases: Resolved[bool] | None = _switch(
         SHOWING, "Measure where each step's time goes: data, forward, backward, communication, optimizer.", "switch"
     )
-    trace: Resolved[str] | None = _flag(
-        SHOWING, "Write how long each phase of the launch took: FILE.svg or FILE.json.", "FILE"
-    )
-    record_metrics: Resolved[bool] | None = _switch(
-        SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`.", "switch"
-    )
 
     #: Those of several learning rates that have a name: what ``--base-lr`` and ``--lr`` say beside a plain number.
     named_base_lr: tuple[Resolved[tuple[str, float]], ...] = ()

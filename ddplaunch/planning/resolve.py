@@ -302,8 +302,8 @@ def _others(options: Options, topology: Topology) -> str:
 
 #: Settings of the plug-in that are options of the same name.
 _AS_SAID = (
-    *("verbose", "grace_s", "max_restarts", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "record_metrics"),
-    *("trace", "observe", "phases", "log_max_bytes", "memory_bytes", "quiet", "tolerate_exit_aborts"),
+    *("verbose", "grace_s", "max_restarts", "timeout_s", "hang_timeout_s", "on_hang", "stacks"),
+    *("observe", "phases", "log_max_bytes", "memory_bytes", "quiet", "tolerate_exit_aborts"),
 )
 
 
@@ -319,7 +319,7 @@ def plugin_settings(options: Options, about: Settings) -> Settings:
 
 #: Flags that only the guard beside torchrun heeds.
 _OF_THE_GUARD = (
-    *("show", "verbose", "record_metrics", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
+    *("show", "verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
     *("phases", "memory_bytes", "tolerate_exit_aborts"),
 )
 _OF_WARM_RANKS = ("start", "preload")  # of a cold start ``decide_start`` has said it
@@ -328,7 +328,7 @@ _OF_WARM_RANKS = ("start", "preload")  # of a cold start ``decide_start`` has sa
 def _for_the_guard(options: Options) -> list[str]:
     """Return the flags that were given and that only the guard heeds."""
     warm = value_of(options.start, "cold") == "warm"
-    names = (*_OF_THE_GUARD, *(_OF_WARM_RANKS if warm else ()), "trace")
+    names = (*_OF_THE_GUARD, *(_OF_WARM_RANKS if warm else ()))
     given = [name for name in names if getattr(options, name) is not None]
     return [flags_of_options()[name].flag for name in given]
 

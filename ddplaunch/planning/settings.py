@@ -56,16 +56,12 @@ class Settings(NamedTuple):
     tolerate_exit_aborts: bool = False
     #: How much memory a rank may have, 0 for as much as there is.
     memory_bytes: int = 0
-    #: Write ``node-K/metrics.jsonl``.
-    record_metrics: bool = False
     #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound, or torchrun binds them.
     cpus: tuple[str, ...] = ()
     #: How much of one rank's output is kept, 0 for all of it.
     log_max_bytes: int = 4 << 30
     #: Where checkpoints go: whether these disks fill up is watched.
     outputs: tuple[str, ...] = ()
-    #: The file for the phases of the launch.
-    trace: str = ""
     #: Where nodes that were started by hand hear of each other's end: the address and port of torchrun's store.
     others: str = ""
     #: Leave the last words to the launcher, which speaks for all hosts.

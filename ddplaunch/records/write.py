@@ -20,7 +20,6 @@ from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.records.directory import run_directory
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.own.own_files import closing, open_base, open_file
-from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
@@ -71,18 +70,17 @@ def _record(
     host = {key: value for key, value in plain(facts).items() if key != "environment"}
     if not isinstance(facts.torch, Unavailable):
         del host["torch"]["torchrun_flags"]  # a long list that follows from the version
-    cwd, secrets = Path.cwd(), _Secrets(environment)
+    cwd = Path.cwd()
     return {
         "schema": SCHEMA,
         "run_id": launch.run_id,
         "created_s": round(time.time(), 3),
         "cwd": str(cwd),
         "git_commit": git_commit(cwd),
-        "argv": secrets.of_words(argv),
+        "argv": hide_words(argv),
         "torchrun_argv": hide_words(launch.argv),
         "plan": _plan(launch),
-        "environment": {name: secrets.of_value(name, environment[name]) for name in sorted(environment)},
-        "secrets": secrets.fingerprints(),
+        "environment": {name: hide_value(name, environment[name]) for name in sorted(environment)},
         "findings": hide_json(plain(findings)),
         "versions": {
             "ddplaunch": __version__,
@@ -91,26 +89,6 @@ def _record(
         },
         "host": hide_json(host),
     }
-
-
-class _Secrets:
-    """Hides secrets in what is recorded, and keeps a fingerprint of each, so that two runs can be compared."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._prints = Fingerprints(environment)
-        self._found: dict[str, Any] = {}
-
-    def of_words(self, argv: Sequence[str]) -> list[str]:
-        return hide_words(argv, lambda secret: self._found.setdefault("argv", []).append(self._prints.of(secret)))
-
-    def of_value(self, name: str, value: str) -> str:
-        def note(secret: str) -> None:
-            self._found.setdefault("environment", {}).setdefault(name, []).append(self._prints.of(secret))
-
-        return hide_value(name, value, note)
-
-    def fingerprints(self) -> dict[str, Any]:
-        return {"key": self._prints.key, **self._found} if self._found else {}
 
 
 def _plan(launch: Launch) -> dict[str, Any]:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.ui.speech import headline, labelled
 from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
-from ddplaunch.values.words import count, duration_text, ranks_text
-
-if TYPE_CHECKING:
-    from ddplaunch.records.compare_runs import Comparison, Difference, Divergence
-    from ddplaunch.records.find import RunRecord
+from ddplaunch.values.words import count, ranks_text
 
 _EVIDENCE = 3  # lines of evidence that are shown
 _FOLLOWED = 4  # kinds of consequences that are named
@@ -25,9 +19,7 @@ _NOTES = 6  # lines in which an exception goes on
 _INDENT = "      "
 _WIDEST_PLACE = 40
 _EXAMPLE = 200  # characters of a line that shows a code
-_VALUE = 200  # characters
 _SHORT = "the training still runs, or it was cut off or killed, and then its exit status and the scheduler say how"
-_STATES = {"succeeded": "succeeded", "failed": "failed", "terminated": "was ended", "killed": "was killed"}
 _CERTAINTY = {"observed": "", "likely": " (likely)", "unknown": ""}
 
 
@@ -139,77 +131,6 @@ def _followed(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
 def _ranks(echoes: Sequence[Echo]) -> str:
     ranks = sorted({echo.rank for echo in echoes if echo.rank is not None})
     return f"{ranks_text(ranks)}: " if ranks else ""
-
-
-_KINDS = {
-    "argument": "arguments",
-    "option": "options",
-    "number": "numbers",
-    "code": "code",
-    "commit": "commit",
-    "version": "versions",
-    "host": "hosts",
-    "variable": "environment",
-}
-_MOST_OF_A_KIND = 8
-
-
-def comparison_text(
-    runs: Sequence[RunRecord], found: Sequence[Diagnosis | None], comparison: Comparison, terminal: Terminal
-) -> str:
-    """Return what differs between two runs, kind by kind, and what is the same; ``found`` is why each failed."""
-    lines = []
-    for run, diagnosis in zip(runs, found, strict=True):
-        lines += wrap(visible(f"{run.run_id} {_ended(run)}"), terminal.width, "", "  ")
-        if diagnosis is not None:
-            lines += [f"  {line}" for line in _head(diagnosis, replace(terminal, width=terminal.width - 2))]
-    lines.append("")
-    for kind, name in _KINDS.items():
-        differing = [each for each in comparison.differences if each.kind == kind]
-        for position, each in enumerate(differing[:_MOST_OF_A_KIND]):
-            lines += labelled(f"  {'' if position else name:<13}", visible(_differing(each)), terminal)
-        if (more := len(differing) - _MOST_OF_A_KIND) > 0:
-            lines += labelled(f"  {'':<13}", f"and {more} more; `--json` has all", terminal)
-    same = [name for kind, name in _KINDS.items() if all(each.kind != kind for each in comparison.differences)]
-    if parting := comparison.divergence:
-        lines += _parting(parting, runs, terminal)
-    if same:
-        lines += labelled(f"  {'the same':<13}", ", ".join(same), terminal)
-    if not comparison.differences and any(each is None for each in found) != all(each is None for each in found):
-        lines.append("")
-        lines += wrap("nothing that is recorded differs: it was chance, the data, or something outside", terminal.width)
-    return terminal.spell("\n".join(lines)) + "\n"
-
-
-def _ended(run: RunRecord) -> str:
-    outcome = run.outcome
-    if outcome is None:
-        return "has no recorded end"
-    status = f" (exit status {outcome.exit_status})" if outcome.exit_status else ""
-    return f"{_STATES[outcome.state]}{status} after {duration_text(outcome.ended_s - outcome.started_s)}"
-
-
-def _differing(each: Difference) -> str:
-    if each.kind == "code":
-        return f"{each.name} {'was added' if each.first is None else 'is gone' if each.second is None else 'changed'}"
-    name = "" if each.kind == "commit" else f"{each.name} "
-    first, second = ("not given" if value is None else value or "given" for value in (each.first, each.second))
-    return f"{name}{first[:_VALUE]} → {second[:_VALUE]}"
-
-
-def _parting(parting: Divergence, runs: Sequence[RunRecord], terminal: Terminal) -> list[str]:
-    upto = "" if parting.alike is None else f"alike until step {parting.alike}, "
-    if parting.first is None or parting.second is None:
-        shorter = runs[0 if parting.first is None else 1].run_id
-        text = f"{upto}where what {shorter} prints of rank {parting.rank} ends"
-        return labelled(f"  {'steps':<13}", visible(text), terminal)
-    lines = labelled(
-        f"  {'steps':<13}", visible(f"{upto}different at step {parting.step} of rank {parting.rank}:"), terminal
-    )
-    width = max(len(run.run_id) for run in runs)
-    for run, line in zip(runs, (parting.first, parting.second), strict=True):
-        lines.append(cut(f"{'':<15}{visible(run.run_id):<{width}}  {visible(line)}", terminal.width))
-    return lines
 
 
 def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) -> str:

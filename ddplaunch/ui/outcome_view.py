@@ -222,9 +222,8 @@ def _previous_text(outcome: RunOutcome) -> str:
     if before is None or before.ended == "otherwise" or outcome.state != "failed":
         return ""
     if before.ended == "succeeded":
-        compare = f"`ddplaunch explain {before.run_id} {outcome.run_id}`"
-        code = "" if before.changed else " with the same code"
-        return f"the same command succeeded{code} as {before.run_id}: {compare} says what differs"
+        code = f", before {listed(before.changed, 2)} changed" if before.changed else " with the same code"
+        return f"the same command succeeded as {before.run_id}{code}"
     if before.changed:
         return f"it failed like {before.run_id} before, although {listed(before.changed, 2)} changed since"
     return f"it failed like {before.run_id} before, with the same command and code{_DETERMINISTIC}"

@@ -261,7 +261,7 @@ def _merged(spans: list[Span]) -> list[Span]:
     return merged
 
 
-def _written(text: str, spans: Sequence[Span], note: Callable[[str], object] | None) -> str:
+def _written(text: str, spans: Sequence[Span], note: Callable[[str], object] | None = None) -> str:
     """Return ``text`` with ``***`` for every span; ``note`` is told each secret."""
     parts, at = [], 0
     for start, end in spans:
@@ -282,9 +282,9 @@ def hide_words(words: Sequence[str], note: Callable[[str], object] | None = None
     return [_written(word, spans, note) for word, spans in zip(words, in_words(words), strict=True)]
 
 
-def hide_value(name: str, value: str, note: Callable[[str], object] | None = None) -> str:
+def hide_value(name: str, value: str) -> str:
     """Return the value of the variable ``name`` with ``***`` in the place of what looks like a secret."""
-    return _written(value, in_value(name, value), note)
+    return _written(value, in_value(name, value))
 
 
 def is_secret(name: str, value: str) -> bool:

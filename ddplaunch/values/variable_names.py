@@ -50,8 +50,6 @@ TRIAL = "DDPLAUNCH_TRIAL"
 QUIET = "DDPLAUNCH_QUIET"
 #: Tells the guard when the launch was typed, in seconds since 1970.
 TYPED = "DDPLAUNCH_TYPED"
-#: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
-EXECUTED = "DDPLAUNCH_EXECUTED"
 #: What all nodes of a launch know and strangers do not (``hosts/roll_call/messages.py``).
 JOIN_SECRET = "DDPLAUNCH_JOIN_SECRET"
 #: The module that is a rank of a function: ``python -m MODULE FOLDER NAME`` (``api/rank_call.py``).

@@ -19,9 +19,8 @@ from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.words import age_text, host_name, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
-from ddplaunch.watch.recording import sample_of
 from ddplaunch.watch.sampler import Sampler
-from ddplaunch.watch.samples import HostSample, Progress, RankIdentity, Sample
+from ddplaunch.watch.samples import HostSample, Progress, RankIdentity, Sample, sample_of
 from ddplaunch.watch.step_rate import FollowedPhases, Steps
 from ddplaunch.watch.stragglers import stragglers
 from ddplaunch.watch.top_view import About

@@ -41,11 +41,10 @@ class Sampler:
         host: str,
         progress: _ProgressOf,
         gpus: GpuUsage,
-        pss: bool = True,
     ) -> None:
-        """Read nothing yet. ``pss`` as in ``RankUsage``."""
+        """Read nothing yet."""
         self._attempt, self._host_name = attempt, host
-        self._ranks, self._host = RankUsage(ranks, pss=pss), HostUsage()
+        self._ranks, self._host = RankUsage(ranks), HostUsage()
         self._gpus, self._places = gpus, GpuOfRank(ranks)
         self._progress = progress
 
@@ -92,8 +91,8 @@ class _Used:
 class RankUsage:
     """Reads the ranks of one attempt; each call tells what was used since the call before."""
 
-    def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc", pss: bool = True) -> None:
-        """Read nothing yet. Without ``pss`` the proportional sizes are left out: reading those costs the ranks most."""
+    def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc") -> None:
+        """Read nothing yet."""
         self._proc = proc
         self.ranks = tuple(ranks)
         self._by_pid = {rank.pid: rank for rank in ranks}
@@ -102,7 +101,7 @@ class RankUsage:
         self._io: dict[int, dict[bytes, int]] = {}
         self._at_s = 0.0
         self._pss: dict[int, int] = {}
-        self._pss_due_s = 0.0 if pss else float("inf")
+        self._pss_due_s = 0.0
         self._omp = {rank.pid: _omp_threads(rank.pid, proc) for rank in ranks}
         self.members: dict[int, int] = {}  # pid → rank, of the ranks and their children, as of the last call
 

@@ -1,10 +1,8 @@
-"""What `ddplaunch scale` answers: one table with a column for each size, the verdicts, JSON, and a picture."""
+"""What `ddplaunch scale` answers: one table with a column for each size, the verdicts, and JSON."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +15,7 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, listed, size_text
 from ddplaunch.watch.phases import milliseconds, percent
 from ddplaunch.watch.samples import PHASES
-from ddplaunch.watch.size_verdicts import SizeMeasured, SpeedUp, base_of, noise, speed_up, unwatched, verdict
+from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, unwatched, verdict
 
 _SCHEMA = 1
 _LONGER = 0.02  # what is less is no rank's own
@@ -157,99 +155,3 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int
             }
         )
     return {"schema": _SCHEMA, "strong": strong, "dataset_size": dataset_size, "sizes": rows}
-
-
-_WIDTH, _PANEL, _TOP, _HEIGHT, _GAP = 820, 360, 76, 220, 70  # pixels
-#: Paul Tol's bright scheme: https://personal.sron.nl/~pault/
-_COLOURS = {
-    "data": "#ee6677",
-    "forward": "#66ccee",
-    "backward": "#4477aa",
-    "comm": "#ccbb44",
-    "optimizer": "#228833",
-    "rest": "#999999",
-}
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600; font-size: 13px }
-.axis { stroke: #8c959f } .ideal { stroke: #8c959f; stroke-dasharray: 5 4; fill: none }
-.seen { stroke: #0969da; stroke-width: 2; fill: none } .dot { fill: #0969da } .small { font-size: 10px }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .seen { stroke: #58a6ff } .dot { fill: #58a6ff } }
-""".strip()
-
-
-def scale_svg(sizes: Sequence[SizeMeasured], title: str, *, strong: bool) -> str:
-    """Return a picture: speed-up against the ideal one, and where a step's time goes at each size."""
-    base = base_of(sizes)
-    found = [(one, faster) for one in sizes if (faster := speed_up(one, base, strong=strong)) is not None]
-    height = _TOP + _HEIGHT + 60
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="{escape(visible(title))}: speed-up, and the phases of a step, by number of processes">',
-        f"<style>{_STYLE}</style>",
-        f'<text class="title" x="30" y="20">{escape(visible(title))}</text>',
-        *_speed_panel(30, found),
-        *_phase_panel(30 + _PANEL + _GAP, [one for one, _ in found]),
-        "</svg>",
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _speed_panel(left: int, found: Sequence[tuple[SizeMeasured, SpeedUp]]) -> list[str]:
-    most = max([max(faster.ideal, faster.speed_up) for _, faster in found], default=1.0)
-    bottom, top = _TOP + _HEIGHT, math.ceil(most)
-
-    def place(number: int, value: float) -> str:
-        x = left + (number + 0.5) * _PANEL / max(1, len(found))
-        return f"{x:.1f} {bottom - value / top * _HEIGHT:.1f}"
-
-    lines = [f'<text class="title" x="{left}" y="48">speed-up; dashed: ideal</text>']
-    for value in sorted({0, top, *([top // 2] if top % 2 == 0 else [])}):
-        level = bottom - value / top * _HEIGHT
-        lines.append(
-            f'<line class="axis" x1="{left}" x2="{left + _PANEL}" y1="{level:g}" y2="{level:g}" opacity="0.4"/>'
-        )
-        lines.append(f'<text x="{left - 6}" y="{level + 4:g}" text-anchor="end">{value}</text>')
-    for name, values in (
-        ("ideal", [faster.ideal for _, faster in found]),
-        ("seen", [faster.speed_up for _, faster in found]),
-    ):
-        path = " L".join(place(number, value) for number, value in enumerate(values))
-        lines += [f'<path class="{name}" d="M{path}"/>'] if found else []
-    for number, (one, faster) in enumerate(found):
-        x, y = place(number, faster.speed_up).split()
-        lines.append(f'<circle class="dot" cx="{x}" cy="{y}" r="4"/>')
-        label = f"{faster.speed_up:.2f} ({percent(faster.efficiency)})"
-        beside = float(y) + 18 if float(y) + 22 < bottom else float(y) - 9  # the axis has its own numbers
-        lines.append(f'<text class="small" x="{x}" y="{beside:.1f}" text-anchor="middle">{label}</text>')
-        lines.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{escape(one.size)}</text>')
-    lines.append(f'<text x="{left + _PANEL / 2}" y="{bottom + 38}" text-anchor="middle">processes</text>')
-    return lines
-
-
-def _phase_panel(left: int, sizes: Sequence[SizeMeasured]) -> list[str]:
-    """Return a bar for each size, as high as its mean step takes, with its phases stacked."""
-    bottom = _TOP + _HEIGHT
-    most = max((one.mean_s or 0.0 for one in sizes), default=1.0) or 1.0
-    group = _PANEL / max(1, len(sizes))
-    bar = min(60.0, group * 0.6)
-    lines = [f'<text class="title" x="{left}" y="48">time of a step by phase</text>']
-    at = float(left)
-    for name in _COLOURS:
-        lines.append(f'<rect x="{at:g}" y="56" width="9" height="9" fill="{_COLOURS[name]}"/>')
-        lines.append(f'<text class="small" x="{at + 12:g}" y="64">{_TITLES[name]}</text>')
-        at += 14 + 6.2 * len(_TITLES[name])  # of DejaVu Sans, which is wide
-    for number, one in enumerate(sizes):
-        x, y = left + (number + 0.5) * group - bar / 2, float(bottom)
-        for name, share in one.shares.items():
-            high = (share or 0.0) * (one.mean_s or 0.0) / most * (_HEIGHT - 24)
-            y -= high
-            lines.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{high:.1f}" fill="{_COLOURS[name]}">'
-                f"<title>{_TITLES[name]}: {percent(share or 0.0)}</title></rect>"
-            )
-        middle = f'x="{x + bar / 2:.1f}" text-anchor="middle"'
-        lines.append(f'<text class="small" {middle} y="{y - 5:.1f}">{milliseconds(one.mean_s or 0.0)}</text>')
-        lines.append(f'<text {middle} y="{bottom + 18}">{escape(one.size)}</text>')
-    lines.append(f'<line class="axis" x1="{left}" x2="{left + _PANEL}" y1="{bottom}" y2="{bottom}"/>')
-    lines.append(f'<text x="{left + _PANEL / 2}" y="{bottom + 38}" text-anchor="middle">processes</text>')
-    return lines

@@ -27,8 +27,6 @@ _HOME, _LINE_END = "\x1b[H", "\x1b[K"
 _KEYS = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",
-    b"\x1b[C": "right",
-    b"\x1b[D": "left",
     b"\x1b[H": "home",
     b"\x1b[F": "end",
     b"\x1b[5~": "page up",

@@ -23,7 +23,7 @@ from ddplaunch.watch.phases import MOST_BYTES, StepLine, parsed, phases_path, su
 from ddplaunch.watch.samples import PHASES, Progress
 
 #: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; that of a validation is another one.
-_LOSS = re.compile(
+LOSS = re.compile(
     rb"(?i)(?<![a-z0-9_/.-])(?<!val )(?<!validation )(?<!test )"
     rb"(?:train(?:ing)?[_/ -]?|avg[_ ]?|mean[_ ]?|total[_ ]?)?loss"
     rb"[\"']?\s{0,3}[:=(]?\s{0,6}(?P<loss>[-+]?(?:\d{1,12}\.?\d{0,20}(?:e[-+]?\d{1,3})?|\.\d{1,20}|nan|inf)(?=[^a-z0-9.]|\.\s))"
@@ -41,7 +41,7 @@ class Steps:
     def __init__(self, folder: Path, ranks: Sequence[int], pattern: re.Pattern[bytes] | None = None) -> None:
         """``folder`` is ``node-K/attempt-A``; ``pattern`` replaces the usual ones, see ``metric_pattern``."""
         names = () if pattern is None else tuple(pattern.groupindex)
-        loss = _LOSS if pattern is None or "loss" not in names else pattern
+        loss = LOSS if pattern is None or "loss" not in names else pattern
         patterns = STEPS if pattern is None or names == ("loss",) else (pattern,)
         self._files = {
             rank: [_File(f"{folder}/rank-{rank}.{stream}", patterns, loss) for stream in ("out", "err")]

@@ -1,18 +1,16 @@
-"""What `top` shows: one screen or one plain table of the newest sample, or medians over a whole recording."""
+"""What `top` shows: one screen or one plain table of the newest sample."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import median
 
-from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import age_text, listed, size_text
+from ddplaunch.values.words import listed, size_text
 from ddplaunch.watch.samples import (
     GpuSample,
     HostSample,
@@ -23,7 +21,6 @@ from ddplaunch.watch.samples import (
     of_rank,
     points_by_rank,
     typical,
-    worker_percent,
 )
 
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
@@ -330,43 +327,6 @@ def _clipped(text: str, look: Look) -> str:
 def _spelled(text: str, look: Look) -> str:
     """Return ``text`` in signs that the terminal has, ahead of counting its cells."""
     return look.terminal.spell(text).replace("°" if not look.terminal.unicode else "\0", "")
-
-
-def summary_lines(
-    run_id: str, samples: Mapping[int, Sequence[Sample]], findings: Sequence[Finding], terminal: Terminal
-) -> list[str]:
-    """Return the table with a line for each rank, and the findings."""
-    ranks = points_by_rank(sample for each in samples.values() for sample in each)
-    count = sum(map(len, samples.values()))
-    times = [sample.at_s for each in samples.values() for sample in each]
-    over = age_text(max(times) - min(times))
-    lines = [f"{visible(run_id)}  {count} samples over {over}: medians; of memory and °C the most", ""]
-    columns = {
-        name: [_number(typical(points, value, of), form) for points in ranks.values()]
-        for name, value, form, of in _COLUMNS
-    }
-    columns = {"RANK": [str(rank) for rank in ranks], **columns}
-    lines += column_table(columns, terminal, right=columns, indent=0)
-    if findings:
-        lines += ["", findings_text(findings, terminal).rstrip("\n")]
-    return [terminal.spell(line) for line in lines]
-
-
-_COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
-    ("STEP/S", of_rank("step_rate"), ".2f", median),
-    ("LOSS", lambda rank, _: rank.loss if isinstance(rank.loss, float) else None, ".4g", lambda known: known[-1]),
-    ("DATA %", of_rank("data_percent"), ".0f", median),
-    ("COMM %", of_rank("comm_percent"), ".0f", median),
-    ("CPU %", of_rank("cpu_percent"), ".0f", median),
-    ("MEM GiB", of_rank("rss_bytes", _GIB), ".1f", max),
-    ("LOADER", lambda rank, _: rank.workers or None, ".0f", median),
-    ("% EACH", worker_percent, ".0f", median),
-    ("UTIL %", of_gpu("utilization_percent"), ".0f", median),
-    ("GPU GiB", of_gpu("memory_used_bytes", _GIB), ".1f", max),
-    ("W", of_gpu("power_w"), ".0f", median),
-    ("°C", of_gpu("temperature_c"), ".0f", max),
-    ("MHz", of_gpu("clock_mhz"), ".0f", median),
-)
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float | None = None, unicode: bool = True) -> str:

@@ -405,7 +405,7 @@ def test_a_run_says_where_its_time_went_and_who_was_late(
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["2", "--device", "cpu", "--start", start, "--no-checks", "--run-id", "r"]
-    done = launched(tmp_path, *words, "--phases", "--record-metrics")
+    done = launched(tmp_path, *words, "--phases")
     assert (plain.returncode, done.returncode) == (0, 0), done.stderr
     assert plain.stdout == done.stdout and "loss" in done.stdout
     said = " ".join(done.stderr.split())

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import ddplaunch
-from ddplaunch.agent.plugin.trace import Trace
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.torch_names import (
     AGENT_CLOCK,
@@ -28,7 +27,6 @@ from ddplaunch.agent.torch_names import (
     DELETE_LIBRARY,
     ENGINE,
     FETCH,
-    FLIGHT_RECORDER,
     GET_ITERATOR,
     GROUPS,
     ITERATOR,
@@ -65,7 +63,6 @@ from ddplaunch.agent.torch_patches import (
 )
 from ddplaunch.agent.warm import fresh
 from ddplaunch.agent.warm.template_process import first_path, may_start_again
-from ddplaunch.planning.settings import Settings
 from tests.agent.guarded import open_files
 from tests.hosts.launching import clean_environment
 
@@ -96,8 +93,8 @@ def test_this_torch_is_known() -> None:
 
 
 def test_a_name_is_expected_since_it_was_first_seen() -> None:
-    assert not FLIGHT_RECORDER.expected_in("2.6.0+cu124")
-    assert all(FLIGHT_RECORDER.expected_in(each) for each in ("2.8.0", "2.13.0a0+git1234", "3.0", "of our own"))
+    assert not NOT_COMPILED.expected_in("2.6.0+cu124")
+    assert all(NOT_COMPILED.expected_in(each) for each in ("2.8.0", "2.13.0a0+git1234", "3.0", "of our own"))
 
 
 def test_every_name_has_a_fallback() -> None:
@@ -197,7 +194,6 @@ def workers_die_of_sigterm() -> None:
 def signals_stay_torchs() -> None:
     heard: list[dict[int, int]] = []
     logs: Any = SimpleNamespace(
-        _trace=Trace(Settings(), {}),
         _pause=Pause(),
         _ranks={0: 2},
         _ending=None,
@@ -221,10 +217,6 @@ def ranks_start_cold() -> None:
 def torchrun_is_not_read() -> None:
     assert torchrun_args() is None
     assert may_start_again(None) and first_path(None) is None
-
-
-def no_first_collective() -> None:
-    assert ddplaunch_marks._first_collective_s() is None
 
 
 def finalizers_run() -> None:
@@ -327,7 +319,6 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     ON_SIGNAL: signals_stay_torchs,
     POPEN: ranks_start_cold,
     PARSE_ARGS: torchrun_is_not_read,
-    FLIGHT_RECORDER: no_first_collective,
     DELETE_LIBRARY: finalizers_run,
     **{each: phases_without(each) for each in (ENGINE, FETCH, WORK_WAIT)},
     DDP_TIMES: phases_end,

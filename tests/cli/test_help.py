@@ -129,13 +129,13 @@ print(parser.parse_known_args())
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project in which one run was recorded, with what it used."""
+    """A project in which one run was recorded."""
     from tests.cli.cli_calls import TRAIN
 
     place = tmp_path_factory.mktemp("trained")
     (place / "train.py").write_text(TRAIN)
     (place / "train.sh").write_text("torchrun --nproc_per_node=2 train.py\n")
-    done = spawn(["run", "2", "--device", "cpu", "--record-metrics", "--", "train.py"], place)
+    done = spawn(["run", "2", "--device", "cpu", "--", "train.py"], place)
     assert done.returncode == 0, done.stderr
     (place / "train.py").write_text(SOON_OVER)  # whose ranks need not load torch: 20 of them are started
     return place

@@ -72,8 +72,6 @@ def test_a_run_that_is_not_there_is_told(folder: Path, system: str) -> None:
     for command in ("explain", "logs", "report"):
         said = on(system, folder, command, "nonsense", status=2)
         assert "`nonsense`" in said and "Traceback" not in said
-    record(folder / ".ddplaunch", "other").mkdir(exist_ok=True)
-    assert "no-metrics-recorded" in on(system, folder, "top", "other", "--replay", status=2)
 
 
 @pytest.mark.slow

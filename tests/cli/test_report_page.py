@@ -110,3 +110,20 @@ def test_a_place_that_cannot_be_written_is_said(
         main(["report", "--output", "no/such/folder.html"])
     assert end.value.code == 2
     assert "`no/such/folder.html` cannot be written" in capsys.readouterr().err
+
+
+def test_the_loss_that_rank_0_printed_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = record(tmp_path / ".ddplaunch", "first") / "node-0" / "attempt-0" / "rank-0.out"
+    assert '<svg id="loss"' not in page(tmp_path)
+    losses = [2.0, 1.0, float("nan"), 1.5, 0.5]
+    output.write_text("".join(f"step {step} loss {loss}\n" for step, loss in enumerate(losses, 1)))
+    text = page(tmp_path)
+    assert "rank 0 printed it 5 times, from step 1 to 5: highest 2, lowest 0.5, last 0.5" in text
+    lines = re.findall(r'<polyline points="([^"]*)"', text)
+    assert lines == ["0.0,0.0 225.0,106.7", "675.0,53.3 900.0,160.0"], "a loss that is no number is a gap"
+    output.write_text("".join(f"loss {100 / step}\n" for step in range(1, 3001)))
+    (line,) = re.findall(r'<polyline points="([^"]*)"', page(tmp_path))
+    points = [tuple(map(float, point.split(","))) for point in line.split()]
+    assert len(points) == 600 and all(0 <= x <= 900 and 0 <= y <= 160 for x, y in points)
+    assert [y for _, y in points] == sorted(y for _, y in points)  # it falls, and y counts downwards

@@ -197,8 +197,6 @@ torch.save("x", {str(elsewhere / "model.pt")!r})
         (["scale", "1,,2"], "`1,,2` names an empty size"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
         (["fit", f"{4 * len(os.sched_getaffinity(0)) + 1}"], "processes is too much for"),
-        (["scale", "1", "--plot", "missing/scale.svg"], "there is no directory `missing`"),
-        (["scale", "1", "--plot", "taken.svg"], "`taken.svg` is a directory"),
         (["scale", "1,2", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
         (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
         (["scale", "1", "--lr", "0.1", "--base-lr", "0.1"], "`--lr 0.1` and `--base-lr 0.1` are both given"),
@@ -206,7 +204,6 @@ torch.save("x", {str(elsewhere / "model.pt")!r})
     ],
 )
 def test_what_measures_nothing_is_refused_before_a_trial(folder: Path, call: Call, words: list[str], what: str) -> None:
-    (folder / "taken.svg").mkdir()
     said = call(*words, "--device", "cpu", "--", "train.py")
     assert said.status == 2 and said.err.startswith("error[") and what in said.err, said.err
     assert "\n  why: " in said.err and "\n  fix: " in said.err

@@ -22,10 +22,10 @@ def test_what_was_not_asked_for_is_left_out() -> None:
     [
         Settings(),
         Settings("r", "d", "warm", ("a", "b.c"), 3, "0,2", verbose=True, grace_s=90.0, max_restarts=2),
-        Settings("r", timeout_s=7200.0, hang_timeout_s=600.0, on_hang="stop", stacks=False, record_metrics=True),
+        Settings("r", timeout_s=7200.0, hang_timeout_s=600.0, on_hang="stop", stacks=False),
         Settings("r", cpus=("0-15,64-79", "16-31,80-95")),
         Settings("r", observe=False, ignore=("numbers-differ", "data-not-divided")),
-        Settings("r", trace="t.svg", silent=True),
+        Settings("r", silent=True),
     ],
 )
 def test_settings_are_read_as_they_were_written(settings: Settings) -> None:

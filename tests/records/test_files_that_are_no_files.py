@@ -18,7 +18,7 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, warning
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.samples import PHASES
-from ddplaunch.watch.scale_view import scale_json, scale_svg, scale_text
+from ddplaunch.watch.scale_view import scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.records.fake_runs import outcome, processes_json, record
@@ -27,7 +27,7 @@ __all__ = ["call", "folder"]
 
 NOBODY = 65534
 FILES = (
-    *("run.json", "outcome.json", "launcher.json", "node-0/processes.json", "node-0/metrics.jsonl"),
+    *("run.json", "outcome.json", "launcher.json", "node-0/processes.json"),
     *("node-0/attempt-0/rank-0.out", "node-0/attempt-0/rank-0.err", "node-0/launcher.err", "flight-recorder-rank-0"),
 )
 
@@ -50,7 +50,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 COMMANDS = (
     *(("ps", "--all"), ("ps", "--json"), ("explain", "r"), ("explain", "r", "--json"), ("logs", "r")),
-    *(("top", "r", "--plot", "x.svg"), ("clean", "--dry-run", "--keep", "0"), ("stop", "r")),
+    *(("clean", "--dry-run", "--keep", "0"), ("stop", "r")),
 )
 
 
@@ -151,7 +151,6 @@ def test_a_size_to_resume_with_other_values(tmp_path: Path, value: object) -> No
             for strong in (True, False):
                 assert "\x1b" not in scale_text([found, found], Terminal(), strong=strong, dataset_size=9), place
                 json.dumps(scale_json([found], strong=strong, dataset_size=None))
-                assert "\x1b" not in scale_svg([found, found], "a\x1bb", strong=strong)
 
 
 @pytest.mark.slow

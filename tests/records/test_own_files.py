@@ -25,12 +25,11 @@ from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own import own_files
-from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write, write_named
+from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
 from ddplaunch.records.own.run_lock import refuse_taken
 from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.words import host_name
-from ddplaunch.watch.recording import metrics_file
 from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.planning.sample_launch import launch
@@ -60,14 +59,6 @@ def make_attempt(directory: Path) -> str | None:
     return None if session.directory() else "refused"
 
 
-def begin_metrics(directory: Path) -> str | None:
-    try:
-        with metrics_file(directory / "node-0"):
-            return None
-    except OSError as error:
-        return error.strerror
-
-
 def note(directory: Path) -> str | None:
     try:
         replace_file(directory / "node-0" / "processes.json", "{}")
@@ -80,7 +71,6 @@ WRITERS: tuple[Callable[[Path], str | None], ...] = (
     record_output,
     write_the_outcome,
     make_attempt,
-    begin_metrics,
     note,
 )
 
@@ -108,13 +98,11 @@ def _uses(write: Callable[[Path], str | None], place: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
-@pytest.mark.parametrize("write", [record_output, begin_metrics])
-def test_what_grows_is_a_plain_file(tmp_path: Path, kind: str, write: Callable[[Path], str | None]) -> None:
+def test_what_grows_is_a_plain_file(tmp_path: Path, kind: str) -> None:
     victim = tmp_path / ".bashrc"
     victim.write_text(MINE)
     directory = tmp_path / "runs" / "run"
-    name = "attempt-0/rank-0.out" if write is record_output else "metrics.jsonl"
-    path = directory / "node-0" / name
+    path = directory / "node-0" / "attempt-0" / "rank-0.out"
     path.parent.mkdir(parents=True)
     make: dict[str, Callable[[], object]] = {
         "link": lambda: path.symlink_to(victim),
@@ -123,7 +111,7 @@ def test_what_grows_is_a_plain_file(tmp_path: Path, kind: str, write: Callable[[
         "folder": path.mkdir,
     }
     make[kind]()
-    assert write(directory) is not None
+    assert record_output(directory) is not None
     assert victim.read_text() == MINE
 
 
@@ -210,45 +198,6 @@ def test_what_scale_resumes_by_holds_no_secret_and_tells_secrets_apart(tmp_path:
     assert one not in key(one) and "train.py" in key(one)
 
 
-def test_a_file_that_a_flag_names_is_written_through_links_of_its_user_alone(tmp_path: Path) -> None:
-    victim, named = tmp_path / ".bashrc", tmp_path / "report.html"
-    victim.write_text(MINE)
-    named.symlink_to(".bashrc")
-    write_named(named, "page\n")
-    assert victim.read_text() == "page\n" and named.is_symlink()
-    named.unlink()
-    named.symlink_to(named.name)
-    with pytest.raises(OSError, match="symbolic links"):
-        write_named(named, "")
-    named.unlink()
-    os.mkfifo(named)
-    with pytest.raises(OSError, match="No such device"):  # nobody reads
-        write_named(named, "")
-    with open(os.open(named, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
-        write_named(named, "to a reader\n")
-        assert reader.read() == b"to a reader\n"
-    write_named("/dev/null", "nothing")
-    with open(tmp_path / "out", "wb") as out:
-        write_named(f"/proc/self/fd/{out.fileno()}", "shown\n")
-    assert (tmp_path / "out").read_text() == "shown\n"
-
-
-@pytest.mark.root
-def test_nothing_is_written_into_files_and_through_links_of_others(tmp_path: Path) -> None:
-    """What is named after a run can be there before it: in a shared directory, by whoever may write there."""
-    victim, theirs, link = tmp_path / ".bashrc", tmp_path / "theirs.html", tmp_path / "link.html"
-    victim.write_text(MINE)
-    theirs.write_text("theirs\n")
-    link.symlink_to(victim)
-    for path in (theirs, link):
-        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-    with pytest.raises(NotOursError, match="is a link that"):
-        write_named(link, "page\n")
-    with pytest.raises(NotOursError, match="belongs to"):
-        write_named(theirs, "page\n")
-    assert (victim.read_text(), theirs.read_text()) == (MINE, "theirs\n")
-
-
 @pytest.mark.parametrize("command", ["scale", "fit"])
 def test_a_trial_s_folder_that_is_a_link_is_refused(command: str, call: Call, folder: Path) -> None:
     victim = folder.parent / "victim"
@@ -270,7 +219,7 @@ def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path
     before = os.umask(0)
     try:
         (tmp_path / "fails.py").write_text("raise KeyError('bird')\n")
-        options = ("run", "2", "--device", "cpu", "--run-id", "x", "--record-metrics")
+        options = ("run", "2", "--device", "cpu", "--run-id", "x")
         done = spawn([*options, "--", "fails.py"], tmp_path)
     finally:
         os.umask(before)
@@ -292,6 +241,7 @@ ELSEWHERE = {
     "api/child.py",  # in a temporary folder of its own
     "api/rank_call.py",  # as the one before
     "agent/guard/guard.py",  # /proc/self/comm
+    "records/own/output_file.py",  # a file that the user names, with checks of its own
     "agent/rank_site/ddplaunch_marks.py",  # in the rank, which has no ddplaunch; the folder is ours
     "agent/rank_site/ddplaunch_observer.py",  # as the one before
     "agent/rank_site/ddplaunch_timeline.py",  # as the ones before
@@ -308,7 +258,6 @@ ELSEWHERE = {
     "cli/help/completion.py",  # in the home of whoever asks to install it
     "agent/rank_site/sitecustomize.py",  # in the rank; a new file, through no link
     "ui/terminal.py",  # /dev/null
-    "watch/recording.py",  # /proc/self/comm
 }
 MAKES = {"write_text", "write_bytes", "touch", "mkdir", "makedirs", "symlink_to", "symlink", "rmtree"}
 FLAGS = ("O_CREAT", "O_WRONLY", "O_RDWR")
@@ -375,8 +324,8 @@ def ssh_that_tells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 COMMANDS = (
-    *(("stop",), ("explain",), ("explain", "mine"), ("logs",), ("stacks",), ("attach",), ("report", "-o", "x.html")),
-    *(("top", "--replay"), ("top", "--plot", "x.svg")),
+    *(("stop",), ("explain",), ("logs",), ("stacks",), ("attach",), ("report", "-o", "x.html")),
+    ("top",),
 )
 
 

@@ -1,4 +1,4 @@
-"""Warm ranks with all that looks after a run: several nodes, hangs, stacks, prefixes, `stop`, `clean`, `--trace`."""
+"""Warm ranks with all that looks after a run: several nodes, hangs, stacks, prefixes, `stop`, `clean`."""
 
 from __future__ import annotations
 
@@ -53,14 +53,6 @@ def test_a_hang_is_named_and_ended_by_the_stacks_of_forked_ranks(tmp_path: Path)
     lines = sorted(line.partition(":")[2] for line in done.stdout.splitlines())
     assert lines == ["0] forked 3,1", "1] forked 3,1"]
     assert of_folder(tmp_path) == []
-
-
-def test_the_first_collective_of_forked_ranks_is_in_the_trace(tmp_path: Path) -> None:
-    done = train(tmp_path, "--trace", "trace.json")
-    assert (done.returncode, done.stdout) == (0, "forked 3,1\n"), done.stderr
-    phases = [each["phase"] for each in json.loads((tmp_path / "trace.json").read_text())["phases"]]
-    assert phases[2] == "fork the template"
-    assert phases[-4:] == ["start the ranks", "until the first collective", "script", "end"]
 
 
 @contextmanager

@@ -125,16 +125,11 @@ def test_an_exception_is_told_as_of_a_cold_rank(start: Callable[..., Run], tmp_p
 
 
 def test_a_failed_start_is_made_good_by_the_next(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("second", "--max-restarts", "3", "--trace", "trace.json")
+    run = start("second", "--max-restarts", "3")
     assert run.end() == 0
     assert "cold start" not in run.err and "done in 2 attempts after" in run.err
     assert run.out == "rank 0, attempt 0\nrank 0, attempt 1\n"
     assert run.file("rank-1.out", 1) == b"rank 1, attempt 1\n"
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    phases = ["checks and plan", "import torch", "fork the template", "start the guard", "rendezvous"]
-    phases += ["start the ranks", "script", "start the ranks", "script", "end"]
-    assert [each["phase"] for each in trace["phases"]] == phases and trace["start"] == "warm"
-    assert all(each["began_s"] <= each["ended_s"] for each in trace["phases"])
 
 
 def test_a_killed_rank(start: Callable[..., Run], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as Xml
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.finding import error, warning
 from ddplaunch.watch.phases import RankPhases
-from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
+from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
 from tests.conftest import Golden
 
@@ -176,16 +175,6 @@ def test_the_json() -> None:
     assert found["sizes"][2]["verdict"]["finding"]["code"] == "communication-bound"
     assert found["sizes"][3]["problem"]["code"] == "trial-failed" and found["sizes"][3]["verdict"] is None
     assert found["sizes"][1]["speed_up"] == 1.9048 and found["sizes"][0]["epoch_s"] == 625
-
-
-def test_the_picture() -> None:
-    root = Xml.fromstring(scale_svg(SIZES, "train.py <8>", strong=False))
-    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "train.py <8>" in words and "1.90 (95 %)" in words and "2x4" in words
-    assert words.count("2x4") == 2 and words.count("8") == 1, "what was not measured is only a number at the axis"
-    bars = root.findall(".//{http://www.w3.org/2000/svg}rect[{http://www.w3.org/2000/svg}title]")
-    assert len(bars) == 4 * 6
-    assert Xml.fromstring(scale_svg([SIZES[3]], "nothing", strong=False)) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``ddplaunch top`` on live processes, on a real terminal, and on what a real run recorded."""
+"""``ddplaunch top`` on live processes and on a real terminal."""
 
 from __future__ import annotations
 
@@ -22,25 +22,14 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.machine.files import boot_id, read_bytes
+from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_process
-from ddplaunch.watch.recording import line_of, metrics_file, read_metrics, record, sample_json
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
-from tests.records.fake_runs import DEADLINE_S, FakeRun, StartRun, all_pids, start_run, wait_for
+from tests.records.fake_runs import DEADLINE_S, FakeRun, StartRun, start_run, wait_for
 from tests.records.fake_runs import record as write_record
-from tests.watch.metrics_samples import run_samples
 
 __all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
-
-STRAGGLER = """
-import os, sys, time
-for step in range(1000):
-    time.sleep(0.02 if os.environ["RANK"] == "0" else 0.06)
-    print("step", step, flush=True)
-    if step * (1 if os.environ["RANK"] == "0" else 3) > 250:
-        sys.exit(int(sys.argv[1]))
-"""
 
 
 def live(start_run: StartRun, folder: Path, **settings: str) -> tuple[FakeRun, Path]:
@@ -101,50 +90,20 @@ def top(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
-    directory = write_record(folder / ".ddplaunch", "over")
-    for named in (["over"], []):  # no `--replay` where nothing was recorded
+    write_record(folder / ".ddplaunch", "over")
+    for named in (["over"], []):
         said = call("top", *named)
         assert "running" in said.err or "does not run on this host" in said.err
-        assert "replay" not in said.err and said.status == 0
-    (directory / "node-0").mkdir(exist_ok=True)
-    (directory / "node-0" / "metrics.jsonl").touch()  # of a run too short for a sample
-    assert "replay" not in call("top").err
+        assert said.status == 0
     for words, says in (
         (("top", "nothing-like-it"), "there is no record of a run"),
         (("top", "--interval", "0.01"), "is less than 0.2 s"),
         (("top", "--interval", "soon"), "is not a length of time"),
         (("top", "--count", "0"), "is not a number of samples"),
         (("top", "--metric", "(", "over"), "is not a regular expression"),
-        (("top", "--replay"), "no run in"),
-        (("top", "over", "--replay"), "over has no metrics"),
-        (("top", "over", "--plot", "a.png"), "is not the name of an SVG file"),
-        (("top", "over", "--plot", "a.svg", "--metric", "x"), "`--metric` and `--plot`"),
     ):
         said = call(*words)
         assert says in said.err and "\x1b" not in said.err, words
-    keep(directory)
-    for named in (["over"], []):
-        assert "; `ddplaunch top over --replay` shows" in " ".join(call("top", *named).err.split())
-    said = call("top", "over", "--plot", "no/such/directory.svg")
-    assert said.status == 2 and "cannot be written: No such file" in said.err
-
-
-def keep(directory: Path, **more: Any) -> None:
-    with metrics_file(directory / "node-0") as file:
-        for sample in run_samples(**more):
-            file.write(line_of(sample_json(sample)))
-
-
-def test_what_was_recorded(call: Call, folder: Path) -> None:
-    write_record(folder / ".ddplaunch", "newest-without")
-    keep(write_record(folder / ".ddplaunch", "over", begun_s=time.time() - 60))
-    said = call("top", "--replay")
-    assert said.status == 0 and said.out.startswith("over  20 samples over 19 s") and said.out.count("62.0") == 4
-    lines = [json.loads(line) for line in call("top", "over", "--replay", "--json").out.splitlines()]
-    assert len(lines) == 20 and lines[0]["node"] == 0 and lines[0]["ranks"][3]["step_rate"] == 12.0
-    said = call("top", "--plot", "m.svg")
-    assert said.err == "20 samples of over drawn in m.svg\n" and (folder / "m.svg").read_text().startswith("<svg ")
-    assert call("top", "over", "--plot", "-").out == (folder / "m.svg").read_text()
 
 
 @pytest.mark.slow
@@ -278,58 +237,3 @@ def test_the_last_table_stays_when_the_run_ends(start_run: StartRun, folder: Pat
     assert terminal.end() == 0
     left = terminal.output.rpartition(b"\x1b[?1049l")[2].decode()
     assert "at the end" in left and "RANK" in left and f"{run.run_id} has ended" in left
-
-
-@pytest.mark.slow
-def test_a_recording_is_played(folder: Path) -> None:
-    keep(write_record(folder / ".ddplaunch", "over"), count=200)
-    terminal = Terminal(["top", "--replay", "--interval", "0.2"], folder)
-    terminal.until(b"space pause")
-    os.write(terminal.master, b" \x1b[C")
-    terminal.until(b"recorded, 1 s of 3 min")
-    os.write(terminal.master, b"q")
-    assert terminal.end() == 0
-
-
-# The recorder
-
-
-def test_the_recorder_ends_with_its_ranks_and_with_the_guard(start_run: StartRun, folder: Path) -> None:
-    run, place = live(start_run, folder)
-    table = json.loads((place / "node-0" / "processes.json").read_text())
-    wanted = {"directory": str(place / "node-0"), **{key: table[key] for key in ("host", "attempt", "ranks")}}
-    reader, writer = os.pipe()
-    os.close(writer)
-    record(wanted, reader, 0.2)  # nobody holds the other end
-    assert read_metrics(place) == {}
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        record(wanted, reader, 0.2)
-        os._exit(0)
-    assert wait_for(lambda: len(read_metrics(place).get(0, [])) > 2)
-    run.end()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    os.close(reader)
-    os.close(writer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("status", [0, 7])
-def test_a_real_run_records_what_it_is_asked_to(folder: Path, status: int) -> None:
-    (folder / "slow.py").write_text(STRAGGLER)
-    words = ["run", "2", "--device", "cpu", "--run-id", "r", "--record-metrics", "--", "slow.py", str(status)]
-    said = spawn(words, folder)
-    assert said.returncode == status, said.stderr
-    samples = read_metrics(folder / ".ddplaunch" / "runs" / "r")[0]
-    assert f"metrics: {len(samples)} sample".encode() in said.stderr
-    rates = [{rank.rank: rank.step_rate or 0 for rank in sample.ranks} for sample in samples]
-    assert any(each.get(0, 0) > each.get(1, 0) > 0 for each in rates), rates  # a rank that has ended is in none
-    assert spawn(["top", "r", "--replay"], folder).stdout.startswith(b"r  ")
-    assert wait_for(lambda: not _recorders(folder))
-
-
-def _recorders(folder: Path) -> list[bytes]:
-    """Return the command lines of the processes that record a run in ``folder``."""
-    lines = [read_bytes(f"/proc/{pid}/cmdline") or b"" for pid in all_pids()]
-    return [line for line in lines if b"agent.metrics" in line and str(folder).encode() in line]

@@ -1,4 +1,4 @@
-"""The parts of ``top``: step rates from output, samples on disk, tables, bars and plots."""
+"""The parts of ``top``: step rates from output, samples as JSON, tables and bars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,11 @@ import pytest
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import UsageError
 from ddplaunch.watch.gpu_usage import GpuOfRank, GpuReading
-from ddplaunch.watch.plot import metrics_svg, small_plots
-from ddplaunch.watch.recording import interval_s, line_of, metrics_file, read_metrics, record, sample_json, sample_of
 from ddplaunch.watch.sampler import HostUsage, RankUsage
-from ddplaunch.watch.samples import RankIdentity
+from ddplaunch.watch.samples import RankIdentity, sample_json, sample_of
 from ddplaunch.watch.step_rate import Steps, metric_pattern
 from ddplaunch.watch.stragglers import slowest_rank, stragglers
-from ddplaunch.watch.top_view import About, Look, frame, sorts_of, sparkline, summary_lines
+from ddplaunch.watch.top_view import About, Look, frame, sorts_of, sparkline
 from tests.conftest import Golden
 from tests.watch.metrics_samples import BEGAN_S, run_samples, with_gpu, with_rank
 
@@ -176,39 +173,6 @@ def test_the_gpu_of_a_rank_that_nvml_does_not_name(tmp_path: Path) -> None:
     assert [gpu.ranks for gpu in gpus] == [(), (1,), (0,), ()] and gpus[0].others == 0
 
 
-# On disk
-
-
-def test_samples_come_back_from_the_disk(tmp_path: Path) -> None:
-    samples = run_samples(3)
-    with metrics_file(tmp_path / "node-1") as file:
-        for sample in samples:
-            file.write(line_of(sample_json(sample)))
-    path = tmp_path / "node-1" / "metrics.jsonl"
-    with path.open("a") as out:
-        out.write('{"at_s": 1, "name"\n{"at_s": 1}\n[]\n')  # half a line, and no samples
-    assert read_metrics(tmp_path) == {1: samples}
-    assert path.read_text().startswith('{"schema":1}\n')
-    value = {**sample_json(samples[0]), "of_a_later_version": 1}
-    assert sample_of(value) == samples[0]
-    path.write_text(path.read_text().replace('{"schema":1}', '{"schema":2}'))
-    assert read_metrics(tmp_path) == {}
-    assert read_metrics(tmp_path / "gone") == {}
-
-
-def test_a_file_that_cannot_be_written_ends_the_recording(tmp_path: Path) -> None:
-    (tmp_path / "node-0").write_text("in the way")
-    (tmp_path / "node-1").mkdir()
-    (tmp_path / "node-1" / "metrics.jsonl").symlink_to("/dev/full")
-    for node in ("node-0", "node-1"):
-        record({"directory": str(tmp_path / node), "host": "h", "attempt": 0, "ranks": []}, -1)
-
-
-def test_long_runs_are_sampled_less_often() -> None:
-    assert [interval_s(taken, 1.0) for taken in (0, 3599, 3600, 7200, 10**9)] == [1, 1, 2, 4, 60]
-    assert interval_s(10**9, 300.0) == 300
-
-
 # What is shown
 
 
@@ -313,51 +277,8 @@ def test_bars() -> None:
     assert sparkline([0, 0], 2) == "▁▁" and sparkline([], 3) == "   " and sparkline([5], 0) == ""
 
 
-def test_the_sum_of_a_recording(golden: Golden) -> None:
-    samples = with_gpu(run_samples(60), 2, slowdowns=("hardware thermal slowdown",), temperature_c=91)
-    lines = summary_lines("exp-7", {0: samples}, stragglers(samples), Terminal(80))
-    golden("top-replay", "\n".join(lines) + "\n")
-
-
-def test_the_plot_is_an_svg_of_what_was_recorded() -> None:
-    samples = run_samples(1500, 2)
-    samples[700] = replace(samples[700], ranks=samples[700].ranks[:1])
-    text = metrics_svg({0: samples}, "a <run> & more")
-    root = ElementTree.fromstring(text)
-    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "a <run> & more" in words and "GPU power, W" in words and {"rank 0", "rank 1"} <= {*words}
-    paths = [each.get("d") or "" for each in root.iter("{http://www.w3.org/2000/svg}path")]
-    assert len(paths) == 9 * 2 + 2 and max(path.count("L") for path in paths) <= 401
-    without = metrics_svg({0: run_samples(5, 2, gpu=False)}, "cpu")
-    assert "GPU" not in without and "steps per second" in without
-    ElementTree.fromstring(metrics_svg({}, "nothing"))
-
-
-def test_the_loss_is_drawn_where_ranks_print_one() -> None:
-    samples = run_samples(6, 2, gpu=False)
-    assert ">loss<" not in metrics_svg({0: samples}, "t")
-    losses = with_rank(samples, 0, loss=2.5)
-    losses[2:4] = [*with_rank(losses[2:3], 0, loss="nan"), *with_rank(losses[3:4], 0, loss=-0.5)]
-    (plot,) = [svg for title, svg in small_plots({0: losses}) if title == "loss"]
-    root = ElementTree.fromstring(plot)
-    (line,) = root.iter("{http://www.w3.org/2000/svg}path")
-    assert (line.get("d") or "").count("M") == 2, "a loss that is no number is a gap"
-    assert [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")][1::2] == ["-0.5", "1", "2.5"]
-
-
-def test_numbers_of_the_plot_are_inside_of_it() -> None:
-    """Every point lies within its plot, whatever the values: a line above the top would hide what matters."""
-    values: list[dict[str, float | None]] = [
-        {"step_rate": value} for value in (0.0, 0.003, 1.0, 7.3, 99.9, 640.0, 12345.0)
-    ]
-    for value in [*values, *({"step_rate": None, "loss": loss} for loss in (-0.7, -640.0, 0.0, 2.3))]:
-        samples = with_rank(run_samples(5, 1, gpu=False), 0, **value)
-        root = ElementTree.fromstring(metrics_svg({0: samples}, "t"))
-        path = next(iter(root.iter("{http://www.w3.org/2000/svg}path"))).get("d") or ""
-        heights = [float(point.split()[1]) for point in path.replace("M", "L").split("L") if point]
-        assert heights and all(70 <= each <= 220 for each in heights), (value, heights)
-
-
 def test_json_of_a_sample_can_be_read_by_anybody() -> None:
     value = json.loads(json.dumps(sample_json(run_samples(1)[0])))
     assert value["ranks"][0]["step_rate"] == 12.0 and "no_gpus" not in value
+    assert sample_of({**value, "of_a_later_version": 1}) == run_samples(1)[0]
+    assert sample_of({"at_s": 1}) is None

@@ -31,7 +31,6 @@ from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import TYPED
 from ddplaunch.values.words import ranks_text
 from ddplaunch.watch import observed
-from ddplaunch.watch.recording import straggler_words
 
 _TAIL_BYTES = 1 << 16
 _LINES = 20
@@ -125,7 +124,7 @@ def conclude(
     kept = directory is not None and problem is None  # else the launcher of all hosts would never hear of it
     if not (settings.silent and kept) and not _node_0_says_it(settings, ended, outcome):
         fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or ended.unshown or problem)
-        say(straggler_words(settings) + _phases(settings, last) + ("" if settings.quiet and fine else text))
+        say(_phases(settings, last) + ("" if settings.quiet and fine else text))
     return outcome.exit_status
 
 
@@ -156,7 +155,7 @@ def _in_no_file(settings: Settings, outcome: RunOutcome, last: EndedAttempt | No
 def _before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
     """Return how the run of the same command before ended; None where nothing tells."""
     try:
-        from ddplaunch.records.compare_runs import run_before
+        from ddplaunch.records.earlier_run import run_before
 
         return run_before(directory, outcome)
     except Exception:  # the records of others must not hide this one's end

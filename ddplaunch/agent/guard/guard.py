@@ -32,7 +32,6 @@ from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
     from ddplaunch.agent.guard.hang_watch import HangWatch
-    from ddplaunch.watch.recording import Recorder
 
 _RECORD_PATIENCE_S, _SHOWN_PATIENCE_S = 5.0, 1.0
 _SPEECH_PATIENCE_S = 10.0
@@ -84,7 +83,6 @@ class GuardedRun:
         self._launcher_died = self._killed = self._prepared = False
         self._signal: int | None = None  # the one that torchrun was told to end with
         self._speaking = 0  # threads that are about to say something
-        self._recorder: Recorder | None = None
         self._hang = self._hang_watch()
         self._told_of = Told(settings, self._console.say)
         self._numbers = NumbersWatch(settings, self._console.say, self._told_of)
@@ -114,8 +112,6 @@ class GuardedRun:
         watches = [watch for watch in (self._numbers, self._hang) if watch]
         while (self._speaking or any(watch.looking for watch in watches)) and time.monotonic() < until_s:
             time.sleep(0.005)
-        if self._recorder is not None:
-            self._recorder.end()
         status = self._conclude(self._ended())
         self._console.drain()
         return status
@@ -275,11 +271,6 @@ class GuardedRun:
             return
         table = process_table(self._settings.run_id, self._host, self._launcher, attempt)
         self._streams.in_background(lambda: note_processes(f"{self._directory}/processes.json", table))
-        if self._settings.record_metrics:
-            from ddplaunch.watch.recording import Recorder  # for the few runs that ask for it
-
-            self._recorder = self._recorder or Recorder()
-            self._recorder.start(self._directory, table)
 
     # Ends
 

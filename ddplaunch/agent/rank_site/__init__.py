@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
+from ddplaunch.agent.rank_site import ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, MARK, PARENT, STACKS, TOLERATED
 
 VARIABLE = "PYTHONBREAKPOINT"
@@ -26,7 +26,6 @@ def taking_part(
     environ: Mapping[str, str],
     *,
     stacks: bool = False,
-    marks: str | None = None,
     note: str | None = None,
     phases: str | None = None,
     memory_bytes: int = 0,
@@ -35,14 +34,12 @@ def taking_part(
 ) -> dict[str, str]:
     """Return the variables with which a child that would start in ``environ`` ends when this process does.
 
-    It shows its ``stacks``, notes in ``marks`` when it had Python, torch and its first collective, in ``note`` with
-    which numbers it trains, and in ``phases`` what its steps take, if that is wanted. It gets
-    ``memory_bytes`` of memory at most, unless that is 0, and notes in ``ended`` that its program was through, and
-    whether it had ended well if it may be aborted then (``tolerated``).
+    It shows its ``stacks``, notes in ``note`` with which numbers it trains, and in ``phases`` what its steps take, if
+    that is wanted. It gets ``memory_bytes`` of memory at most, unless that is 0, and notes in ``ended`` that its
+    program was through, and whether it had ended well if it may be aborted then (``tolerated``).
     """
     wanted = {
         STACKS: "1" if stacks else None,
-        ddplaunch_marks.PATH: marks,
         ddplaunch_observer.PATH: note,
         ddplaunch_phases.PATH: phases,
         ENDED: ended,

@@ -1,15 +1,13 @@
-"""Notes when a rank had Python, torch and its first collective, counts its steps, and calls back when modules have run.
+"""Counts a rank's steps, notes where a trial writes, and calls back when modules have run.
 
 It says how long threads waited for a CPU, and lets torch be imported without the garbage collector, which looks
 through the new objects again and again.
 
-Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch. A rank
-that ends without its ``atexit`` handlers, killed or by ``os._exit``, leaves no notes.
+Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import time
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: Where the rank is to write its notes.
-PATH = "DDPLAUNCH_MARKS"
 _WAITS_EVERY_S, _WAITS_SHARE = 0.5, 1000  # and that many times longer than looking takes
 _MOST_NOTED = 1000  # files and folders that a rank of a trial writes to
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -340,51 +336,3 @@ def note_writes(path: str) -> None:
 
         sys.addaudithook(heard)
         after_import({"torch.serialization": written.serialization})
-
-
-def begin(path: str) -> None:
-    """Note that Python is there, and write all notes to ``path`` after the last ``atexit`` handler.
-
-    A rank that was forked with torch in it had both before it began, and notes neither.
-    """
-    marks: dict[str, float] = {}
-
-    def torch_has_run(_: Any) -> None:
-        marks["torch_s"] = time.time()
-
-    if "torch" not in sys.modules:
-        marks["python_s"] = time.time()
-        after_import({"torch": torch_has_run})
-    owner = os.getpid()
-
-    def write() -> None:
-        if os.getpid() != owner:
-            return
-        import json
-
-        first = _first_collective_s()
-        if first is not None:
-            marks["collective_s"] = first
-        try:
-            with open(path, "w", encoding="ascii") as file:
-                json.dump(marks, file)
-        except OSError:
-            return
-
-    atexit.register(write)
-
-
-def _first_collective_s() -> float | None:
-    """Return when the first collective was called, from torch's flight recorder; None if that is not known any more.
-
-    The recorder keeps the last 2000 (TORCH_FR_BUFFER_SIZE), and numbers them from 0:
-    torch/csrc/distributed/c10d/FlightRecorder.hpp.
-    """
-    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    try:
-        import json
-
-        entry = json.loads(c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False))["entries"][0]
-        return None if entry["record_id"] else float(entry["time_created_ns"]) / 1e9
-    except Exception:  # an older torch, or no collective: notes are a convenience, the training is not
-        return None

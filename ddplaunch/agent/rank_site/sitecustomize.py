@@ -14,7 +14,6 @@ plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` im
 - keeps its DataLoader workers when a batch system sends SIGTERM to every process (``ddplaunch_marks.py``),
 - looks at the first optimizer steps, unless that is not wanted (``ddplaunch_observer.py``),
 - measures the phases of each step for `--phases`, if that was asked for (``ddplaunch_phases.py``),
-- notes for `--trace` when the rank had Python, torch, and its first collective, if that was asked for,
 - lets torch be imported without the garbage collector (``ddplaunch_marks.py``),
 - imports the sitecustomize that it stands in front of, if there is one.
 
@@ -264,14 +263,11 @@ def _take_part() -> None:
         _end_quietly()
     _end_with(os.environ.pop(PARENT, ""))
     limit_memory(os.environ)
-    wanted = ("DDPLAUNCH_MARKS", "DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES")
-    marks, note, phases = (os.environ.pop(each, None) for each in wanted)
+    note, phases = (os.environ.pop(each, None) for each in ("DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES"))
     import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
     ddplaunch_marks.import_quickly("torch")
     ddplaunch_marks.keep_data_workers()
-    if marks is not None:
-        ddplaunch_marks.begin(marks)
     if phases is not None:
         import ddplaunch_phases  # type: ignore[import-not-found]
 

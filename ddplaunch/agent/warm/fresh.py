@@ -142,8 +142,7 @@ def become(request: Request, origin: Origin) -> Program:
         atexit.register(when_through(os.environ.pop(ENDED, None), os.environ.pop(TOLERATED, None)))
     shows_stacks = restore(os.environ)
     limit_memory(os.environ)
-    noted = (ddplaunch_marks, ddplaunch_observer, ddplaunch_phases)
-    marks, note, phases = (os.environ.pop(each.PATH, None) for each in noted)
+    note, phases = (os.environ.pop(each.PATH, None) for each in (ddplaunch_observer, ddplaunch_phases))
     sys.orig_argv = list(request.args)
     sys.argv = request.argv
     _main_module()
@@ -157,8 +156,6 @@ def become(request: Request, origin: Origin) -> Program:
     ddplaunch_marks.keep_data_workers()
     if shows_stacks:
         register(ddplaunch_marks.count_work)
-    if marks is not None:
-        ddplaunch_marks.begin(marks)
     if phases is not None:
         ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
         ddplaunch_marks.redirect_writers()

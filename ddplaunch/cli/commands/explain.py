@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.cli.help.removed import removed
 from ddplaunch.cli.hosts.cluster_jobs import explain_job, job_meant
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, told_by_launcher, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
@@ -23,7 +23,6 @@ from ddplaunch.records.explain_sources import Subject, named_files, recorded_run
 from ddplaunch.records.find import (
     RunRecord,
     find_run,
-    numbered,
     read_record,
     run_directories,
     runs_of_job,
@@ -32,7 +31,6 @@ from ddplaunch.records.find import (
 )
 from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.words import nearest
 
@@ -56,8 +54,12 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         if len(targets) == 1 and _described(targets[0]):
             return ExitStatus.DONE
         base = runs_directory(os.environ, run_dir, Path.cwd())
-        if len(targets) == 2 and (runs := _two_runs(targets, base)):
-            return _compared(runs, bool(json))
+        if (
+            len(targets) > 1
+            and any(_is_run(word, base) for word in targets if word)
+            and (gone := removed("explain", "RUN RUN"))
+        ):
+            raise gone
         if len(targets) == 1 and not _is_there(Path(targets[0])) and (job := job_meant(base, targets[0])) is not None:
             return explain_job(job, bool(json))
         with ExitStack() as stack:
@@ -109,44 +111,14 @@ def _with_what_else_is_known(explanation: Explanation, subject: Subject, running
     return _with_slurms_reason(explanation, subject)
 
 
-def _two_runs(words: Sequence[str], base: Path) -> tuple[Path, ...]:
-    """Return the directories of the runs that ``words`` name; nothing where one of them is a log."""
-    found = []
-    for word in words:
-        path = Path(word)
-        if (path.exists() and not _is_record(path)) or word == "-":
-            return ()
-        found.append(yours(path.resolve()) if path.exists() else _job(word, base) or _run(word, base))
-    return tuple(found) if all(map(_is_record, found)) else ()
-
-
-def _is_record(path: Path) -> bool:
-    """Return whether a directory is a run's; on the host of node K it may have that node's record alone."""
-    return (path / "run.json").is_file() or any((folder / "run.json").is_file() for _, folder in numbered(path, "node"))
-
-
-def _compared(directories: Sequence[Path], json: bool) -> int:
-    """Say what differs between two runs."""
-    from ddplaunch.records.compare_runs import compare
-
-    records, found_in = [], []
-    for directory in directories:
-        subject = recorded_run(directory)
-        records.append(read_record(directory))
-        found_in.append(explained(subject).diagnosis)
-    comparison = compare(*records)
-    if json:
-        ended = zip(records, found_in, strict=True)
-        runs = [
-            {"run_id": run.run_id, "state": run.outcome and run.outcome.state, "diagnosis": found and plain(found)}
-            for run, found in ended
-        ]
-        answer_json({"schema": 1, "runs": runs, **plain(comparison)})
-    else:
-        from ddplaunch.ui.explain_view import comparison_text
-
-        answer(comparison_text(records, found_in, comparison, Terminal.of(sys.stdout)))
-    return ExitStatus.FINDINGS if any(found_in) else ExitStatus.DONE
+def _is_run(word: str, base: Path) -> bool:
+    """Whether a word names a recorded run: its directory, or its id where no file is called so."""
+    path = Path(word)
+    if path.exists():
+        return (path / "run.json").is_file()
+    with suppress(UsageError):
+        return find_run(base, word).is_dir()
+    return False
 
 
 def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanation:

@@ -11,18 +11,20 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from ddplaunch.cli.commands.explain import explained
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import with_what_hosts_have
 from ddplaunch.explain.diagnosis import Explanation
-from ddplaunch.records.compare_runs import Difference, across_nodes
+from ddplaunch.machine.files import open_plain
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
-from ddplaunch.records.log_files import LogPart, blocks, log_files, part_of
+from ddplaunch.records.log_files import STEPS, LogFile, LogPart, blocks, log_files, part_of
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.records.own.output_file import REPORT_PAGE, output_file
 from ddplaunch.records.run_states import locate_run
@@ -31,13 +33,14 @@ from ddplaunch.values.escapes import harmless
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.secrets import hide_json, hide_text
-from ddplaunch.values.words import duration_text, numbers_text, size_text
+from ddplaunch.values.words import duration_text, size_text
 from ddplaunch.watch.phases import read_phases, settled, summed
-from ddplaunch.watch.plot import small_plots
-from ddplaunch.watch.recording import read_metrics
+from ddplaunch.watch.step_rate import LOSS
 
 _MOST_LINES = 10_000  # of logs in one page
 _LEAST_OF_A_FILE = 20
+_MOST_BYTES = 64 << 20  # of a file in which losses are looked for
+_MOST_POINTS, _WIDTH, _HEIGHT = 600, 900, 160  # of the curve of losses
 _MOST_ROWS = 64  # ranks of the timeline
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _LEAST_WIDTH = 0.4  # percent; a rank that ended at once is still seen
@@ -60,6 +63,13 @@ class LogLine(NamedTuple):
     text: bytes
 
 
+class PrintedLoss(NamedTuple):
+    """A loss as rank 0 printed it, and the step in the same line, "" where that names none."""
+
+    loss: float
+    step: str
+
+
 class PhasesRow(NamedTuple):
     """Where a rank's steps went: the median step in seconds, shares of the time by phase, and what is known beside."""
 
@@ -72,17 +82,13 @@ class PhasesRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What the page tells. ``differences`` are between node 0 and the nodes that are given, ``plots`` title and SVG.
-
-    ``left_out`` says whether the record has more lines than ``lines``.
-    """
+    """What the page tells; ``left_out`` says whether the record has more lines than ``lines``."""
 
     record: RunRecord
     explanation: Explanation
-    differences: Mapping[Difference, Sequence[int]]
     phases: Sequence[PhasesRow]
     metrics: Mapping[str, float]
-    plots: Sequence[tuple[str, str]]
+    losses: Sequence[PrintedLoss]
     lines: Sequence[LogLine]
     left_out: bool
 
@@ -108,14 +114,12 @@ def _report(record: RunRecord) -> Report:
     each = max(_LEAST_OF_A_FILE, _MOST_LINES // max(1, len(files)))
     parts = [part_of(file, each) for file in files][-(_MOST_LINES // each) :]
     lines = _lines(parts)
-    samples = read_metrics(record.directory)
     return Report(
         record=record,
         explanation=explained(recorded_run(record.directory)),
-        differences=across_nodes(record),
         phases=_phases(record),
         metrics=last_metrics(record.directory),
-        plots=small_plots(samples) if samples else (),
+        losses=_losses(files),
         lines=lines,
         left_out=len(parts) < len(files) or any(part.start > 0 or part.cut_bytes for part in parts),
     )
@@ -132,6 +136,49 @@ def _phases(record: RunRecord) -> list[PhasesRow]:
                     shares = {name: share for name, share in phases.shares.items() if share is not None}
                     found.append(PhasesRow(rank, phases.step_s, shares, phases.samples_per_s, phases.peak_bytes))
     return sorted(found, key=lambda each: each.rank)
+
+
+def _losses(files: Sequence[LogFile]) -> list[PrintedLoss]:
+    """Return the losses that rank 0 printed in its last attempt, in order; of a larger file those of its begin."""
+    own = [file for file in files if file.rank == 0]
+    found: list[PrintedLoss] = []
+    for file in own:
+        if file.attempt != own[-1].attempt:
+            continue
+        with suppress(OSError), open(open_plain(file.path), "rb") as log:
+            for line in re.findall(rb"[^\r\n]+[\r\n]", log.read(_MOST_BYTES)):
+                if (loss := LOSS.search(line)) is not None:
+                    match = next((match for pattern in STEPS if (match := pattern.search(line))), None)
+                    step = "" if match is None else match["step" if "step" in match.re.groupindex else 1].decode()
+                    found.append(PrintedLoss(float(loss["loss"]), step))
+    return found
+
+
+def _curve(losses: Sequence[PrintedLoss]) -> dict[str, Any] | None:
+    """Return the losses as points of lines, broken where one is not finite, and what stands at the axes."""
+    each = -(-len(losses) // _MOST_POINTS)
+    thinned = [mean(one.loss for one in losses[at : at + each]) for at in range(0, len(losses), each or 1)]
+    finite = [loss for loss in thinned if math.isfinite(loss)]
+    if len(finite) < 2:
+        return None
+    low, high = min(finite), max(finite)
+    parts: list[list[str]] = [[]]
+    for number, loss in enumerate(thinned):
+        if math.isfinite(loss):
+            x, y = _WIDTH * number / (len(thinned) - 1), _HEIGHT * (high - loss) / (high - low or 1.0)
+            parts[-1].append(f"{x:.1f},{y:.1f}")
+        elif parts[-1]:
+            parts.append([])
+    return {
+        "lines": [" ".join(part) for part in parts if part],
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "low": low,
+        "high": high,
+        "first": losses[0],
+        "last": losses[-1],
+        "count": len(losses),
+    }
 
 
 def _lines(parts: Sequence[LogPart]) -> list[LogLine]:
@@ -173,7 +220,7 @@ def report_html(report: Report) -> str:
         host=_host(record),
         findings=_findings(record, outcome),
         timeline=_timeline(outcome),
-        differences=[(each, numbers_text(nodes)) for each, nodes in report.differences.items()],
+        curve=_curve(report.losses),
         lines=[(each.rank, each.attempt, each.stream, shown(each.text)) for each in report.lines],
         ranks=sorted({each.rank for each in report.lines}),
     )

@@ -28,7 +28,6 @@ from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
-from ddplaunch.records.own.own_files import write_named
 from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.scaling.numbers import Numbers, format_lr
 from ddplaunch.ui.terminal import Terminal
@@ -39,7 +38,7 @@ from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import count, listed
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.samples import PHASES
-from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
+from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 
 _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
@@ -59,13 +58,11 @@ def scale(
     seconds: float | None,
     keep: bool | None,
     resume: bool | None,
-    plot: str | None,
     json: bool | None,
     **hosts: Any,
 ) -> int:
     """Measure each size in turn, say what its speed-up is and what holds it back. ``hosts`` are flags of its own."""
     words = required(script, "scale")
-    _refuse_plot(plot)
     asked = said.get("nproc")
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile, working_directory())
@@ -78,11 +75,8 @@ def scale(
     found, interrupted = trials.run(sizes, resume=bool(resume))
     if json:
         answer_json(scale_json(found, strong=trials.strong, dataset_size=dataset_size))
-    elif plot != "-":
+    else:
         answer(scale_text(found, Terminal.of(sys.stdout), strong=trials.strong, dataset_size=dataset_size))
-    if plot is not None:  # behind the table, which is told where the disk is full
-        name = Path(words[-1] if words[:1] == ["-m"] else words[0]).name
-        _write(plot, scale_svg(found, f"ddplaunch scale -- {name}", strong=trials.strong))
     if interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.FINDINGS if any(one.problem is not None for one in found) else ExitStatus.DONE
@@ -325,39 +319,3 @@ def _is_measured(rank: RankPhases) -> bool:
         and all(0 <= share < _MOST_OF_A_STEP for share in shares)
         and all(0 <= each < _LARGEST for each in counts)
     )
-
-
-def _refuse_plot(plot: str | None) -> None:
-    if plot not in (None, "-") and not str(plot).endswith(".svg"):
-        raise usage(
-            f"`--plot {plot}` is not the name of an SVG file",
-            why="plots are written as SVG, which every browser shows and scales",
-            fix=f"`--plot {str(plot).rpartition('.')[0] or plot}.svg`, or `--plot -` for stdout",
-            where="flag: --plot",
-        )
-    if plot in (None, "-"):
-        return
-    path = Path(str(plot))
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        taken = f"`{plot}` is a directory" if path.is_dir() else f"`{path.parent}` takes no new files"
-        raise usage(
-            taken if path.parent.is_dir() else f"there is no directory `{path.parent}`",
-            why="the plot is to go there when all sizes are measured",
-            fix="name another file, or `--plot -` for stdout",
-            where="flag: --plot",
-        )
-
-
-def _write(path: str, text: str) -> None:
-    if path == "-":
-        answer(text)
-        return
-    try:
-        write_named(path, text)
-    except OSError as exception:
-        raise usage(
-            f"`{path}` cannot be written: {exception.strerror}",
-            why="the plot was to go there",
-            fix="name another file, or `--plot -` for stdout; `--resume` measures nothing again",
-            where="flag: --plot",
-        ) from exception

@@ -48,12 +48,9 @@ HELP: dict[str, Help] = {
         "Measure 1, 2, 4 … processes, and what holds them back.",
         (
             ("ddplaunch scale --batch-size 8 -- train.py", "1, 2, 4 … processes, up to what this machine has"),
-            (
-                "ddplaunch scale 2 --device cpu --steps 20 --plot scale.svg -- train.py",
-                "20 steps of each, and a picture",
-            ),
+            ("ddplaunch scale 2 --device cpu --steps 20 -- train.py", "20 steps of two processes"),
         ),
-        ("strong", "steps", "seconds", "batch_size", "dataset_size", "timeout", "keep", "resume", "plot", "json"),
+        ("strong", "steps", "seconds", "batch_size", "dataset_size", "timeout", "keep", "resume", "json"),
         "Each size is a short run of the unchanged script; with --timeout it has so long until it is measured [10m].",
     ),
     "fit": Help(
@@ -120,7 +117,7 @@ HELP: dict[str, Help] = {
         "Watch step rate, CPU, memory and GPU of every rank.",
         (
             ("ddplaunch top", "the youngest run of this directory, live"),
-            ("ddplaunch top --replay", "what `run --record-metrics` recorded of the newest run"),
+            ("ddplaunch top --json", "every sample as a line of JSON"),
         ),
     ),
     "stacks": Help(
@@ -156,7 +153,7 @@ HELP: dict[str, Help] = {
             ("ddplaunch explain", "the newest run of this directory"),
             ("ddplaunch explain shm-too-small", "what a code means, and what to do"),
         ),
-        more="Two runs are compared; `-` reads a log from stdin.",
+        more="`-` reads a log from stdin.",
     ),
     "report": Help(
         AFTERWARDS,
@@ -165,7 +162,7 @@ HELP: dict[str, Help] = {
             ("ddplaunch report", "the newest run of this directory, as ddplaunch-RUN.html"),
             ("ddplaunch report --output run.html", "into run.html"),
         ),
-        more="One file, no network: diagnosis, timeline, plots, environment and the last 10,000 lines.",
+        more="One file, no network: diagnosis, timeline, loss, environment and the last 10,000 lines.",
     ),
     "clean": Help(
         AFTERWARDS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddplaunch.values.finding import UsageError, usage
 
 _REPORT = "`ddplaunch report` draws what rank 0 printed and where the time of its steps went"
+_RESTARTS = "`--max-restarts N` restarts the ranks; `ddplaunch submit --requeue` has Slurm start the whole job again"
 
 #: ``COMMAND --option``, ``--option`` of every command, or ``COMMAND`` → what to use instead, in one line.
 REMOVED = {
@@ -12,7 +13,11 @@ REMOVED = {
     "scale --plot": "`ddplaunch scale --json` has all numbers to draw",
     "top --plot": _REPORT,
     "top --replay": _REPORT,
+    "queue": "a task spooler (`tsp ddplaunch run 4 -- train.py`) or Slurm; `--gpus free:N` takes idle GPUs",
     "--record-metrics": f"{_REPORT}; `ddplaunch top --json` prints samples of a run while it lasts",
+    "--relaunch": _RESTARTS,
+    "--relaunch-after": _RESTARTS,
+    "--relaunch-wait": _RESTARTS,
     "--trace": "`ddplaunch report` draws when each rank began and ended",
 }
 

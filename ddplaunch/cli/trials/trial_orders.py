@@ -33,7 +33,7 @@ from ddplaunch.values.variable_names import TRIAL, own_command
 #: Stands for the trial's folder among the script's words.
 TRIAL_DIR = "{trial_dir}"
 #: Flags of a launch that a trial decides for itself, or that would have it go on.
-_OWN = (*("nproc", "nnodes", "run_id", "phases", "timeout", "trace", "show", "verbose", "max_restarts"),)
+_OWN = ("nproc", "nnodes", "run_id", "phases", "timeout", "show", "verbose", "max_restarts")
 #: Options that say in which folder a script writes, by the end of their names. What is read is called alike, as in
 #: ``--checkpoint-path``, so that names that may mean both are left out.
 _FOLDER = re.compile(

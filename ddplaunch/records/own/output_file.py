@@ -17,7 +17,7 @@ from ddplaunch.machine.files import open_plain
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import open_flags
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | open_flags("NOFOLLOW", "CLOEXEC", "BINARY")
+_PLAIN = open_flags("NOFOLLOW", "CLOEXEC", "BINARY")
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -50,7 +50,7 @@ class OutputFile(NamedTuple):
         """Write the file in one step, in place of what is there, with its mode. Raises UsageError."""
         draft = self.path.with_name(f".ddplaunch-{os.getpid()}")
         try:
-            descriptor = os.open(draft, _NEW, 0o666)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666)
             try:
                 with open(descriptor, "wb") as file:
                     file.write(text.encode("utf-8", "backslashreplace"))

@@ -19,7 +19,6 @@ _FOLDER = open_flags("RDONLY", "DIRECTORY", "CLOEXEC")
 _FILE = open_flags("NOFOLLOW", "NONBLOCK", "NOCTTY", "CLOEXEC", "BINARY")
 _PLACE = open_flags("PATH", "DIRECTORY", "CLOEXEC")  # which may be a folder that cannot be listed
 _ROOT = 0
-_MOST_LINKS = 40  # as the kernel follows
 #: Operations of ``try_lock``, as flock(2) counts them.
 LOCK_SHARED, LOCK_ALONE = 1, 2
 #: Whether files can be opened below a descriptor; they are by their paths elsewhere, on Windows.
@@ -147,49 +146,6 @@ def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def write_named(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file that a flag names, or that is named after a run, as open(2) with O_TRUNC does and the umask says.
-
-    The directory may be shared: links that others made and files of theirs are refused, a pipe without a reader is not
-    waited for. Raises NotOursError and OSError, with ``strerror`` in words for both.
-    """
-    data = text.encode("utf-8", "backslashreplace")
-    with open(_open_named(os.fspath(path)), "wb") as file:
-        file.write(data)
-
-
-def _open_named(path: str) -> int:
-    """Open a file to write, through links of this user and root alone; each is read as it was looked at."""
-    flags, followed = os.O_WRONLY | os.O_CREAT | _FILE, 0
-    while True:
-        folder, name = os.path.split(path)
-        if os.path.abspath(path).startswith(("/proc/", "/dev/fd/")):  # /dev/stdout; its links lead to no name
-            return os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-        with closing(os.open(folder or ".", _PLACE)) as parent:
-            try:
-                descriptor = os.open(name, flags, 0o666, dir_fd=parent)
-            except OSError as error:
-                if error.errno != errno.ELOOP or followed == _MOST_LINKS:
-                    raise OSError(error.errno, error.strerror, path) from None
-                with closing(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as link:
-                    seen = os.fstat(link)
-                    if seen.st_uid != _ROOT and not _is_ours(seen, parent):
-                        raise NotOursError(f"is a link that {_user(seen.st_uid)} made", path, seen.st_uid) from None
-                    path, followed = os.path.join(folder, os.readlink("", dir_fd=link)), followed + 1
-                continue
-            try:
-                seen = os.fstat(descriptor)
-                if stat.S_ISREG(seen.st_mode):
-                    if not _is_ours(seen, parent):
-                        raise NotOursError(f"belongs to {_user(seen.st_uid)}", path, seen.st_uid)
-                    os.ftruncate(descriptor, 0)
-                os.set_blocking(descriptor, True)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            return descriptor
 
 
 @contextlib.contextmanager

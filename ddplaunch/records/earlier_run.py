@@ -1,0 +1,50 @@
+"""How the newest earlier run of the same command ended, and which of the script's files have changed since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.records.find import RunRecord, read_record, run_directories
+from ddplaunch.records.outcome import Ended, PreviousRun, RunOutcome
+
+_LOOKED_AT = 50  # records of earlier runs
+
+
+def run_before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
+    """Return how the newest earlier run of the same command ended, None where there is none that ended by itself.
+
+    ``directory`` is that of the run whose ``outcome`` is given.
+    """
+    this = read_record(directory)
+    if not this.run:
+        return None
+    command = _command(this)
+    for path in run_directories(directory.parent.parent)[:_LOOKED_AT]:
+        if path.name == directory.name:
+            continue
+        other = read_record(path)
+        if other.created_s > this.created_s or _command(other) != command:
+            continue
+        ended = other.outcome
+        if ended is None or ended.state not in ("succeeded", "failed"):
+            continue
+        alike = ended.diagnosis is not None and ended.diagnosis.is_like(outcome.diagnosis)
+        before, now = _code(other), _code(this)
+        changed = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
+        how: Ended = "succeeded" if ended.state == "succeeded" else "alike" if alike else "otherwise"
+        return PreviousRun(other.run_id, how, tuple(changed))
+    return None
+
+
+def _command(record: RunRecord) -> tuple[Any, ...]:
+    numbers = record.value("plan", "numbers")
+    items = numbers.items() if isinstance(numbers, dict) else ()
+    known = {name: item.get("value") for name, item in items if isinstance(item, dict)}
+    return (record.value("plan", "target"), record.value("cwd"), known, record.value("plan", "device", "value"))
+
+
+def _code(record: RunRecord) -> dict[str, str]:
+    """Return the script's files by name, each with what tells its versions apart."""
+    code = record.value("code")
+    return {str(name): str(value) for name, value in code.items()} if isinstance(code, dict) else {}

@@ -1,0 +1,81 @@
+"""What is gone is answered with what to use instead, and records that older versions wrote with it are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from ddplaunch.cli.flags import flags_of, spellings
+from ddplaunch.cli.help.command_help import HELP
+from ddplaunch.cli.help.removed import REMOVED, removed
+from tests.cli.cli_calls import Call, call, folder
+from tests.cli.test_report_page import record
+
+__all__ = ["call", "folder"]
+
+
+def typed(gone: str) -> list[str]:
+    """Return a command line with what a row of the table names."""
+    words = gone.split()
+    words = ["run", *words] if words[0].startswith("-") else words
+    return [*words, "--", "train.py"] if words[0] in ("run", "scale") else words
+
+
+@pytest.mark.parametrize("gone", [each for each in REMOVED if "RUN" not in each])
+def test_each_is_answered_with_what_to_use_instead(gone: str, call: Call) -> None:
+    said = call(*typed(gone))
+    assert said.status == 2 and said.err.startswith(f"error[removed]: `{gone}` is gone\n"), said.err
+    assert " ".join(REMOVED[gone].split()) in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize("gone", REMOVED)
+def test_nothing_in_the_table_is_there(gone: str) -> None:
+    command, _, option = gone.rpartition(" ")
+    commands = [command] if command else list(HELP)
+    assert gone not in HELP
+    assert not any(option in spellings(flags_of(each)) for each in commands if each in HELP)
+
+
+@pytest.mark.parametrize("words", [["--trace", "t.svg"], ["--trace=t.svg"], ["2", "--record_metrics"]])
+def test_with_a_value_and_with_underscores(words: list[str], call: Call) -> None:
+    assert "error[removed]" in call("run", *words, "--", "train.py").err
+
+
+def test_in_a_profile_and_from_python(call: Call, folder: Path) -> None:
+    (folder / "ddplaunch.toml").write_text("record-metrics = true\n")
+    said = call("plan", "2", "--", "train.py")
+    assert said.status == 2 and "error[removed]: `--record-metrics` is gone" in said.err
+    with pytest.raises(TypeError, match="no option `trace` any more: `ddplaunch report`"):
+        ddplaunch.launch("train.py", trace="t.svg")  # type: ignore[call-overload]
+
+
+def test_two_runs_are_not_compared_and_two_logs_are_read_as_one(call: Call, folder: Path) -> None:
+    for run_id in ("good", "bad"):
+        record(folder / ".ddplaunch", run_id)
+    for words in (("good", "bad"), ("good", ".ddplaunch/runs/bad")):
+        said = call("explain", *words)
+        assert said.status == 2 and "error[removed]: `explain RUN RUN` is gone" in said.err
+    (folder / "one.log").write_text("fine\n")
+    (folder / "two.log").write_text("Traceback (most recent call last):\n  File \"t.py\", line 1\nKeyError: 'x'\n")
+    assert "KeyError" in call("explain", "one.log", "two.log").out
+    assert removed("run", "--batch-size") is None
+
+
+def test_a_record_of_an_older_version_is_read(call: Call, folder: Path) -> None:
+    """It has samples, the notes of `--trace`, fingerprints of secrets, and the options that are gone."""
+    place = record(folder / ".ddplaunch", "older")
+    run = json.loads((place / "run.json").read_text())
+    run["argv"] = ["ddplaunch", "run", "2", "--record-metrics", "--trace", "t.svg", "--", "train.py"]
+    run |= {"secrets": {"key": "0badcafe", "argv": ["0badcafe"]}, "options": {"record_metrics": True, "trace": "t.svg"}}
+    (place / "run.json").write_text(json.dumps(run))
+    (place / "node-0" / "metrics.jsonl").write_text('{"schema":1}\n{"at_s":1.0,"name":"h","attempt":0,"host":{}}\n')
+    (place / "node-0" / "attempt-0" / "rank-0.marks.json").write_text('{"python_s": 1.5}')
+    assert "older" in call("ps", "--all").out
+    said = call("explain", "older")
+    assert said.status == 1 and "error[script-exception]" in said.out
+    assert call("report", "older", "--output", "older.html").status == 0
+    assert "--record-metrics" in (folder / "older.html").read_text()
+    assert call("clean", "--keep", "0", "--yes").status == 0 and not place.exists()

@@ -1,0 +1,137 @@
+"""The run of the same command before: whether it failed alike, and what has changed since; also of real runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.explain.diagnosis import Diagnosis, Raised
+from ddplaunch.records.earlier_run import run_before
+from ddplaunch.records.outcome import PreviousRun, RunOutcome, read_outcome
+from ddplaunch.values.codec import plain
+from tests.cli.cli_calls import call, folder
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.records.fake_runs import outcome, record
+
+__all__ = ["call", "folder"]  # fixtures
+
+DEADLINE_S = 240
+RAISED = Diagnosis(
+    "script-exception", "observed", "ValueError: bad at t.py:5", "it raised", ("look",), 1, "node-1",
+    exception=Raised("ValueError", "bad", "t.py:5"),
+)  # fmt: skip
+
+
+# Failures that are alike
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        (RAISED, True),
+        (replace(RAISED, rank=0, host="node-2"), True),  # all ranks raise it, and another one was first
+        (replace(RAISED, exception=Raised("ValueError", "worse", "t.py:5")), False),
+        (replace(RAISED, exception=Raised("ValueError", "bad", "t.py:9")), False),
+        (replace(RAISED, exception=Raised("KeyError", "bad", "t.py:5")), False),
+        (None, False),
+    ],
+)
+def test_a_failure_comes_twice_where_it_is_raised_at_one_line_in_the_same_words(
+    other: Diagnosis | None, alike: bool
+) -> None:
+    assert RAISED.is_like(other) is alike
+
+
+def test_sizes_and_addresses_may_vary_and_what_comes_by_chance_is_never_alike() -> None:
+    full = Diagnosis("cuda-out-of-memory", "observed", "GPU 0 is full: 2.00 GiB wanted, 1.31 GiB free", "", (), 0)
+    assert full.is_like(replace(full, what="GPU 0 is full: 2.00 GiB wanted, 900 MiB free"))
+    assert not full.is_like(replace(full, rank=3))  # no exception says where
+    killed = Diagnosis("killed", "unknown", "rank 0 was killed", "", (), 0)
+    assert not killed.is_like(killed)
+
+
+def run(base: Path, name: str, args: list[str], lines: list[str], **more: Any) -> Path:
+    """A record of ``train.py`` with these arguments, and what rank 0 printed."""
+    directory = record(base, name, **more)
+    data = json.loads((directory / "run.json").read_text())
+    data["plan"]["target"] = {"kind": "script", "name": "train.py", "args": args}
+    (directory / "run.json").write_text(json.dumps(data))
+    output = directory / "node-0" / "attempt-0"
+    output.mkdir(parents=True, mode=0o700)
+    (output.parent).chmod(0o700)
+    (output / "rank-0.out").write_text("".join(f"{line}\n" for line in lines))
+    (output / "rank-0.out").chmod(0o600)
+    return directory
+
+
+def failed(directory: Path, diagnosis: Diagnosis) -> None:
+    outcome(directory, "failed", exit_status=1, diagnosis=plain(diagnosis), cascade=[])
+
+
+def test_the_run_of_the_same_command_before_is_found(tmp_path: Path) -> None:
+    code: dict[str, Any] = {"code": {"train.py": "1"}}
+    first = run(tmp_path, "a", ["x"], [], begun_s=1000.0, **code)
+    failed(first, RAISED)
+    other = run(tmp_path, "b", ["y"], [], begun_s=1001.0, **code)
+    outcome(other)
+    now = run(tmp_path, "c", ["x"], [], begun_s=1002.0, **code)
+    failed(now, RAISED)
+    this = read_outcome(now)
+    assert isinstance(this, RunOutcome)
+    assert run_before(now, this) == PreviousRun("a", "alike")
+    outcome(first)
+    assert run_before(now, this) == PreviousRun("a", "succeeded")
+    failed(first, replace(RAISED, exception=Raised("OSError", "gone", "t.py:7")))
+    assert run_before(now, this) == PreviousRun("a", "otherwise")
+    outcome(first, "terminated")
+    assert run_before(now, this) is None
+    failed(run(tmp_path, "d", ["x"], [], begun_s=1001.5, code={"train.py": "2"}), RAISED)
+    assert run_before(now, this) == PreviousRun("d", "alike", ("train.py",))
+
+
+# Real runs
+
+SCRIPT = """
+import argparse, os
+import model
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+lr = parser.parse_args().lr
+loss = 1.0
+for step in range(6):
+    loss -= lr * loss * model.SLOPE
+    if os.environ["RANK"] == "0":
+        print(f"step {step} loss {loss:.4f}", flush=True)
+    if loss < 0:
+        raise ValueError("the loss is negative")
+"""
+
+
+@pytest.mark.slow
+def test_a_failure_that_comes_again_is_deterministic_and_told_beside_what_worked(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "model.py").write_text("SLOPE = 1.0\n")
+
+    def launch(name: str, lr: str, *more: str) -> str:
+        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", name, *more, "--", "train.py", "--lr", lr)
+        environment = clean_environment(NO_COLOR="1", COLUMNS="200", TERM="dumb")
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        return done.stderr
+
+    launch("works", "0.1")
+    launch("broken", "1.5")
+    again = launch("again", "1.5", "--max-restarts", "1")
+    assert "it failed like broken before, with the same command and code: this is deterministic" in again
+    assert "all 2 attempts failed alike: this is deterministic" in again
+    (tmp_path / "model.py").write_text("SLOPE = 2.0\n")
+    assert "it failed like again before, although model.py changed since" in launch("changed", "1.5")
+    (tmp_path / "model.py").write_text("SLOPE = 20.0\n")
+    broken = launch("breaks", "0.1")
+    assert "the same command succeeded as works, before model.py changed" in broken
