@@ -99,7 +99,6 @@ class Session:
     def __init__(self, settings: Settings, environ: Mapping[str, str], console: LauncherStreams) -> None:
         self.settings = settings
         self.attempt = -1
-        self.began_s: float | None = None  # the latest attempt, by the monotonic clock
         self.lost: Callable[[], None] = lambda: None
         self._console = console
         self._environ = dict(environ)
@@ -193,7 +192,6 @@ class Session:
             wanted = [() for _ in ranks]
         before, self._outlets = self._outlets, opened
         self.attempt += 1
-        self.began_s = time.monotonic()
         self._said.pop("started", None)
         told = [
             Rank(rank=rank, local_rank=local_rank, streams=["out", "err"][: len(each)])

@@ -41,7 +41,7 @@ class Ending:
         self._signals = signals
         self.others = OtherNodes(session, self.by_signal)
         self._leaving: int | None = None  # the thread that says the end
-        self._owner = os.getpid()
+        self._owner, self._started_s = os.getpid(), time.time()
 
     def install(self) -> None:
         """Take the last word. What was in ``sys.excepthook`` still prints: into torchrun's own messages."""
@@ -85,7 +85,6 @@ class Ending:
         _flush()
         with contextlib.suppress(Exception):
             self._before()
-        lived_s = time.monotonic() - (self._session.began_s or time.monotonic())
         answered = None
         with contextlib.suppress(Exception):
             answered = self._session.end(message)
@@ -94,7 +93,7 @@ class Ending:
             self._session.give_stderr_back()
             answered = fallback_status(message)
             with contextlib.suppress(Exception):
-                write_alone(self._session.settings, message, answered, lived_s, self._session.without)
+                write_alone(self._session.settings, message, answered, self._started_s, self._session.without)
         with contextlib.suppress(Exception):
             self.others.tell()
         _flush()
@@ -211,7 +210,9 @@ def fallback_status(message: dict[str, Any]) -> int:
     return exit_status("signal" if number else message["state"], None, failures, signal=number)
 
 
-def write_alone(settings: Settings, message: dict[str, Any], status: int, lived_s: float, without: str | None) -> None:
+def write_alone(
+    settings: Settings, message: dict[str, Any], status: int, started_s: float, without: str | None
+) -> None:
     """Write the outcome of a run without a guard, as far as torchrun itself knows it, if the disk takes it."""
     written = read_outcome(Path(settings.directory), settings.node) if settings.directory else None
     if not settings.directory or (isinstance(written, RunOutcome) and written.exit_status == status):
@@ -223,7 +224,7 @@ def write_alone(settings: Settings, message: dict[str, Any], status: int, lived_
         node=settings.node,
         state=run_state("signal" if message.get("signal") else message["state"]),
         exit_status=status,
-        started_s=round(time.time() - lived_s, 3),
+        started_s=round(started_s, 3),
         ended_s=round(time.time(), 3),
         first_failed_rank=failures[0]["rank"] if failures else None,
         diagnosis=None,
