@@ -94,7 +94,6 @@ class RunOptions(TypedDict, total=False):
     chdir: Word | None
     python: Word | None
     join_timeout: float | str | None
-    orphan_grace: float | str | None
     sync: bool | None
     bootstrap: bool | None
     join_secret: Word | None

@@ -71,16 +71,9 @@ host-refused: A host refused its part of the launch
 launcher-cut-off: All hosts were lost at once, which points to the launcher's network
     The hosts end the run when they hear nothing for 15 s. Remedy: launch from a machine that stays connected, inside
     `tmux`, or with `ddplaunch submit`.
-launcher-lives: Hosts still hear the launcher of a run that another one is to look after
-    A run has one launcher, and a host lets another in only after 15 s without a word of the first. Remedy: `ddplaunch
-    logs --follow` shows a run without becoming its launcher.
 launcher-lost: The launcher of a run over several hosts died, and left no word
-    Its hosts end the run when its connection closes or it says nothing for 15 s; with `--orphan-grace TIME`, which is
-    10 min with `--detach`, that much later, unless `ddplaunch attach` takes its place. Remedy: launch from a machine
-    that stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` there say what happened to it.
-run-not-waiting: Hosts have nothing of a run that another launcher could look after
-    What was started there has ended with its launcher, or `--orphan-grace` is over. Remedy: `ddplaunch explain` says
-    what became of it.
+    Its hosts end the run when its connection closes or it says nothing for 15 s. Remedy: launch from a machine that
+    stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` there say what happened to it.
 launcher-stood-still: The launcher was stopped or asleep, and its hosts took it for dead
     A closed lid or a suspended virtual machine stops it. Remedy: launch from a machine that does not sleep.
 host-silent: The session with a host that was asked about a run ended

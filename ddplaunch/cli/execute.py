@@ -103,8 +103,8 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
     os.execve(launch.argv[0], list(launch.argv), environment)
 
 
-def launch_detached(base: Path, more: Sequence[str] = ()) -> int:
-    """Have the command that was typed, without ``--detach`` and with ``more``, launch in a session of its own.
+def launch_detached(base: Path) -> int:
+    """Have the command that was typed, without ``--detach``, launch in a session of its own.
 
     What it says until it has launched is told here, then its run id is answered; where it launches nothing, its exit
     status is returned. Raises UsageError in a task of Slurm, and RefusedError where its output could not be kept.
@@ -126,7 +126,7 @@ def launch_detached(base: Path, more: Sequence[str] = ()) -> int:
         )
     ours, script = split_arguments(sys.argv[1:])
     words = [word for word in as_spelled_here("run", ours[1:]) if word != "--detach"]
-    words = ["run", *words, *more, *([] if script is None else ["--", *script])]
+    words = ["run", *words, *([] if script is None else ["--", *script])]
     console = base / f".{_CONSOLE}-{os.getpid()}"
     try:
         written = open_to_write(console, os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
@@ -160,7 +160,7 @@ def launch_detached(base: Path, more: Sequence[str] = ()) -> int:
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
     child.returncode = 0  # it goes on, and is waited for by nobody
     name = launched.run_id
-    shown = f"`ddplaunch attach {name}` shows what it prints"
+    shown = f"`ddplaunch logs {name} --follow` shows what it prints"
     if launched.directory is None:
         shown = f"`tail -f {path_text(console)}` shows what it prints"
     else:

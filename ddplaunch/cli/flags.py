@@ -85,7 +85,6 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("detach", "switch", _OUTPUT, "Launch, print the run's id and go on without this terminal."),
         *HOSTS,
         Flag("sync", "switch", _SEVERAL, "First copy the files that git tracks here to every host; deletes nothing."),
-        Flag("orphan_grace", "duration", _SEVERAL, "Time hosts go on without launcher [0; with --detach 10m].", "TIME"),
         Flag("join_secret", "text", _SEVERAL, "Without --hosts: a file that all nodes have, and nobody else.", "FILE"),
     ),
     "plan": (
@@ -231,10 +230,6 @@ OWN: dict[str, tuple[Flag, ...]] = {
             "PATTERN",
         ),
         Flag("json", "switch", "", "Every sample as a line of JSON."),
-        _RUN_DIR,
-    ),
-    "attach": (
-        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
         _RUN_DIR,
     ),
     "stacks": (

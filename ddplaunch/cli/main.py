@@ -115,8 +115,7 @@ def dispatch(words: list[str]) -> int:
         values = parse(ours, script)
     if (missing := needs_linux(_what_is_done(command, values))) is not None:
         raise RefusedError(missing)
-    room = "hosts" if command == "attach" else "commands"
-    function = getattr(import_module(f"ddplaunch.cli.{room}.{command}"), command)
+    function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
     return int(function(**_behind(command, values, script), **own_values(command, values)))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -63,19 +62,6 @@ class Part:
                 return False
         return True
 
-    def relay(self, link: socket.socket) -> None:
-        """Pass on bytes between who asked and ``link``, until one of them has gone."""
-        link.sendall(self._frames.rest)
-        while True:
-            for ready in select.select([self._incoming, link.fileno()], [], [])[0]:
-                data = os.read(ready, _READ)
-                if not data:
-                    return
-                if ready == self._incoming:
-                    link.sendall(data)
-                else:
-                    self._write(data)
-
     def runs(self) -> Iterator[RunProcesses]:
         """Yield what lives here of the launch, of this user; a pasted torchrun has no token, and its id has to do."""
         mine = (str(self.order["run_id"]), os.geteuid(), str(self.order["launch"]))
@@ -98,20 +84,9 @@ class Part:
         return bool(marker and self.directory and (self.directory / str(marker)).exists())
 
 
-def attach(part: Part) -> None:
-    """Have who asks be the launcher of what runs here, if the one before is gone."""
-    from ddplaunch.hosts.session.job import knock
-
-    link, why = knock(str(part.order["launch"]), part.node, float(part.order["patience_s"]))
-    part.answer_and_go_on({"why": why})
-    if link is not None:
-        part.relay(link)
-
-
 def stop(part: Part) -> None:
-    """End what runs here of the launch, within ``grace_s`` seconds and SIGKILL; no launcher is waited for any more."""
+    """End what runs here of the launch, within ``grace_s`` seconds and SIGKILL."""
     from ddplaunch.hosts.local.stop_run import stop_run
-    from ddplaunch.hosts.session.job import knock
     from ddplaunch.records.directory import note_stop
     from ddplaunch.ui.stop_view import stop_json
 
@@ -122,10 +97,6 @@ def stop(part: Part) -> None:
         said = stop_json(stop_run(run, float(part.order["grace_s"])), ())
         for key, listed in found.items():
             listed += said[key]
-    link, _ = knock(str(part.order["launch"]), part.node, 0.0)
-    if link is not None:
-        with link:
-            link.sendall(pack(Kind.LEAVE))
     part.send(Kind.ANSWER, found)
 
 
@@ -201,7 +172,7 @@ def record(part: Part) -> None:
         part.send(Kind.RECORD, piece)
 
 
-_ANSWERS = {each.__name__: each for each in (attach, stop, stacks, samples, logs, record)}
+_ANSWERS = {each.__name__: each for each in (stop, stacks, samples, logs, record)}
 
 
 def main(node: str, directory: str) -> int:

@@ -203,15 +203,12 @@ def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ..
     )
 
 
-def without_launcher(waited_s: float) -> tuple[str, str, tuple[str, ...]]:
-    """Return what, why and the fixes of a run that its host ended, ``waited_s`` seconds after its launcher was lost."""
-    waited = f"; it was waited for another {duration_text(waited_s)}, as `--orphan-grace` says" if waited_s else ""
-    why = f"nothing was heard of the launcher for 15 s, or its connection closed{waited}"
-    fixes = (
-        "look at the machine that launched: `ddplaunch explain` there, `last -x`, `dmesg -T`",
-        "`--orphan-grace 2h` has hosts go on for so long, and `ddplaunch attach` takes the launcher's place",
-    )
-    return "this host ended its part of the run, because its launcher was lost", why, fixes
+#: What, why and the fixes of a run that its host ended because its launcher was lost.
+_WITHOUT_LAUNCHER = (
+    "this host ended its part of the run, because its launcher was lost",
+    "nothing was heard of the launcher for 15 s, or its connection closed",
+    ("look at the machine that launched: `ddplaunch explain` there, `last -x`, `dmesg -T`",),
+)
 
 
 def signal_to_launcher(code: str, facts: RunFacts | None, was_it_memory: str) -> tuple[str, str, tuple[str, ...]]:
@@ -222,9 +219,10 @@ def signal_to_launcher(code: str, facts: RunFacts | None, was_it_memory: str) ->
             "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
             (was_it_memory, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
         )
-    by = None if facts is None else facts.stopped_by
-    if by is not None:
-        return stopped_by(by) if isinstance(by, str) else without_launcher(by)
+    if facts is not None and facts.launcher_lost:
+        return _WITHOUT_LAUNCHER
+    if facts is not None and facts.stopped_by is not None:
+        return stopped_by(facts.stopped_by)
     reasons = {
         "SIGHUP": ("usually the terminal or ssh session was closed", "run it in tmux or screen, or as a batch job"),
         "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),

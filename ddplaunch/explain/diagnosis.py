@@ -186,10 +186,9 @@ class RunFacts:
 
     ``state`` is from ``outcome.json``, ``signal`` the number that the launcher got, ``plan`` from ``run.json``,
     ``argv`` the command as typed, ``oom_kills`` from the cgroup's ``memory.events``, ``dmesg`` the kernel's lines since
-    the run began, ``slurm_job`` from the environment of the launch, ``stopped_by`` the user who typed `ddplaunch stop`,
-    or after how many seconds without a launcher its host did it.
-    ``full_disks``: folders of the run without room, and how much is left. ``just_ended``: files of
-    this machine are as the ranks saw them.
+    the run began, ``slurm_job`` from the environment of the launch, ``stopped_by`` the user who typed `ddplaunch stop`.
+    ``launcher_lost``: its host ended it because the launcher over ssh was gone. ``full_disks``: folders of the run
+    without room, and how much is left. ``just_ended``: files of this machine are as the ranks saw them.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -204,7 +203,8 @@ class RunFacts:
     full_disks: tuple[tuple[str, str], ...] = ()
     slurm_job: str | None = None
     slurm_memory_bytes: int | None = None
-    stopped_by: str | float | None = None
+    stopped_by: str | None = None
+    launcher_lost: bool = False
     just_ended: bool = False
 
 

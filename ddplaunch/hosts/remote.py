@@ -1,8 +1,7 @@
 """``python -m ddplaunch.hosts.remote``: a host's side of a session, which serves one launcher over stdin and stdout.
 
 When stdin ends, or nothing arrives for ``SILENCE_S``, the launcher is dead, asleep or cut off: whatever it had started
-here is ended, at once or after the launch's ``orphan_s``; until then another launcher may take its place. There is one
-thread, because a child that is to die with its parent dies with the thread that made it.
+here is ended. There is one thread, because a child that is to die with its parent dies with the thread that made it.
 At the end the run's record goes back as pieces of a tar archive, small files before large ones: a launcher that stops
 waiting then has most of what explains a failure.
 """
@@ -41,12 +40,7 @@ class Service:
         self._job: Any = None
         self._ended = False
         self._leaving = False
-        self._told_end = False
-        self._orphaned = False  # the launcher is gone, and none is waited for
-        self._until_s: float | None = None  # how long another launcher is waited for, where none is heard
-        self._open = True  # the session with the launcher
-        self._door: Any = None
-        self._killed: list[int] = []
+        self._alone = False  # the launcher is gone, or is told nothing more
         self._order: dict[str, Any] = {}
         self._heard_s = time.monotonic()
         self._meeting: Any = None
@@ -61,28 +55,21 @@ class Service:
                 self._job.kill_if_due()
                 if self._job.process.poll() is not None:
                     self._finish()
-            if self._ended and not self._told_end and not self._alone:
-                self._tell_end()
             patience_s = SILENCE_S if self._job is not None else _UNUSED_S
             if not self._alone and time.monotonic() - self._heard_s > patience_s:
-                self.launcher_lost(silent=True)
-            if self._until_s is not None and time.monotonic() > self._until_s:
-                self._note_lost()
-                self.end_job()
-            if self._orphaned and (self._job is None or self._ended):
+                self.launcher_lost()
+            if self._alone and (self._job is None or self._ended):
                 return 0
         return 0
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for input and pass it on, for at most ``timeout_s`` seconds."""
         self._flush()
-        if self._queue and self._open:
+        if self._queue and not self._alone:
             timeout_s = min(timeout_s, 0.02)
         for key, _ in self._selector.select(timeout_s):
             if key.fd == self._incoming:
                 self._read()
-            elif self._door is not None and key.fd == self._door.fileno():
-                self._take_over()
             elif self._meeting is not None and key.fd == self._meeting.fileno():
                 self._meeting.greet()
             elif len(self._queue) < _QUEUE or self._alone:
@@ -92,7 +79,7 @@ class Service:
         self._flush()
 
     def _flush(self) -> None:
-        while self._queue and self._open:
+        while self._queue and not self._alone:
             try:
                 written = os.write(self._outgoing, self._queue[:_READ])
             except BlockingIOError:
@@ -101,13 +88,8 @@ class Service:
                 self.launcher_lost()
                 return
             del self._queue[:written]
-        if not self._open:
+        if self._alone:
             self._queue.clear()
-
-    @property
-    def _alone(self) -> bool:
-        """Whether no launcher is heard."""
-        return self._orphaned or self._until_s is not None
 
     def _send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
         if not self._alone:
@@ -123,53 +105,26 @@ class Service:
         if not data:
             self.launcher_lost()
             return
-        self._heard_s, self._until_s = time.monotonic(), None
+        self._heard_s = time.monotonic()
         for kind, body in self._frames.feed(data):
             self._act(kind, unpack(body) if body else {})
 
-    def launcher_lost(self, silent: bool = False) -> None:
-        """Wait for another launcher where the launch says so, else end the job. One that was ``silent`` may go on."""
-        if self._door is None:
-            self._note_lost()
-            self.end_job()
-            return
-        if not silent:
-            self._close_session()
-        if not self._alone:
-            self._until_s = time.monotonic() + float(self._order["orphan_s"])
+    def launcher_lost(self) -> None:
+        """End the job; the record here tells why, unless the launcher had begun to end it."""
+        if self._job is not None and not (self._ended or self._job.told or self._alone):
+            from ddplaunch.records.directory import note_stop
 
-    def _note_lost(self) -> None:
-        """Leave in the record here why the run is about to be ended, unless the launcher had begun to end it."""
-        if self._job is None or self._ended or self._job.told or self._orphaned:
-            return
-        from ddplaunch.records.directory import note_stop
-
-        with contextlib.suppress(Exception):  # its end does not wait for a note
-            note_stop(Path(str(self._order["record"])), float(self._order.get("orphan_s") or 0.0))
-
-    def _close_session(self) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(self._incoming)
-        self._open = False
-
-    def _take_over(self) -> None:
-        """Let another launcher in, where none is heard."""
-        connection = self._door.accepted(self._alone and not self._orphaned)
-        if connection is None:
-            return
-        self._close_session()
-        self._incoming = self._outgoing = connection
-        self._frames, self._queue = Frames(), bytearray()
-        self._open, self._told_end = True, False
-        self._heard_s, self._until_s = time.monotonic(), None
-        self._selector.register(connection, selectors.EVENT_READ)
+            with contextlib.suppress(Exception):  # its end does not wait for a note
+                note_stop(Path(str(self._order["record"])), launcher_lost=True)
+        self.end_job()
 
     def end_job(self) -> None:
-        """End the job: SIGTERM, then SIGKILL when its grace is over. No launcher is waited for."""
-        if self._orphaned:
+        """End the session and the job: SIGTERM, then SIGKILL when its grace is over."""
+        if self._alone:
             return
-        self._orphaned, self._until_s = True, None
-        self._close_session()
+        self._alone = True
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._incoming)
         if self._job is not None and not self._ended:
             self._job.end(signal.SIGTERM)
 
@@ -211,23 +166,19 @@ class Service:
             self._meeting = None
 
     def _launch(self, order: dict[str, Any]) -> None:
-        from ddplaunch.hosts.session.job import HostJob, LauncherDoor
+        from ddplaunch.hosts.session.job import HostJob
 
         self._order = order
         self._close_meeting()
         try:
             self._job = HostJob(order)
         except OSError as error:
-            self._ended = self._told_end = True
+            self._ended = True
             self._send(Kind.ENDED, {"status": 126, "problem": f"{error.strerror}: {error.filename}"})
             return
         for descriptor, name in self._job.streams.items():
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ, name)
-        if order.get("orphan_s"):
-            with contextlib.suppress(OSError):
-                self._door = LauncherDoor(str(order["token"]), int(order["node"]))
-                self._selector.register(self._door, selectors.EVENT_READ)
 
     def _output(self, descriptor: int, name: str) -> bool:
         """Pass on what is there; return whether there was something."""
@@ -246,19 +197,16 @@ class Service:
         return True
 
     def _finish(self) -> None:
-        """The program is gone: end what it left, and pass on its last output."""
+        """The program is gone: end what it left, pass on its last output, say how it ended, and send the record."""
         self._ended = True
         killed = self._job.sweep(self._turn)
         for descriptor, name in list(self._job.streams.items()):
             while descriptor in self._job.streams and self._output(descriptor, name):
                 self._turn(0)
-        self._killed = killed
-
-    def _tell_end(self) -> None:
-        """Say how the program ended, and send the record."""
-        self._told_end = True
+        if self._alone:
+            return
         status = self._job.process.returncode
-        self._send(Kind.ENDED, {"status": status if status >= 0 else 128 - status, "killed": self._killed})
+        self._send(Kind.ENDED, {"status": status if status >= 0 else 128 - status, "killed": killed})
         for piece in pieces(self._order.get("record"), self._order.get("marker")):
             self._send(Kind.RECORD, piece)
             while len(self._queue) > _QUEUE and not self._alone:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ddplaunch.records.json_files import as_number, as_text, read_object, replace_file
 from ddplaunch.records.own.own_files import NotOursError, foreign
 from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.frozen import dataclass
 
 _STOP_NOTE = "stop.json"
 
@@ -31,29 +32,36 @@ def run_directory(base: Path, run_id: str) -> Path:
     return base / "runs" / run_id
 
 
-def note_stop(directory: Path, lost_s: float | None = None) -> None:
-    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is.
+@dataclass(frozen=True)
+class StopNote:
+    """Who ended a run: ``user`` by `ddplaunch stop`, or, with ``launcher_lost``, its host without a launcher."""
 
-    ``lost_s``: not a person, but its host, which waited so long for another launcher in the place of one that is gone.
-    """
+    user: str
+    launcher_lost: bool
+
+
+def note_stop(directory: Path, launcher_lost: bool = False) -> None:
+    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
     from ddplaunch.machine.files import owner_name
 
     if foreign(directory) is None:
         with suppress(OSError):
-            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3), "lost_s": lost_s}
+            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
+            note["launcher_lost"] = launcher_lost
             replace_file(directory / _STOP_NOTE, json.dumps(note) + "\n")
 
 
-def stopped_by(directory: Path, since_s: float) -> str | float | None:
-    """Return who typed `ddplaunch stop` since the epoch ``since_s``, which notes that before its first signal; a number
-    where the host did it, so many seconds after its launcher was lost.
-    """
+def read_stop(directory: Path, since_s: float) -> StopNote | None:
+    """Return who ended the run since the epoch ``since_s``, which is noted before the first signal; None for nobody."""
     try:
         note = read_object(directory / _STOP_NOTE)
     except (OSError, ValueError):
         return None
-    at_s, user, lost_s = as_number(note.get("at_s")), as_text(note.get("user")), as_number(note.get("lost_s"))
-    return (user if lost_s is None else lost_s) if at_s is not None and at_s >= since_s else None
+    at_s, user = as_number(note.get("at_s")), as_text(note.get("user"))
+    if at_s is None or at_s < since_s or user is None:
+        return None
+    lost = note.get("launcher_lost") is True or as_number(note.get("lost_s")) is not None  # as older versions wrote it
+    return StopNote(user, lost)
 
 
 def note_path(attempt: Path, rank: int) -> Path:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -27,8 +25,6 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import RUN_ID
 
 FILE = "launcher.json"
-_ALIVE_EVERY_S = 10.0
-_NOTICED_S = 60.0  # until a host has noticed the loss, and has ended what it runs
 _GRACE_S = 30.0
 
 
@@ -54,8 +50,7 @@ class Launched:
 
     ``start_ticks`` is as in ``Process``; ``grace_s`` is how long it lets ranks take to end, in seconds.
     ``launch`` is the token by which its processes are known on every host. ``marker`` is the name of a file in the
-    run's directory here, by which a host sees that it has the same one. ``begun_s`` is when the launch began;
-    ``orphan_s`` how long its hosts go on without a launcher, in seconds.
+    run's directory here, by which a host sees that it has the same one. ``begun_s`` is when the launch began.
     """
 
     run_id: str
@@ -69,7 +64,6 @@ class Launched:
     launch: str = ""
     marker: str | None = None
     begun_s: float = 0.0
-    orphan_s: float = 0.0
 
 
 def launched_by_me(
@@ -79,15 +73,13 @@ def launched_by_me(
     grace_s: float,
     launch: str = "",
     marker: str | None = None,
-    *,
     begun_s: float = 0.0,
-    orphan_s: float = 0.0,
 ) -> Launched:
     """Return what this process notes of itself as the launcher of a run."""
     me = read_process(os.getpid())
     start = me.start_ticks if me is not None else 0
     where = (os.uname().nodename, boot_id() or "", os.getpid(), start)
-    return Launched(run_id, directory, *where, tuple(places), grace_s, launch, marker, begun_s, orphan_s)
+    return Launched(run_id, directory, *where, tuple(places), grace_s, launch, marker, begun_s)
 
 
 @contextmanager
@@ -98,34 +90,10 @@ def holding(launched: Launched) -> Iterator[None]:
     """
     with suppress(OSError):
         _write(launched)
-    over = threading.Event()
-    if launched.orphan_s:
-        threading.Thread(target=_live_on, args=(launched.directory / FILE, over), daemon=True).start()
-    try:
-        with ExitStack() as held:
-            with suppress(OSError):
-                held.enter_context(open(open_plain(launched.directory / FILE), "rb"))
-            yield
-    finally:
-        over.set()
-
-
-def _live_on(note: Path, over: threading.Event) -> None:
-    """Give the note a new date again and again, by which ``is_waited_for`` knows when the launcher was lost."""
-    while not over.wait(_ALIVE_EVERY_S):
+    with ExitStack() as held:
         with suppress(OSError):
-            os.utime(note)
-
-
-def is_waited_for(launched: Launched) -> bool:
-    """Whether hosts may still wait for a launcher in the place of this one, which was of this machine and is gone."""
-    if not launched.orphan_s:
-        return False
-    try:
-        seen_s = (launched.directory / FILE).stat().st_mtime
-    except OSError:
-        return True
-    return time.time() < seen_s + launched.orphan_s + _NOTICED_S
+            held.enter_context(open(open_plain(launched.directory / FILE), "rb"))
+        yield
 
 
 def _write(launched: Launched) -> None:
@@ -139,7 +107,6 @@ def _write(launched: Launched) -> None:
         "grace_s": launched.grace_s,
         "marker": launched.marker,
         "begun_s": launched.begun_s,
-        "orphan_s": launched.orphan_s,
         "nodes": plain(launched.places),
     }
     replace_file(launched.directory / FILE, json.dumps(data) + "\n")
@@ -172,7 +139,6 @@ def read_launched(directory: Path) -> Launched | None:
             launch=str(data.get("launch", "")),
             marker=as_text(data.get("marker")),
             begun_s=as_number(data.get("begun_s")) or 0.0,
-            orphan_s=as_number(data.get("orphan_s")) or 0.0,
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -16,7 +16,6 @@ from ddplaunch.records.json_files import as_text, as_whole
 from ddplaunch.records.launchers import (
     NodeProcesses,
     held_by,
-    is_waited_for,
     read_launched,
     read_processes,
     residents_in,
@@ -169,8 +168,8 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
     nodes = () if directory is None else read_processes(directory)
     launched = None if directory is None else read_launched(directory)
     state = state_of(record, run, nodes, host)
-    if state == "elsewhere" and launched is not None and launched.host == host and not is_waited_for(launched):
-        state = "ended"  # its launcher was here and is gone: the hosts do not go on without it, or not any more
+    if state == "elsewhere" and launched is not None and launched.host == host:
+        state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
     hosts = () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
     outcome = None if run is not None or record is None else record.outcome
     known: dict[str, Any] = {} if record is None else _recorded(record)

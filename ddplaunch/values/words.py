@@ -183,7 +183,7 @@ SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 
 #: What starts ranks, or looks after processes of this machine.
 #: What needs Linux, beside `plan` of other hosts; listing checks and showing what was recorded does not.
-_OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top", "attach", "plan --hosts")
+_OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top", "plan --hosts")
 
 
 def open_flags(*names: str) -> int:

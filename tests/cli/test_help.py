@@ -141,12 +141,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-#: `attach` needs a launcher that was killed: tests/ssh/test_losses.py has one.
-RUN_HERE = [(name, line) for name, line in EXAMPLES if name != "attach"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "line"), RUN_HERE)
+@pytest.mark.parametrize(("name", "line"), EXAMPLES)
 def test_examples_run(trained: Path, name: str, line: str) -> None:
     """0 or, of what looks for something that is wrong, 1; nothing is refused and nothing is misunderstood."""
     done = spawn(shlex.split(line)[1:], trained, {"COLUMNS": "80", "HOME": str(trained), "PATH": os.environ["PATH"]})

@@ -107,7 +107,7 @@ def test_what_starts_ranks_says_what_is_missing(folder: Path, system: str, name:
     assert f"error[not-on-linux]: this is {name}, and `run` works on Linux alone" in said
     assert "nothing was launched" in said and not (folder / ".ddplaunch").exists()
     assert ("wsl --install" in said) == (system == "win32")
-    for words in (("doctor",), ("attach", "x"), ("top",)):
+    for words in (("doctor",), ("top",)):
         assert f"`{words[0]}` works on Linux alone" in on(system, folder, *words, status=4)
     said = on(system, folder, "plan", "2", "--hosts", "a,b", "--", "train.py", status=4)
     assert "`plan --hosts` works on Linux alone" in said

@@ -324,7 +324,7 @@ def ssh_that_tells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 COMMANDS = (
-    *(("stop",), ("explain",), ("logs",), ("stacks",), ("attach",), ("report", "-o", "x.html")),
+    *(("stop",), ("explain",), ("logs",), ("stacks",), ("report", "-o", "x.html")),
     ("top",),
 )
 

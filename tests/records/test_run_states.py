@@ -13,16 +13,14 @@ import pytest
 
 from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
-from ddplaunch.records import launchers
 from ddplaunch.records.find import find_run, read_record
-from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me
+from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me, read_launched
 from ddplaunch.records.run_states import RunSummary, state_of, summary
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text, size_of
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
-from tests.agent.guarded import until
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run
@@ -106,27 +104,19 @@ def test_a_live_run_is_found_from_any_directory(
     assert listed["state"] == "orphaned"
 
 
-def test_hosts_wait_for_another_launcher_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "_ALIVE_EVERY_S", 0.01)
+def test_a_run_over_ssh_without_its_launcher_has_ended_also_where_an_old_version_noted_how_long_hosts_wait(
+    tmp_path: Path,
+) -> None:
     directory = record(tmp_path, "r")
-    note, long_ago = directory / "launcher.json", (0.0, 0.0)
-    places = (Place(0, "node-9", "python"),)
-
-    def state() -> str:
-        return summary(directory, None, host_name()).state
-
+    note = directory / "launcher.json"
     processes_json(directory, host="node-9")
-    with holding(launched_by_me(directory, "r", places, 30.0)):
+    assert summary(directory, None, host_name()).state == "elsewhere"
+    with holding(launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 30.0)):
         pass
-    assert state() == "ended"
-    with holding(launched_by_me(directory, "r", places, 30.0, orphan_s=600.0)):
-        os.utime(note, long_ago)
-        until(lambda: note.stat().st_mtime > 0.0, "the launcher gives its note a new date")
-    assert state() == "elsewhere"
-    os.utime(note, (time.time() - 650.0,) * 2)
-    assert state() == "elsewhere"
-    os.utime(note, (time.time() - 670.0,) * 2)
-    assert state() == "ended"
+    assert summary(directory, None, host_name()).state == "ended"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "orphan_s": 600.0}))
+    assert read_launched(directory) is not None
+    assert summary(directory, None, host_name()).state == "ended"
 
 
 def test_runs_are_named_by_a_part_of_their_id(tmp_path: Path) -> None:

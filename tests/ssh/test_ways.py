@@ -100,35 +100,25 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         host.run(["mount", "-o", "remount,bind,rw", str(debian.work)], Path("/"), clean_environment())
 
 
-def test_a_detached_run_is_followed_taken_over_and_stopped_on_a_host(debian: Lab) -> None:
+def test_a_detached_run_is_followed_and_stopped_on_a_host(debian: Lab) -> None:
     debian.write("wait.py", WAIT)
     words = ("--device", "cpu", "--hosts", debian.names, "--run-id", "detached", "--detach", "--", "wait.py")
     done = debian.login.run(ddplaunch("run", "2x1", *words), debian.work, clean_environment())
     assert (done.returncode, done.stdout) == (0, "detached\n"), done.stderr
-    until(lambda: "rank 1 waits" in _printed(debian, "detached"), "both ranks are shown")
-    noted = json.loads((debian.work / ".ddplaunch" / "runs" / "detached" / "launcher.json").read_text())
-    debian.login.run(["kill", "-9", str(noted["launcher"]["pid"])], debian.work, clean_environment())
-    first, second = _attached(debian, "detached"), _attached(debian, "detached")
-    begun = [each.stderr.readline() for each in (first, second) if each.stderr is not None]
-    assert sorted("attached to" in line for line in begun) == [False, True], begun
+    follow = debian.login.command(ddplaunch("logs", "detached", "--follow"), debian.work)
+    followed = subprocess.Popen(follow, env=clean_environment(), stdout=subprocess.PIPE, text=True)
+    assert followed.stdout is not None
+    shown = {followed.stdout.readline().rpartition("] ")[2] for _ in range(2)}
+    assert shown == {"rank 0 waits\n", "rank 1 waits\n"}
     done = debian.hosts[1].run(ddplaunch("stop", "detached"), debian.work, clean_environment())
     assert "SIGTERM" in done.stderr, done.stderr
-    said = [each.communicate(timeout=90)[1] for each in (first, second)]
-    said.append((late := _attached(debian, "detached")).communicate(timeout=60)[1])
-    assert [first.returncode, second.returncode, late.returncode] == [143] * 3, said
-    for text in said:
-        assert "ended by SIGTERM (exit status 143)" in text, said
-        assert "error[terminated]: the run was ended by `ddplaunch stop`" in " ".join(text.split()), said
     debian.nothing_left("detached", 60)
-
-
-def _attached(made: Lab, run_id: str) -> subprocess.Popen[str]:
-    words, env = made.login.command(ddplaunch("attach", run_id), made.work), clean_environment()
-    return subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def _printed(made: Lab, run_id: str) -> str:
-    return made.login.run(ddplaunch("logs", run_id), made.work, clean_environment()).stdout
+    followed.communicate(timeout=60)
+    assert followed.returncode == 0
+    console = debian.work / ".ddplaunch" / "runs" / "detached" / "console.log"
+    until(lambda: "ended by SIGTERM (exit status 143)" in console.read_text(), "the launcher has said how it ended")
+    explained = debian.login.run(ddplaunch("explain", "detached"), debian.work, clean_environment())
+    assert "error[terminated]: the run was ended by `ddplaunch stop`" in " ".join(explained.stdout.split())
 
 
 #: What an environment for training may be without.

@@ -15,7 +15,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Explanation, LogSou
 from ddplaunch.machine.files import read, read_end
 from ddplaunch.machine.hardware import levels, probe_shm
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.directory import stopped_by
+from ddplaunch.records.directory import StopNote, read_stop
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import failed_by_itself, first_failed
@@ -147,6 +147,7 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
     """Return what is known beside the files."""
     run = read_run(Path(settings.directory), settings.node) if settings.directory else {}
     shm = probe_shm()
+    stop = _stop_note(settings, ended)
     now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")
     return replace(
         facts_of_run(run),
@@ -158,7 +159,8 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
         shm_free_bytes=None if isinstance(shm, Unavailable) else shm.free_bytes,
         shm_size_bytes=None if isinstance(shm, Unavailable) else shm.size_bytes,
         full_disks=full_disks([settings.directory or ".", ".", *settings.outputs]),
-        stopped_by=_stopped_by(settings, ended),
+        stopped_by=None if stop is None or stop.launcher_lost else stop.user,
+        launcher_lost=stop is not None and stop.launcher_lost,
         just_ended=True,
     )
 
@@ -183,11 +185,11 @@ def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found.values())
 
 
-def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | float | None:
-    """Return who typed `ddplaunch stop`, or how long the host waited for a launcher; None for another end."""
+def _stop_note(settings: Settings, ended: EndedRun | None) -> StopNote | None:
+    """Return who ended the run by SIGTERM, as the record tells; None for another end."""
     if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
         return None
-    return stopped_by(Path(settings.directory), ended.started_s)
+    return read_stop(Path(settings.directory), ended.started_s)
 
 
 def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagnosis | None:

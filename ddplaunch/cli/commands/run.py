@@ -52,9 +52,7 @@ def run(
         )
     if detach and not dry_run and not outlives_starter():
         options = with_configuration(said, profile, working_directory())
-        over_ssh = hosts["hosts"] is not None or hosts["hostfile"] is not None
-        more = ("--orphan-grace", "10m") if over_ssh and hosts["orphan_grace"] is None else ()
-        return launch_detached(runs_directory(os.environ, value_of(options.run_dir, None), working_directory()), more)
+        return launch_detached(runs_directory(os.environ, value_of(options.run_dir, None), working_directory()))
     if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the launches that have other hosts
 

@@ -128,15 +128,6 @@ HELP: dict[str, Help] = {
             ("ddplaunch stacks --full", "every frame of every thread"),
         ),
     ),
-    "attach": Help(
-        WATCH,
-        "Show a run again to its end; replace a lost launcher.",
-        (
-            ("ddplaunch attach", "the newest run of this directory"),
-            ("ddplaunch attach night-3", "that run; its exit status is this command's"),
-        ),
-        more="Ctrl-C leaves the run alone; one whose launcher was lost is led from here, and Ctrl-C ends it.",
-    ),
     "stop": Help(
         WATCH,
         "End a run and the processes that it started.",

@@ -88,19 +88,13 @@ def launcher_lost(directory: Path) -> Diagnosis | None:
     launched = read_launched(directory)
     if launched is None or told_by_launcher(directory):
         return None
-    waited = f" {duration_text(launched.orphan_s)} later (`--orphan-grace`)" if launched.orphan_s else ""
-    longer = (
-        f"`ddplaunch attach {launched.run_id}` within that time takes the launcher's place"
-        if launched.orphan_s
-        else "`--orphan-grace 2h` has the hosts go on for so long, and `ddplaunch attach` takes the launcher's place"
-    )
     return Diagnosis(
         "launcher-lost",
         "likely",
-        f"the launcher on {launched.host} died, and {hosts_named(launched)} ended the run{waited}",
+        f"the launcher on {launched.host} died, and {hosts_named(launched)} ended the run",
         "hosts that hear nothing of their launcher for 15 s, or whose connection to it closes, end what it started "
         "there; it left no word of its own, as after `kill -9`, a loss of power or of memory",
-        (longer, *_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
+        (*_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
         host=launched.host,
     )
 
@@ -113,15 +107,6 @@ def unsaid(record: RunRecord) -> Diagnosis | None:
     if not record.run:
         return None
     launched, state = read_launched(record.directory), summary(record.directory, None, host_name()).state
-    if launched is not None and launched.orphan_s and state == "elsewhere":
-        return Diagnosis(
-            "launcher-lost",
-            "unknown",
-            f"the launcher on {launched.host} is gone; {hosts_named(launched)} may still run its part of the run",
-            f"the hosts go on for {duration_text(launched.orphan_s)} without a launcher, then they end the run",
-            (f"`ddplaunch attach {record.run_id}` takes it over", f"`ddplaunch stop {record.run_id}` ends it now"),
-            host=launched.host,
-        )
     if state != "ended":
         return None
     what = f"how run {record.run_id} ended is not recorded, and its launcher is gone"
@@ -205,9 +190,9 @@ def _stopped(
     interrupted: int | None,
 ) -> tuple[HostEnd, Diagnosis] | None:
     """Return what says that `ddplaunch stop` ended a run, and a host where it did: typed here, or on that host."""
-    user = of_run.stopped_by(directory, begun_s)
-    if interrupted == signal.SIGTERM and isinstance(user, str):
-        return ends[0], Diagnosis("terminated", "observed", *stopped_by(user), host=socket.gethostname())
+    noted = of_run.read_stop(directory, begun_s)
+    if interrupted == signal.SIGTERM and noted is not None and not noted.launcher_lost:
+        return ends[0], Diagnosis("terminated", "observed", *stopped_by(noted.user), host=socket.gethostname())
     known = [(outcomes[end.node], end) for end in ends if end.node in outcomes and end.told is None]
     for outcome, end in sorted(known, key=lambda pair: pair[0].ended_s):
         found = outcome.diagnosis

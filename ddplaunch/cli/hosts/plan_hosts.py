@@ -58,7 +58,6 @@ class AskedHosts:
     python: str | None = None
     join_timeout: float | None = None
     sync: bool | None = None
-    orphan_grace: float | None = None
     bootstrap: bool | None = None
 
 

@@ -34,7 +34,6 @@ from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.streams import (
     answer,
     answer_json,
-    say,
     tell,
     tell_findings,
     tell_findings_to_starter,
@@ -63,7 +62,7 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.words import count, duration_text, numbers_text
+from ddplaunch.values.words import count, numbers_text
 
 _GRACE_S = 30.0
 _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
@@ -111,7 +110,7 @@ def run_on_hosts(
             return ExitStatus.REFUSED
         if dry_run:
             return _print(gathered, planned, json, copied, plan_only)
-        return _launch(links, gathered, planned, required(script), begun_s, asked.orphan_grace or 0.0)
+        return _launch(links, gathered, planned, required(script), begun_s)
 
 
 def copied_text(copied: Mapping[str, Mapping[str, str]]) -> str:
@@ -166,9 +165,7 @@ def _plans_text(gathered: Gathered, planned: Planned) -> str:
     return "".join(said)
 
 
-def _launch(
-    links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float, orphan_s: float
-) -> int:
+def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float) -> int:
     first = planned.launches[0]
     names, facts = tuple(report.name for report in gathered.reports), gathered.reports[0].facts
     first = replace(first, notes=(f"hosts: {named(names)}", *first.notes))
@@ -184,7 +181,7 @@ def _launch(
     grace_s = value_of(first.options.grace_s, _GRACE_S)
     typed = {"script": script, "argv": hide_words(sys.argv), "marker": marker, "token": token}
     orders = [
-        {**_order(launch, mine, report, typed, grace_s), "orphan_s": orphan_s}
+        _order(launch, mine, report, typed, grace_s)
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
     ]
     pythons = [launch.argv[0] for launch in planned.launches]
@@ -193,18 +190,15 @@ def _launch(
     folders = [link.folder for link in gathered.links]
     about = zip(names, pythons, records, ahead, folders, strict=True)
     places = [Place(node, *place) for node, place in enumerate(about)]
-    launched = launched_by_me(
-        directory, first.run_id, places, grace_s, token, marker, begun_s=begun_s, orphan_s=orphan_s
-    )
+    launched = launched_by_me(directory, first.run_id, places, grace_s, token, marker, begun_s)
     with held:
-        return stay(launched, links, gathered.links, orders, first.options.show is not None)
+        return _stay(launched, links, gathered.links, orders, first.options.show is not None)
 
 
-def stay(
-    launched: Launched, links: Links, hosts: Sequence[Link], orders: Sequence[dict[str, Any]] | None, chosen: bool
+def _stay(
+    launched: Launched, links: Links, hosts: Sequence[Link], orders: Sequence[dict[str, Any]], chosen: bool
 ) -> int:
-    """Be the launcher of a run until it has ended on all hosts, and return its exit status; ``orders`` are None where
-    it runs there.
+    """Start ``orders`` on the hosts, stay until the run has ended on all of them, and return its exit status.
 
     ``chosen`` is whether `--show` says whose output is shown.
     """
@@ -214,12 +208,6 @@ def stay(
     with holding(launched):
         ends = running.run(orders)
         console.close()
-        if launched.orphan_s and running.interrupted is None and all(end.lost is not None for end in ends):
-            say(
-                f"all hosts were lost; what runs there goes on for {duration_text(launched.orphan_s)}, and "
-                f"`ddplaunch attach {launched.run_id}` takes it over"
-            )
-            return ExitStatus.FINDINGS
         pieces.unpack()
         if launched.marker is not None:
             (directory / launched.marker).unlink(missing_ok=True)

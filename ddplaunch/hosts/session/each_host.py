@@ -77,11 +77,6 @@ class EachHost:
         self._links.close(reached.link)
 
     @property
-    def sessions(self) -> tuple[Links, list[Link]]:
-        """All sessions, and those that gave an answer, by node."""
-        return self._links, sorted(self._by_link, key=lambda link: self._by_link[link].node)
-
-    @property
     def open(self) -> bool:
         """Whether a host may still send something."""
         return bool(self._by_link)

@@ -79,11 +79,6 @@ class Frames:
             del self._data[:end]
             yield Kind(number), body
 
-    @property
-    def rest(self) -> bytes:
-        """What has arrived and was not yielded."""
-        return bytes(self._data)
-
     def _find_greeting(self) -> bool:
         before, found, after = self._data.partition(GREETING)
         self.before = bytes(before[-4096:])

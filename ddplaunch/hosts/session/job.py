@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import signal
@@ -32,7 +31,6 @@ _CONNECT_S = 1.0
 _LOOK_S = 0.5
 _GUARD_S = 3.0  # how long the guard may need to end the ranks of a torchrun that died
 _AFTER_GRACE_S = 3.0
-_COME_IN = b"+"
 
 
 class HostJob:
@@ -159,74 +157,6 @@ def _die_with_parent() -> Callable[[], None]:
             sys.exit(1)
 
     return arrange
-
-
-class LauncherDoor:
-    """Where another launcher asks for the place of one that is gone: a socket without a file (unix(7), abstract).
-
-    It is named after the launch's token, which only this user's processes know, and answers this user alone.
-    """
-
-    def __init__(self, token: str, node: int) -> None:
-        """Open it. Raises OSError."""
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(_door_name(token, node))
-        self._server.listen(4)
-        self._server.setblocking(False)
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._server.fileno()
-
-    def accepted(self, free: bool) -> int | None:
-        """Return a descriptor that does not block, of who has come; None for a stranger and where it is not free."""
-        try:
-            who, _ = self._server.accept()
-        except OSError:
-            return None
-        with who:
-            if not (free and _is_own(who)):
-                return None
-            try:
-                who.sendall(_COME_IN)
-            except OSError:
-                return None
-            who.setblocking(False)
-            return who.detach()
-
-
-def knock(token: str, node: int, patience_s: float) -> tuple[socket.socket | None, str]:
-    """Return the connection of a new launcher with what looks after the run here, or None and "held" or "gone".
-
-    For ``patience_s`` seconds it is tried again where the launcher before is still waited for.
-    """
-    until_s = time.monotonic() + patience_s
-    while True:
-        link = socket.socket(socket.AF_UNIX)
-        try:
-            link.connect(_door_name(token, node))
-            if _is_own(link) and link.recv(len(_COME_IN)) == _COME_IN:
-                return link, ""
-        except ConnectionRefusedError:
-            link.close()
-            return None, "gone"
-        except OSError:
-            pass
-        link.close()
-        if time.monotonic() > until_s:
-            return None, "held"
-        time.sleep(_LOOK_S)
-
-
-def _door_name(token: str, node: int) -> str:
-    named = hashlib.sha256(f"{token}-{node}".encode()).hexdigest()  # everybody can read it in /proc/net/unix
-    return f"\0ddplaunch-{named}"
-
-
-def _is_own(peer: socket.socket) -> bool:
-    """Return whether this user is at the other end: SO_PEERCRED of unix(7)."""
-    size = struct.calcsize("3i")
-    return bool(struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1] == os.geteuid())
 
 
 class StuckTorchrun:

@@ -77,13 +77,11 @@ class LaunchOnHosts:
         self._standstill = Standstill()
         self.interrupted: int | None = None
 
-    def run(self, orders: Sequence[dict[str, Any]] | None) -> tuple[HostEnd, ...]:
-        """Start every host's order, None where they run, and return when each host has ended or is lost."""
+    def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
+        """Start every host's order, and return when each host has ended or is lost."""
         with self._handling():
-            for link, order in zip(self._known, orders or (), strict=orders is not None):
+            for link, order in zip(self._known, orders, strict=True):
                 link.launch(order)
-            for link in self._known:
-                link.heard_s = time.monotonic()
             while not all(known.done for known in self._known.values()):
                 arrived = self._links.wait(_TURN_S)
                 self._standstill.look()
