@@ -120,16 +120,6 @@ sbatch-missing: There is no `sbatch` on PATH
 sbatch-failed: Slurm refused the job
     The finding quotes Slurm's message: a partition, an account, a limit. Remedy: correct that option; `--dry-run`
     prints the script.
-kubectl-missing: There is no `kubectl` on PATH
-    Jobs on Kubernetes are made, asked and deleted by its own program. Remedy: install it; `--dry-run` prints the
-    manifest.
-cluster-refused: The cluster refused the job
-    The finding quotes its API server: a name that is taken, a namespace, a right, a field. Remedy: correct that option;
-    `--dry-run` prints the manifest.
-cluster-unreachable: kubectl reaches no cluster
-    Its configuration names none, or the API server does not answer. Remedy: `kubectl cluster-info`.
-job-failed: A job on Kubernetes did not succeed
-    `submit --wait` exits as the pod that failed first. Remedy: `ddplaunch explain JOB`.
 srun-missing: There is an allocation, but no `srun` on PATH
     ddplaunch starts the nodes of an allocation as a job step. Remedy: `module load slurm`, or start the command with
     `srun`.

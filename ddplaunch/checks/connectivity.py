@@ -267,16 +267,18 @@ def _depends_on_the_name(launch: Launch) -> bool:
     return launch.topology.nnodes.value > 1 and not named
 
 
-def master_addr_unroutable(network: NetworkFacts, launch: Launch) -> Findings:
+def master_addr_unroutable(network: NetworkFacts, launch: Launch, host: HostFacts | None = None) -> Findings:
     """The master address cannot be reached from this host.
 
     Every node connects to it. A wrong name, a missing DNS entry or a network without a route from here ends in a
-    rendezvous timeout, silently and after minutes. Remedy: an address of rank 0's host for which `ip route get` finds
-    a route.
+    rendezvous timeout, silently and after minutes. On Kubernetes a pod's name resolves once that pod has
+    started, and the others wait for it. Remedy: an address of rank 0's host for which `ip route get` finds a route.
     """
     address = launch.topology.master_addr
     route = network.route_to_master
     if address is None or launch.topology.nnodes.value == 1 or not isinstance(route, Unavailable):
+        return
+    if host is not None and host.container == "kubernetes":
         return
     yield error(
         "master-addr-unroutable",

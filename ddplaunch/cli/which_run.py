@@ -158,11 +158,11 @@ def with_what_hosts_have(directory: Path) -> Iterator[Path]:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-"))) / directory.name
             for path in directory.glob("*.json"):
                 replace_file(place / path.name, read_plain(path, 64 << 20).decode())
-        bring(launched, place)
+        _bring(launched, place)
         yield place
 
 
-def bring(launched: Launched, place: Path) -> None:
+def _bring(launched: Launched, place: Path) -> None:
     """Put what the hosts have recorded into ``place``."""
     brought = Pieces(place)
     with EachHost(launched, "record") as hosts:

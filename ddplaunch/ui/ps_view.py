@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState
 from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.explain_view import cut
 from ddplaunch.ui.table import column_table
-from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
+from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import age_text, count, listed, numbers_text
 
@@ -237,31 +236,3 @@ def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> d
         directory = None if run.directory is None else str(run.directory)
         rows.append({**plain(run), "directory": directory, "world_size": world, "age_s": age})
     return {"schema": _SCHEMA, "host": host, "runs": rows, "not_shown": more}
-
-
-def jobs_text(jobs: Sequence[tuple[ClusterJob, ClusterState]], now_s: float, terminal: Terminal) -> str:
-    """Return a line for each job on Kubernetes, and below it what it waits for."""
-    columns = {
-        "JOB": [job.name for job, _ in jobs],
-        "STATE": [state.state for _, state in jobs],
-        "AGE": [age_text(now_s - job.submitted_s) for job, _ in jobs],
-        "SIZE": [_job_size(job) for job, _ in jobs],
-        "NAMESPACE": [job.namespace for job, _ in jobs],
-        "KIND": [job.kind for job, _ in jobs],
-        "SCRIPT": [_script(job.script) for job, _ in jobs],
-    }
-    lines = [_painted(line, terminal) for line in column_table(columns, terminal, _RIGHT, indent=0)]
-    whys = {state.why: [job.name for job, each in jobs if each.why == state.why] for _, state in jobs if state.why}
-    for why, names in whys.items():
-        lines += wrap(visible(why), terminal.width, f"{listed(names, 3)}: ", "  ")
-    return terminal.spell("\n".join(lines)) + "\n"
-
-
-def _job_size(job: ClusterJob) -> str:
-    each = "" if job.processes is None else str(job.processes)
-    return f"{job.nodes}x{each or '?'}" if job.nodes > 1 else each
-
-
-def jobs_json(jobs: Sequence[tuple[ClusterJob, ClusterState]]) -> list[dict[str, Any]]:
-    """Return every job with its pods; ``submitted_s`` is in seconds since the epoch."""
-    return [{**plain(job), **plain(state)} for job, state in jobs]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.hosts.kubernetes import ClusterJob
 from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.planning.job.sbatch import BatchScript
+from ddplaunch.planning.job.submission import Submission
 from ddplaunch.records.outcome import RunOutcome
+from ddplaunch.ui.plan_view import yaml_text
 from ddplaunch.ui.shell import NOT_PRINTED, command_lines, quote, shell_words
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
@@ -120,19 +122,21 @@ def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | Non
     return head + "".join(f"  {terminal.paint(f'{label:<{_LABEL - 2}}', 'dim')}{text}\n" for label, text in rows)
 
 
-def made_text(job: ClusterJob, noted: bool, terminal: Terminal) -> str:
-    """Return the lines that tell what was made on Kubernetes, and how to follow, explain and delete it."""
-    where = f"{job.namespace} of {job.context}" if job.context else job.namespace
-    own = f"kubectl -n {job.namespace}"
-    rows = [("in", f"namespace {visible(where)}")]
-    if noted:
-        rows += [("follow", f"ddplaunch logs {job.name} --follow"), ("state", "ddplaunch ps")]
-        rows += [("why", f"ddplaunch explain {job.name}"), ("delete", f"ddplaunch stop {job.name}")]
-    else:  # nothing can be written here
-        kind = f"{job.kind.lower()} {job.name}"
-        rows += [("state", f"{own} get {kind}"), ("delete", f"{own} delete {kind}")]
+def manifest_text(objects: Sequence[Mapping[str, Any]]) -> str:
+    """Return the objects of a manifest as YAML, one document each."""
+    return "---\n".join(map(yaml_text, objects))
+
+
+def printed_text(submission: Submission, namespace: str | None, terminal: Terminal) -> str:
+    """Return the lines that tell what a printed manifest is, and what kubectl does with it."""
+    own = f"kubectl -n {namespace}" if namespace else "kubectl"
+    logs = f"{own} logs -l batch.kubernetes.io/job-name={submission.name} --prefix --tail=-1"
+    several = f" --max-log-requests={submission.nodes}" if submission.nodes > 1 else ""
+    objects = f"job/{submission.name}" + (f" service/{submission.name}" if submission.nodes > 1 else "")
+    rows = [("make", "the same command with `| kubectl apply -f -` behind it"), ("follow", f"{logs} -f{several}")]
+    rows += [("why", f"{logs} | ddplaunch explain -"), ("delete", f"{own} delete {objects}")]
     head = terminal.paint("ddplaunch", "bold")
-    head += f" submitted {job.kind} {job.name}: {visible(job.script)} on {count(job.nodes, 'node')}\n"
+    head += f" printed job {submission.name}: {visible(submission.script)} on {count(submission.nodes, 'node')}\n"
     return head + "".join(f"  {terminal.paint(f'{label:<{_LABEL - 2}}', 'dim')}{text}\n" for label, text in rows)
 
 

@@ -191,6 +191,8 @@ def test_master_addr_unroutable() -> None:
     facts = routed(Unavailable("this host has no route to `10.0.0.9`: Network is unreachable"))
     finding = found(CHECKS, "master-addr-unroutable", facts, several(1, "10.0.0.9"))
     assert finding and "Network is unreachable" in finding.what and finding.severity is Severity.ERROR
+    in_pod = replace(facts, host=replace(facts.host, container="kubernetes"))
+    assert found(CHECKS, "master-addr-unroutable", in_pod, several(1, "10.0.0.9")) is None
     assert found(CHECKS, "master-addr-unroutable", routed(THERE), several(1, "10.0.0.9")) is None
     assert found(CHECKS, "master-addr-unroutable") is None
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.help.removed import removed
-from ddplaunch.cli.hosts.cluster_jobs import explain_job, job_meant
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, told_by_launcher, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
@@ -60,8 +59,6 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
             and (gone := removed("explain", "RUN RUN"))
         ):
             raise gone
-        if len(targets) == 1 and not _is_there(Path(targets[0])) and (job := job_meant(base, targets[0])) is not None:
-            return explain_job(job, bool(json))
         with ExitStack() as stack:
             subject = _subject(targets, base, stack)
             explanation = explained(subject)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.flags import whole_number
-from ddplaunch.cli.hosts.cluster_jobs import job_logs, job_meant
 from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere
 from ddplaunch.hosts.session.each_host import EachHost
@@ -51,15 +50,6 @@ def logs(
     base = runs_directory(os.environ, run_dir, Path.cwd())
     since_s = None if since is None else moment_s(since, time.time())
     pattern = _parse_pattern(grep)
-    if (job := job_meant(base, run)) is not None:
-        if rank is not None:
-            raise usage(
-                f"`--rank` of {job.name}, a job on Kubernetes",
-                why="its pods print what `ddplaunch run` shows in them, and ranks are told apart there",
-                fix=f"`ddplaunch logs {job.name} --grep PATTERN`",
-                where="flag: --rank",
-            )
-        return job_logs(job, bool(follow), _parse_lines(lines), since_s, pattern)
     directory = locate_run(base, run, run_dir is None)
     last = _LAST_LINES if follow and since is None and lines is None else _parse_lines(lines)
     return _print(directory, parse_ranks(rank), last, since_s, pattern, bool(follow))

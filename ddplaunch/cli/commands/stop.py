@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ddplaunch.cli.hosts.cluster_jobs import delete_job, job_meant
 from ddplaunch.cli.streams import answer_json, say, tell_findings, tell_lines
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
@@ -50,8 +49,6 @@ _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insis
 def stop(run: str | None, all: bool | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
     """End a run, or every one of this directory; return 1 where something of it is left."""
     base = runs_directory(os.environ, run_dir, Path.cwd())
-    if not all and (job := job_meant(base, run)) is not None:
-        return delete_job(job, base, grace, bool(json))
     if not all:
         return _stop(run, base, grace, bool(json))
     if run is not None:

@@ -1,4 +1,4 @@
-"""``ddplaunch submit``: writes the launch as a Slurm job or a Kubernetes manifest, and submits the job."""
+"""``ddplaunch submit``: submits the launch as a Slurm job, or prints it as a Kubernetes manifest."""
 
 from __future__ import annotations
 
@@ -24,23 +24,31 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.ui.shell import shell_words
-from ddplaunch.ui.submit_view import changed_text, ended_finding, exit_status_of, sbatch_text, submitted_text
+from ddplaunch.ui.submit_view import (
+    changed_text,
+    ended_finding,
+    exit_status_of,
+    manifest_text,
+    printed_text,
+    sbatch_text,
+    submitted_text,
+)
 from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import JOIN_SECRET
 
 _FOR_KUBERNETES = (
-    *("kind", "image", "shm_size", "secret", "namespace", "volume", "toleration", "node_selector"),
-    *("image_pull_secret", "queue", "rdma", "host_network", "set", "patch", "trainer"),
+    *("image", "shm_size", "secret", "namespace", "volume", "toleration", "node_selector"),
+    *("image_pull_secret", "queue", "rdma", "host_network"),
 )
-_FOR_SLURM = ("signal", "partition", "account", "qos", "constraint", "sbatch_arg", "setup")
+_FOR_SLURM = ("signal", "partition", "account", "qos", "constraint", "sbatch_arg", "setup", "requeue", "wait")
 #: What says the size of the job, which stands in its text and not in the command that it runs.
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 
 
 def submit(said: Said, script: list[str] | None, profile: str | None, **asked: Any) -> int:
-    """Write the job for what ``script`` names; submit it unless ``--dry-run`` asks for the text."""
+    """Write the job for what ``script`` names; submit one of Slurm unless ``--dry-run`` asks for the text."""
     words = required(script)
     cluster = _cluster(asked)
     merged = with_configuration(said, profile, working_directory())
@@ -56,12 +64,9 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
             "passes it on: `-- sh -c 'exec python train.py --option \"${name}\"'`",
             "the script's arguments",
         )
-        reference = "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster"
-        refuse_secret_words(asked.get("set") or (), reference, "flag: --set")
         given = (("--data", merged.data), ("--output", merged.output), ("--run-dir", (merged.run_dir,)))
         paths = [(flag, each.value) for flag, values in given for each in values if each is not None]
-        base = runs_directory(os.environ, None, working_directory())
-        return _to_kubernetes(submission, asked, command, paths, base)
+        return _print_manifest(submission, asked, command, paths)
     parse_target(words)
     refuse_secrets(merged.env, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")
     for flag in ("setup", "sbatch_arg"):
@@ -76,47 +81,16 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     return _submit(batch, text, bool(asked["wait"]), base)
 
 
-def _to_kubernetes(
-    submission: Submission, asked: dict[str, Any], command: Sequence[str], paths: list[tuple[str, str]], base: Path
+def _print_manifest(
+    submission: Submission, asked: dict[str, Any], command: Sequence[str], paths: list[tuple[str, str]]
 ) -> int:
-    """Print the manifest, or have the cluster make the job, note it, and with ``--wait`` follow it to its end."""
+    """Print the manifest, for `kubectl apply -f -`, and say what else kubectl does with it."""
     from ddplaunch.planning.job.manifest import decide_manifest
-    from ddplaunch.ui.plan_view import yaml_text
 
-    manifest = decide_manifest(submission, asked, command, paths)
-    if asked["dry_run"]:
-        answer(yaml_text(manifest))
-        return ExitStatus.DONE
-    from ddplaunch.hosts.kubernetes import ClusterJob, create, current_place, note
-    from ddplaunch.ui.submit_view import made_text
-
-    place = current_place(os.environ, manifest["metadata"].get("namespace"))
-    job = ClusterJob(
-        *(str(manifest["metadata"]["name"]), place.namespace, place.context),
-        *(str(manifest["kind"]), str(manifest["apiVersion"]), submission.nodes),
-        processes=submission.processes or submission.gpus_per_node,
-        script=submission.script,
-        submitted_s=round(time.time(), 3),
-    )
-    create(manifest, place, os.environ)
-    noted = True
-    try:
-        note(base, job)
-    except OSError:
-        noted = False  # the job is there all the same
-    tell(made_text(job, noted, Terminal.of(sys.stderr)))
-    if not asked["wait"]:
-        answer(f"{job.name}\n")
-        return ExitStatus.DONE
-    from ddplaunch.cli.hosts.cluster_jobs import job_logs, job_status
-
-    try:
-        job_logs(job, follow=True)
-    except KeyboardInterrupt:
-        tell("\n")
-        say(f"job {job.name} keeps running; `ddplaunch stop {job.name}` deletes it")
-        raise
-    return job_status(job)
+    answer(manifest_text(decide_manifest(submission, asked, command, paths)))
+    if not asked["dry_run"]:
+        tell(printed_text(submission, asked["namespace"], Terminal.of(sys.stderr)))
+    return ExitStatus.DONE
 
 
 def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:

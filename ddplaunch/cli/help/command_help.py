@@ -65,15 +65,15 @@ HELP: dict[str, Help] = {
     ),
     "submit": Help(
         LAUNCH,
-        "Submit the same launch to Slurm or Kubernetes.",
+        "Submit the same launch to Slurm; print it for Kubernetes.",
         (
             (
                 "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 8:00:00 --dry-run -- train.py",
                 "the batch script of a job of 8 processes; nothing is submitted",
             ),
             (
-                "ddplaunch submit --to kubernetes --image train:1 --gpus-per-node 8 --dry-run -- train.py",
-                "the manifest of the same launch",
+                "ddplaunch submit --to kubernetes --image train:1 --gpus-per-node 8 -- train.py",
+                "the manifest of the same launch, for `kubectl apply -f -`",
             ),
         ),
         ("nodes", "gpus_per_node", "time", "partition", "account", "mem", "batch_size", "to", "wait", "dry_run"),

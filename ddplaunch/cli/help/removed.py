@@ -6,14 +6,24 @@ from ddplaunch.values.finding import UsageError, usage
 
 _REPORT = "`ddplaunch report` draws what rank 0 printed and where the time of its steps went"
 _RESTARTS = "`--max-restarts N` restarts the ranks; `ddplaunch submit --requeue` has Slurm start the whole job again"
+_ONE_KIND = (
+    "the manifest is an Indexed Job, which every cluster takes; in a TrainJob of yours, `ddplaunch run` is the command"
+)
+_BY_HAND = "edit what `ddplaunch submit --to kubernetes` prints, or patch it with `kubectl kustomize`"
 
 #: ``COMMAND --option``, ``--option`` of every command, or ``COMMAND`` → what to use instead, in one line.
 REMOVED = {
+    "attach": "`ddplaunch logs RUN --follow` shows what a run prints, `ddplaunch explain RUN` how it ended",
     "explain RUN RUN": "`ddplaunch explain RUN` for each; `diff` of the two `run.json` shows what else differs",
     "scale --plot": "`ddplaunch scale --json` has all numbers to draw",
+    "submit --kind": _ONE_KIND,
+    "submit --patch": _BY_HAND,
+    "submit --set": _BY_HAND,
+    "submit --trainer": _ONE_KIND,
     "top --plot": _REPORT,
     "top --replay": _REPORT,
     "queue": "a task spooler (`tsp ddplaunch run 4 -- train.py`) or Slurm; `--gpus free:N` takes idle GPUs",
+    "--orphan-grace": "`--detach`: a launch that needs no terminal; the hosts end when their launcher is gone",
     "--record-metrics": f"{_REPORT}; `ddplaunch top --json` prints samples of a run while it lasts",
     "--relaunch": _RESTARTS,
     "--relaunch-after": _RESTARTS,

@@ -1,22 +1,19 @@
-"""A submission as a Kubernetes object: a TrainJob, a PyTorchJob or a JobSet.
+"""A submission as Kubernetes objects: an Indexed Job, and for several nodes the Service by which they meet.
 
-https://www.kubeflow.org/docs/components/trainer/, https://www.kubeflow.org/docs/components/trainer/legacy-v1/,
-https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/
+Their shape is in ``kubernetes.yaml`` beside this file; here are its values.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ddplaunch.planning.job.manifest_changes import change, pods_in
 from ddplaunch.planning.job.submission import Submission, impossible_value
 from ddplaunch.values.finding import usage
 
-_PORT = 29500
 _QUANTITY = re.compile(r"([1-9][0-9]{0,9})(?:([KMGT])i?)?\Z", re.IGNORECASE)
 _SECRET = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)/([A-Za-z0-9._-]+)\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*\Z")
@@ -27,57 +24,86 @@ _LABEL = r"(?:[A-Za-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9._-]*"
 _SELECTOR = re.compile(rf"({_LABEL})=([A-Za-z0-9._-]*)\Z")
 _TOLERATION = re.compile(rf"({_LABEL})(?:=([A-Za-z0-9._-]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?\Z")
 _RDMA = re.compile(rf"({_LABEL})(?:=([1-9][0-9]{{0,3}}))?\Z")
-#: How a TrainJob says what its pods have, by the first version of the Trainer that reads it.
-TRAINERS = ("2.0", "2.1", "2.2", "2.3")
-#: What older ones cannot say: https://pypi.org/project/kubeflow-trainer-api/#history, whose models were compared.
-_SINCE = (("image_pull_secret", "2.1"), ("time", "2.2"), ("rdma", "2.2"), ("grace", "2.3"))
-_QUEUE = "kueue.x-k8s.io/queue-name"
 _DEFAULT_SHM = "16Gi"
-_PATCH_OWNER = "ddplaunch.dev/submit"  # the Trainer wants to know whose patch it is
+_OF_NAMES = "names have lower-case letters, digits, `-` and `.`"
 
 
 def decide_manifest(
     submission: Submission, asked: Mapping[str, Any], command: Sequence[str], paths: Sequence[tuple[str, str]] = ()
-) -> dict[str, Any]:
-    """Return the object for the cluster; ``command`` is ``run`` with what follows, for the image's ddplaunch.
+) -> list[dict[str, Any]]:
+    """Return the objects for the cluster; ``command`` is ``run`` with what follows, for the image's ddplaunch.
 
-    ``paths`` are files and folders that the launch names, each with its flag. Raises UsageError for an unknown kind, no
-    image, values that the cluster would refuse, and paths that would be gone with the pod.
+    ``paths`` are files and folders that the launch names, each with its flag. Raises UsageError for no image or GPUs,
+    values that the cluster would refuse, and paths that would be gone with the pod.
     """
-    kinds = {"trainjob": _train_job, "pytorchjob": _pytorch_job, "jobset": _job_set}
-    kind = (asked.get("kind") or "trainjob").lower()
-    if kind not in kinds:
-        raise impossible_value("kind", kind, "it is `trainjob`, `pytorchjob` or `jobset`", "trainjob")
     image = asked.get("image")
     if not image or not _IMAGE.match(image):
         raise impossible_value(
             "image", image or "", "the pods need an image that holds ddplaunch, torch and the script", "IMAGE:TAG"
         )
+    if submission.gpus_per_node is None and submission.processes is None:
+        raise usage(
+            "no GPUs are asked for",
+            why="a pod sees the GPUs that its resources name, and no other",
+            fix="`--gpus-per-node 4`, or `ddplaunch submit 4 --device cpu …` for four ranks on the CPU",
+            where="flag: --gpus-per-node",
+        )
+    volumes, mounts = _volumes(submission, asked)
+    _refuse_paths_of_no_volume(paths, mounts)
+    values = {
+        "name": submission.name,
+        "namespace": _name("namespace", asked.get("namespace")),
+        "queue": _name("queue", asked.get("queue")),
+        "nodes": submission.nodes,
+        "time_s": submission.time_s,
+        "service": submission.name if submission.nodes > 1 else None,
+        "grace_s": None if submission.grace_s is None else submission.grace_s + 10,  # some more than the ranks get
+        "image": image,
+        "command": _command(submission, command),
+        "env": [_secret(text) for text in asked.get("secret") or ()],
+        "limits": _limits(submission, asked),
+        "volumes": volumes,
+        "mounts": mounts,
+        **_placement(asked),
+    }
+    service, job = _filled(_template(), values)
+    return [service, job] if submission.nodes > 1 else [job]
+
+
+def _template() -> list[Any]:
+    import yaml  # 20 ms, for manifests only
+
+    return list(yaml.safe_load_all(Path(__file__).with_name("kubernetes.yaml").read_text(encoding="utf-8")))
+
+
+def _filled(part: Any, values: Mapping[str, Any]) -> Any:
+    """Return a part of the template with its values; a field of which nothing is left is left out."""
+    if isinstance(part, str) and part.startswith("$"):
+        return values[part[1:]]
+    if isinstance(part, dict):
+        fields = {key: _filled(value, values) for key, value in part.items()}
+        return {key: value for key, value in fields.items() if value not in (None, [], {})}
+    return [_filled(value, values) for value in part] if isinstance(part, list) else part
+
+
+def _command(submission: Submission, command: Sequence[str]) -> list[str]:
+    """Return what a pod runs; Kubernetes itself puts the pod's index in the place of ``$(JOB_COMPLETION_INDEX)``."""
     words = _literal(["ddplaunch", *command])
-    container: dict[str, Any] = {"image": image, "command": words, "resources": _resources(submission, asked)}
-    if secrets := [_secret(text) for text in asked.get("secret") or ()]:
-        container["env"] = secrets
-    _refuse_what_the_kind_cannot(kind, submission)
-    if kind == "trainjob":
-        _refuse_what_the_trainer_cannot(submission, asked)
-    manifest: dict[str, Any] = kinds[kind](submission, container, asked)
-    for flag in ("namespace", "queue"):
-        if asked.get(flag) and not _NAME.match(asked[flag]):
-            raise impossible_value(flag, asked[flag], "names have lower-case letters, digits, `-` and `.`", "training")
-    metadata = manifest["metadata"]
-    if asked.get("namespace"):
-        metadata["namespace"] = asked["namespace"]
-    if asked.get("queue"):
-        metadata["labels"] = {_QUEUE: asked["queue"]}
-    change(manifest, asked.get("patch") or (), asked.get("set") or ())
-    _refuse_paths_of_no_volume(paths, manifest)
-    return manifest
+    if submission.nodes > 1:
+        first = f"{submission.name}-0.{submission.name}"
+        place = ["--nnodes", str(submission.nodes), "--node-rank", "$(JOB_COMPLETION_INDEX)", "--master-addr", first]
+        at = words.index("--")
+        words[at:at] = place
+    return words
 
 
-def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], manifest: dict[str, Any]) -> None:
+def _name(flag: str, text: str | None) -> str | None:
+    return _matched(flag, _NAME, text, _OF_NAMES, "training")[0] if text else None
+
+
+def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], mounts: Sequence[Mapping[str, Any]]) -> None:
     """Raise UsageError for a path outside of all volumes, and for one to be written in a volume that is read only."""
-    mounts = [mount for pod in pods_in(manifest) for mount in pod["containers"][0].get("volumeMounts") or ()]
-    writable = {str(each.get("mountPath")): not each.get("readOnly") for each in mounts if isinstance(each, dict)}
+    writable = {str(mount["mountPath"]): not mount.get("readOnly") for mount in mounts}
     for flag, path in paths:
         place = os.path.normpath(path)
         holder = max((at for at in writable if f"{place}/".startswith(f"{at.rstrip('/')}/")), key=len, default=None)
@@ -99,51 +125,6 @@ def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], manifest: dict[
                 fix="leave `:ro` out, or name a path in another volume",
                 where=f"flag: {flag}",
             )
-
-
-def _refuse_what_the_trainer_cannot(submission: Submission, asked: Mapping[str, Any]) -> None:
-    version = asked.get("trainer") or TRAINERS[-1]
-    if version not in TRAINERS:
-        raise impossible_value("trainer", version, f"it is one of {', '.join(TRAINERS)}", TRAINERS[-1])
-    others = "`--kind jobset` or `--kind pytorchjob`"
-    if asked.get("host_network"):
-        raise usage(
-            "`--host-network` cannot be said in a TrainJob",
-            why="the pods' network stands in its runtime",
-            fix=f"{others}, or a runtime with `hostNetwork: true`: `--set spec.runtimeRef.name=NAME`",
-            where="flag: --host-network",
-        )
-    given = {**asked, "grace": submission.grace_s}
-    for name, since in _SINCE:
-        if given.get(name) and _number(version) < _number(since):
-            flag = "--" + name.replace("_", "-")
-            raise usage(
-                f"`{flag}` cannot be said to Trainer {version}",
-                why=f"a TrainJob has a field for it since Trainer {since}",
-                fix=f"`--trainer {since}` if the cluster has it, {others}, or leave `{flag}` out",
-                where=f"flag: {flag}",
-            )
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
-def _refuse_what_the_kind_cannot(kind: str, submission: Submission) -> None:
-    if kind == "trainjob" and submission.requeue:
-        raise usage(
-            "`--requeue` cannot be said in a TrainJob",
-            why="how often it starts again stands in its runtime, as `failurePolicy`",
-            fix="`--kind jobset` or `--kind pytorchjob`, or leave `--requeue` out",
-            where="flag: --requeue",
-        )
-    if kind != "trainjob" and submission.gpus_per_node is None and submission.processes is None:
-        raise usage(
-            "no GPUs are asked for",
-            why="a pod sees the GPUs that its resources name, and no other",
-            fix="`--gpus-per-node 4`, or `ddplaunch submit 4 --device cpu …` for four ranks on the CPU",
-            where="flag: --gpus-per-node",
-        )
 
 
 def _shm(submission: Submission, asked: str | None) -> str:
@@ -171,81 +152,10 @@ def _bytes(quantity: str) -> int:
     return int(number) << 10 * " KMGT".index(unit[:1] or " ")
 
 
-def _train_job(submission: Submission, container: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Kubeflow Trainer v2. It sets ``PET_*`` in the pods, from which ddplaunch learns nodes, ranks and master."""
-    resources = container.pop("resources")
-    trainer = {"numNodes": submission.nodes, **container, "resourcesPerNode": resources}
-    if ranks := submission.gpus_per_node or submission.processes:
-        trainer["numProcPerNode"] = submission.processes or ranks
-    pod = _pod(submission, {"name": "node"}, asked)
-    target = {"targetJobs": [{"name": "node"}]}
-    version = asked.get("trainer") or TRAINERS[-1]
-    if version == "2.0":
-        said: dict[str, Any] = {"podSpecOverrides": [{**target, **pod}]}
-    elif version == "2.1":
-        said = {"podTemplateOverrides": [{**target, "spec": pod}]}
-    else:
-        node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
-        patch = {"manager": _PATCH_OWNER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}}}
-        said = {"runtimePatches": [patch]}
-    runtime = {"name": "torch-distributed"}
-    spec = {"runtimeRef": runtime, "trainer": trainer, **said, **_deadline(submission)}
-    return _object("trainer.kubeflow.org/v1alpha1", "TrainJob", submission, spec)
+def _volumes(submission: Submission, asked: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the volumes of a pod and where it mounts them.
 
-
-def _pytorch_job(submission: Submission, container: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The training operator (v1). It sets MASTER_ADDR, and PET_NNODES and PET_NODE_RANK because of nprocPerNode."""
-    policy = "OnFailure" if submission.requeue else "Never"
-
-    def replica(number: int) -> dict[str, Any]:
-        pod = _pod(submission, {"name": "pytorch", **container}, asked)  # the operator looks for this name
-        return {"replicas": number, "restartPolicy": policy, "template": {"spec": pod}}
-
-    replicas = {"Master": replica(1)}
-    if submission.nodes > 1:
-        replicas["Worker"] = replica(submission.nodes - 1)
-    spec = {
-        "nprocPerNode": str(submission.processes or submission.gpus_per_node or "auto"),
-        "runPolicy": {"cleanPodPolicy": "Running", **_deadline(submission)},
-        "pytorchReplicaSpecs": replicas,
-    }
-    return _object("kubeflow.org/v1", "PyTorchJob", submission, spec)
-
-
-def _job_set(submission: Submission, container: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A JobSet knows nothing of torch: master and rank come from the names and indices that it gives to its pods."""
-    master = f"{submission.name}-node-0-0.{submission.name}"
-    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    if submission.nodes > 1:
-        container["env"] = [
-            {"name": "MASTER_ADDR", "value": master},
-            {"name": "MASTER_PORT", "value": str(_PORT)},
-            {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": index}}},
-            *container.get("env", []),
-        ]
-        at = container["command"].index("--")
-        container["command"][at:at] = ["--nnodes", str(submission.nodes)]
-    pod = {**_pod(submission, {"name": "node", **container}, asked), "restartPolicy": "Never"}
-    job = {
-        "completionMode": "Indexed",
-        "completions": submission.nodes,
-        "parallelism": submission.nodes,
-        "backoffLimit": 0,  # a pod that comes back alone would wait for ranks that are gone
-        "template": {"spec": pod},
-        **_deadline(submission),
-    }
-    spec = {
-        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": 3 if submission.requeue else 0},
-        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
-    }
-    return _object("jobset.x-k8s.io/v1alpha2", "JobSet", submission, spec)
-
-
-def _pod(submission: Submission, container: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pod with memory for /dev/shm: a container's 64 MiB are too little for NCCL and DataLoaders.
-
-    Kubernetes sends SIGTERM and, after the grace, SIGKILL; it is some more than the ranks get.
+    One is memory for /dev/shm: a container's 64 MiB are too little for NCCL and DataLoaders.
     https://kubernetes.io/docs/concepts/storage/volumes/#emptydir
     """
     memory = {"medium": "Memory", "sizeLimit": _shm(submission, asked.get("shm_size"))}
@@ -253,27 +163,29 @@ def _pod(submission: Submission, container: dict[str, Any], asked: Mapping[str, 
     mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
     for text in asked.get("volume") or ():
         _add_volume(text, volumes, mounts)
-    container = {**json.loads(json.dumps(container)), "volumeMounts": mounts}
-    if asked.get(
-        "rdma"
-    ):  # memory for the network card is locked: https://github.com/Mellanox/k8s-rdma-shared-dev-plugin
-        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
-    pod: dict[str, Any] = {"containers": [container], "volumes": volumes}
-    if submission.grace_s is not None:
-        pod["terminationGracePeriodSeconds"] = submission.grace_s + 10
-    if asked.get("node_selector"):
-        why = "it is the label of a node, KEY=VALUE"
-        pairs = [_matched("node_selector", _SELECTOR, text, why, "gpu=h100") for text in asked["node_selector"]]
-        pod["nodeSelector"] = {match[1]: match[2] for match in pairs}
-    if asked.get("toleration"):
-        pod["tolerations"] = [_toleration(text) for text in asked["toleration"]]
-    if asked.get("image_pull_secret"):
-        why = "a Secret is named by lower-case letters, digits, `-` and `.`"
-        names = [_matched("image_pull_secret", _NAME, text, why, "registry") for text in asked["image_pull_secret"]]
-        pod["imagePullSecrets"] = [{"name": match[0]} for match in names]
-    if asked.get("host_network"):
-        pod.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")  # or the pods' names are not found
-    return pod
+    return volumes, mounts
+
+
+def _placement(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the pods need of the nodes: which ones, their registry's Secrets, their network."""
+    of_label = "it is the label of a node, KEY=VALUE"
+    labels = [
+        _matched("node_selector", _SELECTOR, text, of_label, "gpu=h100") for text in asked.get("node_selector") or ()
+    ]
+    secrets = [
+        _matched("image_pull_secret", _NAME, text, _OF_NAMES, "registry")
+        for text in asked.get("image_pull_secret") or ()
+    ]
+    host_network = bool(asked.get("host_network"))
+    return {
+        "node_selector": {label[1]: label[2] for label in labels},
+        "tolerations": [_toleration(text) for text in asked.get("toleration") or ()],
+        "image_pull_secrets": [{"name": secret[0]} for secret in secrets],
+        "host_network": host_network or None,
+        "dns_policy": "ClusterFirstWithHostNet" if host_network else None,  # or the pods' names are not found
+        # memory for the network card is locked: https://github.com/Mellanox/k8s-rdma-shared-dev-plugin
+        "security_context": {"capabilities": {"add": ["IPC_LOCK"]}} if asked.get("rdma") else None,
+    }
 
 
 def _matched(flag: str, pattern: re.Pattern[str], text: str, why: str, example: str) -> re.Match[str]:
@@ -305,11 +217,7 @@ def _toleration(text: str) -> dict[str, str]:
     return {"key": match[1], **value, **({"effect": match[3]} if match[3] else {})}
 
 
-def _deadline(submission: Submission) -> dict[str, int]:
-    return {} if submission.time_s is None else {"activeDeadlineSeconds": submission.time_s}
-
-
-def _resources(submission: Submission, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _limits(submission: Submission, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Limits; what is not requested apart is requested as limited."""
     limits: dict[str, Any] = {}
     if submission.gpus_per_node is not None:
@@ -322,11 +230,7 @@ def _resources(submission: Submission, asked: Mapping[str, Any]) -> dict[str, di
         why = "it is what the cluster calls its network cards, with their number: `kubectl describe node` lists it"
         match = _matched("rdma", _RDMA, text, why, "rdma/hca_shared_devices_a=1")
         limits[match[1]] = int(match[2] or 1)
-    return {"limits": limits} if limits else {}
-
-
-def _object(version: str, kind: str, submission: Submission, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": submission.name}, "spec": spec}
+    return limits
 
 
 def _literal(words: Sequence[str]) -> list[str]:
