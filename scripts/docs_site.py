@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.cli.commands.explain import every_check
-from ddplaunch.cli.flags import flags_of
-from ddplaunch.cli.help.command_help import HELP
+from ddplaunch.cli.parsing.command import COMMANDS, command_named, options_of
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.planning.flag import Flag
 
@@ -74,9 +73,9 @@ def _options() -> str:
         "",
         "Every command with all of its options; `ddplaunch help COMMAND` says the same.",
     ]
-    for command, row in HELP.items():
-        flags = flags_of(command)
-        lines += ["", f"## {command}", "", " ".join((row.line, row.more)).strip(), ""]
+    for command, listed in COMMANDS.items():
+        flags, row = options_of(command), command_named(command)
+        lines += ["", f"## {command}", "", " ".join((listed.line, row.more)).strip(), ""]
         lines += [line for example, meaning in row.examples for line in (f"- {meaning}: `{example}`",)]
         for title in dict.fromkeys(flag.panel or "Options" for flag in flags):
             members = [flag for flag in flags if (flag.panel or "Options") == title]

@@ -20,7 +20,7 @@ import pytest
 
 from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import available, run_check
-from ddplaunch.cli.flags import OWN, flags_of
+from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Tier
@@ -58,8 +58,8 @@ DOCUMENTS = {
 SAMPLES = {name: text for document in DOCUMENTS.values() for name, text in samples(document).items()}
 OUR_FLAGS = {
     spelling
-    for command in OWN
-    for flag in flags_of(command)
+    for command in COMMANDS
+    for flag in options_of(command)
     for spelling in (flag.flag, "--no-" + flag.name.replace("_", "-"))
 }
 
@@ -180,7 +180,7 @@ def test_the_site_has_no_broken_link_and_is_searched(tmp_path: Path, browser: An
     found = {entry["location"] for entry in index["docs"] if "shm-too-small" in entry["title"]}
     assert found == {"reference/checks.html#shm-too-small", "reference/codes.html#shm-too-small"}
     options = (tmp_path / "site" / "reference" / "options.html").read_text(encoding="utf-8")
-    flags = [flag for command in OWN for flag in flags_of(command)]
+    flags = [flag for command in COMMANDS for flag in options_of(command)]
     assert [flag.flag for flag in flags if not flag.kind.startswith("argument") and flag.flag not in options] == []
     handler = functools.partial(SilentFiles, directory=tmp_path / "site")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict, 
 
 from ddplaunch.api.child import Ended, held_folder, run_child
 from ddplaunch.api.rank_call import read_result, write_call
-from ddplaunch.cli.flags import flags_of
-from ddplaunch.cli.help.removed import removed
+from ddplaunch.cli.parsing.command import options_of
+from ddplaunch.cli.parsing.removed import removed
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import last_metrics
@@ -31,7 +31,7 @@ Option: TypeAlias = "str | int | float | bool | os.PathLike[str] | Sequence[obje
 
 
 class RunOptions(TypedDict, total=False):
-    """The options of ``ddplaunch run`` by name; ``ddplaunch help run NAME`` says what each is, times are ``90s``."""
+    """The options of ``ddplaunch run`` by name; ``ddplaunch run --help`` says what each is, times are ``90s``."""
 
     gpus: Word | Sequence[object] | None
     device: Word | None
@@ -247,7 +247,7 @@ def _raise_failed(folder: Path, outcome: Outcome) -> NoReturn:
 
 def _option_words(options: Mapping[str, Option]) -> list[str]:
     """Return options as words of the command line. Raises TypeError for a name that no option has."""
-    known = {flag.name: flag for flag in flags_of("run") if flag.kind != "argument" and flag.name not in NOT_HERE}
+    known = {flag.name: flag for flag in options_of("run") if flag.kind != "argument" and flag.name not in NOT_HERE}
     words: list[str] = []
     for name, value in options.items():
         if name not in known:

@@ -12,8 +12,6 @@ from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, RENAMED, user_variables
 from ddplaunch.checks.torch_and_driver import major_minor
 from ddplaunch.machine.facts import NetworkFacts, TorchFacts
-from ddplaunch.planning.convert.launch_words import plain
-from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.gpus import SHELL
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.script.script_report import ScriptReport
@@ -322,7 +320,10 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
 
 
 def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str:
-    """Return the launch that stood behind ``--`` as ddplaunch says it."""
+    """Return the launch that stood after ``--`` as ddplaunch says it."""
+    from ddplaunch.planning.convert.launch_words import plain  # these are for the launches of launchers
+    from ddplaunch.planning.convert.launcher_line import translate
+
     program = ["python", "-m", target.name] if target.kind == "module" else [PurePath(target.name).name]
     said = translate(plain([*program, *target.args]))
     if said is not None and said.words:

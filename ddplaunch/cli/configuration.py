@@ -214,7 +214,7 @@ def said_in_table(table: Mapping[str, Any], where: str) -> Said:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in flags:
-            from ddplaunch.cli.help.removed import removed  # for mistakes
+            from ddplaunch.cli.parsing.removed import removed  # for mistakes
 
             if (gone := removed("run", f"--{name}")) is not None:
                 raise gone

@@ -112,7 +112,6 @@ def launch_detached(base: Path) -> int:
     import subprocess  # these are for the launches that ask for it
     import tempfile
 
-    from ddplaunch.cli.other_spellings import as_spelled_here
     from ddplaunch.cli.target import split_arguments
     from ddplaunch.records.directory import path_text
     from ddplaunch.records.own.own_files import open_to_write
@@ -125,7 +124,7 @@ def launch_detached(base: Path) -> int:
             where="flag: --detach",
         )
     ours, script = split_arguments(sys.argv[1:])
-    words = [word for word in as_spelled_here("run", ours[1:]) if word != "--detach"]
+    words = [word for word in ours[1:] if word not in ("--detach", "-d")]
     words = ["run", *words, *([] if script is None else ["--", *script])]
     console = base / f".{_CONSOLE}-{os.getpid()}"
     try:

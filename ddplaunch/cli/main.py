@@ -7,19 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.cli.flags import LAUNCHING, own_values, parse_quickly, said_on_command_line
-from ddplaunch.cli.help.command_help import HELP, asks_for_help
-from ddplaunch.cli.other_spellings import as_spelled_here, unknown_command
 from ddplaunch.cli.streams import answer, end_with_starter, say, tell, tell_findings
-from ddplaunch.cli.target import misplaced_script, split_arguments
-from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import DdplaunchError, ExitStatus, RefusedError, UsageError, usage
-from ddplaunch.values.words import needs_linux
+from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
 
 _ASKED_BY_SHELL = "_DDPLAUNCH_COMPLETE"
 
@@ -29,11 +21,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     occupy_standard_descriptors()
     if _ASKED_BY_SHELL in os.environ:
-        from ddplaunch.cli.help.completion import answer_shell
+        from ddplaunch.cli.parsing.typer_app import complete
 
-        text, found = answer_shell(os.environ)
-        answer(f"{text}\n")
-        sys.exit(found)
+        complete()
     end_with_starter()
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here there was nothing to tidy up
@@ -48,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _dispatch_and_report(words: list[str]) -> int:
     try:
+        if (status := _of_itself(words)) is not None:
+            return status
+        from ddplaunch.cli.dispatch import dispatch  # `--version` needs nothing of a launch
+
         return dispatch(words)
     except DdplaunchError as problem:
         return _report(words, problem)
@@ -92,76 +86,22 @@ def _unwritable(exception: Exception) -> UsageError | None:
     )
 
 
-def dispatch(words: list[str]) -> int:
-    """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
-    ours, script = split_arguments(words)
-    command = ours[0] if ours else ""
-    if (status := _of_itself(ours, script)) is not None:
-        return status
-    if command in HELP and command not in (*LAUNCHING, "convert"):
-        ours += script or []  # there it ends the options, as everywhere else
-    if command in HELP:
-        ours = [command, *as_spelled_here(command, ours[1:])]
-    if command in LAUNCHING:
-        problem = misplaced_script(ours, script)
-        if problem is not None:
-            raise problem
-    if command == "plan":
-        ours = _bare_env(ours)
-    values = parse_quickly(command, ours[1:]) if command in HELP else None
-    if values is None:
-        from ddplaunch.cli.typer_app import parse  # takes longer than deciding a launch
-
-        values = parse(ours, script)
-    if (missing := needs_linux(_what_is_done(command, values))) is not None:
-        raise RefusedError(missing)
-    function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
-    return int(function(**_behind(command, values, script), **own_values(command, values)))
-
-
-def _what_is_done(command: str, values: dict[str, Any]) -> str:
-    """Return the command, with the flag that makes something else of it on systems that are not Linux."""
-    flags = {"doctor": ("list_checks",), "plan": ("hosts", "hostfile")}.get(command, ())
-    special = next((name for name in flags if values.get(name)), None)
-    return command if special is None else f"{command} --{'hosts' if command == 'plan' else special}"
-
-
-def _behind(command: str, values: dict[str, Any], script: list[str] | None) -> dict[str, Any]:
-    """Return what a command gets beside its own flags: those of a launch, and the words behind ``--``."""
-    if command in LAUNCHING:
-        return {"said": said_on_command_line(values), "script": script}
-    return {"line": script} if command == "convert" else {}
-
-
-def _of_itself(ours: list[str], script: list[str] | None) -> ExitStatus | None:
-    """Answer what asks for ddplaunch itself: its version, help, a shell's completion; None for all else.
-
-    Raises UsageError for a first word that is no command.
-    """
+def _of_itself(ours: list[str]) -> ExitStatus | None:
+    """Answer what asks for ddplaunch itself: its version, a shell's completion; None for all else."""
     if ours in (["--version"], ["-V"], ["-v"], ["version"]):
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
-    behind = ours[1:] if ours[:1] == ["help"] else ours
-    command = behind[0] if behind else ""
-    if command and not command.startswith("-") and command not in HELP:
-        raise unknown_command(behind, script)
-    if not ours or asks_for_help(ours):
-        from ddplaunch.cli.help.pages import page
+    if not ours:
+        from ddplaunch.cli.parsing.typer_app import parse
 
-        answer(page(ours, Terminal.of(sys.stdout)))
-        return ExitStatus.DONE if ours else ExitStatus.USAGE
-    if command.partition("=")[0] in ("--install-completion", "--show-completion"):
-        from ddplaunch.cli.help.completion import set_up_shell
+        parse(["--help"])
+        return ExitStatus.USAGE
+    if ours[0].partition("=")[0] in ("--install-completion", "--show-completion"):
+        from ddplaunch.cli.parsing.completion import set_up_shell
 
         answer(set_up_shell(ours))
         return ExitStatus.DONE
     return None
-
-
-def _bare_env(words: list[str]) -> list[str]:
-    """Read ``plan --env`` without NAME=VALUE behind it as the output format that it names."""
-    pairs = zip(words, [*words[1:], "-"], strict=True)
-    return ["--exports" if word == "--env" and following.startswith("-") else word for word, following in pairs]
 
 
 def _bug(exception: Exception) -> ExitStatus:

@@ -16,7 +16,6 @@ from ddplaunch.cli.configuration import variables
 from ddplaunch.machine.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.machine.gather import gather
 from ddplaunch.machine.software import probe_plugin
-from ddplaunch.planning.convert.launcher_options import named_in
 from ddplaunch.planning.gpus import Exported, Selection, exported, select
 from ddplaunch.planning.inside.complete import complete, notes, within_allocation
 from ddplaunch.planning.launch import Launch, Target
@@ -114,6 +113,8 @@ def launch_lines(target: Target | None) -> tuple[str, ...]:
     name = next(iter(target.args), "-")
     if name.startswith("-") or not Path(name).is_file():
         return ()
+    from ddplaunch.planning.convert.launcher_options import named_in  # these are for ranks that are shell scripts
+
     data = Path(name).read_bytes()[:_MOST_OF_A_SCRIPT]
     if not named_in(data):
         return ()

@@ -7,10 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplaunch.cli.flags import flags_of, spellings
-from ddplaunch.planning.convert.launch_words import plain
-from ddplaunch.planning.convert.launcher_line import translate
-from ddplaunch.planning.convert.launcher_options import PROGRAMS
+from ddplaunch.cli.parsing.command import options_of, spellings
 from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import nearest
@@ -56,7 +53,7 @@ def parse_target(words: Sequence[str]) -> Target:
         runs = "bash" if name.endswith(".sh") else "python"
         fix = f"`chmod +x {shlex.quote(name)}`, or name what runs it: `-- {runs} {shlex.quote(name)}`"
         raise _not_runnable(name, "is not executable", fix)
-    raise _launcher_missing(words) if name in PROGRAMS else _missing(path)
+    raise _launcher_missing(words) or _missing(path)
 
 
 def _module(words: Sequence[str]) -> Target:
@@ -84,7 +81,7 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
     ``script`` are the words behind ``--``. What follows an option that takes a value is that value, not a script.
     An option that ddplaunch does not have ends the search: it is reported first.
     """
-    spelled = spellings(flags_of(argv[0]))
+    spelled = spellings(options_of(argv[0]))
     position, arguments = 1, 0
     while position < len(argv):
         word = argv[position]
@@ -131,8 +128,14 @@ def _missing(path: Path) -> UsageError:
     return usage(f"`{_shortened(str(path))}` does not exist", why=where, fix=fix, code="script-not-found")
 
 
-def _launcher_missing(words: Sequence[str]) -> UsageError:
-    """Another launcher's line, of which ddplaunch can say the same."""
+def _launcher_missing(words: Sequence[str]) -> UsageError | None:
+    """Return the error for another launcher's line, of which ddplaunch can say the same; None for another program."""
+    from ddplaunch.planning.convert.launch_words import plain  # these are for the lines that name one
+    from ddplaunch.planning.convert.launcher_line import translate
+    from ddplaunch.planning.convert.launcher_options import PROGRAMS
+
+    if words[0] not in PROGRAMS:
+        return None
     said = translate(plain(words))
     return usage(
         f"`{words[0]}` is a launcher, and is not on PATH",

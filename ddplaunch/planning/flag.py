@@ -71,6 +71,7 @@ class Flag(NamedTuple):
     takes all words that are left.
     ``example`` is a value to show where a wrong one was given. ``read`` is called with each value that was said and
     returns what ``Options`` holds. ``offers`` are the values that a shell completes, or where they are found.
+    ``short`` is a spelling with one dash. ``text`` ends with the default in brackets, where there is one.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Flag(NamedTuple):
     example: str = ""
     read: Reader | None = None
     offers: tuple[str, ...] | Offer = ()
+    short: str = ""
 
     @property
     def flag(self) -> str:
@@ -92,6 +94,12 @@ class Flag(NamedTuple):
     def shown(self) -> str:
         """The name in messages: ``--batch-size``, ``NPROC``."""
         return self.metavar if self.kind == "argument" else self.flag
+
+    @property
+    def help_and_default(self) -> tuple[str, str]:
+        """The line of help without the default, and the default; empty where there is none."""
+        before, bracket, default = self.text.rpartition(" [")
+        return (f"{before}.", default.rstrip("].")) if bracket else (self.text, "")
 
     @property
     def completed(self) -> tuple[str, ...] | Offer:

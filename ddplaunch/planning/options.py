@@ -110,13 +110,13 @@ class Options:
     nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read_nodes)
     placement: Resolved[Literal["auto", "none", "node", "cores"]] | None = _flag(
         SIZE,
-        "On which CPUs ranks run: node (their GPU's NUMA node), cores (their own), none or auto [auto].",
+        "CPU pinning: node (the GPU's NUMA node), cores, none or auto [auto].",
         "HOW",
         read_placement,
     )
     memory_bytes: Resolved[int] | None = _flag(
         SIZE,
-        "Most memory for each rank on the CPU; what it asks for beyond is refused: 4GiB.",
+        "Memory limit per CPU rank, e.g. 4GiB.",
         "SIZE",
         read_memory,
         "4GiB",
@@ -129,11 +129,11 @@ class Options:
     global_batch_size: Resolved[int] | None = _integer(
         NUMBERS, "Samples per optimizer step over all processes.", example="64"
     )
-    base_lr: Resolved[float] | None = _rates("Learning rate to scale from; of several, NAME=X each.")
+    base_lr: Resolved[float] | None = _rates("Learning rate to scale from; for several rates: NAME=X, repeated.")
     base_batch_size: Resolved[int] | None = _integer(
         NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
     )
-    lr: Resolved[float] | None = _rates("Final learning rate, never scaled; of several, NAME=X each.")
+    lr: Resolved[float] | None = _rates("Final learning rate, never scaled; for several rates: NAME=X, repeated.")
     lr_scaling: Resolved[LrScaling] | None = _flag(
         NUMBERS, "linear, sqrt or none [linear].", "RULE", offers=("linear", "sqrt", "none")
     )
@@ -143,7 +143,7 @@ class Options:
     dataset_size: Resolved[int] | None = _integer(
         NUMBERS, "Samples in the training set: gives steps per epoch.", example="50000"
     )
-    forward: Resolved[bool] | None = _switch(NUMBERS, "Fill in the options that the script declares [yes].")
+    forward: Resolved[bool] | None = _switch(NUMBERS, "Pass the numbers to the script's own options [yes].")
     batch_option: Resolved[str] | None = _flag(
         NUMBERS,
         "The script's option for the batch, and whose: batch-size:total (rank, node, total, step); or none.",
@@ -202,7 +202,7 @@ class Options:
     )
     tolerate_exit_aborts: Resolved[bool] | None = _switch(
         ENVIRONMENT,
-        "A rank that its libraries abort behind the end of its program has ended well [no].",
+        "Ignore aborts after the script has finished [no].",
         "switch",
     )
     grace_s: Resolved[float] | None = _flag(
@@ -250,7 +250,7 @@ class Options:
     capture: Resolved[bool] | None = _switch(SHOWING, "Record every rank's output, and explain a failure [yes].")
     log_max_bytes: Resolved[int] | None = _flag(
         SHOWING,
-        "Most to keep of one rank's output, its beginning and its end: 512M, 4G, none [4G].",
+        "Log size limit per rank (512M, 4G, none); the middle is dropped [4G].",
         "SIZE",
         read_size,
         "4G",

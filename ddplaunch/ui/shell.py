@@ -6,15 +6,17 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch.planning.convert.launch_words import Word
-from ddplaunch.planning.convert.translation import Translation
 from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.secrets import in_words, is_secret
+
+if TYPE_CHECKING:
+    from ddplaunch.planning.convert.launch_words import Word
+    from ddplaunch.planning.convert.translation import Translation
 
 
 def quote(word: str, unicode: bool = True) -> str:

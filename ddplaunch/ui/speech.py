@@ -37,7 +37,8 @@ def finding_text(finding: Finding, terminal: Terminal, story: Sequence[str] = ()
     if finding.where:
         lines += labelled("  --> ", _spelled(visible(where_text(finding.where)), terminal), terminal)
     lines += story
-    lines += labelled("  why: ", finding.why, terminal)
+    if finding.why:
+        lines += labelled("  why: ", finding.why, terminal)
     lines += labelled("  fix: ", typed(finding.fix, terminal), terminal)
     return terminal.spell("\n".join(lines)) + "\n"
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.api.from_python import NOT_HERE, RunOptions, _option_words
-from ddplaunch.cli.flags import flags_of, parse_quickly
+from ddplaunch.cli.parsing.command import options_of
+from ddplaunch.cli.parsing.quick import parse_quickly
 from ddplaunch.planning import current
 
 
@@ -29,7 +30,7 @@ def test_options_are_spelled_as_on_the_command_line(options: dict[str, Any], wor
 
 
 def test_every_option_of_run_can_be_given() -> None:
-    for flag in flags_of("run"):
+    for flag in options_of("run"):
         if flag.kind == "argument" or flag.name in NOT_HERE:
             continue
         is_bool = "bool | None" in str(RunOptions.__annotations__[flag.name])
@@ -37,7 +38,7 @@ def test_every_option_of_run_can_be_given() -> None:
         value: Any = True if flag.kind in ("switch", "pair") else flag.example or "1"
         words = _option_words({flag.name: value})
         assert parse_quickly("run", words) is not None, words
-    assert RunOptions.__annotations__.keys() == {flag.name for flag in flags_of("run")} - {"nproc", *NOT_HERE}
+    assert RunOptions.__annotations__.keys() == {flag.name for flag in options_of("run")} - {"nproc", *NOT_HERE}
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,13 @@ import pytest
 from ddplaunch import cli as cli_package
 from ddplaunch.cli.commands import doctor as doctor_module
 from ddplaunch.cli.commands import report as report_module
-from ddplaunch.cli.flags import flags_of
-from ddplaunch.cli.help.command_help import HELP
+from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from tests.cli.cli_calls import TRAIN, Call, call, folder
 from tests.cli.test_report_page import record
 
 __all__ = ["call", "folder"]
 #: Every option that writes a file, as the options themselves say.
-OUTPUTS = [(command, flag.flag) for command in HELP for flag in flags_of(command) if flag.kind == "output"]
+OUTPUTS = [(command, flag.flag) for command in COMMANDS for flag in options_of(command) if flag.kind == "output"]
 #: Options that take a file and only read it.
 _READ = {"--hostfile", "--join-secret", "--patch", "--env-file", "--files"}
 
@@ -32,7 +31,7 @@ def run(call: Call, folder: Path) -> Call:
 
 
 def test_each_option_that_takes_a_file_reads_it_or_is_of_the_kind_that_is_guarded() -> None:
-    files = {flag for command in HELP for flag in flags_of(command) if "FILE" in flag.metavar.split("|")}
+    files = {flag for command in COMMANDS for flag in options_of(command) if "FILE" in flag.metavar.split("|")}
     unguarded = {flag.flag for flag in files if flag.kind != "output"} - _READ
     assert unguarded <= {"--targets"}
     assert {"--report", "--output"} <= {flag for _, flag in OUTPUTS}

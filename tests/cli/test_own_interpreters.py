@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.cli.help.command_help import HELP
+from ddplaunch.cli.parsing.command import COMMANDS
 from ddplaunch.hosts.ssh import command, receiver
 from ddplaunch.values.variable_names import own_command
 
@@ -71,7 +71,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(HELP))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_command_executes_a_file_of_the_working_directory(tmp_path: Path, name: str) -> None:
     done, executed = trapped(tmp_path, [PROGRAM, name, *ARGUMENTS.get(name, [])])
     assert executed == "", executed

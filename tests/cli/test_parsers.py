@@ -13,21 +13,28 @@ from hypothesis import strategies as st
 
 from ddplaunch.cli.commands.submit import run_words
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.flags import flags_of, own_values, said_on_command_line
-from ddplaunch.cli.flags import parse_quickly as parse
-from ddplaunch.cli.help.command_help import HELP
-from ddplaunch.cli.help.pages import page
-from ddplaunch.cli.typer_app import _in_our_words
-from ddplaunch.cli.typer_app import parse as parse_with_typer
+from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
+from ddplaunch.cli.parsing.quick import parse_quickly
+from ddplaunch.cli.parsing.typed_words import said_on_command_line, with_lists_taken_apart
+from ddplaunch.cli.parsing.typer_app import _misunderstood
+from ddplaunch.cli.parsing.typer_app import parse as parse_with_typer
 from ddplaunch.planning import options as launch_options
 from ddplaunch.planning.flag import Flag, read_duration
 from ddplaunch.planning.hosts_plan import options_from_json, options_json
 from ddplaunch.planning.job.submission import Submission
 from ddplaunch.planning.options import Options, parse_options
-from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
+from tests.cli.cli_calls import Call, call, folder
+
+__all__ = ["call", "folder"]
+
+
+def parse(command: str, words: list[str]) -> dict[str, Any] | None:
+    values = parse_quickly(command, words)
+    return None if values is None else with_lists_taken_apart(values)
+
 
 VALUES = st.sampled_from(["4", "auto", "2x4", "-1", "1e-4", "a b", "", "=", "x=y", "--", "-", "é", "\udcff", "{lr}"])
 
@@ -35,8 +42,8 @@ VALUES = st.sampled_from(["4", "auto", "2x4", "-1", "1e-4", "a b", "", "=", "x=y
 @st.composite
 def command_lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     """A command and words that are right, nearly right, or neither."""
-    command = draw(st.sampled_from(sorted(HELP)))
-    spellings = [flag.flag for flag in flags_of(command) if flag.kind != "argument"]
+    command = draw(st.sampled_from(sorted(COMMANDS)))
+    spellings = [flag.flag for flag in options_of(command) if flag.kind != "argument"]
     negations = ["--no-" + spelling[2:] for spelling in spellings]
     flags = st.sampled_from([*spellings, *spellings, *negations, "--lr-", "--ba", "-x", "--batch_size", "--DRY-RUN"])
     attached = st.builds(lambda flag, value: f"{flag}={value}", flags, VALUES)
@@ -166,7 +173,6 @@ def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
 ) -> None:
     values = parse("run", ["2", "--nap", "2m"])
     assert values is not None and parse_with_typer(["run", "2", "--nap", "2m"]) == values
-    assert "Sleep this long" in page(["plan", "--help", "nap"], Terminal())
     typed = with_configuration(said_on_command_line(values), None, tmp_path)
     assert isinstance(typed, Longer) and typed.nap_s == Resolved(120.0, Source("flag", "--nap"))
     (tmp_path / "ddplaunch.toml").write_text('[profiles.slow]\nnap = "1h"\n')
@@ -215,5 +221,41 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
 )
 def test_a_word_too_many_in_the_words_of_each_parser(message: str) -> None:
     """typer 0.16 to 0.17 raise click's complaint, later ones a wording of their own."""
-    complaint = _in_our_words(["run", "2", "3", "4"], [], SimpleNamespace(format_message=lambda: message))
-    assert complaint.findings[0].what == "`3 4` is one word too many"
+    complaint = _misunderstood(["run", "2", "3", "4"], [], SimpleNamespace(format_message=lambda: message))
+    assert complaint.findings[0].what == "unexpected `3 4`"
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "fix"),
+    [
+        (
+            "run 2 --batchsize 8 -- train.py",
+            "no such option: `--batchsize`",
+            "did you mean `ddplaunch run 2 --batch-size 8 -- train.py`?",
+        ),
+        (
+            "run 2 --epochs=8 -- train.py",
+            "no such option: `--epochs`",
+            "put it after `--` if it is the script's, into `--torchrun-arg=--epochs` if it is torchrun's",
+        ),
+        ("run --nproc_per_node=4 -- train.py", "no such option: `--nproc-per-node`", "NPROC, as in `ddplaunch run 4"),
+        ("run 2 --device", "option '--device' requires an argument", "`ddplaunch run --help` lists the options"),
+        ("run 4 5 -- train.py", "unexpected `5`", "`ddplaunch run --help` lists the options; what"),
+        ("logs --folow", "no such option: `--folow`", "did you mean `ddplaunch logs --follow`?"),
+        ("lgos --follow", "no such command: `lgos`", "did you mean `ddplaunch logs --follow`?"),
+        ("kill", "no such command: `kill`", "did you mean `ddplaunch stop`?"),
+        ("4 -- train.py", "no such command: `4`", "did you mean `ddplaunch run 4 -- train.py`?"),
+        ("frob", "no such command: `frob`", "`ddplaunch --help` lists the commands"),
+    ],
+)
+def test_what_is_misspelt_gets_a_tip(call: Call, line: str, what: str, fix: str) -> None:
+    said = call(*line.split())
+    assert said.status == 2 and f"error[usage]: {what}" in said.err
+    assert f"fix: {fix}" in " ".join(said.err.split())
+
+
+def test_short_spellings_underscores_and_lists() -> None:
+    assert parse("logs", ["-f", "-n", "5", "-r", "0"]) == parse_with_typer(["logs", "-f", "-n", "5", "-r", "0"])
+    values = parse_with_typer(["run", "--batch_size", "8", "--ignore", "a,b", "--exclude", "gpu-a:0,2"])
+    assert values is not None and values["batch_size"] == "8"
+    assert values["ignore"] == ["a", "b"] and values["exclude"] == ["gpu-a:0,2"]

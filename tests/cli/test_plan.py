@@ -38,18 +38,17 @@ def test_the_formats_agree(call: Call) -> None:
     assert plan["passed"][0]["arguments"] == ["--batch-size", "8"]
     assert yaml.safe_load(call("plan", *LAUNCH, "--yaml", *TARGET).out) == plan
     assert json.loads(call("run", *LAUNCH, "--dry-run", "--json", *TARGET).out) == plan
-    shell = exported(call("plan", *LAUNCH, "--env", *TARGET).out)
+    shell = exported(call("plan", *LAUNCH, "--exports", *TARGET).out)
     for variable in plan["environment"]:
         assert shell[variable["name"]] == variable["value"]
     assert shell["A"] == 'it\'s "a" $b\n*'
     assert json.loads(shell["DDPLAUNCH_PLAN"])["global_batch_size"] == 64
 
 
-def test_env_with_and_without_a_pair(call: Call) -> None:
-    assert "export A=1\n" in call("plan", "2", "--env", "A=1", "--env").out
-    assert "export A=1\n" in call("plan", "2", "--env", "--env", "A=1").out
+def test_exports_are_printed_if_asked_for(call: Call) -> None:
+    assert "export A=1\n" in call("plan", "2", "--env", "A=1", "--exports").out
     assert "\nexport " not in call("plan", "2", "--env", "A=1").out
-    assert call("plan", "2", "--env", "A").status == 2
+    assert call("plan", "2", "--env", "A").status == 2 and call("plan", "2", "--env").status == 2
     assert call("run", "2", "--dry-run", "--env", "--", "train.py").status == 2
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.cli.flags import flags_of, spellings
-from ddplaunch.cli.help.command_help import HELP
-from ddplaunch.cli.help.removed import REMOVED, removed
+from ddplaunch.cli.parsing.command import COMMANDS, options_of, spellings
+from ddplaunch.cli.parsing.removed import REMOVED, removed
 from tests.cli.cli_calls import Call, call, folder
 from tests.cli.test_report_page import record
 
@@ -34,9 +33,9 @@ def test_each_is_answered_with_what_to_use_instead(gone: str, call: Call) -> Non
 @pytest.mark.parametrize("gone", REMOVED)
 def test_nothing_in_the_table_is_there(gone: str) -> None:
     command, _, option = gone.rpartition(" ")
-    commands = [command] if command else list(HELP)
-    assert gone not in HELP
-    assert not any(option in spellings(flags_of(each)) for each in commands if each in HELP)
+    commands = [command] if command else list(COMMANDS)
+    assert gone not in COMMANDS
+    assert not any(option in spellings(options_of(each)) for each in commands if each in COMMANDS)
 
 
 @pytest.mark.parametrize("words", [["--trace", "t.svg"], ["--trace=t.svg"], ["2", "--record_metrics"]])

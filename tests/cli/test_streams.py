@@ -128,11 +128,11 @@ def test_an_encoding_without_signs(folder: Path) -> None:
 def test_alone_it_shows_what_it_can_do(call: Call) -> None:
     said = call()
     assert said.status == 2
-    assert all(f"  {command} " in call("--help").out for command in ("run", "plan", "doctor", "explain"))
-    assert "ddplaunch --help " in said.out and "ddplaunch doctor " in said.out
+    assert all(f" {command} " in said.out for command in ("run", "plan", "doctor", "explain"))
+    assert "ddplaunch doctor " in said.out
     for words in (["--help"], ["-h"], ["run", "-h"], ["run", "2", "--help", "--", "train.py"]):
         shown = call(*words)
-        assert shown.status == 0 and shown.out.startswith(("Usage: ddplaunch", "ddplaunch 0.")) and shown.err == ""
+        assert shown.status == 0 and "Usage: ddplaunch" in shown.out and shown.err == ""
     version = call("--version")
     assert version.status == 0 and re.fullmatch(r"ddplaunch \d+\.\d+\.\d+\n", version.out)
 

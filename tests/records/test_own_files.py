@@ -18,7 +18,7 @@ import ddplaunch
 from ddplaunch.agent.guard.record_file import RecordFile
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.cli.commands.scale import _Trials
-from ddplaunch.cli.flags import OWN
+from ddplaunch.cli.parsing.command import COMMANDS, command_named
 from ddplaunch.cli.trials.trial_machines import Size
 from ddplaunch.cli.trials.trial_orders import Measuring
 from ddplaunch.planning.settings import Settings
@@ -255,7 +255,7 @@ ELSEWHERE = {
     "records/own/own_files.py",
     "records/user_key.py",  # the home directory, by O_EXCL and a link
     "cli/execute.py",  # a temporary folder of its own
-    "cli/help/completion.py",  # in the home of whoever asks to install it
+    "cli/parsing/completion.py",  # in the home of whoever asks to install it
     "agent/rank_site/sitecustomize.py",  # in the rank; a new file, through no link
     "ui/terminal.py",  # /dev/null
 }
@@ -323,20 +323,22 @@ def ssh_that_tells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return called
 
 
-COMMANDS = (
+TRIED = (
     *(("stop",), ("explain",), ("logs",), ("stacks",), ("report", "-o", "x.html")),
     ("top",),
 )
 
 
 def test_every_command_that_takes_a_run_is_tried_on_a_record_of_others() -> None:
-    takes = {name for name, flags in OWN.items() if any(flag.metavar.startswith("RUN") for flag in flags)}
-    assert takes - {"clean"} <= {words[0] for words in COMMANDS}  # of one run, clean looks at processes alone
+    takes = {
+        name for name in COMMANDS if any(option.metavar.startswith("RUN") for option in command_named(name).options)
+    }
+    assert takes - {"clean"} <= {words[0] for words in TRIED}  # of one run, clean looks at processes alone
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("named", ["theirs", ".ddplaunch/runs/theirs"])
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", TRIED, ids=" ".join)
 def test_no_command_acts_on_a_record_of_others(
     call: Call, folder: Path, theirs: Path, words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

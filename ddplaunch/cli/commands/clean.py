@@ -8,13 +8,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ddplaunch.cli.flags import whole_number
+from ddplaunch.cli.parsing.command import RUN_DIR, Command
+from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.hosts.local.end_orphans import Cleaned, leftovers
 from ddplaunch.hosts.local.end_orphans import clean as clean_up
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.planning.flag import Flag
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.old_records import OldRecords, old_records, remove_record
 from ddplaunch.records.run_states import recorded_at
@@ -30,6 +32,22 @@ from ddplaunch.ui.clean_view import (
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.words import host_name
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch clean --dry-run", "what would be ended and removed; changes nothing"),
+        ("ddplaunch clean --keep 10 --yes", "keeps the records of ten runs, asks nothing"),
+    ),
+    options=(
+        Flag("run", "argument", "", "Clean up only this run; keep all records.", "RUN", offers="runs"),
+        Flag("yes", "switch", "", "Do not ask for confirmation.", short="-y"),
+        Flag("dry_run", "switch", "", "List what would be ended and removed; change nothing."),
+        Flag("keep", "text", "", "Number of the newest records to keep [50].", "N"),
+        Flag("grace", "duration", "", "Time between SIGTERM and SIGKILL: 5, 1m [5].", "TIME"),
+        Flag("json", "switch", "", "Everything that was found and done, as JSON."),
+        RUN_DIR,
+    ),
+)
 
 _KEEP = 50
 _GRACE_S = 5.0

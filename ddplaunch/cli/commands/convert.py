@@ -10,13 +10,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.cli.parsing.command import Command
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.translation import CannotSay, Site, Translation, changed
+from ddplaunch.planning.flag import Flag
 from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch convert -- torchrun --nproc_per_node=4 train.py", "the command that starts the same ranks"),
+        ("ddplaunch convert train.sh", "what changes in a script, as a diff; `--write` changes it"),
+    ),
+    options=(
+        Flag("files", "arguments", "", "Shell and sbatch scripts, or files of other launchers; - for stdin.", "FILE"),
+        Flag("write", "switch", "", "Change the scripts, and keep a copy of each as FILE.orig."),
+        Flag("json", "switch", "", "Every line with its translation, as JSON."),
+    ),
+    more="It reads shell and sbatch scripts, accelerate's YAML, DeepSpeed's host files and PyTorchJob files.",
+)
 
 _LARGEST = 64 << 20  # of a script, in bytes
 

@@ -15,6 +15,7 @@ from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, facts_of, hosts_of, meeting_of, once
+from ddplaunch.cli.parsing.command import FORCE, HOSTS, OUTPUT, PROFILE, Command
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
 from ddplaunch.cli.streams import answer, answer_json, say
 from ddplaunch.cli.target import parse_target
@@ -25,8 +26,9 @@ from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.hosts_plan import Meeting
-from ddplaunch.planning.options import Options, Said
+from ddplaunch.planning.options import CHECKING, Options, Said
 from ddplaunch.records.directory import new_run_id
 from ddplaunch.records.own.output_file import DOCTOR_REPORT, output_file
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
@@ -35,6 +37,23 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Unavailable, value_of
 from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import count
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch doctor", "drivers, GPUs, network, limits and files of this machine"),
+        ("ddplaunch doctor 2 --device cpu -- train.py", "this launch and its script too"),
+    ),
+    options=(
+        PROFILE,
+        Flag("list_checks", "switch", OUTPUT, "List every check and what it looks at.", spelling="--list"),
+        Flag("json", "switch", OUTPUT, "Outcomes and facts as JSON."),
+        Flag("report", "output", OUTPUT, "Write a bug report without secrets to FILE (- is stdout).", "FILE"),
+        FORCE,
+        Flag("comm", "switch", CHECKING, "Test collectives: the ranks of each host, then hosts in pairs (seconds)."),
+        Flag("comm_timeout", "duration", CHECKING, "With --comm: time for each step [20; with GPUs 60].", "TIME"),
+        *HOSTS,
+    ),
+)
 
 _ON_CPU = 2  # ranks of a host alone, where neither NPROC nor GPUs say how many
 _LEAST_S = 2.0

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli.help.removed import removed
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, told_by_launcher, unsaid
+from ddplaunch.cli.parsing.removed import removed
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
@@ -35,6 +35,28 @@ from ddplaunch.values.words import nearest
 
 if TYPE_CHECKING:
     from ddplaunch.checks.check import Check
+from ddplaunch.cli.parsing.command import RUN_DIR, Command
+from ddplaunch.planning.flag import Flag
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch explain", "the newest run of this directory"),
+        ("ddplaunch explain shm-too-small", "what a code means, and what to do"),
+    ),
+    options=(
+        Flag(
+            "targets",
+            "arguments",
+            "",
+            "A run, log files, - for stdin, or a code [the newest run].",
+            "RUN|FILE|CODE",
+            offers="runs and codes",
+        ),
+        Flag("json", "switch", "", "The diagnosis as JSON."),
+        RUN_DIR,
+    ),
+    more="`-` reads a log from stdin.",
+)
 
 _JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%-]+\]))?)\Z")
 _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.flags import launch_words
+from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, trial_options
+from ddplaunch.cli.parsing.typed_words import launch_words
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial_orders import TRIAL_DIR
@@ -22,6 +23,7 @@ from ddplaunch.cli.trials.trial_series import (
     problem_of,
     refuse_too_many,
 )
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Said
 from ddplaunch.records.find import numbered
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
@@ -32,6 +34,21 @@ from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import count
 from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
 from ddplaunch.watch.phases import RankFile, read_phases
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch fit 4 --global-batch-size 512 -- train.py", "batch and accumulation for exactly 512 samples"),
+        ("ddplaunch fit 2 --device cpu --memory 4GiB -- train.py", "4 GiB for each process, which none exceeds"),
+    ),
+    options=(
+        PROFILE,
+        Flag("headroom", "text", TRIALS, "How much of the memory stays free [10%].", "PERCENT"),
+        Flag("trials", "integer", TRIALS, "Most trials to run [8].", "N"),
+        *trial_options(5),
+        Flag("json", "switch", OUTPUT, "Everything as JSON."),
+    ),
+    more="Each batch is a short run of the unchanged script; --timeout limits each trial [10m].",
+)
 
 _HEADROOM, _SECONDS, _TRIALS = 0.1, 5.0, 8
 _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")

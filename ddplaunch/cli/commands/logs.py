@@ -15,13 +15,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.flags import whole_number
+from ddplaunch.cli.parsing.command import RUN_DIR, Command
+from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.planning.flag import Flag
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import Launched, Place, read_processes
@@ -33,6 +35,29 @@ from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.words import LENGTH, duration_s, host_name
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch logs --rank 0 --lines 20", "the last 20 lines of rank 0 of the newest run"),
+        ("ddplaunch logs --grep 'loss|error'", "the lines of all ranks that match"),
+    ),
+    options=(
+        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
+        Flag("rank", "text", "", "Ranks: 0, 0,3, 0-7 or all [all].", "RANKS", offers=("0", "all"), short="-r"),
+        Flag("follow", "switch", "", "Keep printing new lines, also after restarts, until the run ends.", short="-f"),
+        Flag(
+            "lines",
+            "text",
+            "",
+            "Start with the last N lines of each rank, or all [all; 10 with --follow].",
+            "N",
+            short="-n",
+        ),
+        Flag("since", "text", "", "Only lines newer than this: 10m, 2h, or a date and time.", "TIME"),
+        Flag("grep", "text", "", "Only lines that match this regular expression.", "PATTERN"),
+        RUN_DIR,
+    ),
+)
 
 _LAST_LINES = 10  # of each rank when following, as tail(1) has it
 

@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Said
 from ddplaunch.planning.resolve import request_at
@@ -28,6 +30,21 @@ from ddplaunch.ui.plan_view import (
 )
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch plan 2 --batch-size 8 -- train.py", "every value, with who decided it"),
+        ("ddplaunch plan --compare 1,2,4,8 --batch-size 8 --base-lr 1e-4", "the numbers for several world sizes"),
+    ),
+    options=(
+        PROFILE,
+        Flag("compare", "text", OUTPUT, "The numbers for several world sizes, side by side.", "1,2,4,8"),
+        Flag("json", "switch", OUTPUT, "The whole plan as JSON."),
+        Flag("exports", "switch", OUTPUT, "Shell exports; a bare --env says the same."),
+        Flag("yaml", "switch", OUTPUT, "The whole plan as YAML."),
+        *HOSTS,
+    ),
+)
 
 
 def plan(

@@ -7,15 +7,29 @@ import sys
 import time
 from pathlib import Path
 
+from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.streams import answer, answer_json
 from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.planning.flag import Flag
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.run_states import summaries
 from ddplaunch.ui.ps_view import ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.words import host_name, own_id
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch ps", "what runs, and what ended last in this directory"),
+        ("ddplaunch ps --all --json", "every recorded run, with all details"),
+    ),
+    options=(
+        Flag("all", "switch", "", "All recorded runs, not only the newest.", short="-a"),
+        Flag("json", "switch", "", "All details of the runs, as JSON."),
+        RUN_DIR,
+    ),
+)
 
 _RECENT = 10
 

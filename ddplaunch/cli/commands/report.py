@@ -17,10 +17,12 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from ddplaunch.cli.commands.explain import explained
+from ddplaunch.cli.parsing.command import FORCE, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import with_what_hosts_have
 from ddplaunch.explain.diagnosis import Explanation
 from ddplaunch.machine.files import open_plain
+from ddplaunch.planning.flag import Flag
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
@@ -36,6 +38,20 @@ from ddplaunch.values.secrets import hide_json, hide_text
 from ddplaunch.values.words import duration_text, size_text
 from ddplaunch.watch.phases import read_phases, settled, summed
 from ddplaunch.watch.step_rate import LOSS
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch report", "the newest run of this directory, as ddplaunch-RUN.html"),
+        ("ddplaunch report --output run.html", "into run.html"),
+    ),
+    options=(
+        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN"),
+        Flag("output", "output", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE", short="-o"),
+        FORCE._replace(panel=""),
+        RUN_DIR,
+    ),
+    more="One file, no network: diagnosis, timeline, loss, environment and the last 10,000 lines.",
+)
 
 _MOST_LINES = 10_000  # of logs in one page
 _LEAST_OF_A_FILE = 20

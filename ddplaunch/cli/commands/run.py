@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.execute import announce, environment_of, execute, launch_detached, new_token, refuse_too_long
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, SEVERAL_HOSTS, Command
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import (
     answer,
@@ -19,6 +20,7 @@ from ddplaunch.cli.streams import (
     tell_launch_to_starter,
 )
 from ddplaunch.cli.target import parse_target, required
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.directory import path_text, runs_directory
@@ -31,6 +33,31 @@ from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import value_of
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch run 4 --batch-size 8 -- train.py --epochs 20", "four processes, 8 samples each"),
+        ("ddplaunch run 2 --device cpu --dry-run -- train.py", "the torchrun command; nothing is started"),
+    ),
+    options=(
+        PROFILE,
+        Flag("dry_run", "switch", OUTPUT, "Print the launch as shell text; start nothing."),
+        Flag("json", "switch", OUTPUT, "With --dry-run: the whole plan as JSON."),
+        Flag("detach", "switch", OUTPUT, "Launch, print the run's id and go on without this terminal.", short="-d"),
+        *HOSTS,
+        Flag(
+            "sync", "switch", SEVERAL_HOSTS, "First copy the files that git tracks here to every host; deletes nothing."
+        ),
+        Flag(
+            "join_secret",
+            "text",
+            SEVERAL_HOSTS,
+            "Without --hosts: a file that all nodes have, and nobody else.",
+            "FILE",
+        ),
+    ),
+    more="Everything after `--` is your script and its arguments: train.py, -m package.module, or any program.",
+)
 
 
 def run(

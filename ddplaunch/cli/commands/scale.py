@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.flags import launch_words
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, TRIALS, Command, trial_options
+from ddplaunch.cli.parsing.typed_words import launch_words
 from ddplaunch.cli.prepare import Prepared, script_report
 from ddplaunch.cli.streams import answer, answer_json, say, tell
 from ddplaunch.cli.target import required
@@ -22,6 +23,7 @@ from ddplaunch.cli.trials.trial_runs import TrialResult
 from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of, refuse_too_many
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.nvml import gpu_links
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Said
 from ddplaunch.planning.ranks.placement import workers_typed
 from ddplaunch.planning.settings import OBSERVED
@@ -40,6 +42,25 @@ from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.samples import PHASES
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch scale --batch-size 8 -- train.py", "1, 2, 4 … processes, up to what this machine has"),
+        (
+            "ddplaunch scale 2 --device cpu --steps 20 -- train.py",
+            "20 steps of two processes",
+        ),
+    ),
+    options=(
+        PROFILE,
+        Flag("strong", "switch", TRIALS, "Keep the effective batch, not that of each process."),
+        *trial_options(10),
+        Flag("resume", "switch", TRIALS, "Take what the same command has measured before, and do the rest."),
+        *HOSTS,
+        Flag("json", "switch", OUTPUT, "Everything as JSON."),
+    ),
+    more="Each size is a short run of the unchanged script; --timeout limits each trial [10m].",
+)
 
 _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
 _SECONDS = 10.0

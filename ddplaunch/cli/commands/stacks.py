@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, answer_json, say, tell_findings
 from ddplaunch.cli.which_run import launched_from_here, live_run, not_here, other_hosts
 from ddplaunch.explain.decide.collectives import Flight, flight, flight_dumps
@@ -18,6 +19,7 @@ from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_worker
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.planning.flag import Flag
 from ddplaunch.records.launchers import Launched
 from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.run_states import recorded_at
@@ -30,6 +32,19 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, duration_text, host_name, listed, ranks_text
 from ddplaunch.watch.sampler import RankUsage
 from ddplaunch.watch.samples import RankIdentity
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch stacks", "the innermost frames of every rank"),
+        ("ddplaunch stacks --full", "every frame of every thread"),
+    ),
+    options=(
+        LIVE_RUN,
+        Flag("full", "switch", "", "Every frame of every thread."),
+        Flag("json", "switch", "", "All stacks as JSON."),
+        RUN_DIR,
+    ),
+)
 
 _LOOK_S = 0.5  # for the CPU use
 _STILL_S = 30.0  # without output, before ranks that wait are called stuck

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.streams import answer_json, say, tell_findings, tell_lines
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import note_stop, runs_directory
 from ddplaunch.records.find import RunRecord, find_run, read_record
@@ -42,6 +44,30 @@ from ddplaunch.ui.stop_view import (
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch stop", "the only run of this directory"),
+        ("ddplaunch stop --grace 2m", "two minutes to write a checkpoint"),
+    ),
+    options=(
+        Flag(
+            "run",
+            "argument",
+            "",
+            "Id of the run, or a part of it [the only one of this directory].",
+            "RUN",
+            offers="live runs",
+        ),
+        Flag("all", "switch", "", "Stop all runs started here.", short="-a"),
+        Flag(
+            "grace", "duration", "", "Time between SIGTERM and SIGKILL: 30, 2m [the run's own grace and 5 s].", "TIME"
+        ),
+        Flag("json", "switch", "", "How every process ended, as JSON."),
+        RUN_DIR,
+    ),
+    more="Its torchrun gets SIGTERM; processes that outlive the grace get SIGKILL.",
+)
 
 _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.flags import launch_words, spelled
+from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, Command
+from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.job_reasons import first_state, follow
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, log_beside
 from ddplaunch.planning.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
 from ddplaunch.planning.options import Said
@@ -37,6 +39,50 @@ from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import JOIN_SECRET
+
+COMMAND = Command(
+    examples=(
+        (
+            "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 8:00:00 --dry-run -- train.py",
+            "the batch script of a job of 8 processes; nothing is submitted",
+        ),
+        (
+            "ddplaunch submit --to kubernetes --image train:1 --gpus-per-node 8 -- train.py",
+            "the manifest of the same launch, for `kubectl apply -f -`",
+        ),
+    ),
+    options=(
+        PROFILE,
+        Flag("nodes", "integer", "Job", "Nodes of the job [1].", "N", example="4"),
+        Flag("gpus_per_node", "integer", "Job", "GPUs of each node, one process per GPU.", "N", example="4"),
+        Flag("cpus_per_task", "integer", "Job", "CPUs of each node, shared by its processes.", "N"),
+        Flag("mem", "text", "Job", "Host memory of each node: 200G.", "SIZE"),
+        Flag("time", "text", "Job", "Time limit: 24:00:00, 2-00:00:00, or minutes.", "LIMIT"),
+        Flag("partition", "text", "Job", "Slurm partition.", "NAME"),
+        Flag("account", "text", "Job", "Slurm account.", "NAME"),
+        Flag("qos", "text", "Job", "Slurm quality of service.", "NAME"),
+        Flag("constraint", "text", "Job", "Features that the nodes must have.", "LIST"),
+        Flag("job_name", "text", "Job", "Name of the job [the script's].", "NAME"),
+        Flag("sbatch_arg", "many", "Job", "Any other option of sbatch (repeatable).", "ARG"),
+        Flag("setup", "many", "Job", "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"),
+        Flag("signal", "text", "Job", "Instead of SIGTERM before the limit: USR1@120.", "NAME@N", example="USR1@120"),
+        Flag("requeue", "switch", "Job", "Start again after preemption, a lost node or the time limit."),
+        Flag("to", "text", "Job", "slurm or kubernetes [slurm].", "CLUSTER", offers=("slurm", "kubernetes")),
+        Flag("image", "text", "Kubernetes", "The container image.", "IMAGE"),
+        Flag("shm_size", "text", "Kubernetes", "Size of /dev/shm [16Gi].", "SIZE"),
+        Flag("secret", "many", "Kubernetes", "A variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
+        Flag("namespace", "text", "Kubernetes", "Where the job is made [that of kubectl's context].", "NAME"),
+        Flag("volume", "many", "Kubernetes", "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
+        Flag("toleration", "many", "Kubernetes", "A taint that nodes may have.", "KEY[=VALUE][:EFFECT]"),
+        Flag("node_selector", "many", "Kubernetes", "A label that the nodes must have.", "KEY=VALUE"),
+        Flag("image_pull_secret", "many", "Kubernetes", "The Secret for a private registry.", "NAME"),
+        Flag("queue", "text", "Kubernetes", "Kueue's LocalQueue in which the job waits.", "NAME"),
+        Flag("rdma", "many", "Kubernetes", "Network cards of each node; IPC_LOCK comes with them.", "RESOURCE[=N]"),
+        Flag("host_network", "switch", "Kubernetes", "Use the nodes' own network."),
+        Flag("wait", "switch", OUTPUT, "Follow the job's log to its end, and exit as it did."),
+        Flag("dry_run", "switch", OUTPUT, "Print the batch script, or the manifest alone; submit nothing."),
+    ),
+)
 
 _FOR_KUBERNETES = (
     *("image", "shm_size", "secret", "namespace", "volume", "toleration", "node_selector"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli.flags import whole_number
+from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell_findings
 from ddplaunch.cli.which_run import launched_from_here, live_run, not_here
 from ddplaunch.hosts.session.each_host import EachHost
@@ -27,6 +27,29 @@ from ddplaunch.watch.top_view import About, Look, frame, sorts_of
 
 if TYPE_CHECKING:
     from ddplaunch.watch.screen import Screen
+from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
+from ddplaunch.planning.flag import Flag
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch top", "the youngest run of this directory, live"),
+        ("ddplaunch top --json", "every sample as a line of JSON"),
+    ),
+    options=(
+        LIVE_RUN,
+        Flag("interval", "duration", "", "Time between samples: 1, 5s [1].", "TIME", short="-d"),
+        Flag("count", "text", "", "Stop after N samples [when the run ends].", "N", short="-n"),
+        Flag(
+            "metric",
+            "text",
+            "",
+            r"Regex with a group `step`, `rate` or `loss` [step, iter, tqdm; loss].",
+            "PATTERN",
+        ),
+        Flag("json", "switch", "", "Every sample as a line of JSON."),
+        RUN_DIR,
+    ),
+)
 
 _LEAST_S = 0.2
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddplaunch.cli.flags import spelled
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, answering, asked_for, facts_of, hosts_of, plan, refuse_own_place
+from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import Prepared, errors
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.cli.trials.trial_series import TrialSeries

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.cli.flags import launch_words
+from ddplaunch.cli.parsing.typed_words import launch_words
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import new_run_id, runs_directory
 from ddplaunch.records.find import numbered

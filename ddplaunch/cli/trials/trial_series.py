@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddplaunch.cli.flags import spelled
+from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import Prepared, errors, prepare, script_report
 from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.target import parse_target

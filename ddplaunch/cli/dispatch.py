@@ -1,0 +1,62 @@
+"""From the words of a command line to the command: parsed, refused where it is plain nonsense, and called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, body_of, own_values
+from ddplaunch.cli.parsing.quick import parse_quickly
+from ddplaunch.cli.parsing.removed import removed
+from ddplaunch.cli.parsing.typed_words import said_on_command_line, with_lists_taken_apart
+from ddplaunch.cli.target import misplaced_script, split_arguments
+from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
+from ddplaunch.values.words import needs_linux
+
+
+def dispatch(words: list[str]) -> int:
+    """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
+    ours, script = split_arguments(words)
+    if ours[:1] == ["help"]:
+        ours = [*ours[1:], "--help"]
+    command = ours[0]
+    if (gone := _removed(ours)) is not None:
+        raise gone
+    if command in COMMANDS and command not in (*LAUNCHING, "convert"):
+        ours += script or []  # there it ends the options, as everywhere else
+    asks_for_help = bool({"-h", "--help"} & {*ours})
+    if command in LAUNCHING and not asks_for_help and (problem := misplaced_script(ours, script)) is not None:
+        raise problem
+    values = parse_quickly(command, ours[1:]) if command in COMMANDS and not asks_for_help else None
+    if values is None:
+        from ddplaunch.cli.parsing.typer_app import parse  # takes longer than deciding a launch
+
+        values = parse(ours, script)
+        if values is None:  # it showed help
+            return ExitStatus.DONE
+    values = with_lists_taken_apart(values)
+    if (missing := needs_linux(_what_is_done(command, values))) is not None:
+        raise RefusedError(missing)
+    return int(body_of(command)(**_beside_own(command, values, script), **own_values(command, values)))
+
+
+def _what_is_done(command: str, values: dict[str, Any]) -> str:
+    """Return the command, with the flag that makes something else of it on systems that are not Linux."""
+    flags = {"doctor": ("list_checks",), "plan": ("hosts", "hostfile")}.get(command, ())
+    special = next((name for name in flags if values.get(name)), None)
+    return command if special is None else f"{command} --{'hosts' if command == 'plan' else special}"
+
+
+def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) -> dict[str, Any]:
+    """Return what a command gets beside its own options: those of a launch, and the words after ``--``."""
+    if command in LAUNCHING:
+        return {"said": said_on_command_line(values), "script": script}
+    return {"line": script} if command == "convert" else {}
+
+
+def _removed(ours: list[str]) -> UsageError | None:
+    """Return the error for the first word that names a command or option that is gone, None where none does."""
+    command, *words = ours
+    if command not in COMMANDS:
+        return removed(command)
+    answers = (removed(command, word.partition("=")[0]) for word in words if word.startswith("--"))
+    return next((gone for gone in answers if gone is not None), None)

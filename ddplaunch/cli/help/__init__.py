@@ -1,1 +1,0 @@
-"""What the program says of itself: the pages of `--help`, and what a shell completes."""

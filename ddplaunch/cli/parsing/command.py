@@ -1,0 +1,174 @@
+"""What a command is: its help, its examples and its options as data, at the top of the file that has its body.
+
+Typer's application (``typer_app``), the quick parser (``quick``), the shell's completion and the site's page of options
+are built from this. An option of a launch is a field of ``planning.options.Options`` and belongs to all commands that
+take a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ddplaunch.planning.flag import Flag
+from ddplaunch.planning.options import CHECKING, flags_of_options
+
+_LAUNCH, _WATCH, _AFTERWARDS = "Launch", "While it runs", "Afterwards"
+OUTPUT, SEVERAL_HOSTS, TRIALS = "Output", "Hosts over ssh", "Trials"
+
+
+class Listed(NamedTuple):
+    """Where the first page of help lists a command, and what it says there."""
+
+    stage: str
+    line: str
+
+
+#: Every command, in the order of the first page of help. Its file is imported only when it is used.
+COMMANDS: Mapping[str, Listed] = {
+    "run": Listed(_LAUNCH, "Check the launch, then start it with torchrun."),
+    "plan": Listed(_LAUNCH, "Show everything that run would decide; start nothing."),
+    "scale": Listed(_LAUNCH, "Measure 1, 2, 4 … processes, and what holds them back."),
+    "fit": Listed(_LAUNCH, "Find the batch that fits into memory, and the fastest."),
+    "submit": Listed(_LAUNCH, "Submit the same launch to Slurm; print it for Kubernetes."),
+    "doctor": Listed(_LAUNCH, "Check this machine; with a launch, check that too."),
+    "convert": Listed(_LAUNCH, "Translate torchrun, accelerate or DeepSpeed commands."),
+    "ps": Listed(_WATCH, "List running and recent runs."),
+    "logs": Listed(_WATCH, "Show what the ranks of a run printed."),
+    "top": Listed(_WATCH, "Watch step rate, CPU, memory and GPU of every rank."),
+    "stacks": Listed(_WATCH, "Show where every rank of a run is now."),
+    "stop": Listed(_WATCH, "End a run and the processes that it started."),
+    "explain": Listed(_AFTERWARDS, "Name the root cause of a failed run or of any log."),
+    "report": Listed(_AFTERWARDS, "Write one page about a run, for a colleague."),
+    "clean": Listed(_AFTERWARDS, "End processes whose launcher is gone; remove old records."),
+}
+#: Commands that take the options of a launch, and a script after ``--``.
+LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit")
+#: Kinds of options whose values are a list.
+REPEATED = ("many", "rates", "arguments")
+
+_SIZES = "Numbers of processes: 1,2,4,2x4 [1, 2, 4 … up to the GPUs, or CPUs, of all machines]."
+
+PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
+RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
+FORCE = Flag("force", "switch", OUTPUT, "Replace FILE, also if it is not an earlier report.")
+LIVE_RUN = Flag(
+    "run",
+    "argument",
+    "",
+    "Id of the run, or a part of it [the newest running one here].",
+    "RUN",
+    offers="live runs",
+)
+#: Which hosts, for the commands that reach them over ssh.
+HOSTS = (
+    Flag(
+        "hosts",
+        "text",
+        SEVERAL_HOSTS,
+        "ssh host names, comma-separated: gpu-a,gpu-b. The first has rank 0.",
+        "LIST",
+        offers="hosts",
+    ),
+    Flag(
+        "hostfile",
+        "text",
+        SEVERAL_HOSTS,
+        "A file of hosts: `gpu-a slots=8` or `gpu-a:8`, one a line.",
+        "FILE",
+    ),
+    Flag(
+        "include",
+        "many",
+        SEVERAL_HOSTS,
+        "Use only this host, or only some of its GPUs (repeatable).",
+        "HOST[:0,2]",
+        offers="hosts",
+    ),
+    Flag(
+        "exclude",
+        "many",
+        SEVERAL_HOSTS,
+        "Leave out this host, or some of its GPUs (repeatable).",
+        "HOST[:0,2]",
+        offers="hosts",
+    ),
+    Flag("chdir", "text", SEVERAL_HOSTS, "Directory on every host [this one].", "DIR"),
+    Flag("python", "text", SEVERAL_HOSTS, "Interpreter on every host [the path of this one].", "PATH"),
+    Flag(
+        "join_timeout",
+        "duration",
+        SEVERAL_HOSTS,
+        "Time for hosts to answer [20]; without --hosts, for all nodes to join [600; 0: do not wait].",
+        "TIME",
+    ),
+    Flag(
+        "bootstrap",
+        "switch",
+        SEVERAL_HOSTS,
+        "Bring ddplaunch to hosts without it, below ~/.cache there.",
+    ),
+)
+
+
+def trial_options(usual_s: int) -> tuple[Flag, ...]:
+    """Return the options that say how long a trial is, and what is kept of it; it usually measures ``usual_s``."""
+    usual = f"{usual_s}; with --steps until they are over"
+    return (
+        Flag("warmup_steps", "integer", TRIALS, "Minimum warm-up steps [5].", "N"),
+        Flag("steps", "integer", TRIALS, "Steps to measure [as many as there are in --seconds].", "N"),
+        Flag("seconds", "duration", TRIALS, f"Time to measure [{usual}].", "TIME"),
+        Flag("keep", "switch", TRIALS, "Keep what the script wrote into the trials' folders."),
+    )
+
+
+class Command(NamedTuple):
+    """One command: what its page of help says below its line, two examples with what each does, its own options."""
+
+    examples: tuple[tuple[str, str], tuple[str, str]]
+    options: tuple[Flag, ...]
+    more: str = ""
+
+
+def command_named(name: str) -> Command:
+    """Return a command of ``COMMANDS``."""
+    found: Command = import_module(f"ddplaunch.cli.commands.{name}").COMMAND
+    return found
+
+
+def body_of(name: str) -> Callable[..., int]:
+    """Return the function that does what a command says, and returns its exit status."""
+    body: Callable[..., int] = getattr(import_module(f"ddplaunch.cli.commands.{name}"), name)
+    return body
+
+
+def options_of(name: str) -> tuple[Flag, ...]:
+    """Return every option and argument of a command, those of a launch first."""
+    own = command_named(name).options
+    if name not in LAUNCHING:
+        return own
+    launch = flags_of_options()
+    if name == "scale":
+        launch = {**launch, "nproc": launch["nproc"]._replace(metavar="SIZES", text=_SIZES)}
+    return (*launch.values(), *own)
+
+
+def spellings(options: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:
+    """Return each spelling with its option and, for one that takes no value, what it means."""
+    found: dict[str, tuple[Flag, bool | None]] = {}
+    for option in options:
+        if option.kind in ("argument", "arguments"):
+            continue
+        meaning = True if option.kind in ("switch", "pair") else None
+        found[option.flag] = (option, meaning)
+        if option.short:
+            found[option.short] = (option, meaning)
+        if option.kind == "pair":
+            found["--no-" + option.flag[2:]] = (option, False)
+    return found
+
+
+def own_values(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what was typed for the command itself: integers and, of lengths of time, seconds. Raises UsageError."""
+    return {option.name: option.typed(values[option.name]) for option in command_named(name).options}

@@ -1,0 +1,195 @@
+"""What Tab offers as the value of an option or argument, and how Typer's completion is set up in a shell."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ddplaunch.planning.flag import Flag
+from ddplaunch.values.finding import usage
+
+ASKED = "_DDPLAUNCH_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+_MOST_RUNS = 50
+_FILLED_IN = re.compile(r"\{[^}]*\}")  # what a diagnosis takes from the log
+#: Words that no shell takes apart or expands; others are not offered.
+_SAFE = re.compile(r"[\w./:=,@%+-]+\Z")
+#: zsh loads the file at the first Tab, which Typer's script then leaves without an answer.
+_AT_FIRST_TAB = """
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+  _ddplaunch_completion "$@"
+fi
+"""
+#: What has a shell keep the order of what is offered: the newest run comes first.
+_IN_ORDER = {
+    "bash": ("complete -o default", "complete -o nosort -o default"),
+    "fish": ("complete --command", "complete --keep-order --command"),
+}
+
+
+class Offered(NamedTuple):
+    """A word to complete, and its line of help."""
+
+    word: str
+    text: str = ""
+
+
+Complete = Callable[[str], "list[tuple[str, str]]"]
+
+
+def offered(option: Flag) -> Complete | None:
+    """Return what offers values for an option, as Typer calls it; None where the shell is to complete files."""
+    where = option.completed
+    if not where:
+        return None
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        if option.kind in ("argument", "arguments") and (script := _script_words()) is not None:
+            return _of_script(script, incomplete)
+        with suppress(Exception):  # a broken record, an unreadable profile: there is a prompt under it
+            words = [Offered(word) for word in where] if isinstance(where, tuple) else _SOURCES[where]()
+            before, comma, _ = incomplete.rpartition(",")
+            if comma and where in ("gpus", "hosts", "checks"):
+                typed = before.split(",")
+                words = [Offered(f"{before},{word}", text) for word, text in words if word not in typed]
+            return list({word: (word, text) for word, text in reversed(words) if _SAFE.match(word)}.values())[::-1]
+        return []
+
+    return complete
+
+
+def offered_of_script(incomplete: str) -> list[tuple[str, str]]:
+    """Return the options that the script after ``--`` declares, as Typer calls it."""
+    return _of_script(_script_words() or [], incomplete)
+
+
+def _script_words() -> list[str] | None:
+    """Return the words after ``--`` of the line that is completed, None where there is no ``--`` yet."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    words = line.split("\n") if "COMP_WORDS" in os.environ else line.split()
+    return words[words.index("--") + 1 :] if "--" in words[:-1] else None
+
+
+def _profiles() -> list[Offered]:
+    from ddplaunch.cli.configuration import profile_names
+
+    return [Offered(name) for name in profile_names(Path.cwd())]
+
+
+def _gpus() -> list[Offered]:
+    from ddplaunch.machine.facts import NvmlFacts
+    from ddplaunch.machine.nvml import probe_nvml
+
+    facts, _ = probe_nvml(details=False)
+    gpus = facts.gpus if isinstance(facts, NvmlFacts) else ()
+    idle = [Offered(f"free:{number}", "Reserve idle ones.") for number in range(1, len(gpus) + 1)]
+    return [*(Offered(str(gpu.index), gpu.name) for gpu in gpus), *idle]
+
+
+def _hosts() -> list[Offered]:
+    from ddplaunch.hosts.ssh import configured_hosts
+
+    return [Offered(name) for name in configured_hosts(Path.home() / ".ssh")]
+
+
+def _runs() -> list[Offered]:
+    from ddplaunch.machine.processes.process_table import process_table
+    from ddplaunch.records.directory import runs_directory
+    from ddplaunch.records.run_states import summaries
+    from ddplaunch.values.words import host_name
+
+    base = runs_directory(os.environ, None, Path.cwd())
+    found, _ = summaries(base, process_table(), host_name(), _MOST_RUNS)
+    return [Offered(run.run_id, f"{run.state}, {run.script or 'script not recorded'}") for run in found]
+
+
+def _live_runs() -> list[Offered]:
+    return [run for run in _runs() if run.text.startswith(("running", "orphaned", "elsewhere"))]
+
+
+def _checks() -> list[Offered]:
+    from ddplaunch.checks.all_checks import ALL, across
+
+    return [Offered(check.code, check.title) for check in (*ALL, *across())]
+
+
+def _runs_and_codes() -> list[Offered]:
+    from ddplaunch.checks.codes import REFUSALS
+    from ddplaunch.explain.signatures import all_signatures
+
+    failures = [Offered(each.code, _FILLED_IN.sub("…", each.what)) for each in all_signatures() if each.is_root]
+    return [*_runs(), *_checks(), *(Offered(each.code, each.title) for each in REFUSALS), *failures]
+
+
+def _interfaces() -> list[Offered]:
+    import socket
+
+    return [Offered(name) for _, name in socket.if_nameindex() if name != "lo"]
+
+
+_SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
+    "profiles": _profiles,
+    "gpus": _gpus,
+    "hosts": _hosts,
+    "runs": _runs,
+    "live runs": _live_runs,
+    "checks": _checks,
+    "runs and codes": _runs_and_codes,
+    "interfaces": _interfaces,
+}
+
+
+def _of_script(words: Sequence[str], incomplete: str) -> list[tuple[str, str]]:
+    """Return the options that the script's own source declares; nothing, and so files, where no option is begun."""
+    if not words or not words[0].endswith(".py") or not incomplete.startswith("-"):
+        return []
+    import sys
+
+    from ddplaunch.script.read import read_script
+    from ddplaunch.script.script_report import ScriptReport
+
+    report = read_script(Path(words[0]), Path.cwd(), tuple(map(Path, sys.path)), tuple(words[1:]))
+    options = report.options if isinstance(report, ScriptReport) else ()
+    return [(flag, option.help) for option in options for flag in option.flags if flag.startswith("--")]
+
+
+def set_up_shell(words: Sequence[str]) -> str:
+    """Do what ``--install-completion`` or ``--show-completion`` asks for; return what to print.
+
+    Raises UsageError where the shell is not known, and OSError where its files cannot be written.
+    """
+    from typer.completion import get_completion_script, install  # type: ignore[attr-defined]  # as its own commands do
+
+    option, _, attached = words[0].partition("=")
+    shell = attached or next(iter(words[1:]), "") or _shell()
+    if shell not in SHELLS:
+        raise usage(
+            f"`{shell}` is not a shell that ddplaunch completes in" if shell else "this shell is not known",
+            why=f"completion is there for {', '.join(SHELLS)}",
+            fix=f"`ddplaunch {option} bash`",
+            where=f"flag: {option}",
+        )
+    script = get_completion_script(prog_name="ddplaunch", complete_var=ASKED, shell=shell) + "\n"
+    script = script.replace(*_IN_ORDER.get(shell, ("", "")))
+    if shell == "zsh":
+        script += _AT_FIRST_TAB
+    if option == "--show-completion":
+        return script
+    _, path = install(shell=shell, prog_name="ddplaunch", complete_var=ASKED)
+    path.write_text(script, encoding="utf-8")
+    return f"{shell} completes ddplaunch from its next start on: {path}\n"
+
+
+def _shell() -> str:
+    """Return the shell that this was typed in, an empty text where that cannot be told."""
+    import shellingham
+
+    try:
+        name: str = shellingham.detect_shell()[0]
+    except shellingham.ShellDetectionFailure:
+        return ""
+    return name

@@ -1,0 +1,262 @@
+"""The Typer application: it parses, shows help, completes and words what is wrong with a command line.
+
+It is built from ``cli.command``. ``quick`` reads the lines that are plainly right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Optional
+
+import typer
+from typer.core import TyperCommand
+
+from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, REPEATED, Command, command_named, options_of, spellings
+from ddplaunch.cli.parsing.completion import offered, offered_of_script
+from ddplaunch.cli.parsing.typed_words import with_lists_taken_apart
+from ddplaunch.planning.flag import Flag
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.words import listed, nearest
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda word: word.replace("_", "-")}
+#: Numbers and lengths of time are text here: ``Flag`` reads them. All options are lists, to see what was typed twice.
+_TEXTS: Any = Optional[list[str]]  # noqa: UP045 - Typer reads it at run time
+_TYPES: dict[str, Any] = {
+    "argument": Optional[str],  # noqa: UP045
+    "switch": Optional[bool],  # noqa: UP045
+    "pair": Optional[list[bool]],  # noqa: UP045
+}
+_LIST_OF_COMMANDS = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run 4 -- train.py`"
+#: What other programs call a command, and what people try first.
+_COMMANDS_ELSEWHERE = {
+    "run": ("launch", "start", "train", "exec", "torchrun"),
+    "stop": ("kill", "cancel", "end"),
+    "ps": ("status", "list", "ls", "runs"),
+    "logs": ("tail", "output"),
+    "doctor": ("check", "test"),
+    "explain": ("why", "diagnose"),
+    "top": ("watch", "monitor"),
+}
+#: Options of torchrun, accelerate and DeepSpeed that people type here, and what says the same.
+_OPTIONS_ELSEWHERE = {
+    **dict.fromkeys(("--nproc-per-node", "--nproc", "--num-gpus"), "NPROC, as in `ddplaunch run 4 -- train.py`"),
+    **dict.fromkeys(
+        ("--num-processes", "-n", "-np"),
+        "NPROC, the processes of each node: `ddplaunch run 4 -- train.py`, `run 2x4` on 2 nodes",
+    ),
+    "--standalone": "leave it out: a launch on one node is standalone",
+    "--multi-gpu": "leave it out",
+    "--cpu": "`--device cpu`",
+    "--num-machines": "`--nnodes`",
+    "--machine-rank": "`--node-rank`",
+    "--main-process-ip": "`--master-addr`",
+    "--main-process-port": "`--master-port`",
+    "--rdzv-endpoint": "`--master-addr` and `--master-port`",
+    "--gpu-ids": "`--gpus`",
+}
+
+
+class _WithScript(TyperCommand):
+    """A command whose usage ends with the script."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- SCRIPT [ARGS]..."]
+
+
+def parse(words: Sequence[str], script: Sequence[str] | None = None) -> dict[str, Any] | None:
+    """Return the values of all options as Typer understands the words before ``--``; None where it showed help.
+
+    ``script`` are the words after ``--``. Raises UsageError for what it does not understand.
+    """
+    parsed: dict[str, Any] = {}
+    command = words[0] if words and words[0] in COMMANDS else None
+    # one command alone is built and answered in half the time of all
+    app = _application([command] if command else list(COMMANDS), parsed.update)
+    try:
+        app(args=list(words[1:] if command else words), prog_name=_name(command), standalone_mode=False)
+    except Exception as exception:
+        if not hasattr(exception, "format_message"):
+            raise
+        raise _misunderstood(list(words), script, exception) from exception
+    return with_lists_taken_apart(parsed) if parsed else None
+
+
+def complete() -> None:
+    """Answer the shell that asks by the environment, as Typer does; does not return."""
+    os.environ["TERMINAL_WIDTH"] = "1000"  # or Typer wraps a line of help, and fish takes the rest for another word
+    _application(list(COMMANDS), lambda _: None, completing=True)(args=[], prog_name="ddplaunch")
+
+
+def _name(command: str | None) -> str:
+    return f"ddplaunch {command}" if command else "ddplaunch"
+
+
+def _application(names: list[str], keep: Callable[[dict[str, Any]], None], *, completing: bool = False) -> typer.Typer:
+    app = typer.Typer(
+        help="Distributed PyTorch, launched by torchrun, checked and explained.",
+        epilog=_examples(
+            (
+                ("ddplaunch doctor", "is this machine ready to train?"),
+                ("ddplaunch plan auto -- train.py", "what would run, and with which numbers"),
+                ("ddplaunch run 2 -- train.py", "check the launch, then start it"),
+                ("ddplaunch explain", "after a failure: its cause, and what to do"),
+            )
+        ),
+        add_completion=completing,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings=_CONTEXT,
+    )
+    if not completing and len(names) > 1:
+        app.callback()(_of_itself)
+    for name in names:
+        alone = completing or len(names) == 1
+        row = command_named(name) if alone else Command(((), ()), ())  # type: ignore[arg-type]
+        app.command(
+            name,
+            cls=_WithScript if name in LAUNCHING else TyperCommand,
+            help="\n\n".join(filter(None, (COMMANDS[name].line, row.more))),
+            short_help=COMMANDS[name].line,
+            epilog=_examples(row.examples) if alone else None,
+            rich_help_panel=COMMANDS[name].stage,
+            context_settings=_CONTEXT,
+        )(_body(name, options_of(name) if alone else (), keep, completing=completing))
+    return app
+
+
+def _of_itself(
+    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version.")] = False,
+    install_completion: Annotated[
+        str, typer.Option(metavar="SHELL", help="Install completion by Tab for this shell.")
+    ] = "",
+    show_completion: Annotated[str, typer.Option(metavar="SHELL", help="Print what that installs.")] = "",
+) -> None:
+    """Stand for the options that ``main`` answers itself."""
+
+
+def _examples(examples: Sequence[tuple[str, str]]) -> str:
+    return "\n\n".join(f"[cyan]{_escaped(line)}[/cyan]  {_escaped(meaning)}" for line, meaning in examples)
+
+
+def _escaped(text: str) -> str:
+    """Return a text that rich shows as it stands."""
+    return text.replace("[", r"\[")
+
+
+def _body(
+    name: str, options: tuple[Flag, ...], keep: Callable[[dict[str, Any]], None], *, completing: bool
+) -> Callable[..., None]:
+    """Return a function with one parameter for each option, as Typer wants to read them."""
+
+    def body(**values: Any) -> None:
+        keep({option.name: _value(option, values[option.name]) for option in options})
+
+    parameters = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=[] if option.kind in REPEATED else None,
+            annotation=Annotated[_TYPES.get(option.kind, _TEXTS), _described(option)],
+        )
+        for option in options
+    ]
+    if completing and name in LAUNCHING:  # elsewhere the words after `--` are split off before
+        script = typer.Argument(metavar="SCRIPT", autocompletion=offered_of_script)
+        parameters.append(
+            inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[_TEXTS, script])
+        )
+    body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    body.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return body
+
+
+def _described(option: Flag) -> Any:
+    text, default = option.help_and_default
+    settings: dict[str, Any] = {
+        "help": _escaped(text),
+        "show_default": _escaped(default) if default else False,
+        "metavar": option.metavar or None,
+        "autocompletion": offered(option),
+    }
+    if option.kind in ("argument", "arguments"):
+        return typer.Argument(**settings)
+    spelling = f"{option.flag}/--no-{option.flag[2:]}" if option.kind == "pair" else option.flag
+    spelled = (spelling, option.short) if option.short else (spelling,)
+    return typer.Option(*spelled, rich_help_panel=option.panel or None, **settings)
+
+
+def _value(option: Flag, typed: Any) -> Any:
+    """Return what an option says. Raises UsageError for two values of one that takes one."""
+    if option.kind in REPEATED:
+        return list(typed or ())
+    if option.kind in ("argument", "switch") or not typed:
+        return None if typed == [] else typed
+    if option.kind == "pair" and len(set(typed)) > 1:
+        raise usage(
+            f"`{option.flag}` and `--no-{option.flag[2:]}` are both given",
+            why="one is the opposite of the other",
+            fix="keep the one that you mean",
+            where=f"flag: {option.flag}",
+        )
+    if option.kind != "pair" and len(typed) > 1:
+        words = [f"{option.flag} {shlex.quote(value)}" for value in typed]
+        raise usage(
+            f"`{option.flag}` is given {len(words)} times: {listed([f'`{word}`' for word in words], last=' and ')}",
+            why="it takes one value",
+            fix=f"keep one of them, as in `{words[-1]}`",
+            where=f"flag: {option.flag}",
+        )
+    return typed[0]
+
+
+def _misunderstood(words: list[str], script: Sequence[str] | None, exception: Any) -> UsageError:
+    """Return Typer's complaint with what to type instead."""
+    command = words[0] if words and words[0] in COMMANDS else ""
+    message = exception.format_message().rstrip(".")
+    help_line = f"`{_name(command)} --help` lists the options" if command else _LIST_OF_COMMANDS
+    option = getattr(exception, "option_name", None)
+    if option and option[1:].isdigit() and command in LAUNCHING:
+        why = "NPROC is a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)"
+        return usage(f"`{option}` is not a number of processes", why=why, fix="`ddplaunch run 4 -- train.py`")
+    if type(exception).__name__ == "NoSuchOption" and option:
+        return usage(f"no such option: `{option}`", why="", fix=_instead(command, words, script, option) or help_line)
+    if extra := re.search(r"unexpected extra argument(?:s|\(s\))? \((.*)\)$", message):  # as click and Typer word it
+        fix = f"{help_line}; what belongs to the script goes after `--`" if command in LAUNCHING else help_line
+        return usage(f"unexpected `{extra[1]}`", why="", fix=fix)
+    if not command and words and not words[0].startswith("-"):
+        return _no_such_command(words, script)
+    return usage(message[:1].lower() + message[1:], why="", fix=help_line)
+
+
+def _instead(command: str, words: list[str], script: Sequence[str] | None, option: str) -> str:
+    """Return what to type for an option that there is not; empty where nobody can tell."""
+    dashed = option.replace("_", "-")
+    if command in LAUNCHING and dashed in _OPTIONS_ELSEWHERE:
+        return _OPTIONS_ELSEWHERE[dashed]
+    known = [*spellings(options_of(command)), "--help"] if command else ["--version", "--help", "--install-completion"]
+    at = next((at for at, word in enumerate(words) if word.partition("=")[0].replace("_", "-") == dashed), None)
+    after = [] if script is None else ["--", *script]
+    near = nearest(dashed, known, cutoff=0.7)
+    if near and at is not None:
+        _, equals, value = words[at].partition("=")
+        line = ["ddplaunch", *words[:at], near + equals + value, *words[at + 1 :], *after]
+        return f"did you mean `{shlex.join(line)}`?"
+    if command in LAUNCHING:
+        return f"put it after `--` if it is the script's, into `--torchrun-arg={option}` if it is torchrun's"
+    return ""
+
+
+def _no_such_command(words: Sequence[str], script: Sequence[str] | None) -> UsageError:
+    after = [] if script is None else ["--", *script]
+    elsewhere = (name for name, others in _COMMANDS_ELSEWHERE.items() if words[0] in others)
+    near = next(elsewhere, None) or nearest(words[0], COMMANDS)
+    fix = _LIST_OF_COMMANDS
+    if near:
+        fix = f"did you mean `{shlex.join(['ddplaunch', near, *words[1:], *after])}`?"
+    elif script or re.fullmatch(r"auto|\d+(x\d+)?", words[0]):
+        fix = f"did you mean `{shlex.join(['ddplaunch', 'run', *words, *after])}`?"
+    return usage(f"no such command: `{words[0]}`", why="", fix=fix)
