@@ -101,7 +101,7 @@ def main() -> int:
     half = f"{arguments.set}, {'held out' if arguments.held_out else 'unseen' if arguments.unseen else 'mended'}"
     path = RESULTS / "faults.json"
     values = json.loads(path.read_text()) if path.exists() else {}
-    values[half] = [asdict(replace(each, screen="")) for each in answers]
+    values[half] = sums_of(answers)
     publish("faults", report(values), values, write=not arguments.no_write and not arguments.names)
     return int(arguments.check and not all(each.right for each in answers))
 
@@ -156,25 +156,27 @@ def compared(fault: Fault, found: dict[str, Any], status: int, said: str) -> Ans
     )
 
 
-def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
+def sums_of(answers: Sequence[Answer]) -> list[int]:
+    """Return how many answers there are, and how many have each of the report's qualities."""
+    return [
+        len(answers),
+        sum(answer.right for answer in answers),
+        sum(answer.right and answer.likely for answer in answers),
+        sum(answer.wrong and not answer.likely for answer in answers),
+        sum(answer.wrong and answer.likely for answer in answers),
+        sum(not answer.right and not answer.wrong for answer in answers),
+        *(sum(getattr(answer, name) for answer in answers) for name in ("rank", "status", "helps", "fits")),
+    ]
+
+
+def report(values: dict[str, Sequence[int]]) -> str:
     """Return the figures as a table in Markdown."""
     head = (
         "| faults | number | right code | of them likely | confidently wrong | wrong, likely | unknown or none "
         "| rank | status | useful | fits 24x80 |"
     )
     lines = [head, "|---" * 11 + "|"]
-    for half, found in values.items():
-        answers = [Answer(**each) for each in found]  # type: ignore[arg-type]
-        sums = [
-            len(answers),
-            sum(each.right for each in answers),
-            sum(each.right and each.likely for each in answers),
-            sum(each.wrong and not each.likely for each in answers),
-            sum(each.wrong and each.likely for each in answers),
-            sum(not each.right and not each.wrong for each in answers),
-            *(sum(getattr(each, name) for each in answers) for name in ("rank", "status", "helps", "fits")),
-        ]
-        lines.append(f"| {half} | {' | '.join(map(str, sums))} |")
+    lines += [f"| {half} | {' | '.join(map(str, sums))} |" for half, sums in values.items()]
     sets = (
         "\n\n`held out`, `unseen`: the first run of faults on which no rule had been mended. The others: after it.\n"
         "`likely` is counted from `twenty_third` on; before, every wrong answer stands as a confident one.\n"

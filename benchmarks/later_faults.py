@@ -11,6 +11,7 @@ the reader of the sets that are scripts and logs in a file of benchmarks/fault_s
 
 from __future__ import annotations
 
+import lzma
 import re
 import shlex
 from pathlib import Path
@@ -503,8 +504,9 @@ _SETTING = re.compile(r"^#(timeout|options|raw|all) ?(.*)\n", re.MULTILINE)
 
 
 def _read(path: Path) -> tuple[Fault, ...]:
-    """Return the faults of a file in the form above."""
-    _, *parts = _HEAD.split(path.read_text(encoding="utf-8"))
+    """Return the faults of a packed file in the form above."""
+    text = lzma.decompress(path.read_bytes()).decode()
+    _, *parts = _HEAD.split(text)
     return tuple(_parsed(*parts[at : at + 3]) for at in range(0, len(parts), 3))
 
 
@@ -524,4 +526,4 @@ def _parsed(name: str, head: str, text: str) -> Fault:
 
 
 #: By the name of its file: the faults of each set that is one.
-FILES = {path.stem: _read(path) for path in Path(__file__).with_name("fault_sets").glob("*.txt")}
+FILES = {path.name.partition(".")[0]: _read(path) for path in Path(__file__).with_name("fault_sets").glob("*.txt.xz")}

@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import tokenize
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import ddplaunch
 
 ROOT = Path(ddplaunch.__file__).parent
+#: Tokens of Python in each room, without comments, docstrings and layout: fewer line breaks change nothing. A ceiling
+#: goes down with what is removed, and never up: what comes in has to fit, or something goes out.
+MOST_TOKENS = {
+    "explain": 73_906,
+    "cli": 63_786,
+    "script": 62_296,
+    "agent": 58_495,
+    "planning": 52_720,
+    "hosts": 31_819,
+    "watch": 28_310,
+    "records": 24_732,
+    "ui": 24_054,
+    "machine": 22_305,
+    "checks": 20_763,
+    "comm": 9_006,
+    "values": 6_216,
+    "scaling": 5_624,
+    "api": 3_736,
+    "examples": 1_927,
+    "": 187,
+}
+MOST_TRACKED_BYTES = 8_100_000
 MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER, MOST_LINES = 16, 290, 90, 600
 
 
@@ -66,6 +92,30 @@ def test_a_name_means_one_thing_in_its_module() -> None:
 def test_no_folder_is_wide() -> None:
     children = Counter(name.rpartition(".")[0] for name in modules() if "." in name and name != "ddplaunch.__main__")
     assert {folder: number for folder, number in children.items() if number > MOST_CHILDREN} == {}
+
+
+def tokens(path: Path) -> int:
+    """Return the tokens of code in a file, as ``MOST_TOKENS`` counts them; a docstring counts as one."""
+    layout = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER"}
+    with path.open("rb") as file:
+        return sum(tokenize.tok_name[token.type] not in layout for token in tokenize.tokenize(file.readline))
+
+
+def test_no_room_has_more_tokens_than_its_budget() -> None:
+    counts: Counter[str] = Counter()
+    for path in ROOT.rglob("*.py"):
+        room, _, inside = path.relative_to(ROOT).as_posix().partition("/")
+        counts[room if inside else ""] += tokens(path)
+    assert counts.keys() == MOST_TOKENS.keys()
+    assert {room: count for room, count in counts.items() if count > MOST_TOKENS[room]} == {}
+
+
+def test_the_repository_is_light() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    files = [ROOT.parent / name for name in listed.stdout.decode().split("\0") if name]
+    assert sum(path.stat().st_size for path in files if path.is_file()) <= MOST_TRACKED_BYTES
 
 
 def test_no_module_is_longer_than_one_reads() -> None:
