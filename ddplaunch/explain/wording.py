@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from ddplaunch.explain.command_fixes import (
     still_to_do,
     who_asked,
 )
+from ddplaunch.explain.decide.candidates import Candidate
 from ddplaunch.explain.decide.collectives import nccl_versions, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, other_end, words_above
@@ -25,7 +26,7 @@ from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
     bus_error,
-    handled_before,
+    exception_text,
     memory_limit,
     parts_ended_before,
     xid,
@@ -212,7 +213,7 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     why += "; errors on other ranks are consequences" if others and not alike else ""
     last = cause.calls[-1] if cause.calls else None
     own = last is not None and not last.folded and last.source.startswith("raise ")  # it was meant to stop here
-    why += handled_before(cause.losers) if alike or own else ""
+    why += _handled_before(cause.losers) if alike or own else ""
     if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         why = f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
     fixes = (where,)
@@ -397,3 +398,12 @@ def _unknown(cause: RootCause) -> _Words:
         "no error, no exit status and no sign of completion: it still runs, hangs, or was cut off",
         ("`py-spy dump --pid PID` for every rank while it hangs; else the exit status and " + _DMESG, _RECORD),
     )
+
+
+def _handled_before(losers: Sequence[Candidate]) -> str:
+    """Return which exception a single rank had printed before the ranks were stopped on purpose, maybe for it."""
+    told = [each for each in losers if each.old and each.raised is not None and not each.speaker.quoted]
+    raised = told[-1].raised if len({each.speaker.rank for each in told}) == 1 else None
+    if raised is None:
+        return ""
+    return f"; rank {told[-1].speaker.rank} had printed another one before: {exception_text(raised)}"

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ddplaunch.values.words import SIGNALS
 
 if TYPE_CHECKING:
-    from ddplaunch.records.outcome import RankOutcome, RunOutcome, RunState
+    from ddplaunch.records.outcome import EndedBy, RankOutcome, RunOutcome, RunState
 
 SIGHUP, SIGINT, SIGQUIT = SIGNALS["SIGHUP"], SIGNALS["SIGINT"], SIGNALS["SIGQUIT"]
 SIGKILL, SIGTERM = SIGNALS["SIGKILL"], SIGNALS["SIGTERM"]
 
-#: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
-EndedBy = Literal["itself", "launcher"]
 #: What torchrun says at its end. "signal": it was told to end. "error": an exception of its own.
 TorchrunState = Literal["succeeded", "failed", "signal", "error"]
 #: The code of the diagnosis of a run that ``--timeout`` ended.

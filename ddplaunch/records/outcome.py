@@ -22,7 +22,6 @@ from ddplaunch.explain.diagnosis import (
     diagnosis_from_json,
     echo_from_json,
 )
-from ddplaunch.records.first_failure import EndedBy
 from ddplaunch.records.json_files import LARGEST, as_number, as_text, as_whole, objects, read_object, replace_file
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
@@ -38,6 +37,8 @@ RunState = Literal["succeeded", "failed", "terminated", "killed"]
 #: How an earlier run ended: "alike" and "otherwise" compare its failure with the one that is looked at.
 Ended = Literal["succeeded", "alike", "otherwise"]
 STATES: tuple[RunState, ...] = get_args(RunState)
+#: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
+EndedBy = Literal["itself", "launcher"]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ import pytest
 
 from ddplaunch.agent.end.conclude import conclude
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.agent.guard import record_file
+from ddplaunch.agent.guard import disk_watch, record_file
 from ddplaunch.agent.guard.attempt import Told
-from ddplaunch.agent.guard.record_file import LAST_BYTES, DiskWatch, RecordFile, Room, nearly_full
+from ddplaunch.agent.guard.disk_watch import DiskWatch, nearly_full
+from ddplaunch.agent.guard.record_file import LAST_BYTES, RecordFile, Room
 from ddplaunch.machine.files import pieces_of, read_end
 from ddplaunch.planning.options import parse_options
 from ddplaunch.planning.resolve import plugin_settings
@@ -332,7 +333,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
     seen = SimpleNamespace(**{**known, **values})
     own = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
     own.statvfs = lambda path: seen
-    monkeypatch.setattr(record_file, "os", own)
+    monkeypatch.setattr(disk_watch, "os", own)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_when_a_disk_is_nearly_full(
 
 
 def test_a_low_disk_and_a_lost_record_are_each_told_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_file, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(disk_watch, "_LOOK_EVERY_S", 0.01)
     disk(monkeypatch, f_bavail=5)
     heard: list[str] = []
     trouble: list[tuple[str, str]] = []

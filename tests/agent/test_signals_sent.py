@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.cli.execute import interruptible
 from ddplaunch.machine.processes.process_table import read_stat
-from tests.agent.guarded import Guarded, at_rest, runs, until
+from tests.agent.guarded import Guarded, at_rest, until
 from tests.agent.plugin_runs import RUN_ID, Run, of_folder, on_terminal, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
@@ -79,55 +79,6 @@ def test_ranks_end_with_torchrun_where_no_guard_is_left(start: str, tmp_path: Pa
     run.process.kill()
     run.process.communicate()
     within(lambda: not of_folder(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_stopped_guard_holds_up_neither_the_ranks_nor_the_end(tmp_path: Path) -> None:
-    run = Run(tmp_path, "released")
-    run.wait_for("running-0-0", "running-1-0")
-    guard = run.announced()
-    os.kill(guard, signal.SIGSTOP)
-    until(lambda: state(guard) == "T", "the guard is stopped")
-    until(lambda: state(guard) != "T", "the guard was told to go on")
-    os.kill(guard, signal.SIGSTOP)
-    (tmp_path / "go").touch()
-    assert run.end() == 0
-    assert run.out.startswith("before\n") and run.out.endswith("after\n") and "done after" in run.err
-    within(lambda: not of_folder(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_guard_that_stays_stopped_is_replaced(tmp_path: Path) -> None:
-    run = Run(tmp_path, "released")
-    run.wait_for("running-0-0", "running-1-0")
-    guard = run.announced()
-    tracing = subprocess.Popen([sys.executable, "-c", STOPS, str(guard)])  # as a debugger does
-    until(lambda: state(guard) == "t", "the guard is traced")
-    (tmp_path / "go").touch()
-    assert run.end() == 0
-    assert run.out.endswith("after\n") and run.outcome["state"] == "succeeded"
-    assert not runs(guard) and tracing.wait(60) == 0, "the debugger has seen it end"
-
-
-STOPS = """
-import ctypes, os, sys, time
-libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
-assert libc.ptrace(16, pid, None, None) == 0, os.strerror(ctypes.get_errno())  # PTRACE_ATTACH
-while os.WIFSTOPPED(os.waitpid(pid, 0)[1]): pass
-"""
-
-
-@pytest.mark.slow
-def test_a_stopped_guard_goes_on_when_torchrun_is_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path, "workers")
-    run.wait_for("running-0-0", "running-1-0")
-    guard = run.announced()
-    os.kill(guard, signal.SIGSTOP)
-    until(lambda: state(guard) == "T", "the guard is stopped")
-    run.process.kill()
-    run.process.communicate()
-    within(lambda: not of_folder(tmp_path))
-    assert run.outcome["state"] == "killed"
 
 
 # Ctrl-C

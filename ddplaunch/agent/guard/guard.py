@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.guard.attempt import Attempt, NumbersWatch, Told, note_processes, process_table
+from ddplaunch.agent.guard.disk_watch import DiskWatch
 from ddplaunch.agent.guard.loop import LauncherSignals, Loop
 from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
-from ddplaunch.agent.guard.record_file import DiskWatch, record_crash
+from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, rank_command, unannounced
 from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.protocol import Failure, receive, send
@@ -264,7 +265,6 @@ class GuardedRun:
         for handle in attempt.started(message["pids"], self._launcher):
             self._loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
         self._numbers.begin(attempt.number, attempt.ranks)
-        self._signals.go_on_without_launcher()
         if self._settings.stacks:
             self._streams.timed_out = attempt.looking_around(self._directory)
         if self._directory is None:

@@ -7,7 +7,6 @@ do not reach it there. torchrun's process writes the number of each signal into 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -186,13 +185,6 @@ class LauncherSignals:
         why = "" if kills else f"{signal_name(number)}: "
         waits = f"waiting up to {self._settings.grace_s:g} s for {count(len(ranks), 'rank')} to save"
         self._say(f"ddplaunch: {why}{waits}{kills}\n")
-
-    def go_on_without_launcher(self) -> None:
-        """Have the kernel continue this process, if it is stopped then, when torchrun is gone: nobody else would."""
-        with contextlib.suppress(Exception):
-            from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
-
-            signal_at_parents_end(signal.SIGCONT)
 
     def _ranks(self) -> list[ProcessStat]:
         attempt = self._latest()

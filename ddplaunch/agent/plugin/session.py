@@ -5,9 +5,6 @@ its end of the socket as descriptor FD, the launcher's own stdout and stderr, /d
 which what kills torchrun's process group does not reach, and the signals that a scheduler sends to all processes
 blocked, so that it is there until everything is said.
 
-A guard that is stopped (SIGSTOP) is let go on after some seconds, and one that stays stopped, by a debugger, replaced:
-ranks would wait for it as soon as their pipes are full, and so would the end of the run.
-
 What a guard was told is kept, descriptors included, so that a new one can be told again and no rank ever finds a pipe
 without a reader. When no guard can be had any more, ``lost`` is called, once.
 
@@ -23,7 +20,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +31,6 @@ from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
 from ddplaunch.agent.open_files import require
 from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets
 from ddplaunch.agent.protocol import Failure, Rank, receive, send
-from ddplaunch.machine.processes.process_table import is_stopped
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.own.own_files import open_place
 from ddplaunch.values.frozen import dataclass
@@ -85,8 +80,6 @@ def guard_argv(descriptor: int) -> list[str]:
 
 
 _NEW_GUARDS = 3  # over a run: one that dies at once again and again is of no help
-_STOPPED_S = 3.0  # until a guard that is stopped is told to go on; as long again until it is replaced
-_LOOK_S = 0.5
 _KILLED_S = 1.0  # a debugger may keep what is left of it
 #: Descriptors of a guard (stderr as it was, its socket, two pipes), and of a rank beside its outlets: torchrun opens
 #: each of the two again, and has a pidfd and a connection to its store.
@@ -106,7 +99,6 @@ class Session:
         self._over = False  # the guard has told the end
         self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
         self._outlets: list[Outlet] = []
-        self._stopped_s: float | None = None  # since when the guard is seen to be stopped
         self.pids: tuple[int, ...] = ()  # of the ranks of the attempt
         self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
         self.without: str | None = None
@@ -144,7 +136,7 @@ class Session:
         return [outlet.read for outlet in self._outlets]
 
     def watch(self) -> None:
-        """Notice by SIGCHLD that the guard has died or stopped, or says something, after whatever handler there was."""
+        """Notice by SIGCHLD that the guard has died, or says something, after whatever handler there was."""
         before = signal.getsignal(signal.SIGCHLD)
 
         def died(number: int, frame: FrameType | None) -> None:
@@ -226,10 +218,6 @@ class Session:
         self._say({"op": "end", **message})
         while (guard := self._guard) is not None:
             try:
-                if not _readable(guard.channel, _LOOK_S):
-                    if self._is_stuck(guard):
-                        self._replace_guard(guard)
-                    continue
                 answer, _ = receive(guard.channel)
             except (OSError, ValueError):
                 answer = None
@@ -300,37 +288,12 @@ class Session:
         with contextlib.suppress(OSError):
             if os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 self._replace_guard(guard)
-            elif self._stopped_s is None and is_stopped(guard.pid):
-                self._stopped_s = time.monotonic()
-                threading.Thread(target=self._let_go_on, args=(guard,), daemon=True).start()
-
-    def _let_go_on(self, guard: Guard) -> None:
-        """Watch a guard that is stopped until it goes on; kill it if it does not, upon which another one is started."""
-        with contextlib.suppress(OSError):
-            handle = os.pidfd_open(guard.pid)
-            while self._guard is guard and self._stopped_s is not None:
-                time.sleep(_LOOK_S)
-                if self._is_stuck(guard):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    break
-            os.close(handle)
-
-    def _is_stuck(self, guard: Guard) -> bool:
-        """Say whether the guard stays stopped though it was told to go on, which it is after a while."""
-        if not is_stopped(guard.pid):
-            self._stopped_s = None
-            return False
-        now_s = time.monotonic()
-        self._stopped_s = self._stopped_s or now_s
-        if now_s - self._stopped_s > _STOPPED_S:
-            os.kill(guard.pid, signal.SIGCONT)  # our own child, not reaped yet
-        return now_s - self._stopped_s > 2 * _STOPPED_S
 
     def _replace_guard(self, guard: Guard) -> None:
         """Start another guard and tell it everything again; give up when that happened too often."""
         if self._guard is not guard:
             return  # a signal handler was quicker
-        self._guard = self._stopped_s = None
+        self._guard = None
         _part_with(guard)
         while self._spare > 0:
             self._spare -= 1

@@ -171,7 +171,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | Candidate | 
     if recorded.on_cpu(facts):
         found = [replace(each, tier=Tier.ECHO, old=True) if each.code in _NEEDS_A_GPU else each for each in found]
     found = _after_an_end_from_outside(without_restated(without_followers(found)), scanned)
-    found = recorded.own_where_nobody_else_failed(found, echoes, facts)
+    found = _own_where_nobody_else_failed(found, echoes, facts)
     ends = recorded.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
     found.sort(key=lambda each: (each.tier, each.survivor, ends.get(each.speaker.rank, first_end), each.line.at))
@@ -369,3 +369,25 @@ def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
     told = recorded.memory_says(cause.code, None if cause.ended is None else cause.ended.exit.code, facts)
     return cause if told is None else replace(cause, code=told[0], outside=told[1])
+
+
+def _own_where_nobody_else_failed(
+    found: list[Candidate], echoes: Sequence[Hit], facts: RunFacts | None
+) -> list[Candidate]:
+    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
+    record, of the rank that failed first; by a log alone, of the only one that complains.
+    """
+    first = recorded.first_by_itself(facts)
+    if first is not None:
+        told = {each.speaker for each in found if each.of_worker and not each.old}  # how a worker of a DataLoader ended
+        mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
+        own = {each.line.at for each in mine if not (each.in_loader and each.speaker in told)}
+    else:
+        speakers = {each.speaker for each in found if each.tier < Tier.HINT}
+        speakers |= {hit.line.speaker for hit in echoes if hit.signature.code not in NOISE}
+        others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
+        own = set() if others else {each.line.at for each in found if each.maybe_own}
+    own -= {each.line.at for each in found if each.old or each.logged}
+    return [
+        replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ddplaunch.explain.decide.progress import PROGRESS, says_something
 from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts, of_process
@@ -15,11 +14,7 @@ from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
 from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
-from ddplaunch.explain.signatures.signature import NOISE, Tier
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
-
-if TYPE_CHECKING:
-    from ddplaunch.explain.decide.candidates import Candidate
 
 #: Codes of exits that tell more than an abort or an exit status of the script.
 _CRASHES = ("segmentation-fault", "killed")
@@ -339,16 +334,8 @@ def lost_while_joining(
     return Hit(LOST_WHILE_JOINING, root.line, {"line": root.raised.message}), own[0]
 
 
-def handled_before(losers: Sequence[Candidate]) -> str:
-    """Return which exception a single rank had printed before the ranks were stopped on purpose, maybe for it."""
-    told = [each for each in losers if each.old and each.raised is not None and not each.speaker.quoted]
-    raised = told[-1].raised if len({each.speaker.rank for each in told}) == 1 else None
-    if raised is None:
-        return ""
-    return f"; rank {told[-1].speaker.rank} had printed another one before: {_said(raised)}"
-
-
-def _said(raised: Raised) -> str:
+def exception_text(raised: Raised) -> str:
+    """Return an exception in a sentence: its type, the start of its message, and where it was raised."""
     return f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
 
 
@@ -368,26 +355,6 @@ def parts_ended_before(cause_at: int, rank: int | None, own: Raised | None, scan
     raised = told[-1].raised if told else None
     if raised is None or (own is not None and raised.message and raised.message in own.message):
         return ""
-    return f"a {'thread' if told[-1].side else 'process'} of rank {rank} had been ended before by {_said(raised)}"
-
-
-def own_where_nobody_else_failed(
-    found: list[Candidate], echoes: Sequence[Hit], facts: RunFacts | None
-) -> list[Candidate]:
-    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
-    record, of the rank that failed first; by a log alone, of the only one that complains.
-    """
-    first = first_by_itself(facts)
-    if first is not None:
-        told = {each.speaker for each in found if each.of_worker and not each.old}  # how a worker of a DataLoader ended
-        mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
-        own = {each.line.at for each in mine if not (each.in_loader and each.speaker in told)}
-    else:
-        speakers = {each.speaker for each in found if each.tier < Tier.HINT}
-        speakers |= {hit.line.speaker for hit in echoes if hit.signature.code not in NOISE}
-        others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
-        own = set() if others else {each.line.at for each in found if each.maybe_own}
-    own -= {each.line.at for each in found if each.old or each.logged}
-    return [
-        replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
-    ]
+    return (
+        f"a {'thread' if told[-1].side else 'process'} of rank {rank} had been ended before by {exception_text(raised)}"
+    )
