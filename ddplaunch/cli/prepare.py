@@ -88,7 +88,7 @@ def prepare(
         script=script,
         environ=environ,
         pairs=pairs,
-        selection=choose_gpus(options, facts, exported(environ, pairs, facts.nvml), locks, run_id),
+        selection=choose_gpus(options, facts, exported(environ, pairs, facts.nvml), locks),
         python=interpreter(),
         run_id=run_id,
         record=str(record_directory(base, run_id)),
@@ -97,9 +97,8 @@ def prepare(
         shadowing=shadowing(options, cwd),
     )
     launch = resolve(options, target, situation)
-    if launch.placement.apart and locks is not None and not locks.try_hold(CORES, run_id):
-        holder = locks.holder(CORES)
-        taken = "another run on this machine has bound its ranks" + (f" ({holder})" if holder else "")
+    if launch.placement.apart and locks is not None and not locks.try_hold(CORES):
+        taken = "another run on this machine has bound its ranks"
         launch = resolve(options, target, replace(situation, taken=taken))
     launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
     code = () if isinstance(script, Unavailable) else script.code
@@ -177,9 +176,7 @@ def _port(environ: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None
 
 
-def choose_gpus(
-    options: Options, facts: Facts, within: Exported, locks: GpuLocks | None, run_id: str
-) -> Selection | None:
+def choose_gpus(options: Options, facts: Facts, within: Exported, locks: GpuLocks | None) -> Selection | None:
     """Return the GPUs of ``--gpus``, None where it was not given. Raises UsageError or RefusedError."""
     if options.gpus is None or value_of(options.device, None) == "cpu":
         return None  # a contradiction is refused in ``resolve``
@@ -193,7 +190,7 @@ def choose_gpus(
         )
     need = None if options.nproc is None or options.nproc.value == "auto" else options.nproc.value
     if locks is not None:
-        return pick_free(options.gpus.value, facts.nvml, within, locks, run_id, need)
+        return pick_free(options.gpus.value, facts.nvml, within, locks, need)
     return select(options.gpus.value, facts.nvml, within, frozenset(), need)
 
 

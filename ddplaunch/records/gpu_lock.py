@@ -12,21 +12,19 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.machine.facts import NvmlFacts
-from ddplaunch.planning.gpus import Exported, Selection, VisibleGpu, select
+from ddplaunch.planning.gpus import Exported, Selection, select
 from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, try_lock
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
 _DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
 CORES = "cores"  # is held like a GPU by the one launch on this machine whose ranks have cores of their own
-_ATTEMPTS = 5
-_CHOOSING_DEADLINE_S = 2.0
 _PAUSE_S = 0.01
-_HOLDER_LENGTH = 200
+_ROUNDS = 100
 
 
 class GpuLocks:
@@ -45,7 +43,7 @@ class GpuLocks:
         except OSError as error:
             self._give_up(directory, error)
 
-    def try_hold(self, uuid: str, run_id: str) -> bool:
+    def try_hold(self, uuid: str) -> bool:
         """Take the lock of a GPU; False only if another process has it. Where locking is impossible, True and a note.
 
         The descriptor is inheritable: torchrun keeps it after exec, its workers (``close_fds``) do not get it.
@@ -59,6 +57,9 @@ class GpuLocks:
             return True
         try:
             taken = try_lock(descriptor, LOCK_ALONE)
+            if not taken:  # a launch that only looks who holds it has it for a moment
+                time.sleep(_PAUSE_S)
+                taken = try_lock(descriptor, LOCK_ALONE)
         except OSError as error:  # a file system without locks
             os.close(descriptor)
             self._give_up(Path(_file_name(uuid)), error)
@@ -66,9 +67,6 @@ class GpuLocks:
         if not taken:
             os.close(descriptor)
             return False
-        with suppress(OSError):  # who holds it is a courtesy; the lock is what counts
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"pid {os.getpid()}, run {run_id}\n".encode(errors="replace"), 0)
         os.set_inheritable(descriptor, True)
         self.held[uuid] = descriptor
         return True
@@ -77,31 +75,11 @@ class GpuLocks:
         """Return those that another process holds."""
         return frozenset(uuid for uuid in uuids if uuid not in self.held and self._is_locked(uuid))
 
-    def holder(self, uuid: str) -> str | None:
-        """Return what the last holder wrote about itself ("pid 7, run abc"), or None."""
-        with suppress(OSError), self._reading(uuid) as descriptor:
-            text = os.pread(descriptor, _HOLDER_LENGTH, 0).decode(errors="replace").strip()
-            return "".join(letter for letter in text if letter.isprintable()) or None
-        return None
-
     def release(self) -> None:
         """Let go of everything; the files stay, since removing a lock file lets two processes hold "it"."""
         for descriptor in self.held.values():
             os.close(descriptor)
         self.held.clear()
-
-    @contextmanager
-    def choosing(self) -> Iterator[None]:
-        """Let one process at a time choose, for at most 2 s of waiting, then go on anyway."""
-        with ExitStack() as held:
-            if self._directory is not None:
-                with suppress(OSError):
-                    descriptor = _open_file(self._directory, "choosing")
-                    held.callback(os.close, descriptor)
-                    deadline = time.monotonic() + _CHOOSING_DEADLINE_S
-                    while not try_lock(descriptor, LOCK_ALONE) and time.monotonic() < deadline:
-                        time.sleep(_PAUSE_S)
-            yield
 
     def _is_locked(self, uuid: str) -> bool:
         with suppress(OSError), self._reading(uuid) as descriptor:
@@ -129,30 +107,24 @@ def lock_directory(environment: Mapping[str, str]) -> Path:
     return Path(environment.get(_DIRECTORY_VARIABLE) or _DEFAULT_DIRECTORY)
 
 
-def pick_free(
-    requested: str, nvml: NvmlFacts, within: Exported | None, locks: GpuLocks, run_id: str, need: int | None
-) -> Selection:
+def pick_free(requested: str, nvml: NvmlFacts, within: Exported | None, locks: GpuLocks, need: int | None) -> Selection:
     """Resolve ``--gpus`` and hold what it resolves to; GPUs named one by one are used even if another launch has them.
 
-    Raises what ``select`` raises, with no lock held.
+    Launches that choose the same GPUs at the same moment let go of theirs and choose again, until each has its own or
+    too few are left. Raises what ``select`` raises, with no lock held.
     """
     uuids = [name for gpu in nvml.gpus for name in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices)) if name]
-    by_choice = requested.strip().startswith("free")
-    for attempt in range(_ATTEMPTS):
-        with locks.choosing():
-            selection = select(requested, nvml, within, locks.locked(uuids), need)
-            taken = [entry for entry in selection.entries if entry.uuid and not locks.try_hold(entry.uuid, run_id)]
-        if not taken or not by_choice:
-            shared = tuple(_shared(entry, locks) for entry in taken)
+    for _ in range(_ROUNDS):
+        selection = select(requested, nvml, within, locks.locked(uuids), need)
+        if not requested.strip().startswith("free"):
+            taken = [entry for entry in selection.entries if entry.uuid and not locks.try_hold(entry.uuid)]
+            shared = tuple(f"GPU {entry.gpu.index} is held by another ddplaunch launch" for entry in taken)
             return replace(selection, notes=selection.notes + shared + locks.notes)
-        locks.release()  # only when the wait for `choosing` ran out: somebody else chose at the same moment
-        time.sleep(_PAUSE_S * (attempt + 1))
+        if all(locks.try_hold(entry.uuid) for entry in selection.entries if entry.uuid):
+            return replace(selection, notes=selection.notes + locks.notes)
+        locks.release()
+        time.sleep(_PAUSE_S * os.urandom(1)[0] / 255)
     return select(requested, nvml, within, frozenset(uuids), need)  # raises: all that is idle is contended
-
-
-def _shared(entry: VisibleGpu, locks: GpuLocks) -> str:
-    holder = locks.holder(entry.uuid)
-    return f"GPU {entry.gpu.index} is held by another ddplaunch launch" + (f" ({holder})" if holder else "")
 
 
 def _open_directory(path: Path) -> int:

@@ -277,7 +277,7 @@ def _plan_host(
         script=script,
         environ=environ,
         pairs=pairs,
-        selection=choose_gpus(options, report.facts, exported(environ, pairs, report.facts.nvml), None, run_id),
+        selection=choose_gpus(options, report.facts, exported(environ, pairs, report.facts.nvml), None),
         python=(asked.python,) if asked.python else interpreter(),
         run_id=run_id,
         record=str(record),
