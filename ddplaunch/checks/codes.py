@@ -135,8 +135,8 @@ slurm-unanswered: Slurm did not answer
 _LAUNCH = """
 not-on-linux: The command needs Linux, and this is another system
     Starting, watching and ending ranks rests on what Linux has: /proc, pidfds, process groups that outlive their
-    parent. `plan`, `convert`, `explain`, `report`, `ps` and `logs` work on macOS and Windows, also for records and
-    logs that were copied. Remedy: the machine that trains; on Windows WSL2, which is Linux.
+    parent. `plan`, `convert` and `explain` of a log work on macOS and Windows, `report`, `ps` and `logs` of copied
+    records on macOS. Remedy: the machine that trains; on Windows WSL2, which is Linux.
 line-not-converted: `ddplaunch convert` cannot say this line
     The line asks for something that has no equivalent, or its size stands in something that only a running shell knows.
     It stays as it is, and the rest is converted. Remedy: say it by hand, `ddplaunch run 4 -- train.py`.

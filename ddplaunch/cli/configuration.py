@@ -14,9 +14,10 @@ from typing import Any
 
 from ddplaunch.checks.all_checks import refuse_unknown
 from ddplaunch.cli.streams import tell_findings
+from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.flag import TYPES, VARIABLE, Kind
 from ddplaunch.planning.options import Options, Said, flags_of_options, parse_options
-from ddplaunch.records.own.own_files import other_owner, read_file
+from ddplaunch.records.own.own_files import other_owner
 from ddplaunch.values.finding import Finding, UsageError, usage, warning
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.variable_names import QUIET
@@ -144,7 +145,7 @@ def _table(path: Path) -> dict[str, Any] | None:
     """Return what a file of the project says to ddplaunch, None where it says nothing. Raises UsageError."""
     of_python = path.name == "pyproject.toml"
     try:
-        text = read_file(path.resolve(), _LARGEST, anyones=True).decode("utf-8")
+        text = read_plain(path, _LARGEST).decode("utf-8")
         if of_python and "ddplaunch" not in text:
             return None
         if (owner := other_owner(path)) is not None:

@@ -184,6 +184,7 @@ SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 #: What starts ranks, or looks after processes of this machine.
 #: What needs Linux, beside `plan` of other hosts; listing checks and showing what was recorded does not.
 _OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top", "plan --hosts")
+_OF_RECORDS = ("ps", "logs", "report")  # on Windows they lack it, too
 
 
 def open_flags(*names: str) -> int:
@@ -211,16 +212,20 @@ def system_name() -> str:
 
 def needs_linux(command: str) -> Finding | None:
     """Return why ``command`` does nothing on this system, None where it can."""
-    if sys.platform == "linux" or command not in _OF_LINUX:
+    windows = sys.platform == "win32"
+    of_records = windows and command in _OF_RECORDS
+    if sys.platform == "linux" or not (of_records or command in _OF_LINUX):
         return None
     from ddplaunch.values.finding import error
 
-    windows = sys.platform == "win32"
     there = "in WSL2 (`wsl --install`), or on" if windows else "on"
+    why = "it needs what Linux has to watch and end ranks: /proc, pidfds, process groups that outlive their parent"
+    if of_records:
+        why = "it reads records, whose folders are opened as Unix does, so that nobody else's are believed"
+    works = "`plan`, `convert` and `explain`" if windows else "`plan`, `convert`, `explain`, `report`, `ps` and `logs`"
     return error(
         "not-on-linux",
-        f"this is {system_name()}, and `{command}` works on Linux alone",
-        why="it needs what Linux has to watch and end ranks: /proc, pidfds, process groups that outlive their parent",
-        fix=f"type it {there} the machine that trains; "
-        "`plan`, `convert`, `explain`, `report`, `ps` and `logs` work here, on copied records and logs too",
+        f"this is {system_name()}, where `{command}` does not work",
+        why=why,
+        fix=f"type it {there} the machine that trains; {works} work here, on copied logs too",
     )

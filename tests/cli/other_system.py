@@ -79,6 +79,19 @@ def without_files(function: object) -> object:
     return call
 
 
+def without_folders(function: object) -> object:
+    """Return ``os.open`` as it is on Windows: folders are not opened, and nothing is opened below one."""
+
+    def call(path: object, *words: object, dir_fd: int | None = None) -> object:
+        if dir_fd is not None:
+            raise NotImplementedError("dir_fd unavailable on this platform")
+        if Path(path).is_dir():  # type: ignore[arg-type]
+            raise PermissionError(13, "Permission denied", path)
+        return function(path, *words)  # type: ignore[operator]
+
+    return call
+
+
 def take(taken: Mapping[ModuleType, Sequence[str]]) -> None:
     """Take these names away from modules, where they are."""
     for module, names in taken.items():
@@ -95,11 +108,9 @@ def poorer(system: str) -> None:
         for name in MODULES:
             sys.modules.pop(name, None)
         sys.meta_path.insert(0, Missing())
-        os.supports_dir_fd.clear()
+        os.open = without_folders(os.open)  # type: ignore[assignment]
     for name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "access"):
         setattr(os, name, without_files(getattr(os, name)))
-    if system == "darwin":
-        os.supports_dir_fd.update({os.open, os.stat})
     builtins.open = without_files(open)  # type: ignore[assignment]
     io.open = builtins.open
     sys.platform = system

@@ -25,7 +25,7 @@ from tests.records.fake_runs import outcome, processes_json, record
 
 __all__ = ["call", "folder"]
 
-NOBODY = 65534
+SOMEBODY = 65533
 FILES = (
     *("run.json", "outcome.json", "launcher.json", "node-0/processes.json"),
     *("node-0/attempt-0/rank-0.out", "node-0/attempt-0/rank-0.err", "node-0/launcher.err", "flight-recorder-rank-0"),
@@ -93,7 +93,7 @@ def of_others(place: Path) -> None:
     """A folder that belongs to somebody else, with what a base holds."""
     for each in (place, place / "runs"):
         each.mkdir()
-        os.chown(each, NOBODY, NOBODY)
+        os.chown(each, SOMEBODY, SOMEBODY)
 
 
 PLACES: dict[str, Callable[[Path], object]] = {
@@ -202,11 +202,11 @@ def test_a_configuration_of_somebody_else_is_not_read_and_says_so(
     (folder / name).write_text(text)
     before = call("run", "1", "--device", "cpu", "--dry-run", "--", "train.py")
     assert ("evil" in before.out) is told
-    os.chown(folder / name, NOBODY, NOBODY)
+    os.chown(folder / name, SOMEBODY, SOMEBODY)
     said = call("run", "1", "--device", "cpu", "--dry-run", "--", "train.py")
     assert said.status == 0 and "evil" not in said.out
     assert (
-        f"warning[configuration-not-yours]: {name} belongs to nobody and is not read" in " ".join(said.err.split())
+        f"warning[configuration-not-yours]: {name} belongs to uid 65533 and is not read" in " ".join(said.err.split())
     ) is told
 
 

@@ -24,11 +24,9 @@ from ddplaunch.cli.trials.trial_orders import Measuring
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
-from ddplaunch.records.own import own_files
 from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
 from ddplaunch.records.own.run_lock import refuse_taken
 from ddplaunch.records.user_key import Fingerprints
-from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, call, folder, spawn
@@ -37,7 +35,7 @@ from tests.records.fake_runs import outcome, record
 
 __all__ = ["call", "folder"]
 
-NOBODY = 65534
+SOMEBODY = 65533
 MINE = "export PATH=$PATH:~/bin\n"
 
 
@@ -132,14 +130,14 @@ def test_a_launch_into_somebody_elses_records_is_refused_with_the_way_out(
     if theirs == "link":
         (folder / "elsewhere").mkdir()
         base.symlink_to(folder / "elsewhere")
-        os.lchown(base, NOBODY, NOBODY)
+        os.lchown(base, SOMEBODY, SOMEBODY)
     else:
         (base / "runs" / "mine").mkdir(parents=True)
-        os.chown({"base": base, "runs": base / "runs", "run": base / "runs" / "mine"}[theirs], NOBODY, NOBODY)
+        os.chown({"base": base, "runs": base / "runs", "run": base / "runs" / "mine"}[theirs], SOMEBODY, SOMEBODY)
     said = call("run", "1", "--device", "cpu", "--run-id", "mine", "--", "train.py")
     assert said.status == 4
     words = " ".join(said.err.split())
-    assert "error[record-not-yours]: .ddplaunch" in words and "nobody" in words
+    assert "error[record-not-yours]: .ddplaunch" in words and "uid 65533" in words
     assert "fix: `--run-dir .ddplaunch-root`, or for every command `export DDPLAUNCH_DIR=.ddplaunch-root`" in words
     assert list(folder.rglob("run.json")) == []
 
@@ -165,20 +163,12 @@ def test_records_of_an_older_version_become_private_when_they_are_used_again(tmp
 
 
 @pytest.mark.root
-def test_a_file_system_that_gives_all_files_to_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS with root_squash, SMB, FUSE: what we make there is not ours by number, and is ours all the same."""
+def test_what_root_makes_on_nfs_is_root_s_although_it_belongs_to_nobody_there(tmp_path: Path) -> None:
     (tmp_path / "runs" / "x").mkdir(parents=True)
     for path in (tmp_path, tmp_path / "runs", tmp_path / "runs" / "x"):
-        os.chown(path, NOBODY, NOBODY)
-    with pytest.raises(RefusedError):
-        refuse_taken(tmp_path, launch(run_id="x"))
-    assert foreign(tmp_path / "runs" / "x") == "belongs to nobody"
-    assert list((tmp_path / "runs" / "x").iterdir()) == []
-    own_files._renamed.clear()
-    monkeypatch.setattr(own_files, "_owner_here", lambda _: NOBODY)
+        os.chown(path, 65534, 65534)
     refuse_taken(tmp_path, launch(run_id="x"))
     assert foreign(tmp_path / "runs" / "x") is None
-    own_files._renamed.clear()
 
 
 def test_what_scale_resumes_by_holds_no_secret_and_tells_secrets_apart(tmp_path: Path) -> None:
@@ -309,7 +299,7 @@ def theirs(folder: Path) -> Path:
     }  # fmt: skip
     (directory / "launcher.json").write_text(json.dumps(launcher))
     for path in (*directory.rglob("*"), directory):
-        os.chown(path, NOBODY, NOBODY)
+        os.chown(path, SOMEBODY, SOMEBODY)
     return directory
 
 
@@ -346,7 +336,7 @@ def test_no_command_acts_on_a_record_of_others(
     outcome(record(folder / ".ddplaunch", "mine"))
     said = call(words[0], named, *words[1:])
     assert said.status == 2, said
-    assert "error[record-not-yours]" in said.err and "belongs to nobody" in " ".join(said.err.split())
+    assert "error[record-not-yours]" in said.err and "belongs to uid 65533" in " ".join(said.err.split())
     assert "forged" not in said.out and "words of theirs" not in said.out and not called.exists()
     os.chown(theirs / "launcher.json", 0, 0)
     os.chown(theirs, 0, 0)
@@ -370,8 +360,8 @@ def test_a_file_that_somebody_else_put_into_a_record_is_not_believed(tmp_path: P
     path.parent.mkdir(exist_ok=True)
     path.write_text('{"schema": 1}')
     assert read_object(path) == {"schema": 1}
-    os.chown(path, NOBODY, NOBODY)
-    with pytest.raises(NotOursError, match="belongs to nobody"):
+    os.chown(path, SOMEBODY, SOMEBODY)
+    with pytest.raises(NotOursError, match="belongs to uid 65533"):
         read_object(path)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")

@@ -93,8 +93,6 @@ def top(
 
 
 def _is_screen() -> bool:
-    if sys.platform == "win32":
-        return False
     try:
         return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     except ValueError:  # closed

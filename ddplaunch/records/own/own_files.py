@@ -8,7 +8,6 @@ interpreter, imports this module: no dataclasses and no pathlib here.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -16,13 +15,12 @@ from collections.abc import Iterator
 from ddplaunch.values.words import open_flags, own_id
 
 _FOLDER = open_flags("RDONLY", "DIRECTORY", "CLOEXEC")
+_NOFOLLOW = open_flags("NOFOLLOW")
 _FILE = open_flags("NOFOLLOW", "NONBLOCK", "NOCTTY", "CLOEXEC", "BINARY")
 _PLACE = open_flags("PATH", "DIRECTORY", "CLOEXEC")  # which may be a folder that cannot be listed
-_ROOT = 0
+_ROOT, _NOBODY = 0, 65534
 #: Operations of ``try_lock``, as flock(2) counts them.
 LOCK_SHARED, LOCK_ALONE = 1, 2
-#: Whether files can be opened below a descriptor; they are by their paths elsewhere, on Windows.
-_BELOW = os.open in os.supports_dir_fd
 
 
 class NotOursError(PermissionError):
@@ -92,7 +90,7 @@ def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
     try:
-        descriptor = os.open(path, _FOLDER | os.O_NOFOLLOW)
+        descriptor = os.open(path, _FOLDER | _NOFOLLOW)
     except OSError:
         seen = os.lstat(path)
         if not stat.S_ISLNK(seen.st_mode):
@@ -111,7 +109,7 @@ def open_folder(parent: int, name: str, path: str = "", *, create: bool = False)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
     try:
-        descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+        descriptor = os.open(name, _FOLDER | _NOFOLLOW, dir_fd=parent)
     except OSError as error:
         if stat.S_ISLNK(_kind(parent, name)):
             raise NotOursError("is a symbolic link", path or name) from None
@@ -138,7 +136,7 @@ def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
             raise IsADirectoryError(21, "Is a directory", path or name)
         if not stat.S_ISREG(seen.st_mode) or (writes and seen.st_nlink > 1):
             raise NotOursError("is no plain file", path or name)
-        if writes and not _is_ours(seen, parent):
+        if writes and not _is_ours(seen):
             raise NotOursError(f"belongs to {_user(seen.st_uid)}", path or name, seen.st_uid)
         if cut:
             os.ftruncate(descriptor, 0)
@@ -159,10 +157,8 @@ def closing(descriptor: int) -> Iterator[int]:
 
 def try_lock(descriptor: int, operation: int) -> bool:
     """Return whether an flock(2) of an open file could be taken at once. Raises OSError where there are no locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        raise OSError(errno.ENOLCK, "this system has no such locks") from None
+    import fcntl  # which Windows lacks
+
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -170,16 +166,11 @@ def try_lock(descriptor: int, operation: int) -> bool:
     return True
 
 
-def read_file(path: str | os.PathLike[str], most_bytes: int, *, anyones: bool = False) -> bytes:
-    """Return what a plain file of this user, or ``anyones``, holds.
-
-    Raises NotOursError, OSError, and ValueError where it holds more.
-    """
-    if not _BELOW:
-        return _read_there(path, most_bytes)
+def read_file(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Return what a plain file of this user holds. Raises NotOursError, OSError, and ValueError where it holds more."""
     folder, name = os.path.split(os.fspath(path))
     with closing(os.open(folder or ".", _PLACE)) as parent, closing(open_file(parent, name, os.O_RDONLY)) as file:
-        if not anyones and not _is_ours(os.fstat(file), parent):
+        if not _is_ours(os.fstat(file)):
             raise NotOursError(f"belongs to {_user(os.fstat(file).st_uid)}", name)
         size = os.fstat(file).st_size
         parts, left = [], most_bytes + 1 if size <= most_bytes else 0
@@ -191,29 +182,14 @@ def read_file(path: str | os.PathLike[str], most_bytes: int, *, anyones: bool = 
     return b"".join(parts)
 
 
-def _read_there(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    with open(path, "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise ValueError(f"{os.path.basename(path)} has more than {most_bytes >> 20} MiB")
-    return data
-
-
 def other_owner(path: str | os.PathLike[str]) -> str | None:
     """Return the name of the user that a file belongs to if that is neither this one nor root. Raises OSError."""
     seen = os.stat(path)
-    if not _BELOW:
-        return None
-    with closing(os.open(os.path.dirname(os.path.abspath(path)), _PLACE)) as folder:
-        return None if seen.st_uid == _ROOT or _is_ours(seen, folder) else _user(seen.st_uid)
+    return None if seen.st_uid == _ROOT or _is_ours(seen) else _user(seen.st_uid)
 
 
 def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
     """Return the names of this user's folders in ``folder``, a descriptor or a path; none where it cannot be read."""
-    if not (_BELOW or isinstance(folder, int)):
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        return []
     found = []
     with contextlib.suppress(OSError), contextlib.ExitStack() as held:
         where = folder if isinstance(folder, int) else held.enter_context(closing(os.open(folder, _FOLDER)))
@@ -221,15 +197,13 @@ def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     seen = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(seen.st_mode) and _is_ours(seen, where):
+                    if stat.S_ISDIR(seen.st_mode) and _is_ours(seen):
                         found.append(entry.name)
     return sorted(found)
 
 
 def foreign(directory: str | os.PathLike[str]) -> str | None:
     """Say in a clause why a run's directory is not this user's; None where it is, and where there is none."""
-    if not _BELOW:
-        return None
     try:
         os.close(open_base(directory, roots=False, links=False))
     except NotOursError as error:
@@ -265,38 +239,15 @@ def _kind(parent: int, name: str) -> int:
 def _checked(descriptor: int, path: str, *, roots: bool = False) -> int:
     """Return ``descriptor`` if the folder is this user's; else close it and raise NotOursError."""
     seen = os.fstat(descriptor)
-    if _is_ours(seen, descriptor) or (roots and seen.st_uid == _ROOT):
+    if _is_ours(seen) or (roots and seen.st_uid == _ROOT):
         return descriptor
     os.close(descriptor)
     raise NotOursError(f"belongs to {_user(seen.st_uid)}", path, seen.st_uid)
 
 
-_renamed: dict[int, int] = {}  # by device: whose a file of ours is there, where not ours
-
-
-def _is_ours(seen: os.stat_result, folder: int) -> bool:
-    """Whether what was ``seen`` is this user's: of its id, or of whom the file system takes it for.
-
-    NFS makes root somebody else (root_squash), SMB and FUSE give all files to one. So in doubt a file is made.
-    """
-    if seen.st_uid == own_id():
-        return True
-    if seen.st_dev not in _renamed:
-        _renamed[seen.st_dev] = _owner_here(folder)
-    return _renamed[seen.st_dev] == seen.st_uid
-
-
-def _owner_here(folder: int) -> int:
-    """Return the owner that a file of ours has in ``folder``; ours where none can be made."""
-    name = f".owner-{os.urandom(8).hex()}"
-    try:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder)
-    except OSError:
-        return own_id()
-    with closing(descriptor):
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=folder)
-        return os.fstat(descriptor).st_uid
+def _is_ours(seen: os.stat_result) -> bool:
+    """Whether what was ``seen`` is this user's. What root makes on NFS belongs to nobody there (root_squash)."""
+    return seen.st_uid == own_id() or (own_id() == _ROOT and seen.st_uid == _NOBODY)
 
 
 def _user(uid: int) -> str:
