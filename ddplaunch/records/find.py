@@ -113,8 +113,6 @@ def read_record(directory: Path) -> RunRecord:
         created = 0.0
         with suppress(OSError):
             created = _begun_s(directory)
-    # an id may be used again: what ended before this record was begun is not this run's outcome
-    outcomes = {node: each for node, each in outcomes.items() if each.ended_s >= created}
     if not run and not problems:
         problems.append("no run.json" if directory.is_dir() else "the directory is gone")
     return RunRecord(directory.name, directory, float(created), run, outcomes, problems[0] if problems else None)
@@ -126,12 +124,16 @@ def read_run(directory: Path, node: int) -> dict[str, Any]:
 
 
 def read_outcomes(directory: Path, problems: list[str] | None = None) -> dict[int, RunOutcome]:
-    """Return the outcomes of a run by node; why one cannot be read is added to ``problems``."""
+    """Return the outcomes of a run by node; why one cannot be read is added to ``problems``.
+
+    An id may be used again: what another launch left of a node is not this run's outcome.
+    """
     outcomes = {}
     for node in sorted({0, *(node for node, _ in numbered(directory, "node"))}):
         found = read_outcome(directory, node)
         if isinstance(found, RunOutcome):
-            outcomes[node] = found
+            if found.is_of(as_text(read_run(directory, node).get("launch")) or ""):
+                outcomes[node] = found
         elif isinstance(found, Unavailable) and problems is not None:
             problems.append(found.reason)
     return outcomes

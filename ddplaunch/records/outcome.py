@@ -93,6 +93,7 @@ class RunOutcome:
 
     ``findings`` are where the ranks did not train as planned, ``previous`` the run of the same command before one that
     failed.
+    ``launch`` is the token of its launch (``LAUNCH``), empty where an older version wrote it.
     ``explained`` is False where the file that it was read from has no explanation that this version knows.
     """
 
@@ -111,11 +112,16 @@ class RunOutcome:
     findings: tuple[Finding, ...] = ()
     explained: bool = True
     previous: PreviousRun | None = None
+    launch: str = ""
 
     @property
     def last_ranks(self) -> tuple[RankOutcome, ...]:
         """The ranks of the last attempt."""
         return self.attempts[-1].ranks if self.attempts else ()
+
+    def is_of(self, launch: str) -> bool:
+        """Whether it is how the launch of this token ended; of two, one may be without, from an older version."""
+        return not (launch and self.launch) or launch == self.launch
 
     @property
     def explanation(self) -> Explanation | None:
@@ -217,6 +223,7 @@ def _outcome(data: dict[str, Any], run_id: str, node: int) -> RunOutcome:
         findings=findings_from_json(data.get("findings")),
         explained=explanation is not None,
         previous=_previous(data.get("previous")),
+        launch=as_text(data.get("launch")) or "",
     )
 
 

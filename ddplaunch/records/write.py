@@ -37,18 +37,22 @@ def write_record(
     findings: Sequence[Finding],
     base: Path,
     code: Sequence[tuple[str, str]] = (),
+    token: str = "",
 ) -> Path | str:
     """Write ``runs/<run-id>/run.json`` under ``base`` and return the run's directory, or the reason why not.
 
     ``argv`` is the command as typed, ``environment`` what torchrun gets, ``code`` has the script's files with a digest
-    each. Never raises. Only the owner can read the file, since command lines and paths say more than a group needs to
-    know. Nodes beyond the first write ``node-K/run.json``: all nodes may share the run's directory.
+    each, ``token`` is the launch's (``LAUNCH``). Never raises. Only the owner can read the file, since command lines
+    and paths say more than a group needs to know. Nodes beyond the first write ``node-K/run.json``: all nodes may share
+    the run's directory.
     """
     try:
         directory = run_directory(base, launch.run_id)
-        record = {**_record(launch, argv, environment, facts, findings), "code": dict(code)}
-        _own(base)
         rank = launch.topology.node_rank
+        alone = rank is not None or launch.topology.nnodes.value == 1  # those that torchrun numbers share one run.json
+        record = {**_record(launch, argv, environment, facts, findings), "code": dict(code)}
+        record["launch"] = token if alone else ""
+        _own(base)
         holder = directory if rank is None or rank.value == 0 else directory / f"node-{rank.value}"
         replace_file(holder / "run.json", _lines(record))
     except OSError as error:

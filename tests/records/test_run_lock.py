@@ -23,6 +23,7 @@ from ddplaunch.planning.launch import Launch
 from ddplaunch.records.find import read_record
 from ddplaunch.records.old_records import old_records
 from ddplaunch.records.own import run_lock
+from ddplaunch.records.own.own_files import LOCK_ALONE, closing, try_lock
 from ddplaunch.records.own.run_lock import Holder, end_with_this_program, hold_run, is_held, refuse_taken
 from ddplaunch.records.run_states import live_run
 from ddplaunch.records.write import write_record
@@ -194,9 +195,13 @@ def test_nodes_on_one_disk_set_their_own_part_aside(tmp_path: Path) -> None:
     for number in (0, 1):
         assert begun(tmp_path, node(number)) == "RECORD"
     second = (directory / "node-1" / "run.json").read_text()
-    assert begun(tmp_path, node(0)).endswith("node-0/before-1")
-    assert (directory / "node-1" / "run.json").read_text() == second
+    with closing(os.open(directory / ".lock-1", os.O_RDWR)) as lives:
+        assert try_lock(lives, LOCK_ALONE)
+        assert begun(tmp_path, node(0)).endswith("node-0/before-1")
+        assert (directory / "node-1" / "run.json").read_text() == second
     assert begun(tmp_path, node(1)).endswith("node-1/before-1")
+    assert begun(tmp_path, node(0)).endswith("node-0/before-2")  # node 1 may not come again
+    assert (directory / "node-1" / "before-2" / "run.json").exists()
 
 
 def test_a_launcher_sets_the_record_of_all_hosts_aside_and_its_hosts_do_not_touch_its_own(tmp_path: Path) -> None:

@@ -45,8 +45,13 @@ def test_states(tmp_path: Path) -> None:
     assert summary(directory, RunProcesses("r", 7, (), (RANK,)), host).state == "orphaned"
     over = summary(directory, RunProcesses("r", 7, (), (DETACHED,)), host)
     assert (over.state, over.exit_status, over.ranks) == ("failed", 42, ())
-    outcome(directory, "failed", ended_s=3.0)  # of an earlier run with this id
+    outcome(directory, "failed", ended_s=3.0)  # the clock was set back meanwhile
+    assert state_of(read_record(directory), None, (), host) == "failed"
+    record(tmp_path, "r", launch="ours")
+    outcome(directory, "failed", launch="of an earlier run with this id")
     assert state_of(read_record(directory), None, (), host) == "ended"
+    outcome(directory, "failed", launch="ours")
+    assert state_of(read_record(directory), None, (), host) == "failed"
     (directory / "outcome.json").write_text('{"schema": 2, "state": "failed"}')
     newer = read_record(directory)
     assert state_of(newer, None, (), host) == "unreadable"

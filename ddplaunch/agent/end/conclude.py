@@ -28,14 +28,13 @@ from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, 
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding, warning
-from ddplaunch.values.variable_names import TYPED
+from ddplaunch.values.variable_names import LAUNCH, TYPED
 from ddplaunch.values.words import ranks_text
 from ddplaunch.watch import observed
 
 _TAIL_BYTES = 1 << 16
 _LINES = 20
 _WRITES_S = 3.0  # a record on a network file system arrives late
-_CLOCK_S = 5.0  # what the clocks of two nodes may differ by
 _HEARS_S = 10.0  # a node that failed explains that before it tells the others
 _LINE_CHARS = 500
 
@@ -96,6 +95,7 @@ def conclude(
         ),
         notes=_notes(ended),
         findings=(*ended.found, *_observed(settings, last), *_excused(last)),
+        launch=os.environ.get(LAUNCH, ""),
     )
     directory = Path(settings.directory) if settings.directory else None
     if directory is not None and outcome.state == "failed" and not settings.node:
@@ -226,11 +226,7 @@ def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outc
         return None
     until_s = time.monotonic() + (_WRITES_S if not told or "SLURM_STEP_ID" in os.environ else 0.0)
     while True:
-        others = {
-            node: each
-            for node, each in read_outcomes(directory).items()
-            if node != settings.node and each.ended_s > ended.started_s - _CLOCK_S
-        }
+        others = {node: each for node, each in read_outcomes(directory).items() if node != settings.node}
         found = first_failed_node({node: each for node, each in others.items() if _knows(each)})
         if found is not None or time.monotonic() > until_s:
             return found

@@ -21,6 +21,7 @@ from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import failed_by_itself, first_failed
 from ddplaunch.records.outcome import RunOutcome, rank_end
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import size_text
 
 #: The variable with which the plug-in leaves to the guard what ``oom_kills`` was before the run.
@@ -279,7 +280,7 @@ def kernel_lines(since_s: float) -> tuple[str, ...]:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ()
-    since_boot_us = (since_s - time.time() + time.clock_gettime(time.CLOCK_MONOTONIC)) * 1e6
+    since_boot_us = (since_s - steady_s() + time.clock_gettime(time.CLOCK_MONOTONIC)) * 1e6
     lines: list[str] = []
     try:
         while True:

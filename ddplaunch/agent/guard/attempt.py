@@ -26,6 +26,7 @@ from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.directory import ended_well, read_through, through_path
 from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail
 from ddplaunch.records.json_files import replace_file
+from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import signal_name
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Attempt:
         ended well, None where that is a failure.
         """
         self.number, self._excused_in = number, excused_in
-        self.started_s = time.time()
+        self.started_s = steady_s()
         self.ended_s: float | None = None
         self.ranks = {rank["rank"]: RankLife(rank) for rank in ranks}
         self.owners: dict[int, Owner] = {}
@@ -90,7 +91,7 @@ class Attempt:
     def started(self, pids: dict[str, int], launcher: ProcessStat | None) -> list[int]:
         """Note the pids of what ``launcher`` started; return a pidfd for each rank that can still be watched."""
         self.announced = True
-        now_s = time.time()
+        now_s = steady_s()
         handles = []
         for name, pid in pids.items():
             one = self.ranks.get(int(name))
@@ -152,7 +153,7 @@ class Attempt:
                 self._note(one)
 
     def _note(self, one: RankLife) -> None:
-        one.ended_s = time.time()
+        one.ended_s = steady_s()
         one.told_to_end = self.ordered_to_end
         self.order.append(one)
         if one.pid is not None and (seen := read_stat(one.pid)) and seen.start_ticks == one.start_time:
@@ -166,7 +167,7 @@ class Attempt:
             if failure and failure.get("pid") in (one.pid, None):
                 if not one.status and (code := failure.get("exit_code")) is not None:
                     one.status = -code if code < 0 else code << 8
-                    one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
+                    one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or steady_s()
             elif succeeded and one.status is None and one.pid is not None:
                 one.status = 0
         for one in self.ranks.values():
@@ -209,7 +210,7 @@ class Attempt:
         )
         first = None if self.first is None else self.first.rank
         kept = {f"node-{node}/{name}": data for name, data in unwritten.items()}
-        ended_s = self.ended_s or time.time()
+        ended_s = self.ended_s or steady_s()
         return EndedAttempt(self.number, self.started_s, ended_s, ranks, first, kept, self.stacks)
 
 

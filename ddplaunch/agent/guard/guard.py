@@ -28,14 +28,14 @@ from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
+from ddplaunch.values.steady import steady_s
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
     from ddplaunch.agent.guard.hang_watch import HangWatch
 
-_RECORD_PATIENCE_S, _SHOWN_PATIENCE_S = 5.0, 1.0
-_SPEECH_PATIENCE_S = 10.0
+_RECORD_PATIENCE_S, _SHOWN_PATIENCE_S, _SPEECH_PATIENCE_S = 5.0, 1.0, 10.0
 _LOOK_EVERY_S = 0.1  # where the kernel does not tell: as often as torchrun
 
 
@@ -68,7 +68,7 @@ class GuardedRun:
         self._launcher = read_stat(self._launcher_pid)  # None if torchrun is gone already
         self._rank_command = rank_command(read_command(self._launcher_pid))
         self._host = os.uname().nodename
-        self._started_s = time.time()
+        self._started_s = steady_s()
         self._loop = Loop()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._console = Console(self._wake)
@@ -103,7 +103,7 @@ class GuardedRun:
         if self._attempts:
             last = self._attempts[-1]
             last.look()
-            last.ended_s = time.time()
+            last.ended_s = steady_s()
             last.complete(self._end.get("failures") or (), succeeded=self._end.get("state") == "succeeded")
         self._streams.end_attempt()
         self._streams.check()
@@ -137,7 +137,7 @@ class GuardedRun:
         return EndedRun(
             host=self._host,
             started_s=self._started_s,
-            ended_s=time.time(),
+            ended_s=steady_s(),
             attempts=tuple(map(self._ended_attempt, self._attempts)),
             state=state,
             signal=self._end.get("signal") or self._signal,
@@ -288,7 +288,7 @@ class GuardedRun:
         self._loop.once(0)  # ends that nobody has looked at yet
         if not self._end:
             self._loop.watch(self._channel.fileno(), self._told)
-        attempt.ended_s = time.time()
+        attempt.ended_s = steady_s()
         attempt.complete(failures, succeeded=False)
         self._streams.end_attempt()
         self._sweep(attempt, followed=True)

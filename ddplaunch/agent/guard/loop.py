@@ -18,6 +18,7 @@ from ddplaunch.agent.guard.sweep import catches
 from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
+from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import count, signal_name
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class LauncherSignals:
         for number in PASSED_ON:
             if number in numbers:
                 self._due.setdefault(number, time.monotonic() + _ALL_AT_ONCE_S)
-                self.announced = self.announced or (signal_name(number), time.time())
+                self.announced = self.announced or (signal_name(number), steady_s())
         if signal.SIGCONT in numbers:
             for one in self._family():
                 send_signal(one, signal.SIGCONT)

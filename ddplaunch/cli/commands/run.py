@@ -139,14 +139,14 @@ def _start(prepared: Prepared, join_timeout: float | None, join_secret: str | No
         launch = meet_nodes.call_roll(prepared, timeout_s, silent, join_secret)
     held = hold_run(prepared.base, launch)
     held.pass_on()
-    findings, base, code = prepared.findings, prepared.base, prepared.code
-    noted = write_record(launch, sys.argv, environment, prepared.facts, findings, base, code)
+    findings, base, code, token = prepared.findings, prepared.base, prepared.code, new_token()
+    noted = write_record(launch, sys.argv, environment, prepared.facts, findings, base, code, token)
     tell_findings_to_starter(findings)
     if not silent:
         record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
         announce(launch, prepared.findings, prepared.facts, record)
     tell_launch_to_starter(launch.run_id, noted)
-    execute(launch, environment, new_token())
+    execute(launch, environment, token)
 
 
 def _speaks_elsewhere(launch: Launch) -> bool:

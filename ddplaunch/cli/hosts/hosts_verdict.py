@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.records.run_states import summary
 from ddplaunch.ui.outcome_view import told_in_log
 from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import duration_text, host_name, listed, signal_name
 
 _TOGETHER_S = 5.0
@@ -168,7 +168,7 @@ def decide(
         state=state,
         exit_status=status,
         started_s=round(begun_s, 3),
-        ended_s=round(time.time(), 3),
+        ended_s=round(steady_s(), 3),
         first_failed_rank=None if diagnosis is None else diagnosis.rank,
         diagnosis=diagnosis,
         cascade=explanation.cascade,

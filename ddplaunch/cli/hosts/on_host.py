@@ -41,7 +41,7 @@ def on_host(order: dict[str, Any]) -> int:
     shared = marker is not None and (directory / marker).exists()
     hold_run(prepared.base, prepared.launch, "host", shared=shared).pass_on()
     findings, base, code = prepared.findings, prepared.base, prepared.code
-    write_record(prepared.launch, order["argv"], environment, prepared.facts, findings, base, code)
+    write_record(prepared.launch, order["argv"], environment, prepared.facts, findings, base, code, order["token"])
     execute(prepared.launch, environment, order["token"])
 
 

@@ -62,10 +62,10 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
+from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import count, numbers_text
 
 _GRACE_S = 30.0
-_CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
 def run_on_hosts(
@@ -97,7 +97,7 @@ def run_on_hosts(
         if not dry_run:
             tell(copied_text(copied))
     settled = frozenset() if not asked.sync else SYNCED_BEFORE if dry_run else SYNCED_AFTER
-    begun_s = time.time()
+    begun_s = steady_s()
     with Links() as links:
         gathered = facts_of(links, hosts, asked, options, target)
         there, left_out = answering(hosts, gathered, enough)
@@ -172,7 +172,7 @@ def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str
     base = runs_directory(os.environ, value_of(first.options.run_dir, None), Path.cwd())
     directory = record_directory(base, first.run_id)
     held, token = hold_run(base, first, "launcher"), new_token()
-    noted = write_record(first, sys.argv, dict(os.environ), facts, planned.findings, base)
+    noted = write_record(first, sys.argv, dict(os.environ), facts, planned.findings, base, token=token)
     marker = _mark(directory)
     tell_findings_to_starter(planned.findings)
     record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
@@ -265,9 +265,9 @@ def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | 
         found = read_outcome(directory, end.node)
         if isinstance(found, RunOutcome):
             found = without_skew(found, place.clock_ahead_s)
-            if found.ended_s > begun_s - _CLOCK_S:  # an id may be used again
+            if found.is_of(launched.launch):  # an id may be used again
                 outcomes[end.node] = found
-    outcome = decide(directory, run_id, begun_s, ends, outcomes, interrupted)
+    outcome = replace(decide(directory, run_id, begun_s, ends, outcomes, interrupted), launch=launched.launch)
     problem = write_for_all(directory, outcome)
     tell(
         outcome_text(

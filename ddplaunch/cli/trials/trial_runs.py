@@ -38,7 +38,7 @@ from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.hardware import busy_cpus
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.planning.settings import OBSERVED
-from ddplaunch.records.find import numbered
+from ddplaunch.records.find import numbered, read_outcomes
 from ddplaunch.records.json_files import read_object
 from ddplaunch.records.launchers import NodeProcesses, read_processes
 from ddplaunch.records.outcome import RunOutcome, read_findings, read_outcome
@@ -221,8 +221,7 @@ class _Running:
         end = time.monotonic() + _OUTCOME_S
         while self._is_recorded():
             over = time.monotonic() >= end or not self._alive()
-            outcome = read_outcome(self._places.record)
-            if isinstance(outcome, RunOutcome) and outcome.ended_s >= self._began_wall_s:
+            if (outcome := read_outcomes(self._places.record).get(0)) is not None:
                 return outcome
             if over:
                 break

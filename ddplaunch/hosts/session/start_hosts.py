@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import listed, signal_name
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
@@ -70,7 +71,7 @@ class LaunchOnHosts:
     ) -> None:
         """``show`` gets the output of a node, ``keep`` the pieces of its record, ``say`` what this launcher says."""
         self._links, self._show, self._keep, self._grace_s, self._say = links, show, keep, grace_s, say
-        now = time.time()
+        now = steady_s()
         self._known = {link: HostEnd(node, link.name, None, heard_s=now) for node, link in enumerate(hosts)}
         self._due: dict[Callable[[], None], float] = {}  # what is to be done, and when by time.monotonic
         self._signals: list[int] = []
@@ -99,7 +100,7 @@ class LaunchOnHosts:
         if known is None or known.done:
             return
         said = (known.said + event.body)[-_SAID:] if event.kind is Kind.ERR else known.said
-        self._note(link, heard_s=time.time(), said=said)
+        self._note(link, heard_s=steady_s(), said=said)
         if event.kind is None:
             self._session_over(link)
         elif event.kind in (Kind.OUT, Kind.ERR):

@@ -27,6 +27,7 @@ from ddplaunch.records.own.own_files import (
     open_file,
     open_place,
     open_run,
+    open_to_write,
     own_folders,
     try_lock,
 )
@@ -94,10 +95,27 @@ def hold_run(base: Path, launch: Launch, holder: Holder = "node", *, shared: boo
     with suppress(OSError, ValueError):
         nodes = set() if node is None else {node}
         if holder == "launcher":
-            nodes = {int(name[5:]) for name in own_folders(directory) if _NODE.fullmatch(name)} | {0}
+            nodes = _recorded_nodes(directory) | {0}
         for number in nodes if not shared else ():
             aside = set_aside(directory, number, launched=True) or aside
+    if node == 0 and not shared:
+        _set_rest_aside(directory)
     return HeldRun(locks, aside, unlocked)
+
+
+def _set_rest_aside(directory: Path) -> None:
+    """Set aside what an ended run of this id left of nodes that do not live: they may never come to do it themselves.
+
+    A node that is about to begin waits for its lock meanwhile.
+    """
+    for number in _recorded_nodes(directory) - {0}:
+        with suppress(OSError), closing(open_to_write(directory / f".lock-{number}", os.O_RDWR)) as lock:
+            if try_lock(lock, LOCK_ALONE):
+                set_aside(directory, number, launched=True)
+
+
+def _recorded_nodes(directory: Path) -> set[int]:
+    return {int(name[5:]) for name in own_folders(directory) if _NODE.fullmatch(name)}
 
 
 def _locked(base: Path, launch: Launch, holder: Holder, *, create: bool) -> tuple[tuple[int, ...], str | None]:
