@@ -141,6 +141,7 @@ WRITERS = {
     "agent/guard/output.py": "its callers filter; rank 0 alone is byte for byte",
     "cli/hosts/hosts_console.py": "filters; rank 0 alone is byte for byte",
     "agent/plugin/outlets.py": "filters, where the guard is gone",
+    "agent/plugin/session.py": "ddplaunch's own line",
     "agent/logs_specs.py": "ddplaunch's own line",
     "agent/rank_site/__init__.py": "in the rank, whose output it is",
     "hosts/ssh.py": "in the code that another host runs, whose frames ddplaunch reads",
