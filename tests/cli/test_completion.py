@@ -20,6 +20,7 @@ from ddplaunch.planning.flag import TYPES
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call, folder
+from tests.conftest import skip
 
 __all__ = ["call", "folder"]
 PACKAGE = Path(__file__).parents[2]
@@ -150,9 +151,9 @@ def _complete_in_tmux(words: list[str], environ: Mapping[str, str], cwd: Path, l
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_real_shell_completes(folder: Path, shell: str) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+        skip(f"{shell} is not installed")
     if shell != "fish" and shutil.which("tmux") is None:
-        pytest.skip("tmux is not installed: nobody holds the terminal")
+        skip("tmux is not installed: nobody holds the terminal")
     home = folder / "home"
     home.mkdir()
     environ = _environment(home)

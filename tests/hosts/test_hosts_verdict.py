@@ -9,10 +9,10 @@ from pathlib import Path
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.session.start_hosts import HostEnd
-from ddplaunch.records.first_failure import EndedBy
 from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
 from ddplaunch.records.outcome import (
     AttemptOutcome,
+    EndedBy,
     RankOutcome,
     RunOutcome,
     RunState,
