@@ -15,6 +15,7 @@ The guard, a light interpreter without site-packages, imports this module: no da
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -35,6 +36,23 @@ _TIMED_OUT = 124  # ExitStatus.TIMED_OUT, whose module is too heavy for the guar
 _TORCHRUN_KILLED = 128 + SIGKILL
 #: A rank that was told to end ends by one of these, or exits with 128 + one of them, as shells do.
 _ORDERS = (SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT)
+_BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while a laptop sleeps; Linux alone has it
+
+
+def _passed_s() -> float:
+    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
+
+
+_OFFSET_S = time.time() - _passed_s()
+
+
+def steady_s() -> float:
+    """Return seconds since the epoch, for when something happened in a run and how long that took.
+
+    It is the clock as it was when this process began, and what passed since: a clock is set while runs go on, by hand
+    or when NTP reaches it, and a run would end before it began.
+    """
+    return _OFFSET_S + _passed_s()
 
 
 class SeenEnd(NamedTuple):

@@ -184,7 +184,7 @@ SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 #: What starts ranks, or looks after processes of this machine.
 #: What needs Linux, beside `plan` of other hosts; listing checks and showing what was recorded does not.
 _OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top", "plan --hosts")
-_OF_RECORDS = ("ps", "logs", "report")  # on Windows they lack it, too
+_OF_UNIX = (*_OF_LINUX, "ps", "logs", "report")  # what reads records lacks it on Windows, too
 
 
 def open_flags(*names: str) -> int:
@@ -205,27 +205,17 @@ def host_name() -> str:
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "localhost")
 
 
-def system_name() -> str:
-    """Return what people call this system."""
-    return {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
-
-
 def needs_linux(command: str) -> Finding | None:
     """Return why ``command`` does nothing on this system, None where it can."""
     windows = sys.platform == "win32"
-    of_records = windows and command in _OF_RECORDS
-    if sys.platform == "linux" or not (of_records or command in _OF_LINUX):
+    if sys.platform == "linux" or command not in (_OF_UNIX if windows else _OF_LINUX):
         return None
     from ddplaunch.values.finding import error
 
-    there = "in WSL2 (`wsl --install`), or on" if windows else "on"
-    why = "it needs what Linux has to watch and end ranks: /proc, pidfds, process groups that outlive their parent"
-    if of_records:
-        why = "it reads records, whose folders are opened as Unix does, so that nobody else's are believed"
-    works = "`plan`, `convert` and `explain`" if windows else "`plan`, `convert`, `explain`, `report`, `ps` and `logs`"
+    name, there = ("Windows", "in WSL2 (`wsl --install`), or on") if windows else ("macOS", "on")
     return error(
         "not-on-linux",
-        f"this is {system_name()}, where `{command}` does not work",
-        why=why,
-        fix=f"type it {there} the machine that trains; {works} work here, on copied logs too",
+        f"this is {name}, where `{command}` does not work",
+        why="it needs what Linux has: /proc, pidfds, process groups that outlive their parent, files below a folder",
+        fix=f"type it {there} the machine that trains; `plan`, `convert` and `explain` of a log work here",
     )

@@ -60,6 +60,6 @@ def test_a_clock_that_is_set_back_during_a_run_loses_nothing_of_its_end(tmp_path
     outcome = json.loads((tmp_path / ".ddplaunch/runs/back/outcome.json").read_text())
     assert 1.0 <= outcome["ended_s"] - outcome["started_s"] < 300.0
     (rank,) = outcome["attempts"][0]["ranks"]
-    assert 1.0 <= rank["ended_s"] - rank["started_s"] < 300.0
+    assert 0.0 < rank["ended_s"] - rank["started_s"] < 300.0
     (run,) = [each for each in json.loads(typed("ps", "--json").stdout)["runs"] if each["run_id"] == "back"]
     assert (run["state"], run["exit_status"]) == ("failed", 7)

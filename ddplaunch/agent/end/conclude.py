@@ -226,8 +226,8 @@ def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outc
         return None
     until_s = time.monotonic() + (_WRITES_S if not told or "SLURM_STEP_ID" in os.environ else 0.0)
     while True:
-        others = {node: each for node, each in read_outcomes(directory).items() if node != settings.node}
-        found = first_failed_node({node: each for node, each in others.items() if _knows(each)})
+        others = read_outcomes(directory).items()
+        found = first_failed_node({node: each for node, each in others if node != settings.node and _knows(each)})
         if found is not None or time.monotonic() > until_s:
             return found
         time.sleep(0.1)

@@ -18,10 +18,9 @@ from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import StopNote, read_stop
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
-from ddplaunch.records.first_failure import failed_by_itself, first_failed
+from ddplaunch.records.first_failure import failed_by_itself, first_failed, steady_s
 from ddplaunch.records.outcome import RunOutcome, rank_end
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import size_text
 
 #: The variable with which the plug-in leaves to the guard what ``oom_kills`` was before the run.

@@ -24,9 +24,8 @@ from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.directory import ended_well, read_through, through_path
-from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail
+from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail, steady_s
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import signal_name
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class Attempt:
                 one.started_s = one.ended_s = now_s
                 self.order.append(one)
                 continue
-            one.start_time, one.started_s = seen.start_ticks, seen.started_s
+            one.start_time, one.started_s = seen.start_ticks, now_s
             try:
                 handle = os.pidfd_open(pid)
             except OSError:  # a kernel before 5.3, or a sandbox

@@ -28,7 +28,7 @@ from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
-from ddplaunch.values.steady import steady_s
+from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
 if TYPE_CHECKING:

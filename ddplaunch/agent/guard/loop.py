@@ -18,7 +18,7 @@ from ddplaunch.agent.guard.sweep import catches
 from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
-from ddplaunch.values.steady import steady_s
+from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.words import count, signal_name
 
 if TYPE_CHECKING:

@@ -18,14 +18,13 @@ from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records import directory as of_run
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord
-from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all
+from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all, steady_s
 from ddplaunch.records.hosts_record import merged_attempts
 from ddplaunch.records.launchers import Launched, read_launched
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.records.run_states import summary
 from ddplaunch.ui.outcome_view import told_in_log
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import duration_text, host_name, listed, signal_name
 
 _TOGETHER_S = 5.0

@@ -47,6 +47,7 @@ from ddplaunch.planning.hosts_plan import HostReport, named, options_json, sized
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.directory import path_text, runs_directory
+from ddplaunch.records.first_failure import steady_s
 from ddplaunch.records.hosts_record import Pieces, without_skew, write_for_all
 from ddplaunch.records.launchers import Launched, Place, holding, launched_by_me
 from ddplaunch.records.outcome import RunOutcome, read_outcome
@@ -62,7 +63,6 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import count, numbers_text
 
 _GRACE_S = 30.0

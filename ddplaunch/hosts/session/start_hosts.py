@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
+from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.steady import steady_s
 from ddplaunch.values.words import listed, signal_name
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
@@ -71,8 +71,7 @@ class LaunchOnHosts:
     ) -> None:
         """``show`` gets the output of a node, ``keep`` the pieces of its record, ``say`` what this launcher says."""
         self._links, self._show, self._keep, self._grace_s, self._say = links, show, keep, grace_s, say
-        now = steady_s()
-        self._known = {link: HostEnd(node, link.name, None, heard_s=now) for node, link in enumerate(hosts)}
+        self._known = {link: HostEnd(node, link.name, None, heard_s=steady_s()) for node, link in enumerate(hosts)}
         self._due: dict[Callable[[], None], float] = {}  # what is to be done, and when by time.monotonic
         self._signals: list[int] = []
         self._standstill = Standstill()
@@ -112,7 +111,7 @@ class LaunchOnHosts:
                 self._session_over(link, "it sent an end without a status")
                 return
             self._note(link, status=status)
-            if status != 0:
+            if status:
                 self._end_others_after(_SETTLE_S)
         elif event.kind is Kind.RECORD:
             if event.body:

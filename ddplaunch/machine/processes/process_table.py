@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.values.steady import steady_s
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 from ddplaunch.values.words import own_id
 
@@ -284,7 +283,7 @@ def ancestors(table: ProcessTable, pid: int) -> Iterator[Process]:
 
 def start_s(start_ticks: int) -> float:
     """Return a start time in seconds since the epoch."""
-    return steady_s() - time.clock_gettime(time.CLOCK_BOOTTIME) + start_ticks / _TICKS_PER_S
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + start_ticks / _TICKS_PER_S
 
 
 def _marks(text: bytes | None) -> dict[str, str] | None:
