@@ -16,18 +16,19 @@ import ddplaunch
 
 ROOT = Path(ddplaunch.__file__).parent
 #: Tokens of Python in each room, without comments, docstrings and layout: fewer line breaks change nothing. A ceiling
-#: goes down with what is removed, and never up: what comes in has to fit, or something goes out.
+#: goes down with what is removed, and never up: what comes in has to fit, or something goes out. A room that takes code
+#: over from another takes its tokens along.
 MOST_TOKENS = {
     "explain": 73_892,
-    "cli": 63_771,
+    "cli": 63_676,
     "script": 62_296,
     "agent": 58_218,
     "planning": 52_720,
     "hosts": 31_818,
-    "watch": 28_310,
+    "watch": 20_246,
     "records": 24_376,
-    "ui": 24_054,
-    "machine": 22_305,
+    "ui": 26_547,
+    "machine": 23_040,
     "checks": 20_763,
     "comm": 9_006,
     "values": 6_210,

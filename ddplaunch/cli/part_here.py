@@ -111,23 +111,20 @@ def stacks(part: Part) -> None:
 
 def samples(part: Part) -> None:
     """Send a sample of the ranks here every ``interval_s`` seconds, until they have ended."""
-    from ddplaunch.watch.live_samples import WatchedRun
-    from ddplaunch.watch.samples import sample_json
-    from ddplaunch.watch.step_rate import Steps, metric_pattern
+    from ddplaunch.machine.sample import sample_json
+    from ddplaunch.watch.live_samples import samples_here
+    from ddplaunch.watch.step_rate import metric_pattern
 
     run = next(part.runs(), None)
     part.answer_and_go_on({"runs": run is not None})
     if run is None:
         return
     metric, interval_s = part.order.get("metric"), float(part.order["interval_s"])
-    pattern = None if metric is None else metric_pattern(str(metric))
-    watched = WatchedRun(run, lambda folder, ranks: Steps(folder, ranks, pattern))
-    watched.look()  # rates begin with the second
-    while part.wait(interval_s):
-        sample = watched.look()
-        if watched.ended:
-            return
-        part.send(Kind.OUT, json.dumps(sample_json(sample)).encode())
+    watched = samples_here(run, None if metric is None else metric_pattern(str(metric)))
+    next(watched)  # rates begin with the second
+    while part.wait(interval_s) and (newest := next(watched, None)) is not None:
+        for sample in newest.values():
+            part.send(Kind.OUT, json.dumps(sample_json(sample)).encode())
 
 
 def logs(part: Part) -> None:

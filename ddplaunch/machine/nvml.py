@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -148,16 +149,13 @@ def _basics(api: Any, handle: Any) -> dict[str, Any]:
 def _details(api: Any, handle: Any) -> dict[str, Any]:
     rows = ask(api, lambda: tuple(api.nvmlDeviceGetRemappedRows(handle)))
     pending, failed = (rows, rows) if isinstance(rows, Unavailable) else (bool(rows[2]), bool(rows[3]))
-    # Constants are looked up inside the questions, so that a name missing in an old nvidia-ml-py costs one fact only.
     return {
-        "utilization_percent": ask(api, lambda: int(api.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        **{name: ask(api, partial(question, api, handle)) for name, question in LIVE_FACTS.items()},
         "processes": ask(api, lambda: _processes(api, handle)),
         "ecc_uncorrected": ask(api, lambda: _uncorrected_errors(api, handle)),
         "remap_pending": pending,
         "remap_failed": failed,
         "recovery_action": ask(api, lambda: _recovery_action(api, handle)),
-        "throttle_reasons": ask(api, lambda: slowdowns(api, handle)),
-        "temperature_c": ask(api, lambda: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU))),
         "compute_mode": ask(api, lambda: _named(_COMPUTE_MODES, api.nvmlDeviceGetComputeMode(handle))),
     }
 
@@ -218,7 +216,7 @@ def _recovery_action(api: Any, handle: Any) -> str:
     return _named(_RECOVERY_ACTIONS, field.value.uiVal)
 
 
-def slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
+def _slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
     """Return why the clocks are lowered where something is wrong; for ``ask``, because it raises NVML's errors."""
     # The driver renamed "throttle" to "event" in release 535; the old name goes away in CUDA 14.
     try:
@@ -226,6 +224,15 @@ def slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
     except (AttributeError, api.NVMLError_FunctionNotFound):
         mask = api.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return tuple(name for bit, name in _SLOWDOWNS if mask & bit)
+
+
+#: What changes while a GPU works, by its name in ``Gpu``; for ``ask``. Constants are looked up inside the questions, so
+#: that a name missing in an old nvidia-ml-py costs one fact only.
+LIVE_FACTS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "utilization_percent": lambda api, handle: int(api.nvmlDeviceGetUtilizationRates(handle).gpu),
+    "throttle_reasons": _slowdowns,
+    "temperature_c": lambda api, handle: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU)),
+}
 
 
 def _named(names: tuple[str, ...], number: int) -> str:

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
 
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _GAP = 2
 _LEAST_LAST = 24  # a last column narrower than this is hard to read
@@ -83,7 +88,6 @@ _STYLES: dict[Emphasis | None, str] = {
 
 def grid(names: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[_Cell]], terminal: Terminal) -> list[str]:
     """Return a line for each row: its name, then right-aligned cells of one width, the header's; nothing is cut."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -93,15 +97,21 @@ def grid(names: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[_C
         drawn.add_column(title, justify="right", no_wrap=True, min_width=cells(title))
     for name, row in zip(names, rows, strict=True):
         drawn.add_row(Text(name), *(Text(text, _STYLES[emphasis]) for text, emphasis in row))
-    console = Console(
-        file=io.StringIO(),
-        width=sum(map(cells, header)) + max(map(cells, names)),
-        force_terminal=terminal.styled,
+    out = io.StringIO()
+    width = sum(map(cells, header)) + max(map(cells, names))
+    console_on(out, replace(terminal, width=width), live=False).print(drawn)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def console_on(out: TextIO, terminal: Terminal, live: bool) -> Console:
+    """Return rich's console for ``out``, in the colours of the terminal; ``live`` also moves its cursor."""
+    from rich.console import Console
+
+    return Console(
+        file=out,
+        width=None if live else terminal.width,
+        force_terminal=live or terminal.styled,
         color_system="standard" if terminal.styled else None,
-        no_color=not terminal.styled,
         highlight=False,
         legacy_windows=False,
     )
-    with console.capture() as captured:
-        console.print(drawn)
-    return [line.rstrip() for line in captured.get().splitlines()]

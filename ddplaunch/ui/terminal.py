@@ -24,7 +24,7 @@ Emphasis = Literal["bold", "dim", "error", "warning", "good"]
 _CODES: dict[Emphasis, str] = {"bold": "1", "dim": "2", "error": "1;31", "warning": "1;33", "good": "1;32"}
 
 # Only what this package writes itself; a user's own text is left to the encoding of the stream.
-_ASCII = str.maketrans({"×": "x", "…": "...", "─": "-", "≤": "<=", "≥": ">=", "→": "->"})
+_ASCII = str.maketrans({"°": "", "×": "x", "…": "...", "─": "-", "≤": "<=", "≥": ">=", "→": "->"})
 
 
 @dataclass(frozen=True)

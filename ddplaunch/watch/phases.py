@@ -22,8 +22,9 @@ from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, size_text
-from ddplaunch.watch.samples import PHASES
 
+#: The phases of a step that ranks tell apart, in the order of a step.
+PHASES = ("data", "forward", "backward", "comm", "optimizer")
 MOST_BYTES = 1 << 26
 _AT_ONCE = 5  # steps whose median is one look at how long steps take
 _LIKE = 1.15  # two looks that differ by less are alike

@@ -13,8 +13,7 @@ from ddplaunch.ui.table import section, table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, listed, size_text
-from ddplaunch.watch.phases import milliseconds, percent
-from ddplaunch.watch.samples import PHASES
+from ddplaunch.watch.phases import PHASES, milliseconds, percent
 from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, unwatched, verdict
 
 _SCHEMA = 1

@@ -10,8 +10,9 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from typing import Any
 from ddplaunch.machine.files import open_plain, pieces_of
 from ddplaunch.records.log_files import STEP_BAR, STEPS
 from ddplaunch.values.finding import usage
-from ddplaunch.watch.phases import MOST_BYTES, StepLine, parsed, phases_path, summed
-from ddplaunch.watch.samples import PHASES, Progress
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.watch.phases import MOST_BYTES, PHASES, StepLine, parsed, phases_path, summed
 
 #: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; that of a validation is another one.
 LOSS = re.compile(
@@ -31,8 +32,20 @@ LOSS = re.compile(
 _TAIL_BYTES = 1 << 14
 _WINDOW_S = 10.0
 _FRESH_S = 30.0
-_SILENT_S = 2.0  # until it is asked whether a log goes on in another piece
-_LEAST_PIECE_BYTES = 1 << 16  # a smaller file is the last of its log
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a rank's output says of its steps: the last number, and how many it does in a second.
+
+    ``loss`` is the last that was printed, the words ``nan`` and ``inf`` where it is not a number any more.
+    With ``--phases`` ranks say it themselves; ``phases`` are percent of the time then, by the names of ``PHASES``.
+    """
+
+    step: float | None = None
+    rate: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    loss: float | str | None = None
 
 
 class Steps:
@@ -50,19 +63,18 @@ class Steps:
 
     def progress(self, now_s: float) -> dict[int, Progress]:
         """Return each rank's progress; ``now_s`` is in seconds since the epoch."""
-        found = {}
+        progress = {}
         for rank, files in self._files.items():
-            alike = zip(*(file.look(now_s) for file in files), strict=True)
-            counters = [counter for of_both in alike for counter in of_both]
-            known = [counter for counter in counters if counter.points]
-            loss = max((file.loss for file in files), key=lambda each: each[0])[1]
-            if loss is not None:
-                found[rank] = Progress(loss=loss)
-            if known:
-                fresh = [counter for counter in known if now_s - counter.points[-1][0] < _FRESH_S]
-                best = fresh[0] if fresh else max(known, key=lambda counter: counter.points[-1][0])
-                found[rank] = Progress(best.points[-1][1], best.rate(now_s), loss=loss)
-        return found
+            by_pattern = zip(*(file.look(now_s) for file in files), strict=True)
+            counters = [counter for same in by_pattern for counter in same if counter.points]
+            loss = max((file.loss for file in files), key=lambda timed: timed[0])[1]
+            if counters:
+                fresh = [counter for counter in counters if now_s - counter.points[-1][0] < _FRESH_S]
+                best = fresh[0] if fresh else max(counters, key=lambda counter: counter.points[-1][0])
+                progress[rank] = Progress(best.points[-1][1], best.rate(now_s), loss=loss)
+            elif loss is not None:
+                progress[rank] = Progress(loss=loss)
+        return progress
 
 
 class _Counter:
@@ -108,23 +120,16 @@ class _File:
         self._position = self._size = 0
 
     def look(self, now_s: float) -> list[_Counter]:
-        try:
+        pieces = pieces_of(self._log)  # a stream that fills no file any more goes on in the next
+        if pieces and pieces[-1].path != self._path:
+            self._path, self._position, self._size = pieces[-1].path, 0, 0
+        with suppress(OSError):
             status = os.stat(self._path)  # noqa: PTH116 - half the time
             if status.st_size < self._position:  # begun anew
                 self._position = 0
             if status.st_size > self._position:
                 self._read(status.st_size, min(status.st_mtime, now_s))
-            elif status.st_size > _LEAST_PIECE_BYTES and now_s - status.st_mtime > _SILENT_S:
-                self._go_on()
-        except OSError:
-            self._go_on()
         return self._counters
-
-    def _go_on(self) -> None:
-        """Read the latest piece from now on, of a stream that fills no file any more but goes on in the next."""
-        pieces = pieces_of(self._log)
-        if pieces and pieces[-1].path != self._path:
-            self._path, self._position, self._size = pieces[-1].path, 0, 0
 
     def _read(self, size: int, at_s: float) -> None:
         """Read what is new up to its last line end; an unfinished line counts when nothing was added to it."""

@@ -7,30 +7,48 @@ and its GPU at one moment, and return None where they are not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
 from ddplaunch.checks.check import declare
+from ddplaunch.machine.sample import GpuSample, RankSample, Sample
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, ranks_text, size_text
-from ddplaunch.watch.samples import (
-    GpuSample,
-    Point,
-    RankSample,
-    Sample,
-    Value,
-    of_gpu,
-    of_rank,
-    points_by_rank,
-    typical,
-    worker_percent,
-)
 
 _LEAST_SAMPLES = 10
 _SLOWER = 0.95
 _RECENT = 10
+
+
+#: A rank at one moment with its GPU, and what can be read off that.
+Point = tuple[RankSample, GpuSample | None]
+Value = Callable[[RankSample, GpuSample | None], float | None]
+
+
+def _of_rank(name: str) -> Value:
+    return lambda rank, _: getattr(rank, name)
+
+
+def _worker_percent(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the mean CPU percentage of its DataLoader workers."""
+    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
+
+
+def _typical(points: Iterable[Point], value: Value) -> float | None:
+    """Return the median of what is known of ``value``, None where nothing is."""
+    values = [number for rank, gpu in points if (number := value(rank, gpu)) is not None]
+    return median(values) if values else None
+
+
+def _points_by_rank(samples: Iterable[Sample], attempt: int | None) -> dict[int, list[Point]]:
+    """Return the moments of each rank in the order of ``samples``, ranks ascending."""
+    points: dict[int, list[Point]] = {}
+    for sample in samples:
+        for rank in sample.ranks if sample.attempt == attempt else ():
+            points.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
+    return dict(sorted(points.items()))
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,7 @@ class _Series:
 
     def typical(self, value: Value) -> float | None:
         """Return the median of what is known, None where nothing is."""
-        return typical(self.points, value)
+        return _typical(self.points, value)
 
     @property
     def gpu(self) -> GpuSample | None:
@@ -62,7 +80,7 @@ class _Series:
 
 def _series_of(samples: Sequence[Sample]) -> tuple[_Series, ...]:
     """Return the ranks of the last attempt that have enough samples, in order."""
-    found = points_by_rank(samples, max((sample.attempt for sample in samples), default=0))
+    found = _points_by_rank(samples, max((sample.attempt for sample in samples), default=0))
     return tuple(_Series(rank, _training(points)) for rank, points in found.items() if len(points) >= _LEAST_SAMPLES)
 
 
@@ -80,8 +98,8 @@ def slowest_rank(samples: Sequence[Sample]) -> int | None:
     Ranks that wait for each other in every step have one rate: there the findings tell who is late.
     """
     here = {rank.rank for rank in samples[-1].ranks} if samples else ()
-    recent = points_by_rank(samples[-_RECENT:], samples[-1].attempt if samples else None)
-    known = {rank: typical(points, of_rank("step_rate")) for rank, points in recent.items() if rank in here}
+    recent = _points_by_rank(samples[-_RECENT:], samples[-1].attempt if samples else None)
+    known = {rank: _typical(points, _of_rank("step_rate")) for rank, points in recent.items() if rank in here}
     rates = {rank: rate for rank, rate in known.items() if rate is not None}
     if len(rates) < 2:
         return None
@@ -97,12 +115,15 @@ def _worker_wait(rank: RankSample, _: GpuSample | None) -> float | None:
 
 def _worker_demand(rank: RankSample, gpu: GpuSample | None) -> float | None:
     """Return what a worker would use if there were CPUs enough."""
-    percent = worker_percent(rank, gpu)
+    percent = _worker_percent(rank, gpu)
     return None if percent is None else percent + (_worker_wait(rank, gpu) or 0)
 
 
-_own_percent, _own_wait = of_rank("cpu_percent"), of_rank("wait_percent")
-_gpu_percent, _host_memory = of_gpu("utilization_percent"), of_rank("anon_bytes")
+_own_percent, _own_wait, _host_memory = map(_of_rank, ("cpu_percent", "wait_percent", "anon_bytes"))
+
+
+def _gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
+    return None if gpu is None else gpu.utilization_percent
 
 
 def _own_demand(rank: RankSample, _: GpuSample | None) -> float | None:
@@ -196,7 +217,7 @@ def _starved(each: _Series) -> bool:
 
 
 def _workers(each: _Series) -> str:
-    workers, percent, wait = each.workers, each.typical(worker_percent) or 0, each.typical(_worker_wait) or 0
+    workers, percent, wait = each.workers, each.typical(_worker_percent) or 0, each.typical(_worker_wait) or 0
     words = f"{count(workers, 'DataLoader worker')} at {percent:.0f} % of a CPU"
     words += "" if workers == 1 else " each"
     return f"{words} and without one in {wait:.0f} % of the time" if wait >= _WAITING_PERCENT else words

@@ -14,11 +14,11 @@ from ddplaunch.checks.gpu_choice import CHECKS
 from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.machine.hardware import amd_denied, amd_devices
 from ddplaunch.machine.nvml import probe_amd
+from ddplaunch.machine.sample import GpuSample, RankSample
 from ddplaunch.planning.gpus import exported, select, shown
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.watch.gpu_usage import GpuOfRank, GpuUsage
-from ddplaunch.watch.samples import GpuSample, RankIdentity, RankSample
+from ddplaunch.watch.gpu_usage import GpuUsage
 from tests.checks.cases import found
 from tests.checks.healthy import healthy_facts, healthy_torch
 from tests.planning.test_resolve import decide
@@ -172,17 +172,14 @@ def test_devices_that_this_user_may_not_open(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_top_reads_them_from_sysfs(tmp_path: Path) -> None:
-    usage = GpuUsage(str(kernel_tree(tmp_path)))
-    reading = usage.sample()
-    assert reading.vendor == "amd" and reading.memory_of == {2**22 + 1: {1: 5 * GIB}}
-    first, second = reading.gpus
+    holder = RankSample(0, 0, 2**22 + 1, "S")
+    (placed,), (first, second) = GpuUsage(str(kernel_tree(tmp_path))).sample((holder,), {holder.pid: 0})
     assert first == GpuSample(0, "GPU-a5a1e0c6de0f4d12", memory_used_bytes=GIB, memory_total_bytes=192 * GIB), (
         "what the driver does not tell is unknown"
     )
-    assert (second.utilization_percent, second.power_w, second.power_limit_w) == (97, 612, 750)
-    assert (second.temperature_c, second.clock_mhz, second.clock_max_mhz) == (71, 2087, 2100)
-    usage.close()
-    assert GpuUsage(str(tmp_path / "nothing")).sample().gpus == ()
+    assert (second.utilization_percent, second.memory_used_bytes, second.ranks) == (97, 2 * GIB, (0,))
+    assert (placed.gpu, placed.gpu_memory_bytes) == (1, 5 * GIB)
+    assert GpuUsage(str(tmp_path / "nothing")).sample((holder,), {}) == ((holder,), ())
 
 
 @pytest.mark.parametrize(
@@ -198,16 +195,13 @@ def test_top_places_ranks_whose_pids_the_kernel_does_not_name(
     variables: dict[str, str], on: list[int | None], tmp_path: Path
 ) -> None:
     """As in a container, where the kernel's pids are the host's."""
-    reading = GpuUsage(str(kernel_tree(tmp_path))).sample()
     ranks = [RankSample(number, number, 100 + number, "S") for number in range(2)]
     for rank in ranks:
         (tmp_path / f"proc/{rank.pid}/fd").mkdir(parents=True)
         (tmp_path / f"proc/{rank.pid}/environ").write_text("".join(f"{a}={b}\0" for a, b in variables.items()))
         (tmp_path / f"proc/{rank.pid}/fd/5").symlink_to("/dev/kfd")
-    places = GpuOfRank(
-        [RankIdentity(rank.rank, rank.local_rank, rank.pid, 1) for rank in ranks], str(tmp_path / "proc")
-    )
-    placed, gpus = places.place(ranks, reading, {rank.pid: rank.rank for rank in ranks})
+    usage = GpuUsage(str(kernel_tree(tmp_path)), str(tmp_path / "proc"))
+    placed, gpus = usage.sample(ranks, {rank.pid: rank.rank for rank in ranks})
     assert [rank.gpu for rank in placed] == on
     assert [gpu.others for gpu in gpus] == [0, 0], "a pid of the host's is nobody here"
 

@@ -16,8 +16,7 @@ from ddplaunch.cli.commands.scale import saved
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, warning
-from ddplaunch.watch.phases import RankPhases
-from ddplaunch.watch.samples import PHASES
+from ddplaunch.watch.phases import PHASES, RankPhases
 from ddplaunch.watch.scale_view import scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 from tests.cli.cli_calls import Call, call, folder, spawn

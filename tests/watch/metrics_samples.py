@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
+from ddplaunch.machine.sample import GpuSample, HostSample, RankSample, Sample
 
 GIB = 1 << 30
 BEGAN_S = 1_795_000_000.0
-HOST = HostSample(16, 41.5, 128 * GIB, 87 * GIB, 1.2e6, 9e5, 5.2e7, 3e6)
+HOST = HostSample(16, 41.5, 128 * GIB, 87 * GIB)
 
 
 def rank_sample(rank: int, at: int = 0, gpu: bool = True) -> RankSample:
@@ -22,14 +22,9 @@ def rank_sample(rank: int, at: int = 0, gpu: bool = True) -> RankSample:
         cpu_percent=101.0,
         rss_bytes=3 * GIB,
         anon_bytes=2 * GIB,
-        pss_bytes=4 * GIB,
-        threads=24,
         omp_threads=4,
         workers=4,
         workers_cpu_percent=140.0,
-        workers_rss_bytes=4 * GIB,
-        read_bytes_s=1e6,
-        write_bytes_s=0.0,
         step=100.0 + 12 * at,
         step_rate=12.0 + 0.1 * (at % 3),
         gpu=rank if gpu else None,
@@ -40,7 +35,7 @@ def rank_sample(rank: int, at: int = 0, gpu: bool = True) -> RankSample:
 def gpu_sample(index: int, at: int = 0) -> GpuSample:
     """Return a healthy GPU's sample number ``at``."""
     return GpuSample(
-        index, f"GPU-{index}", 96 + at % 4, 62 * GIB, 80 * GIB, 612.0, 700.0, 61, 1905, 1980, ranks=(index,)
+        index, f"GPU-{index}", 96 + at % 4, 62 * GIB, 80 * GIB, 612.0, 61, 1905, 1980, ranks=(index,)
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from ddplaunch.machine.sample import HostSample, Sample
 from ddplaunch.values.finding import Finding
-from ddplaunch.watch.samples import HostSample, Sample
 from ddplaunch.watch.stragglers import CHECKS, late_rank, slowest_rank, stragglers
 from tests.cli.cli_calls import Call, call, folder
 from tests.watch.metrics_samples import GIB, HOST, run_samples, with_gpu, with_rank

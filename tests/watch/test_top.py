@@ -52,7 +52,7 @@ def test_one_sample_as_json_and_as_a_table(start_run: StartRun, call: Call, fold
     (place / "node-0" / "attempt-0" / "rank-1.out").write_text("step 12\n")
     said = call("top", run.run_id, "--json", "--count", "1", "--interval", "0.2")
     value = json.loads(said.out)
-    assert said.status == 0 and (value["schema"], value["run_id"], value["findings"]) == (1, run.run_id, [])
+    assert said.status == 0 and (value["schema"], value["run_id"], value["findings"]) == (2, run.run_id, [])
     assert [(rank["rank"], rank["pid"], rank.get("step")) for rank in value["ranks"]] == [
         (0, run.rank_pids[0], None),
         (1, run.rank_pids[1], 12),
@@ -210,7 +210,7 @@ def test_it_follows_the_window_and_the_shell(terminal: Terminal) -> None:
     terminal.resize(30, 132)
     os.kill(terminal.pid, signal.SIGWINCH)
     since = len(terminal.output)
-    terminal.until(b"THREADS", since)  # there is room now
+    terminal.until(b"\x1b[H", since)  # drawn anew
     os.write(terminal.master, b"\x1a")
     terminal.until(b"\x1b[?1049l")
     assert wait_for(lambda: (process := read_process(terminal.pid)) is not None and process.state == "T")
@@ -219,7 +219,7 @@ def test_it_follows_the_window_and_the_shell(terminal: Terminal) -> None:
     os.kill(terminal.pid, signal.SIGCONT)
     terminal.until(b"\x1b[?1049h", since)
     terminal.until(b"q quit", since)
-    os.write(terminal.master, b"jkq")
+    os.write(terminal.master, b"xq")
     assert terminal.end() == 0
 
 
@@ -227,9 +227,7 @@ def test_it_follows_the_window_and_the_shell(terminal: Terminal) -> None:
 def test_the_last_table_stays_when_the_run_ends(start_run: StartRun, folder: Path) -> None:
     run, _ = live(start_run, folder)
     terminal = Terminal(["top", run.run_id, "--interval", "0.2"], folder)
-    terminal.until(b"sorted by rank")
-    os.write(terminal.master, b"s\x1b[6~\x1b[5~")
-    terminal.until(b"sorted by CPU")
+    terminal.until(b"q quits")
     counted = Terminal(["top", run.run_id, "--count", "1"], folder)
     assert counted.end() == 0
     assert "running" in (left := counted.output.rpartition(b"\x1b[?1049l")[2].decode()) and "RANK" in left

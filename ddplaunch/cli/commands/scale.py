@@ -38,8 +38,7 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import count, listed
-from ddplaunch.watch.phases import RankPhases
-from ddplaunch.watch.samples import PHASES
+from ddplaunch.watch.phases import PHASES, RankPhases
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 

@@ -31,7 +31,6 @@ from ddplaunch.values.finding import ExitStatus, Finding, Severity, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, duration_text, host_name, listed, ranks_text
 from ddplaunch.watch.sampler import RankUsage
-from ddplaunch.watch.samples import RankIdentity
 
 COMMAND = Command(
     examples=(
@@ -82,7 +81,7 @@ class RanksSeen:
 def look(run: RunProcesses) -> RanksSeen:
     """Return where the ranks of a run of this host are; it takes half a second."""
     ranks = {rank_of(process)[0]: process for process in run.ranks}
-    usage = RankUsage([RankIdentity(rank, rank, each.pid, each.start_ticks) for rank, each in ranks.items()])
+    usage = RankUsage(ranks)
     usage.sample()
     time.sleep(_LOOK_S)
     cpu = [(each.rank, (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0)) for each in usage.sample()]

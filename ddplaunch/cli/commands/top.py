@@ -6,29 +6,32 @@ import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell_findings
 from ddplaunch.cli.which_run import launched_from_here, live_run, not_here
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.machine.sample import sample_json
+from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
+from ddplaunch.records.run_states import RunSummary, recorded_at, summary
+from ddplaunch.ui.ps_view import size_of
 from ddplaunch.ui.terminal import Terminal, write
+from ddplaunch.ui.top_view import TopView, top_text
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.watch.live_samples import WatchedHosts, WatchedRun
-from ddplaunch.watch.samples import Sample, sample_json
-from ddplaunch.watch.step_rate import Steps, metric_pattern
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import age_text, host_name, listed
+from ddplaunch.watch.live_samples import Watched, samples_here, samples_of_hosts
+from ddplaunch.watch.step_rate import metric_pattern
 from ddplaunch.watch.stragglers import late_rank
-from ddplaunch.watch.top_view import About, Look, frame, sorts_of
 
 if TYPE_CHECKING:
-    from ddplaunch.watch.screen import Screen
-from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
-from ddplaunch.planning.flag import Flag
+    from pathlib import Path
 
 COMMAND = Command(
     examples=(
@@ -75,21 +78,43 @@ def top(
         why = "it is how many to show before ending"
         most = whole_number("--count", count, "samples", why, "`--count 10`", least=1)
     pattern = None if metric is None else metric_pattern(metric)
+    interval_s = interval or 1.0
     running = runs_in(process_table())
     if (launched := launched_from_here(running, run, run_dir)) is not None:
-        every_s = interval or 1.0
-        with EachHost(launched, "samples", metric=metric, interval_s=every_s) as hosts:
+        with EachHost(launched, "samples", metric=metric, interval_s=interval_s) as hosts:
             tell_findings(hosts.problems)
-            _watch(WatchedHosts(launched, hosts, every_s), every_s, most, bool(json))
+            notes = tuple(f"{place.host}: no samples" for place in launched.places if place.node not in hosts.answers)
+            about = _About(summary(launched.directory, None, host_name()), launched.directory, notes)
+            _watch(Watched(samples_of_hosts(hosts, interval_s)), about, interval_s, most, bool(json))
         return ExitStatus.DONE
     chosen = live_run(running, run, run_dir, "top", "watches")
     if chosen is None:
         say(not_here(running, run, run_dir, "top"))
-    else:
-        _watch(
-            WatchedRun(chosen, lambda folder, ranks: Steps(folder, ranks, pattern)), interval or 1.0, most, bool(json)
-        )
+        return ExitStatus.DONE
+    directory = recorded_at(chosen)
+    described = summary(directory, chosen, host_name())
+    elsewhere = [host for host in described.hosts if host != host_name()]
+    notes = (f"ranks on {listed(elsewhere)} are not shown: run `ddplaunch top` there",) if elsewhere else ()
+    about = _About(described, directory, notes)
+    _watch(Watched(samples_here(chosen, pattern)), about, interval_s, most, bool(json))
     return ExitStatus.DONE
+
+
+@dataclass(frozen=True)
+class _About:
+    """The run that is watched, the directory of its record if there is one, and lines below the table."""
+
+    run: RunSummary
+    directory: Path | None
+    notes: tuple[str, ...]
+
+    def words(self, ended: bool) -> tuple[str, ...]:
+        """Return the parts of the first line."""
+        age = f"running {age_text(time.time() - self.run.started_s)}" if self.run.started_s else "running"
+        ranks, batch = size_of(self.run), self.run.effective_batch
+        script = (self.run.script or "").rpartition("/")[2]
+        described = (script, f"{ranks} ranks" if ranks else "", f"batch {batch}" if batch else "")
+        return (self.run.run_id, "at the end" if ended else age, *described)
 
 
 def _is_screen() -> bool:
@@ -99,107 +124,84 @@ def _is_screen() -> bool:
         return False
 
 
-def _watch(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None, json: bool) -> None:
+def _watch(watched: Watched, about: _About, interval_s: float, most: int | None, json: bool) -> None:
     """Watch until the run ends, or somebody does not want to see more; ``most`` samples at most."""
     watched.look()  # rates begin with the second
     time.sleep(min(interval_s, 0.5))
     on_screen = not json and _is_screen()
-    left = True  # by whoever watches
+    left_by_user = True
     with suppress(KeyboardInterrupt):  # the usual way to end it
         if on_screen:
-            left = _on_screen(watched, interval_s, most)
+            left_by_user = _on_screen(watched, about, interval_s, most)
         else:
-            _in_lines(watched, interval_s, most, json)
-    if on_screen and (watched.ended or not left):  # the screen is gone with all that it showed
-        about = watched.about()
-        about = replace(about, words=("at the end", *about.words[1:])) if watched.ended else about
-        write("\n".join(_frame(watched, about, Look(Terminal.of(sys.stdout), bars=False))) + "\n\n")
+            _in_lines(watched, about, interval_s, most, json)
+    if on_screen and (watched.ended or not left_by_user):  # the screen is gone with all that it showed
+        write(top_text(_view(watched, about)))
     if watched.ended:
-        say(_last_words(watched))
+        say(_last_words(about))
 
 
-def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None) -> bool:
+def _on_screen(watched: Watched, about: _About, interval_s: float, most: int | None) -> bool:
     """Draw until the run ends, ``most`` times at most, or until somebody leaves; return whether somebody did."""
-    from ddplaunch.watch.screen import Screen  # which Windows has no terminals for
+    from ddplaunch.ui.live_screen import LiveScreen  # rich is imported where it draws
 
-    first, sort = 0, "rank"
-    with Screen(sys.stdout) as screen:
+    with LiveScreen(Terminal.of(sys.stdout)) as screen:
         next_s, taken = time.monotonic(), 0
-        while not watched.ended:
+        while True:
             watched.look()
+            if watched.ended or taken == most:
+                return False
             taken += 1
+            screen.show(_view(watched, about, "q quits"))
             next_s = max(next_s + interval_s, time.monotonic())
-            while True:
-                first = max(0, min(first, len(watched.samples[-1].ranks) - 1))
-                look = replace(_look(screen), first_row=first, sort=sort)
-                keys = f"q quit  s sorted by {sort}  j k space b scroll"
-                screen.draw(_frame(watched, replace(watched.about(), keys=keys), look))
-                key = screen.wait(next_s)
-                if key == "q":
-                    return True
-                first += _scrolled(key, look.height or 0)
-                sort = _next_sort(watched, sort) if key == "s" else sort
-                if key is None:
-                    break
-            if taken == most:
-                break
-    return False
+            if screen.wait(next_s):
+                return True
 
 
-def _scrolled(key: str | None, height: int) -> int:
-    """Return by how many rows a key scrolls."""
-    page, all_rows = max(1, height // 2), 1 << 20
-    found = {"j": 1, "down": 1, "k": -1, "up": -1, " ": page, "page down": page, "b": -page, "page up": -page}
-    return {**found, "home": -all_rows, "end": all_rows}.get(key or "", 0)
+def _view(watched: Watched, about: _About, keys: str = "") -> TopView:
+    sample = watched.samples[-1]
+    notes = about.notes
+    if not sample.ranks:
+        notes += ("no rank has started yet, or may be seen",)
+    if sample.no_gpus and about.run.device == "cuda":
+        notes += (f"no GPUs: {sample.no_gpus}",)
+    late = late_rank(tuple(watched.samples), watched.findings)
+    words = about.words(watched.ended)
+    return TopView(sample, words, notes, watched.findings, late, keys, Terminal.of(sys.stdout))
 
 
-def _next_sort(watched: WatchedRun | WatchedHosts, sort: str) -> str:
-    known = sorts_of(watched.samples[-1])
-    return known[(known.index(sort) + 1) % len(known)] if sort in known else "rank"
-
-
-def _look(screen: Screen) -> Look:
-    """Return how to draw on the terminal as wide and high as it is now."""
-    columns, lines = screen.size()
-    return Look(replace(Terminal.of(sys.stdout), width=columns), lines)
-
-
-def _frame(watched: WatchedRun | WatchedHosts, about: About, look: Look) -> list[str]:
-    samples = tuple(watched.samples)
-    return frame(samples, about, watched.findings, late_rank(samples, watched.findings), look)
-
-
-def _in_lines(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None, json: bool) -> None:
+def _in_lines(watched: Watched, about: _About, interval_s: float, most: int | None, json: bool) -> None:
     """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
-    look = Look(Terminal.of(sys.stdout), bars=False)
     next_s, taken = time.monotonic(), 0
     while True:
-        sample = watched.look()
+        watched.look()
         if watched.ended:
             return
-        text = dumps(_value(watched, sample)) if json else "\n".join(_frame(watched, watched.about(), look)) + "\n"
+        text = dumps(_value(watched, about)) + "\n" if json else top_text(_view(watched, about))
         taken += 1
-        if not write(text + "\n") or taken == most:
+        if not write(text) or taken == most:
             return
         next_s = max(next_s + interval_s, time.monotonic())
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _value(watched: WatchedRun | WatchedHosts, sample: Sample) -> dict[str, Any]:
-    """Return a sample and what is found so far as JSON values."""
-    found = [{"code": each.code, "what": each.what, "fix": each.fix, "where": each.where} for each in watched.findings]
+def _value(watched: Watched, about: _About) -> dict[str, Any]:
+    """Return the newest sample and the findings so far as JSON values."""
     return {
-        "schema": 1,
-        "run_id": watched.run_id,
-        **sample_json(sample),
+        "schema": 2,
+        "run_id": about.run.run_id,
+        **sample_json(watched.samples[-1]),
         "late": late_rank(tuple(watched.samples), watched.findings),
-        "findings": found,
+        "findings": [
+            {"code": finding.code, "what": finding.what, "fix": finding.fix, "where": finding.where}
+            for finding in watched.findings
+        ],
     }
 
 
-def _last_words(watched: WatchedRun | WatchedHosts) -> str:
-    run_id = watched.run_id
-    record = None if watched.directory is None else read_record(watched.directory)
+def _last_words(about: _About) -> str:
+    run_id = about.run.run_id
+    record = None if about.directory is None else read_record(about.directory)
     state = record.outcome.state if record is not None and record.outcome is not None else None
     if state == "failed":
         return f"{run_id} failed; `ddplaunch explain {run_id}` says why"

@@ -243,9 +243,9 @@ def _is_executing(stat: ProcessStat) -> bool:
     return False
 
 
-def starved_s(pid: int) -> float:
-    """Return for how long its main thread has waited for a CPU since it started."""
-    fields = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
+def starved_s(task: int | str) -> float:
+    """Return for how long the main thread of a process, or a thread ``PID/task/TID``, has waited for a CPU so far."""
+    fields = (read_bytes(f"/proc/{task}/schedstat") or b"").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
