@@ -26,7 +26,7 @@ MOST_TOKENS = {
     "planning": 52_720,
     "hosts": 31_818,
     "watch": 20_246,
-    "records": 24_376,
+    "records": 24_437,
     "ui": 26_547,
     "machine": 23_040,
     "checks": 20_763,
