@@ -23,7 +23,7 @@ SCRIPTS = {
     "options in a variable": 'N=${1:-2}\nD="--nproc_per_node $N \\\n --node_rank 0"\ntorchrun $D train.py "$@"\n',
     "an array of arguments": 'A=(--lr 1 "a b")\nMODE=x torchrun --nproc_per_node=2 train.py "${A[@]}" \'{lr}\'\n',
     "launch": "export MODE=y\npython -m torch.distributed.launch --nproc_per_node=2 train.py --x 1 > log 2>&1\n",
-    "a command in a variable": 'C="torchrun --nproc_per_node 2 --master_port PORT train.py"\neval $C --y\n',
+    "a port and a wrapper": "$WRAPPER torchrun --nproc_per_node 2 --master_port PORT train.py --y\n",
     "sizes of a sourced file": '. ./sizes.sh\ntorchrun $SIZES $(dirname "$0")/train.py --config=$1 ${@:2}\n',
     "eval and a here-document": 'cat > inner.sh <<END\ntorchrun --nproc_per_node=2 train.py \\$1 "$1"\nEND\n'
     "eval bash inner.sh x\n",

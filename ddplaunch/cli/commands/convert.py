@@ -14,7 +14,7 @@ from ddplaunch.cli.parsing.command import Command
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
-from ddplaunch.planning.convert.translation import CannotSay, Site, Translation, changed
+from ddplaunch.planning.convert.translation import Site, Translation, changed
 from ddplaunch.planning.flag import Flag
 from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal, write_bytes
@@ -26,11 +26,11 @@ COMMAND = Command(
         ("ddplaunch convert train.sh", "what changes in a script, as a diff; `--write` changes it"),
     ),
     options=(
-        Flag("files", "arguments", "", "Shell and sbatch scripts, or files of other launchers; - for stdin.", "FILE"),
+        Flag("files", "arguments", "", "Shell and sbatch scripts, or accelerate's YAML; - for stdin.", "FILE"),
         Flag("write", "switch", "", "Change the scripts, and keep a copy of each as FILE.orig."),
         Flag("json", "switch", "", "Every line with its translation, as JSON."),
     ),
-    more="It reads shell and sbatch scripts, accelerate's YAML, DeepSpeed's host files and PyTorchJob files.",
+    more="It reads shell and sbatch scripts and the YAML of `accelerate config`.",
 )
 
 _LARGEST = 64 << 20  # of a script, in bytes
@@ -87,18 +87,15 @@ def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
 
 def _file(name: str, write: bool, json: bool) -> ExitStatus:
     """Convert one script."""
-    from ddplaunch.planning.convert.launch_files import line_of
     from ddplaunch.planning.convert.shell_script import sites_of  # a parser, which a line has no need of
 
     stdin = name == "-"
     data = _read(name) if not stdin else _read_stdin()
     name = "stdin" if stdin else name
-    try:
-        line = line_of(name, data)
-    except CannotSay as cannot:
-        return tell_notes(Translation("", 0, unknown=(cannot.note,)), name, name)
-    if line is not None:
-        return ExitStatus(_line(line, json))
+    if name.endswith((".yaml", ".yml", ".json")) and read_config(name) is not None:
+        return ExitStatus(_line(plain(["accelerate", "launch", "--config_file", name, "train.py"]), json))
+    if name.endswith(".py"):
+        raise _no_script(name, "is a program of Python")
     sites = sites_of(data, read_config, _sourced(Path(name).parent), Path(name).name)
     if not any(site.text for site in sites):  # at most what is said of the whole script
         _tell_asides(name, sites)
@@ -181,7 +178,7 @@ def _text(name: str, data: bytes) -> bytes:
 def _no_script(name: str, problem: str) -> UsageError:
     return usage(
         f"`{name}` {problem}",
-        why="`convert` reads shell scripts, sbatch scripts and files of other launchers",
+        why="`convert` reads shell scripts, sbatch scripts and accelerate's YAML",
         fix="`ddplaunch convert train.sh`, or a launch line behind `--`",
         code="file-not-readable",
     )
@@ -239,13 +236,9 @@ def _create(path: Path, data: bytes, like: os.stat_result) -> None:
 
 def read_config(path: str) -> Mapping[str, str] | None:
     """Return what a file of `accelerate config` says, None for a file that is none or cannot be read."""
-    from ddplaunch.planning.convert.launch_files import (
-        accelerate_options,
-        parsed,
-    )  # YAML, for those who have such a file
+    from ddplaunch.planning.convert.accelerate_file import accelerate_options  # for those who have such a file
 
     try:
-        document = parsed(_read(path))
+        return accelerate_options(_read(path))
     except UsageError:
         return None
-    return accelerate_options(document)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddplaunch.planning.convert.launcher_options import MODULES, PROGRAMS
@@ -131,16 +131,6 @@ def is_python(word: Word) -> bool:
 
 
 @dataclass(frozen=True)
-class Definition:
-    """The one value that a script gives to a variable: its words, and the variables that they use."""
-
-    words: tuple[Word, ...]
-    uses: tuple[str, ...]
-    start: int
-    plain: bool
-
-
-@dataclass(frozen=True)
 class LauncherPlace:
     """Where a launcher stands among words: it begins at ``start``, its options at ``options``.
 
@@ -154,22 +144,19 @@ class LauncherPlace:
 
 
 def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
-    """Return the innermost launcher of a line: torchrun of ``srun torchrun train.py``, srun of ``srun python``."""
-    first = next((i for i, word in enumerate(words) if not assigns(word)), len(words))
-    while first + 1 < len(words) and _is_open(words[first]) and _launcher_at(words, first) is None:
-        first += 1  # `$WRAPPER torchrun …`: whatever it holds stays in front
+    """Return the innermost launcher of a line: torchrun of ``srun torchrun train.py``, srun of ``srun python``.
+
+    A variable in front, as in ``$WRAPPER torchrun``, may hold anything that starts the words behind it.
+    """
+    in_front = (assigns(word) or (variable_of(word.source) and not is_python(word)) for word in words)
+    first = next((i for i, skipped in enumerate(in_front) if not skipped), len(words))
     place = _launcher_at(words, first)
     if first < len(words) and (place is None or place.launcher in ("srun", "mpirun", "horovodrun")):
         if place is None and words[first].name not in WRAPPERS:
             return None
-        inner = (found for i in range(first + 1, len(words)) if (found := _launcher_at(words, i)) is not None)
+        inner = (at for i in range(first + 1, len(words)) if (at := _launcher_at(words, i)) is not None)
         place = next(inner, place)
     return place
-
-
-def _is_open(word: Word) -> bool:
-    """Whether the word is a variable that may hold anything, also nothing."""
-    return word.value is None and not word.parts and not is_python(word) and bool(variable_of(word.source))
 
 
 def assigns(word: Word) -> bool:
@@ -209,13 +196,3 @@ def variable_of(source: str) -> str:
         return ""
     name = bare[1:].removeprefix("{").removesuffix("}").removesuffix("[@]").removesuffix("[*]")
     return name if name.isidentifier() and not option_of(Word(source))[0] else ""
-
-
-def split(text: str, at: int, expands: bool) -> Iterator[Word]:
-    """Yield the words of an unquoted use of a text that stands at byte ``at``; ``expands`` if variables in it do."""
-    data, begin = text.replace("\\\n", "  ").encode("utf-8", "surrogateescape"), 0
-    for piece in data.split():
-        begin = data.index(piece, begin)
-        word = piece.decode("utf-8", "surrogateescape")
-        yield Word(word, None if expands and "$" in word else word, span=(at + begin, at + begin + len(piece)))
-        begin += len(piece)

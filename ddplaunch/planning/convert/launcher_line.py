@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.planning.convert.launch_words import Word, attached, divided, endpoint, find_launcher, known, option_of
 from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, ONE_PROCESS, Meaning, canonical
+from ddplaunch.planning.convert.srun_line import step_of
 from ddplaunch.planning.convert.translation import (
     OF_MPI,
     CannotSay,
@@ -14,7 +15,6 @@ from ddplaunch.planning.convert.translation import (
     literal,
     of_container,
     of_ranks,
-    step_of,
     unsure,
 )
 
@@ -24,6 +24,7 @@ _BY_DEFAULT = Note(
     "how many processes accelerate starts",
     "its default_config.yaml says so where `accelerate config` wrote one, or it is one for each GPU, as `auto` is",
 )
+OF_TORCHX = Note("an app of TorchX", "convert the line of torchrun that `torchx run --dryrun` prints for it")
 #: All words that a shell script or function was called with.
 ALL_WORDS = ("$@", "$*", "${@}", "${*}")
 _LOCAL = ("localhost", "127.0.0.1")
@@ -43,18 +44,17 @@ def translate(
         return None
     if place.launcher == "srun":
         return step_of(words, place, job or {})
-    line = LauncherLine("torchrun" if place.launcher == "torchx" else place.launcher, config or (lambda path: None))
+    if place.launcher == "torchx":
+        return Translation(place.launcher, place.start, unknown=(OF_TORCHX,))
+    line = LauncherLine(place.launcher, config or (lambda path: None))
     try:
-        rest = line.read(line.of_app(words[place.options :]) if place.launcher == "torchx" else words[place.options :])
-        said = [*_program(place.python), *line.command(rest)]
+        rest = line.read(words[place.options :])
+        program = [known("ddplaunch")] if place.python is None else [place.python, known("-m"), known("ddplaunch")]
+        said = [*program, *line.command(rest)]
         line.unknown += of_container(words[: place.start])
     except CannotSay as cannot:
         return Translation(place.launcher, place.start, unknown=(cannot.note,))
     return Translation(place.launcher, place.start, tuple(said), tuple(line.dropped), tuple(line.unknown))
-
-
-def _program(python: Word | None) -> list[Word]:
-    return [known("ddplaunch")] if python is None else [python, *map(known, ("-m", "ddplaunch"))]
 
 
 class LauncherLine:
@@ -103,16 +103,6 @@ class LauncherLine:
             raise CannotSay(f"`{self.launcher}` without a script", "the line starts nothing")
         return list(words[at:])
 
-    def of_app(self, words: Sequence[Word]) -> Sequence[Word]:
-        """Take the variables of an app of TorchX; return the words behind its torchrun. Raises CannotSay."""
-        from ddplaunch.planning.convert.torchx_app import app_of  # for those who have such a line
-
-        app = app_of(words)
-        self.env.update(app.env)
-        self.dropped += app.dropped
-        self.unknown += app.unknown
-        return app.words
-
     def _refuse_hidden_options(self, rest: Sequence[Word]) -> None:
         """Raise CannotSay if a variable stands before what is plainly the script: options of the launcher are in it."""
         if rest[0].value is not None:
@@ -148,8 +138,8 @@ class LauncherLine:
             self.env[name] = known(value)
         elif kind == "own":
             self.flags += map(known, meaning.detail.split("="))
-        elif kind in ("export", "export_pair"):
-            self._export(values)
+        elif kind == "export":
+            self._export(values[0])
         elif kind == "config":
             self._read_config(values[0])
         elif values:
@@ -166,15 +156,12 @@ class LauncherLine:
         if not default:
             self.env[name] = value
 
-    def _export(self, values: Sequence[Word]) -> None:
-        """``-x NAME=VALUE``, ``-x NAME`` and ``-genv NAME VALUE``."""
-        if len(values) == 2:
-            self.env[values[0].text or values[0].source] = values[1]
-            return
-        name, equals, value = (values[0].text or values[0].source).partition("=")
+    def _export(self, pair: Word) -> None:
+        """``-x NAME=VALUE`` and ``-x NAME``."""
+        name, equals, value = (pair.text or pair.source).partition("=")
         if equals:
-            from_source = values[0].source.partition("=")[2]
-            self.env[name] = Word(from_source, value) if values[0].source.startswith(f"{name}=") else known(value)
+            from_source = pair.source.partition("=")[2]
+            self.env[name] = Word(from_source, value) if pair.source.startswith(f"{name}=") else known(value)
         else:
             self.dropped.append(Note(f"`-x {name}`", "ranks inherit the variables of this shell"))
 
@@ -258,12 +245,6 @@ class LauncherLine:
         """Return processes per node and nodes."""
         nnodes = self.said.get("nnodes", known("1"))
         self._gpus_of_deepspeed()
-        if "map_by" in self.said:
-            places = (self.said["map_by"].text or "").split(":")
-            if places[0] == "ppr" and len(places) > 2 and places[2] == "node":
-                self.said["nproc"] = known(places[1])
-            else:
-                self.dropped.append(Note(f"`--map-by {self.said['map_by'].source}`", "ranks are placed by node"))
         total, nproc = self.said.get("total"), self.said.get("nproc")
         if total is not None and ("hosts" in self.said or "hostfile" in self.said):
             return self._on_hosts(total, nproc), known("1")
@@ -287,10 +268,6 @@ class LauncherLine:
 
     def _gpus_of_deepspeed(self) -> None:
         """``--include localhost:0,1`` chooses GPUs; with other hosts it is ``--include`` here too."""
-        by_hand = "by_hand" in self.switches and self.said.pop("hostfile", None) is not None
-        if by_hand and not {"nnodes", "nproc"} <= self.said.keys():
-            why = "the host file alone says how many nodes there are, and how many processes each runs"
-            raise CannotSay("`--no_ssh`", f"{why}: put `--num_nodes N --num_gpus K` in its place")
         for kind in ("include", "exclude"):
             word = self.said.pop(kind, None)
             if word is None:
@@ -319,25 +296,16 @@ class LauncherLine:
         text, count = self.said["hosts"].text, total.number()
         if text is None:
             raise CannotSay(f"`{self.said['hosts'].source}`", "the hosts, and how many processes each gets, are in it")
-        hosts = [each.partition(":") for each in text.split(",")]
+        hosts, slots = zip(*(host.partition(":")[::2] for host in text.split(",")), strict=True)
         if nproc is None and count is not None:
-            slots = [int(each[2]) if each[2].isdecimal() else 0 for each in hosts]
-            used = (
-                next((n for n in range(1, len(slots) + 1) if sum(slots[:n]) >= count), len(slots))
-                if all(slots)
-                else len(slots)
-            )
-            if (
-                count % used
-                or (all(slots) and len(set(slots[: used - 1])) > 1)
-                or (all(slots) and count // used > slots[0])
-            ):
+            of_host = int(slots[0]) if len(set(slots)) == 1 and slots[0].isdecimal() else 0
+            used = -(-count // of_host) if of_host else len(hosts)
+            if count % used or used > len(hosts) or (used > 1 and of_host not in (0, count // used)):
                 raise CannotSay(f"{count} processes on `{text}`", "every node of torchrun runs the same number")
             hosts, nproc = hosts[:used], known(str(count // used))
-        if all(each[0] in _LOCAL for each in hosts):
-            self.said.pop("hosts")
-        else:
-            self.said["hosts"] = known(",".join(each[0] for each in hosts))
+        del self.said["hosts"]
+        if not set(hosts) <= set(_LOCAL):
+            self.said["hosts"] = known(",".join(hosts))
         return nproc or known("auto")
 
     def _rendezvous(self, one: bool) -> list[Word]:

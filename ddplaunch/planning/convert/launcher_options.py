@@ -116,9 +116,9 @@ ACCELERATE: Mapping[str, Meaning] = {
     **_all("exclude", "--deepspeed-exclusion-filter"),
     **_all("drop", "--deepspeed-multinode-launcher", "ddplaunch reaches the hosts over ssh"),
 }
-#: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py
 #: The kinds of accelerate's file with which it starts one process.
 ONE_PROCESS = ("NO", "MULTI_CPU")
+#: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py
 DEEPSPEED: Mapping[str, Meaning] = {
     **_PLACE,
     **_all("hostfile", "-H --hostfile"),
@@ -133,7 +133,7 @@ DEEPSPEED: Mapping[str, Meaning] = {
     **_all("own", "--bind-cores-to-rank", "--placement=cores", 0),
     **_all("drop", "--launcher --launcher-args --ssh-port --venv-script", "ddplaunch reaches the hosts over ssh"),
     **_all("drop", "--force-multi --no-ssh-check", "ddplaunch reaches the hosts over ssh", 0),
-    **_all("by_hand", "--no-ssh", values=0),
+    **_all("cannot", "--no-ssh", "one line of torchrun on each node starts the same: convert that one", 0),
     **_all("drop", "--save-pid", "`ddplaunch ps` lists the run", 0),
     **_all("drop", "--enable-each-rank-log --log-level", _SHOWN),
     **_all("cannot", "--autotuning --min-elastic-nodes --max-elastic-nodes", "DeepSpeed's tuner starts many trainings"),
@@ -145,18 +145,14 @@ MPIRUN: Mapping[str, Meaning] = {
     **_all("nproc", "-npernode --npernode -N -ppn --ppn -perhost"),
     **_all("hosts", "-H -host --host -hosts"),
     **_all("hostfile", "-hostfile --hostfile -machinefile --machinefile -f"),
-    **_all("map_by", "--map-by -map-by"),
+    **_all("cannot", "--map-by -map-by", "say how many processes each node gets by `-npernode K`"),
     **_all("chdir", "-wdir --wdir -wd -cwd"),
     **_all("export", "-x"),
-    **_all("export_pair", "-genv", values=2),
     **_all("drop", "--bind-to -bind-to --rank-by -rank-by", "`--placement` decides which CPUs ranks use"),
     **_all("drop", "--mca -mca --gmca -gmca --prtemca", "it configures MPI, which carries nothing here", 2),
-    **_all(
-        "drop", "--prefix --output-filename --output -output-filename --launch-agent", "it configures MPI's daemons"
-    ),
-    **_all(
-        "drop", "--allow-run-as-root -allow-run-as-root --oversubscribe -oversubscribe", "ddplaunch does not ask", 0
-    ),
+    **_all("drop", "--prefix --output-filename --output -output-filename --launch-agent", "it configures MPI"),
+    **_all("drop", "--allow-run-as-root -allow-run-as-root", "ddplaunch does not ask", 0),
+    **_all("drop", "--oversubscribe -oversubscribe", "ddplaunch counts no slots", 0),
     **_all("drop", "--tag-output -tag-output --report-bindings -report-bindings -v -l -prepend-rank", _SHOWN, 0),
     **_all("drop", "-bynode -byslot --bynode --byslot -nolocal --use-hwthread-cpus", "ranks are placed by node", 0),
 }
@@ -165,9 +161,7 @@ HOROVODRUN: Mapping[str, Meaning] = {
     **_all("total", "-np --num-proc"),
     **_all("hosts", "-H --hosts"),
     **_all("hostfile", "-hostfile --hostfile"),
-    **_all(
-        "drop", "-p --ssh-port --ssh-identity-file", "put it into ~/.ssh/config: ddplaunch reaches hosts by `ssh NAME`"
-    ),
+    **_all("drop", "-p --ssh-port --ssh-identity-file", "it belongs in ~/.ssh/config"),
     **_all("drop", "--network-interface --network-interfaces", "`--socket-ifname` names an interface"),
     **_all("drop", "--fusion-threshold-mb --cycle-time-ms --cache-capacity --start-timeout", "it configures Horovod"),
     **_all("drop", "--output-filename --timeline-filename", _SHOWN),
@@ -198,20 +192,8 @@ PROGRAMS = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"), "mpirun"),
     "srun": "srun",
 }
-
-
 #: What the text of a script has if a launcher is in it.
-_NAMES = (
-    b"torchrun",
-    b"torchx",
-    b"torch.distributed",
-    b"accelerate",
-    b"deepspeed",
-    b"horovodrun",
-    b"mpirun",
-    b"mpiexec",
-    b"srun",
-)
+_NAMES = tuple(name.encode() for name in (*PROGRAMS, "accelerate", "torchx", "torch.distributed"))
 
 
 def named_in(text: bytes) -> bool:
