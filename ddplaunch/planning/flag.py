@@ -33,13 +33,9 @@ _LIST = re.compile(r"\d{1,6}(?:,\d{1,6})+\Z", re.ASCII)
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _RATE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
-_LEAST_SIZE = 1 << 20
-_LEAST_MEMORY = 64 << 20
 COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
 #: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-#: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
-NCCL_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 
 
 #: Called with the flag and one value that was said; returns what ``Options`` holds.
@@ -165,17 +161,45 @@ def _refused(flag: Flag, said: Resolved[Any], problem: str, why: str, fix: str =
 
 @dataclass(frozen=True)
 class _OneOf:
-    """A reader of one of ``words``, which a shell completes."""
+    """A reader of one of ``words``, in capitals or not, which a shell completes."""
 
     words: tuple[str, ...]
-    problem: str
     why: str
-    fix: str
+    example: str
 
     def __call__(self, flag: Flag, said: Resolved[str]) -> str:
-        if said.value not in self.words:
-            raise _refused(flag, said, self.problem, self.why, self.fix)
-        return said.value
+        word = next((word for word in self.words if word.lower() == said.value.lower()), None)
+        if word is None:
+            problem = f" is neither {', '.join(self.words[:-1])} nor {self.words[-1]}"
+            raise _refused(flag, said, problem, self.why, f"`{flag.flag} {self.example}`")
+        return word
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A reader of ``512M``, ``4G`` or ``4GiB`` in bytes, of at least ``least_mib``; ``none`` is 0 where it may be said.
+
+    ``why`` says what is wrong with less.
+    """
+
+    least_mib: int
+    why: str
+    may_be_none: bool = False
+
+    def __call__(self, flag: Flag, said: Resolved[str]) -> int:
+        text = said.value.strip()
+        if self.may_be_none and text.lower() == "none":
+            return 0
+        match = _SIZE.match(text)
+        if match is None:
+            takes = "it is a number with K, M, G or T" + (", or `none`" if self.may_be_none else "")
+            raise _refused(flag, said, " is not a size", takes)
+        size = float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1)
+        if size < self.least_mib << 20:
+            raise _refused(flag, said, f" is less than {self.least_mib} MiB", self.why)
+        if size >= 1 << 60:
+            raise _refused(flag, said, " is more than any machine has", "it is a number of bytes")
+        return int(size)
 
 
 def read_count(flag: Flag, said: Resolved[Any]) -> Any:
@@ -215,42 +239,6 @@ def read_address(flag: Flag, said: Resolved[str]) -> str:
 def read_duration(flag: Flag, said: Resolved[str]) -> float:
     """Return ``90s``, ``10m`` or ``2h`` in seconds."""
     return duration_s(flag.flag, said.value, str(said.source))
-
-
-def read_size(flag: Flag, said: Resolved[str]) -> int:
-    """Return ``512M``, ``4G`` or ``4GiB`` in bytes, 0 for ``none``; of at least 1 MiB."""
-    text = said.value.strip()
-    if text.lower() == "none":
-        return 0
-    match = _SIZE.match(text)
-    if match is None:
-        raise _refused(flag, said, " is not a size", "it is a number with K, M, G or T, or `none`")
-    size = float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1)
-    if not _LEAST_SIZE <= size < 1 << 60:
-        raise _refused(
-            flag,
-            said,
-            " is less than 1 MiB" if size < _LEAST_SIZE else " is no size of a disk",
-            "a failure is explained from what was printed last",
-        )
-    return int(size)
-
-
-def read_memory(flag: Flag, said: Resolved[str]) -> int:
-    """Return ``512M``, ``4G`` or ``4GiB`` in bytes; of at least 64 MiB."""
-    match = _SIZE.match(said.value.strip())
-    if match is None:
-        raise _refused(flag, said, " is not a size", "it is a number with K, M, G or T")
-    size = float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1)
-    if not _LEAST_MEMORY <= size < 1 << 60:
-        less = size < _LEAST_MEMORY
-        raise _refused(
-            flag,
-            said,
-            " is less than 64 MiB" if less else " is more than any machine has",
-            "importing torch alone takes more" if less else "it limits what each rank may use",
-        )
-    return int(size)
 
 
 def read_limit(flag: Flag, said: Resolved[str]) -> float:
@@ -336,13 +324,6 @@ def read_assignment(flag: Flag | None, said: Resolved[str]) -> tuple[str, str]:
     return name, value
 
 
-def read_nccl_level(flag: Flag, said: Resolved[str]) -> str:
-    """Return a level of NCCL_DEBUG, as typed."""
-    if said.value.upper() not in NCCL_LEVELS:
-        raise _refused(flag, said, " is not a level of NCCL", f"it is one of {', '.join(NCCL_LEVELS)}")
-    return said.value
-
-
 def named_option(text: str) -> tuple[str, str]:
     """Return the name of the script's option and the word behind it: ``--batch-size`` and ``total``, or no word."""
     name, colon, word = text.strip().rpartition(":")
@@ -364,31 +345,27 @@ def of_the_script(*words: str) -> Reader:
     return read
 
 
-read_device = _OneOf(
-    ("auto", "cuda", "cpu"), " is not known", "it is `auto`, `cuda` (AMD's ROCm too) or `cpu`", "`--device auto`"
-)
-
+read_size = _Size(1, "a failure is explained from what was printed last", may_be_none=True)
+read_memory = _Size(64, "importing torch alone takes more")
+#: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
+read_nccl_level = _OneOf(("VERSION", "WARN", "INFO", "TRACE"), "these are the levels of NCCL_DEBUG", "INFO")
+read_device = _OneOf(("auto", "cuda", "cpu"), "`cuda` is AMD's ROCm too", "auto")
 read_on_hang = _OneOf(
     ("report", "stop"),
-    " is neither report nor stop",
     "`report` names the rank that the others wait for and keeps watching, `stop` also ends the run",
-    "`--on-hang report` or `--on-hang stop`",
+    "stop",
 )
-
 read_placement = _OneOf(
     ("auto", "none", "node", "cores"),
-    " is neither auto, none, node nor cores",
     "`node` keeps each rank on the NUMA node of its GPU, `cores` gives each physical cores of its own, `none` leaves "
     "all ranks alone",
-    "`--placement cores`",
+    "cores",
 )
-
 _read_start = _OneOf(
     ("auto", "warm", "cold"),
-    " is neither auto, warm nor cold",
     "`warm` forks the ranks from one process that has imported torch, `cold` starts an interpreter for each, "
     "`auto` decides (now: cold)",
-    "`--start warm`",
+    "warm",
 )
 
 

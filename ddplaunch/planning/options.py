@@ -12,7 +12,6 @@ from dataclasses import field, fields
 from typing import Any, Literal, TypeAlias
 
 from ddplaunch.planning.flag import (
-    NCCL_LEVELS,
     DeviceWord,
     Flag,
     Kind,
@@ -188,7 +187,7 @@ class Options:
         NETWORK, "Network interface for NCCL and gloo.", "NAME", read_name, "eth0", offers="interfaces"
     )
     nccl_debug: Resolved[str] | None = _flag(
-        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO", offers=NCCL_LEVELS
+        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO"
     )
     nccl_ib: Resolved[bool] | None = _switch(NETWORK, "Use InfiniBand or not [if a port is up].")
     env: tuple[Resolved[tuple[str, str]], ...] = _many(
@@ -351,20 +350,12 @@ def _separate_nodes(values: dict[str, Any], said: Said) -> None:
         )
 
 
-#: Flags that mean nothing without another one, with that one as it might be given, and why.
-_LONELY = {
-    "on_hang": ("--hang-timeout 10m", "it says what happens when no rank moves, and that is not watched"),
-}
-
-
 def _refuse_lonely(said: Said) -> None:
-    """Raise UsageError for a flag that means nothing without another one."""
-    for name, (other, why) in _LONELY.items():
-        flag, needed = "--" + name.replace("_", "-"), other.partition(" ")[0]
-        if name in said and needed[2:].replace("-", "_") not in said:
-            raise usage(
-                f"`{flag}` without `{needed}`",
-                why=why,
-                fix=f"`{other} {flag} {said[name].value}`",
-                where=str(said[name].source),
-            )
+    """Raise UsageError for ``--on-hang`` without ``--hang-timeout``."""
+    if "on_hang" in said and "hang_timeout" not in said:
+        raise usage(
+            "`--on-hang` without `--hang-timeout`",
+            why="it says what happens when no rank moves, and that is not watched",
+            fix=f"`--hang-timeout 10m --on-hang {said['on_hang'].value}`",
+            where=str(said["on_hang"].source),
+        )

@@ -300,11 +300,13 @@ def _others(options: Options, topology: Topology) -> str:
     return f"{address.value.strip('[]')} {port.value}"
 
 
-#: Settings of the plug-in that are options of the same name.
-_AS_SAID = (
-    *("verbose", "grace_s", "max_restarts", "timeout_s", "hang_timeout_s", "on_hang", "stacks"),
-    *("observe", "phases", "log_max_bytes", "memory_bytes", "quiet", "tolerate_exit_aborts"),
+#: Flags that only the guard beside torchrun heeds, under the same names in ``Settings`` but for ``show``.
+_OF_THE_GUARD = (
+    *("verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
+    *("phases", "memory_bytes", "tolerate_exit_aborts"),
 )
+#: Others of the same name.
+_AS_SAID = (*_OF_THE_GUARD, "grace_s", "max_restarts", "observe", "quiet")
 
 
 def plugin_settings(options: Options, about: Settings) -> Settings:
@@ -317,18 +319,10 @@ def plugin_settings(options: Options, about: Settings) -> Settings:
     return about._replace(**{"show": shown, "ignore": ignore, "outputs": outputs, **said})
 
 
-#: Flags that only the guard beside torchrun heeds.
-_OF_THE_GUARD = (
-    *("show", "verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
-    *("phases", "memory_bytes", "tolerate_exit_aborts"),
-)
-_OF_WARM_RANKS = ("start", "preload")  # of a cold start ``decide_start`` has said it
-
-
 def _for_the_guard(options: Options) -> list[str]:
     """Return the flags that were given and that only the guard heeds."""
-    warm = value_of(options.start, "cold") == "warm"
-    names = (*_OF_THE_GUARD, *(_OF_WARM_RANKS if warm else ()))
+    warm = ("start", "preload") if value_of(options.start, "cold") == "warm" else ()  # of a cold start it is said
+    names = ("show", *_OF_THE_GUARD, *warm)
     given = [name for name in names if getattr(options, name) is not None]
     return [flags_of_options()[name].flag for name in given]
 

@@ -270,7 +270,7 @@ def test_profiles(call: Call, folder: Path, name: str, head: str, monkeypatch: p
         (b"accum = " + b"1" * 5000, "cannot be read"),
         (b"accum = " + b"[" * 9000, "brackets are nested too deeply"),
         (b'run-dir = "a\\u0000"', "holds a null byte"),
-        (b'device = "tpu"', "`--device tpu` is not known"),
+        (b'device = "tpu"', "`--device tpu` is neither auto, cuda nor cpu"),
         (b'ignore = ["shm_small"]', "`--ignore shm-too-small`"),
         (b"profiles = 3", "`profiles` is not a table"),
         (b"[profiles]\nbig = 3", "`profiles.big` is not a table"),

@@ -39,7 +39,6 @@ def _all(kind: str, names: str, detail: str = "", values: int = 1) -> dict[str, 
 
 _ITSELF = "ddplaunch chooses it itself"
 _SHOWN = "ddplaunch records every rank's output"
-_THERE = "it is how ranks start anyway"
 _OF_TORCHRUN = {
     **_all("torchrun", "--tee --redirects --log-dir --local-ranks-filter --monitor-interval --rdzv-conf --role"),
     **_all("torchrun", "--start-method --event-log-handler --numa-binding --signals-to-handle --shutdown-timeout"),
@@ -89,7 +88,7 @@ ACCELERATE: Mapping[str, Meaning] = {
     **_all("addr", "--main-process-ip"),
     **_all("port", "--main-process-port"),
     **_all("gpus", "--gpu-ids"),
-    **_all("drop", "--multi-gpu --same-network", _THERE, 0),
+    **_all("drop", "--multi-gpu --same-network", "it is how ranks start anyway", 0),
     **_all("drop", "--quiet -q", "ddplaunch shows no trace of a launcher", 0),
     **_all("drop", "--main-training-function", "it is read for TPUs"),
     **_all("cpu", "--cpu --use-cpu", values=0),

@@ -83,10 +83,9 @@ def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
     for word in rest:
         named = _OF_TASKS.search(word.text or "") or (word.text is None and _ESCAPED.search(word.source))
         if named:
-            why = (
-                "a rank of torchrun has its node's, or none: write `$RANK`, `$LOCAL_RANK` or `$WORLD_SIZE` there first"
+            raise CannotSay(
+                f"`{named[0]}`", "torchrun sets no such variable: write `$RANK` or `$LOCAL_RANK` there first"
             )
-            raise CannotSay(f"`{named[0]}`", why)
     if not rest or not is_python(rest[0]):
         direct = bool(rest) and (rest[0].text or "").endswith(".py")
         return [*([known("env")] if direct else []), *rest]
@@ -103,11 +102,8 @@ def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
 
 #: What the text of a line of MPI does not tell.
 OF_MPI = Note(
-    "how the script finds its rank",
-    "torchrun sets RANK, LOCAL_RANK and WORLD_SIZE, not OMPI_COMM_WORLD_RANK, PMI_RANK or Horovod's",
+    "how the script finds its rank", "torchrun sets RANK and LOCAL_RANK, not OMPI_COMM_WORLD_RANK or PMI_RANK"
 )
-
-
 _CONTAINERS = ("docker", "podman", "singularity", "apptainer", "enroot", "kubectl")
 
 
