@@ -23,7 +23,7 @@ MOST_TOKENS = {
     "cli": 63_676,
     "script": 62_296,
     "agent": 58_218,
-    "planning": 52_720,
+    "planning": 48_248,
     "hosts": 31_818,
     "watch": 20_246,
     "records": 24_437,
