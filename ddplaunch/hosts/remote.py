@@ -139,8 +139,6 @@ class Service:
             self._job.end(signal.SIGKILL if order.get("kill") else int(order["signal"]))
         elif kind is Kind.SIZE and self._job is not None:
             self._job.resize(int(order["rows"]), int(order["columns"]))
-        elif kind is Kind.TELL and self._job is not None:
-            self._job.give(order)
         elif kind is Kind.LEAVE:
             self._leaving = True
             if self._job is not None and not self._ended:

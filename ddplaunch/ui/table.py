@@ -1,18 +1,16 @@
-"""Rows as an aligned table, as blocks where the terminal is narrow, or as a grid of short painted cells.
+"""Rows as an aligned table, or as blocks where the terminal is narrow.
 
-Only the grid is rich's, drawn once after seconds of measuring. ``rich.table`` breaks commands in backticks and cuts
-words that are wider than their column, which then cannot be pasted. Importing it makes a `ddplaunch ps` of 80 ms half
-as long again, and 64 ranks of 15 columns take it 93 ms, ``table`` 0.5 ms.
+``rich.table`` breaks commands in backticks and cuts words that are wider than their column, which then cannot be
+pasted. Importing it makes a `ddplaunch ps` of 80 ms half as long again, and 64 ranks of 15 columns take it 93 ms,
+``table`` 0.5 ms.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
-from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
+from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,32 +73,6 @@ def _blocks(header: Sequence[str], rows: Sequence[Sequence[str]], terminal: Term
 def section(title: str, lines: Sequence[str], terminal: Terminal) -> list[str]:
     """Return ``lines`` under a title with an empty line after them; nothing at all if there are none."""
     return [terminal.paint(title, "bold"), *lines, ""] if lines else []
-
-
-# A text, and how it is painted.
-_Cell = tuple[str, Emphasis | None]
-
-_STYLES: dict[Emphasis | None, str] = {
-    **{"bold": "bold", "dim": "dim", "error": "bold red", "warning": "bold yellow", "good": "bold green"},
-    None: "",
-}
-
-
-def grid(names: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[_Cell]], terminal: Terminal) -> list[str]:
-    """Return a line for each row: its name, then right-aligned cells of one width, the header's; nothing is cut."""
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=None, padding=0, pad_edge=False, header_style="dim")
-    drawn.add_column(no_wrap=True)
-    for title in header:
-        drawn.add_column(title, justify="right", no_wrap=True, min_width=cells(title))
-    for name, row in zip(names, rows, strict=True):
-        drawn.add_row(Text(name), *(Text(text, _STYLES[emphasis]) for text, emphasis in row))
-    out = io.StringIO()
-    width = sum(map(cells, header)) + max(map(cells, names))
-    console_on(out, replace(terminal, width=width), live=False).print(drawn)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def console_on(out: TextIO, terminal: Terminal, live: bool) -> Console:

@@ -331,6 +331,17 @@ def test_sizes_of_an_allocation_are_measured(cluster: Cluster, place: Path) -> N
     assert re.search(r"why: Slurm job [0-9]+ has 2", more.stderr)
 
 
+def test_doctor_measures_the_nodes_of_an_allocation(cluster: Cluster, place: Path) -> None:
+    words = ("doctor", "1", "--device", "cpu", "--comm", "--comm-timeout", "100", "--json", *HERE)
+    done = cluster.run(("salloc", "-N2", "-c3", sys.executable, "-m", "ddplaunch", *words), place, timeout_s=400)
+    comm = json.loads(done.stdout)["comm"]
+    assert comm["ended"], done.stdout + done.stderr
+    assert [(group["test"], group["ranks"], group["problem"]) for group in comm["groups"]] == [
+        ("all", 2, None),
+        ("pair", 2, None),
+    ]
+
+
 def test_slurm_binds_and_wins(tmp_path: Path) -> None:
     if (reason := missing()) is not None:
         skip(reason)

@@ -46,10 +46,10 @@ def limit(host: Node, rate: str) -> None:
     in_network(host.pid, *words.split())
 
 
-def unroute(lab: Lab, host: Node) -> None:
-    """Take the ways between ``host`` and the other hosts away; the launcher still reaches it."""
+def unroute(lab: Lab, host: Node, besides: Node | None = None) -> None:
+    """Take the ways between ``host`` and the other hosts away, ``besides`` one; the launcher still reaches it."""
     for other in lab.hosts:
-        if other is not host:
+        if other not in (host, besides):
             in_network(host.pid, "ip", "route", "add", "blackhole", other.address)
             in_network(host.pid, "ip", "-6", "route", "add", "blackhole", other.address6)
 

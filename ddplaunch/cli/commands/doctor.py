@@ -4,39 +4,38 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import CheckOutcome
-from ddplaunch.cli.configuration import variables, with_configuration, working_directory
+from ddplaunch.cli.comm_run import comm_words, run_comm_test
+from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, facts_of, hosts_of, meeting_of, once
 from ddplaunch.cli.parsing.command import FORCE, HOSTS, OUTPUT, PROFILE, Command
+from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
 from ddplaunch.cli.streams import answer, answer_json, say
 from ddplaunch.cli.target import parse_target
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import run_measured
-from ddplaunch.comm.drive import DEADLINE_S, CommTest, Member
+from ddplaunch.comm.results import Comm
 from ddplaunch.comm.view import comm_json, comm_text
-from ddplaunch.hosts.session.links import Link, Links, allow_many
+from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.planning.options import CHECKING, Options, Said
-from ddplaunch.records.directory import new_run_id
 from ddplaunch.records.own.output_file import DOCTOR_REPORT, output_file
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.values.resolved import Unavailable, value_of
-from ddplaunch.values.variable_names import own_command
-from ddplaunch.values.words import count
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 
 COMMAND = Command(
     examples=(
@@ -49,13 +48,14 @@ COMMAND = Command(
         Flag("json", "switch", OUTPUT, "Outcomes and facts as JSON."),
         Flag("report", "output", OUTPUT, "Write a bug report without secrets to FILE (- is stdout).", "FILE"),
         FORCE,
-        Flag("comm", "switch", CHECKING, "Test collectives: the ranks of each host, then hosts in pairs (seconds)."),
-        Flag("comm_timeout", "duration", CHECKING, "With --comm: time for each step [20; with GPUs 60].", "TIME"),
+        Flag("comm", "switch", CHECKING, "Run all-reduces: all ranks, those of each host, hosts in pairs (seconds)."),
+        Flag("comm_timeout", "duration", CHECKING, "With --comm: time for each group [20; with GPUs 60].", "TIME"),
         *HOSTS,
     ),
 )
 
-_ON_CPU = 2  # ranks of a host alone, where neither NPROC nor GPUs say how many
+_ON_CPU = "2"  # ranks of a host, where neither NPROC nor GPUs say how many
+_TIMEOUT_S = {"cpu": 20.0, "cuda": 60.0}  # of each group, as in ``examples.comm_test``
 _LEAST_S = 2.0
 _PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
 _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
@@ -68,7 +68,7 @@ def refuse_deadline(comm: bool, deadline_s: float | None) -> None:
     raise usage(
         f"`--comm-timeout {deadline_s:g}` is too short" if comm else "`--comm-timeout` without `--comm`",
         why="it is the time in which ranks connect and measure; what takes longer counts as broken",
-        fix=f"`--comm --comm-timeout {DEADLINE_S['cpu']:.0f}`, or more for a slow network",
+        fix=f"`--comm --comm-timeout {_TIMEOUT_S['cpu']:.0f}`, or more for a slow network",
         where="flag: --comm-timeout",
     )
 
@@ -95,14 +95,11 @@ def doctor(
     asked = asked_for(hosts)
     options = with_configuration(said, profile, working_directory())
     if asked is not None:
-        return _doctor_hosts(options, asked, script, bool(json), bool(comm), comm_timeout)
+        test = partial(_collectives, said, profile, options, comm_timeout, asked=asked) if comm else None
+        return _doctor_hosts(options, asked, script, bool(json), test)
     facts, outcomes = _examine(options, script)
-    found = None
-    if comm:
-        with Links() as links:
-            link = links.open(socket.gethostname(), own_command(sys.executable, "ddplaunch.hosts.remote"))
-            found = _collectives(links, [link], [facts], options, sys.executable, comm_timeout).run()
-    if found is not None and (found.groups or found.untested):
+    found = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
+    if found is not None:
         outcomes += run_measured(found, ignored(options))
     if report_file is not None:
         report_file.write(report_text(facts, outcomes, _versions()))
@@ -124,10 +121,12 @@ def _doctor_hosts(
     asked: AskedHosts,
     script: list[str] | None,
     json: bool,
-    comm: bool,
-    comm_timeout: float | None,
+    test: Callable[[Sequence[Facts], Sequence[str]], Comm] | None,
 ) -> int:
-    """Check all hosts and show them side by side; findings are said once for all the hosts that they are about."""
+    """Check all hosts and show them side by side; findings are said once for all the hosts that they are about.
+
+    ``test`` tests collectives between the hosts that meet; it gets their facts, and the names of the missing ones.
+    """
     target = parse_target(script) if script is not None else None
     hosts = hosts_of(asked)
     allow_many(len(hosts))
@@ -140,12 +139,9 @@ def _doctor_hosts(
         compared = run_across(reports, ignored(options)) if reports else ()
         own = [check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports]
         meeting = meeting_of(links, gathered, options) if len(reports) > 1 else ()
-        if comm and reports:
-            facts = [report.facts for report in reports]
-            test = _collectives(links, gathered.links, facts, options, asked.python or sys.executable, comm_timeout)
-            say(f"testing collectives on {count(len(facts), 'host')}, each step for {test.deadline_s:.0f} s at most")
-            measured = test.run()
-            measures = run_measured(measured, ignored(options))
+    if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
+        measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
+        measures = run_measured(measured, ignored(options))
     found = by_host(gathered.missing)
     found += [(None, finding) for outcome in compared for finding in outcome.findings]
     for report, outcomes in zip(reports, own, strict=True):
@@ -188,24 +184,39 @@ def _versions() -> dict[str, str]:
 
 
 def _collectives(
-    links: Links, opened: Sequence[Link], facts: Sequence[Facts], options: Options, python: str, asked_s: float | None
-) -> CommTest:
-    """Return the test of all hosts alone and in pairs. ``opened`` are their sessions, ``facts`` theirs, in this order.
+    said: Said,
+    profile: str | None,
+    options: Options,
+    timeout_s: float | None,
+    facts: Sequence[Facts],
+    missing: Sequence[str] = (),
+    asked: AskedHosts | None = None,
+) -> Comm:
+    """Run the test of collectives on this machine, on all nodes of its Slurm job, or on the hosts that ``asked`` names.
 
-    ``asked_s`` is what `--comm-timeout` said.
+    ``facts`` are of these machines, without those that are ``missing``; ``timeout_s`` is what `--comm-timeout` said.
     """
     device = device_of(options, facts)
-    members = [Member(link, python, *counts(options, device, each)) for link, each in zip(opened, facts, strict=True)]
-    deadline_s = asked_s or DEADLINE_S[device]
-    return CommTest(links, members, device, f"comm-{new_run_id()}", deadline_s, _environment(options))
+    nproc = str(said["nproc"].value) if "nproc" in said else None
+    if device == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
+        nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
+    limit_s = timeout_s or _TIMEOUT_S[device]
+    say(f"testing collectives, each group for {limit_s:g} s at most")
+    hosts = [] if asked is None else [*_host_words(asked), *(f"--exclude={name}" for name in missing)]
+    return run_comm_test(comm_words(said, profile, nproc, hosts, limit_s), limit_s)
 
 
-def _environment(options: Options) -> dict[str, str]:
-    """Return what `--env`, `--env-file` and `--socket-ifname` say, which a launch would hand its ranks too."""
-    given = {name: value for name, value, _ in variables(options)}
-    if options.socket_ifname is not None:
-        given["GLOO_SOCKET_IFNAME"] = given["NCCL_SOCKET_IFNAME"] = options.socket_ifname.value
-    return given
+def _host_words(asked: AskedHosts) -> list[str]:
+    """Return the words of a command line that name the same hosts."""
+    words: list[str] = []
+    for flag in HOSTS:
+        value = getattr(asked, flag.name)
+        if flag.kind == "switch":
+            words += [flag.flag] if value else []
+        elif value is not None:
+            values = value if flag.kind == "many" else [f"{value:g}" if flag.kind == "duration" else value]
+            words += [word for one in values for word in spelled(flag.flag, one)]
+    return words
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:
@@ -213,18 +224,6 @@ def device_of(options: Options, facts: Sequence[Facts]) -> str:
     if value_of(options.device, None) == "cpu":
         return "cpu"
     return "cuda" if all(_gpus(each) for each in facts) else "cpu"
-
-
-def counts(options: Options, device: str, facts: Facts) -> tuple[int, int]:
-    """Return the ranks of a host alone and in a pair: one for each GPU that torch sees, at most NPROC.
-
-    On CPUs NPROC or two alone, and one in a pair: more of them measure processors.
-    """
-    asked = options.nproc.value if options.nproc else "auto"
-    if device == "cuda":
-        ranks = _gpus(facts) if asked == "auto" else min(asked, _gpus(facts))
-        return ranks, ranks
-    return (_ON_CPU if asked == "auto" else asked), 1
 
 
 def _gpus(facts: Facts) -> int:

@@ -21,7 +21,7 @@ _HEAD = struct.Struct("!IB")
 
 
 class Kind(IntEnum):
-    """ASK … TELL go from the launcher to a host, ANSWER … RECORD from a host to the launcher, BEAT both ways."""
+    """ASK … LEAVE go from the launcher to a host, ANSWER … RECORD from a host to the launcher, BEAT both ways."""
 
     BEAT = 1  # {"sent": launcher's clock, "wall": host's time of day}
     ASK = 2  # {"id": N, "what": "facts" | "sources" | "listen" | "reach" | "compare" | "write", …}
@@ -29,7 +29,6 @@ class Kind(IntEnum):
     SIGNAL = 4  # {"signal": N}, {"kill": true} for SIGKILL
     SIZE = 5  # {"rows": R, "columns": C} of the launcher's terminal
     LEAVE = 6  # nothing more is wanted
-    TELL = 7  # a line for the stdin of what was started
     ANSWER = 16  # {"id": N, …}
     OUT = 17  # stdout of what was started
     ERR = 18  # its stderr

@@ -1,13 +1,11 @@
 """The one program that a launcher has a host start, and its end: by signal, then SIGKILL, then whatever is left.
 
 The program is ``python -m ddplaunch.cli.hosts.on_host``, which checks the launch here and becomes torchrun, pid and
-all. It reads what to do from a file without a name, because neither arguments nor secrets belong on a command line. For
-`doctor --comm` it is another module of ddplaunch, which reads more on its stdin.
+all. It reads what to do from a file without a name, because neither arguments nor secrets belong on a command line.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -38,10 +36,7 @@ class HostJob:
 
     def __init__(self, order: dict[str, Any]) -> None:
         """Start it. ``order`` is the body of LAUNCH: ``python``, ``run_id``, ``token``, ``grace_s``, ``terminal``,
-        ``launch``.
-
-        With ``module`` it is that one instead, in an environment with ``environment``, and what ``give`` gets is its
-        stdin. Raises OSError where it cannot be started.
+        ``launch``. Raises OSError where it cannot be started.
         """
         self.run_id, self._token = str(order["run_id"]), str(order.get("token", ""))
         self._grace_s = float(order["grace_s"])
@@ -57,9 +52,8 @@ class HostJob:
         die_with_parent = _die_with_parent()
         try:
             self.process = subprocess.Popen(
-                own_command(str(order["python"]), str(order.get("module", "ddplaunch.cli.hosts.on_host")), str(todo)),
-                stdin=subprocess.PIPE if "module" in order else subprocess.DEVNULL,
-                env={**os.environ, **order.get("environment", {})},
+                own_command(str(order["python"]), "ddplaunch.cli.hosts.on_host", str(todo)),
+                stdin=subprocess.DEVNULL,
                 stdout=given[0],
                 stderr=given[1],
                 pass_fds=(todo,),
@@ -93,12 +87,6 @@ class HostJob:
             fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             if hasattr(self, "process") and self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGWINCH)  # its group: it leads one, and ranks have others
-
-    def give(self, order: dict[str, Any]) -> None:
-        """Write ``order`` to its stdin as a line of JSON; it is dropped where nobody reads."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                os.write(self.process.stdin.fileno(), json.dumps(order).encode() + b"\n")
 
     def end(self, number: int) -> None:
         """Ask it to end by signal ``number``; SIGKILL follows when the grace is over."""
