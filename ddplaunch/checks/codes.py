@@ -311,16 +311,13 @@ trial-failed: A trial failed before it was measured
     The script ended by an error, or was killed. Remedy: `ddplaunch explain` with the trial's name.
 trial-ended-early: The script came to its end before it could be measured
     Step times have to settle first: some steps of warmup, then ten alike. Remedy: let the script train for longer.
-trial-without-steps: A trial made no optimizer step in its time
+trial-without-steps: A trial made too few optimizer steps in its time
     The ranks still load, wait for each other, or make their steps without an optimizer of torch. Remedy: a longer
-    `--timeout`; `ddplaunch.step(samples=…)` in the script marks a step.
-trial-unwatched: Trials on hosts that share no run directory end by the clock
-    How far ranks are is read from the run directory; where that is not shared, it comes with the hosts' records at the
-    end. Remedy: `--run-dir` on a file system that all hosts have.
-trial-too-slow: A trial made too few steps in its time
-    Five steps behind the first one are wanted. Remedy: a longer `--timeout`.
+    `--timeout`; `ddplaunch.step(samples=…)` in the script marks a step. Where hosts do not share the run directory,
+    their steps are seen only at the end: `--run-dir` on a file system that all of them have.
 trial-without-samples: The measured steps had no samples
-    The ranks counted 0 samples in each step, so that there is no speed to compare. Remedy: the data, and its sampler.
+    The ranks counted 0 samples in each step, or epochs passed without a batch, as with `drop_last=True` and less data
+    than a batch. Remedy: the data and its sampler, or a smaller batch.
 trial-interrupted: A trial was interrupted
     Ctrl-C ended it before enough was measured. Remedy: `--resume` takes what was measured before.
 batch-never-fits: The smallest batch there is does not fit into memory

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -160,25 +159,6 @@ _INFINITY = -1  # RLIM_INFINITY of Linux, as Python has it
 
 def _finite(limit: int) -> int | None:
     return None if limit == _INFINITY else limit
-
-
-def busy_cpus(interval_s: float = 0.3) -> float:
-    """Return how many CPUs of this machine are busy now, over ``interval_s`` seconds (/proc/stat, proc(5))."""
-    first = _cpu_times()
-    time.sleep(interval_s)
-    second = _cpu_times()
-    total, idle = second[0] - first[0], second[1] - first[1]
-    return 0.0 if total <= 0 else (os.cpu_count() or 1) * (total - idle) / total
-
-
-def _cpu_times() -> tuple[int, int]:
-    """Return all ticks and the idle ones of all CPUs."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            times = [int(each) for each in file.readline().split()[1:9]]
-    except (OSError, ValueError):
-        return 0, 0
-    return sum(times), times[3] + times[4]
 
 
 _WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"  # https://docs.nvidia.com/cuda/wsl-user-guide

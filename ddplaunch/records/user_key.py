@@ -1,8 +1,6 @@
 """The user's own key, 32 random bytes in a file of the home directory that nobody else can read, and what it is for.
 
-With it two records tell whether they hide the same password, and nobody who gets a record alone can try them all: a
-hash without a key would give a PIN away in milliseconds. Where the home directory is on a shared disk, it also tells
-nodes that they belong to the same user.
+Where the home directory is on a shared disk, it tells nodes that they belong to the same user.
 """
 
 from __future__ import annotations
@@ -75,27 +73,3 @@ def _make(path: str, home: str) -> None:
 def derived(key: bytes, purpose: str) -> bytes:
     """Return the key for one purpose, from which neither ``key`` nor that of another purpose can be found."""
     return blake2b(key=key, person=purpose.encode()[:16], digest_size=_BYTES).digest()
-
-
-class Fingerprints:
-    """Eight hexadecimal digits for every secret, the same for the same secret of the same user."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._key: bytes | None = None
-        self._asked = False
-
-    def of(self, secret: str) -> str | None:
-        """Return the fingerprint; None without a key."""
-        if not self._asked:
-            self._asked = True
-            key = user_key(self._environ)
-            self._key = None if key is None else derived(key, "fingerprint")
-        if self._key is None:
-            return None
-        return blake2b(secret.encode("utf-8", "surrogateescape"), key=self._key, digest_size=4).hexdigest()
-
-    @property
-    def key(self) -> str | None:
-        """What tells keys apart: fingerprints by another one cannot be compared. None where nothing was asked for."""
-        return self.of("") if self._key is not None else None

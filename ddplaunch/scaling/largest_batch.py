@@ -16,6 +16,7 @@ _ROUGH = 0.1  # peaks that differ by less say it roughly
 _LEAP = 16  # times the largest batch that was tried: as far as a trial goes that little is known about
 _SHRINK = 4  # a trial that ran out of memory has no peak: the next one has this part of its batch
 _LARGEST = 1 << 30
+_STEPS_OF_AN_EPOCH = 10
 _FIGURES = 32  # a batch is rounded down to a multiple of a power of two, by at most this part of it
 
 
@@ -215,9 +216,14 @@ def _between(best: int, over: int | None, batches: Batches, wanted: float) -> in
     return None if over is not None and found >= over else found
 
 
-def fastest(tried: Sequence[Tried], headroom: float) -> Tried | None:
-    """Return the trial that trained most samples a second of those that leave ``headroom``, of equals the largest."""
-    known = [each for each in tried if each.within(headroom) and each.samples_per_s]
-    best = max((each.samples_per_s or 0.0 for each in known), default=0.0)
-    like = [each for each in known if (each.samples_per_s or 0.0) >= best * (1 - _ALIKE)]
-    return max(like, key=lambda each: each.batch, default=None)
+def fastest(tried: Sequence[Tried], headroom: float, samples: int | None = None) -> Tried | None:
+    """Return the trial that trained most samples a second of those that leave ``headroom``, of equals the largest.
+
+    Of ``samples`` for each rank, None where nobody knows, a batch has to leave ten steps in an epoch: nobody wants to
+    train with fewer, however fast they are.
+    """
+    most = _LARGEST if samples is None else samples // _STEPS_OF_AN_EPOCH
+    known = [one for one in tried if one.within(headroom) and one.samples_per_s and one.batch <= most]
+    best = max((one.samples_per_s or 0.0 for one in known), default=0.0)
+    like = [one for one in known if (one.samples_per_s or 0.0) >= best * (1 - _ALIKE)]
+    return max(like, key=lambda one: one.batch, default=None)

@@ -41,8 +41,7 @@ class FitTrial:
 class FitCommand:
     """What may be typed: the words of the run, and its samples per optimizer step, None where they are not known.
 
-    ``uncapped`` is how many times as large the effective batch is, where the learning rate did not follow all the way;
-    ``place`` is what stands among the words for a folder that the user has to name.
+    ``uncapped`` is how many times as large the effective batch is, where the learning rate did not follow all the way.
     """
 
     batch: int
@@ -51,7 +50,6 @@ class FitCommand:
     words: tuple[str, ...]
     lr: str = ""
     uncapped: float | None = None
-    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
     for label, text in _answer(found):
         lines += wrap(text, terminal.width, f"  {label:<9}", " " * 11)
     if outside := sorted({visible(path_text(Path(path))) for each in order for path in each.outside}):
-        lines += wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "  ", "    ")
+        lines += wrap(f"written here by the trials: {listed(outside, 8)}", terminal.width, "  ", "    ")
     for each in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
         lines += ["", finding_text(each, terminal).rstrip("\n")]
     for command in found.commands:
@@ -114,6 +112,8 @@ def _answer(found: Fitted) -> list[tuple[str, str]]:
         lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}{ends}"))
     if fastest is not None:
         lines.append(("fastest", f"{fastest.batch} per process: {_rate(fastest)} samples/s"))
+    elif found.most and any(trial.tried.samples_per_s for trial in found.trials):
+        lines.append(("fastest", "unknown: each batch that was tried leaves fewer than 10 steps in an epoch"))
     model = found.model
     if model is not None and model.sample_bytes > 0:
         fixed = f"{_size(model.fixed_bytes)} and {_size(model.sample_bytes)} for each sample"
@@ -142,8 +142,7 @@ def _title(command: FitCommand) -> str:
     lr = f", lr {command.lr}" if command.lr else ""
     if command.uncapped is not None:
         lr += f" (8 times, not {command.uncapped:g} times: try whether it trains as well; `--lr-scaling` says a rule)"
-    place = f" ({command.place}: where this run is to write)" if command.place else ""
-    return f"{title}, {command.batch} per process{lr}{place}:"
+    return f"{title}, {command.batch} per process{lr}:"
 
 
 def _verdict(trial: FitTrial, headroom: float) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ddplaunch.machine.files import look_beside, names, read_bytes
+from ddplaunch.machine.files import look_beside, read_bytes
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
 from ddplaunch.machine.processes.process_table import (
     Process,
@@ -107,11 +107,6 @@ def _anon_bytes(path: str) -> int | None:
 def _omp_threads(pid: int, proc: str) -> int | None:
     first = (read_variable(pid, b"OMP_NUM_THREADS", proc) or b"").split(b",")[0].strip()  # a list: nested regions
     return int(first) if first.isdigit() and len(first) < 6 else None
-
-
-def waited_s(pid: int) -> float:
-    """Return how long the threads that a process has now waited for a CPU so far, all together."""
-    return sum(starved_s(f"{pid}/task/{thread}") for thread in names(f"/proc/{pid}/task"))
 
 
 def _sum(percents: Iterable[float]) -> float | None:

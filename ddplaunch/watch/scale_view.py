@@ -14,7 +14,7 @@ from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, listed, size_text
 from ddplaunch.watch.phases import PHASES, milliseconds, percent
-from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, unwatched, verdict
+from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
 
 _SCHEMA = 1
 _LONGER = 0.02  # what is less is no rank's own
@@ -72,10 +72,8 @@ def scale_text(
         others = [each for each in one.observed if each is not one.apart and each.what not in told]
         lines += [finding_text(each, terminal).rstrip("\n") for each in others]
         told.update(each.what for each in others)
-    if (blind := unwatched(sizes)) is not None:
-        lines += ["", finding_text(blind, terminal).rstrip("\n")]
     if outside := sorted({visible(path_text(Path(path))) for one in sizes for path in one.outside}):
-        lines += ["", *wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "", "  ")]
+        lines += ["", *wrap(f"written here by the trials: {listed(outside, 8)}", terminal.width, "", "  ")]
     return terminal.spell("\n".join(lines).strip("\n") + "\n")
 
 

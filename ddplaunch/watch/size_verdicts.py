@@ -7,7 +7,7 @@ from statistics import median
 
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import count, listed, size_text
+from ddplaunch.values.words import count, size_text
 from ddplaunch.watch.phases import RankPhases, held_back, mean_shares, milliseconds, percent, threads_of
 
 _AS_IT_SHOULD = 0.8  # of the ideal speed-up, which guides promise of good scaling
@@ -16,7 +16,7 @@ _ABOVE = 1.2  # of the ideal speed-up, which caches alone do not explain
 _NOT_FILLED = 0.3  # of a GPU's memory
 _COMPUTE = ("forward", "backward", "optimizer")
 _COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
-_WAITING = 0.5  # threads for each CPU, that wait for it: about 1.5 of ranks that only exchange small gradients
+_WAITING = 0.25  # of the time a rank waits for a CPU, where each has one of its own or has not
 #: What ranks look like of which some have no CPU.
 _OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late", "rank-without-cpu"})
 #: What says that ranks do not train together: their samples are those of so many trainings.
@@ -32,9 +32,8 @@ class SizeMeasured:
     ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
     ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
     the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU, ``links`` what connects its GPUs
-    (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``busy_cpus`` were kept busy by others before it
-    began. ``settled`` is False where step times still moved, ``unwatched`` is True where nobody saw how far its ranks
-    were. ``waiting_threads`` is how many threads of ranks waited for a CPU at a time, None where nobody looked.
+    (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``settled`` is False where step times still moved,
+    ``unwatched`` is True where nobody saw how far its ranks were. ``outside`` are files that it left behind.
     ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not. ``observed`` is
     what its ranks were found to do at their first steps, as `run` tells it.
     Sizes are in bytes, times in seconds.
@@ -50,11 +49,9 @@ class SizeMeasured:
     cpus: int = 1
     gpu_bytes: int | None = None
     links: str = ""
-    busy_cpus: float = 0.0
     settled: bool = True
     outside: tuple[str, ...] = ()
     unwatched: bool = False
-    waiting_threads: float | None = None
     workers: str = ""
     record: str = ""
     problem: Finding | None = None
@@ -64,6 +61,12 @@ class SizeMeasured:
     def apart(self) -> Finding | None:
         """What says that its ranks train a model each, None of one training."""
         return next((each for each in self.observed if each.code in _SEPARATE), None)
+
+    @property
+    def waits(self) -> float:
+        """The share of its time that a rank waits for a CPU, of the median rank; 0 where nobody knows."""
+        known = [one.waits for one in self.ranks if one.waits is not None]
+        return median(known) if known else 0.0
 
     @property
     def mean_s(self) -> float | None:
@@ -129,12 +132,15 @@ def base_of(sizes: Sequence[SizeMeasured]) -> SizeMeasured | None:
 
 
 def speed_up(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SpeedUp | None:
-    """Return how much faster ``one`` is than ``base``; None where one of them was not measured, or is no one training.
+    """Return how much faster ``one`` is than ``base``.
 
+    None where one of them was not measured or is no one training, and where no smaller size than several processes is.
     By samples in a second; where ranks do not count them, by steps, which have as many samples for each rank, or with
     ``strong`` in all.
     """
     if base is None or one.mean_s is None or base.mean_s is None or one.apart or base.apart:
+        return None
+    if one.processes == base.processes > 1:
         return None
     ideal = one.processes / base.processes
     if one.samples_per_s and base.samples_per_s:
@@ -171,20 +177,11 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     if found is not None:
         return SizeVerdict(found, found.what)
     if faster is None or alone:
-        return SizeVerdict(None, _nothing_of_its_own(one))
+        return SizeVerdict(None, "nothing holds its steps back")
     if faster.efficiency > _ABOVE:
         told = f"{percent(faster.efficiency)} of the ideal speed-up: something slowed {base.size if base else ''} down"
         return SizeVerdict(None, f"{told}; `ddplaunch scale` once more tells")
     return SizeVerdict(None, f"scaling as it should: {percent(faster.efficiency)} of the ideal")
-
-
-def _nothing_of_its_own(one: SizeMeasured) -> str:
-    """Return the verdict for a size that nothing in its steps holds back."""
-    threads, cpus = max(threads_of(one.ranks), len(one.ranks)), one.cpus * one.nodes
-    waiting = one.waiting_threads or 0.0
-    if threads <= cpus and waiting >= _WAITING * cpus:  # each has a CPU
-        return f"no phase stands out, but {waiting:g} of its threads waited at a time for CPUs that others used"
-    return "nothing holds its steps back"
 
 
 def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:
@@ -215,11 +212,11 @@ def _is_too_many(one: SizeMeasured) -> bool:
     if one.processes <= cpus or any(rank.facts.get("device") != "cpu" for rank in one.ranks):
         return False
     computes = sum(one.shares[name] or 0.0 for name in _COMPUTE)
-    return computes >= _COMPUTES or (one.waiting_threads or 0.0) >= _WAITING * cpus
+    return computes >= _COMPUTES or one.waits >= _WAITING
 
 
 def _more_than_cpus(one: SizeMeasured) -> Finding:
-    waiting = f"; at a time {one.waiting_threads:g} of their threads waited for one" if one.waiting_threads else ""
+    waiting = f"; each waits for one {percent(one.waits)} of the time" if one.waits >= _WAITING else ""
     return warning(
         "cpus-used-up",
         f"{count(one.processes, 'process')} compute on {count(one.cpus * one.nodes, 'CPU')}{waiting}",
@@ -280,26 +277,13 @@ def _not_filled(one: SizeMeasured) -> Finding:
     )
 
 
-def unwatched(sizes: Sequence[SizeMeasured]) -> Finding | None:
-    """Return what is to be known of sizes whose trials ended by the clock alone; None where there are none."""
-    names = [one.size for one in sizes if one.unwatched and one.ranks]
-    if not names:
-        return None
-    return warning(
-        "trial-unwatched",
-        f"nobody watched the steps of {listed(names)}: the hosts do not share the run directory",
-        why="such a trial ends 45 s and `--seconds` after its launch, however long its ranks had trained by then, and "
-        "its folder stays on each host in `.ddplaunch/trials`",
-        fix="`--run-dir` on a file system that all hosts share; else `--seconds 60` where ranks take long to load, and "
-        "`rm -r .ddplaunch/trials` on each host",
-    )
-
-
 def noise(one: SizeMeasured) -> str:
     """Return what makes the figures of a size unsure, as a clause; "" if nothing does."""
     spread = one.spread_s
-    if one.busy_cpus >= max(1.0, 0.25 * one.cpus):
-        return f"other programs kept {one.busy_cpus:.1f} CPUs busy before it began"
+    if one.unwatched:
+        return "its hosts do not share the run directory (`--run-dir`), so that the clock alone ended it"
+    if one.waits >= _WAITING and max(threads_of(one.ranks), one.processes) <= one.cpus * one.nodes:
+        return f"its ranks waited {percent(one.waits)} of the time for CPUs that others used"
     if not one.settled:
         return "its step times still moved"
     if spread is not None and spread[1] > _NOISY * spread[0]:

@@ -143,14 +143,15 @@ def test_sizes_side_by_side_and_resumed(folder: Path) -> None:
     assert lines["processes"] == ["1", "2"] and lines["effective batch"] == ["8", "16"]
     assert lines["learning rate"] == ["0.1", "0.2"] and lines["speed-up"][0] == "1.00"
     assert 1.4 < float(lines["speed-up"][1]) < 2.6, out
+    assert err.count(": 25 steps of ") == 2, "as many as --steps says"
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
     again, _ = scale(folder, resumed(command))
-    assert again == out
+    assert again == out, "all of it is read from the records"
     assert len(list((folder / ".ddplaunch" / "runs").iterdir())) == 2, "nothing was measured again"
     strong, _ = scale(folder, words("1,2", "--strong", "--global-batch-size", "8", "--keep"))
     assert "the effective batch stays the same" in strong
     assert next(line.split()[-2:] for line in strong.splitlines() if "effective batch  " in line) == ["8", "8"]
-    assert len(list((folder / ".ddplaunch" / "trials").glob("*/output/rank-0"))) == 2, "kept"
+    assert len(list((folder / ".ddplaunch" / "trials").glob("*/output/out-dir/rank-0"))) == 2, "kept"
 
 
 @pytest.mark.slow
@@ -179,7 +180,7 @@ def test_what_cannot_be_measured(folder: Path) -> None:
     assert "error[trial-failed]" in out and "no such thing" in out
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
     out, _ = scale(folder, words("1", "--timeout", "8"), 1)
-    assert "error[trial-without-steps]: no optimizer step in 8.0 s" in out
+    assert "error[trial-without-steps]: 0 steps in" in out
     for bad, code in (("2x2", "size-not-here"), ("1,x", "usage"), ("0", "usage")):
         _, err = scale(folder, words(bad), 2)
         assert f"error[{code}]" in err
@@ -199,6 +200,8 @@ def test_what_was_cut_short_is_shown_and_measured_anew(folder: Path) -> None:
     assert running.returncode == 130 and "1 process: " in out and "samples/s" in out, out + err
     assert "interrupted at size 1: the same command with `--resume` measures 1, 2" in " ".join(err.split())
     _, err = scale(folder, resumed(words("1")))
+    assert "1 process: 25 steps of" in err and len(list(folder.glob(".ddplaunch/runs/*"))) == 1, "of those recorded"
+    _, err = scale(folder, resumed(words("1", "--batch-size", "2")))
     assert "has no size of this script with these options" in " ".join(err.split())
 
 

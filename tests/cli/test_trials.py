@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,31 +10,28 @@ from types import ModuleType
 
 import pytest
 
-from ddplaunch.agent.rank_site import ddplaunch_marks
 from ddplaunch.agent.rank_site.ddplaunch_marks import redirect_writers
-from ddplaunch.cli.trials.trial_orders import (
-    Measuring,
-    TrialOrder,
-    WrittenOutside,
-    command_of,
-    make_folders,
-    places_of,
-    redirected,
-)
-from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
+from ddplaunch.cli.prepare import prepare
+from ddplaunch.cli.trials.trial import Change, Trial, Trials
+from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.planning.flag import DeviceWord
+from ddplaunch.planning.options import Options
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.watch.measured_steps import Measure
 from tests.cli.cli_calls import Call, call
-from tests.records.fake_runs import StartRun, start_run
 
-__all__ = ["call", "start_run"]
+__all__ = ["call"]
 
-_OUT = Path("/out")
-OTHERS = "0123"
-GROUP = f"scale-test-{os.getpid()}"  # that nobody else on the machine has
+BASE = Path("/base")
+OUT = "/base/trials/x/output"
+
+
+def place_of(words: list[str], report: ScriptReport | Unavailable) -> TrialPlace:
+    return prepare_place(BASE, "x", words, report)
 
 
 def declared(*flags: str, kind: str | None = None) -> DeclaredOption:
@@ -46,48 +41,47 @@ def declared(*flags: str, kind: str | None = None) -> DeclaredOption:
 @pytest.mark.parametrize(
     ("options", "words", "expected"),
     [
-        (["--output-dir"], ["train.py", "--lr", "1"], ["train.py", "--output-dir", "/out", "--lr", "1"]),
-        (["--output_dir"], ["train.py", "--output_dir", "runs/a"], ["train.py", "--output_dir", "/out"]),
-        (["--out-dir"], ["train.py", "--out-dir=runs"], ["train.py", "--out-dir=/out"]),
+        (["--output-dir"], ["train.py", "--lr", "1"], ["train.py", "--output-dir", f"{OUT}/output-dir", "--lr", "1"]),
+        (["--output_dir"], ["train.py", "--output_dir", "runs/a"], ["train.py", "--output_dir", f"{OUT}/output-dir"]),
+        (["--out-dir"], ["train.py", "--out-dir=runs"], ["train.py", f"--out-dir={OUT}/out-dir"]),
         (["--save"], ["train.py"], ["train.py"]),
-        (["--save"], ["train.py", "--save", "a/model.pt"], ["train.py", "--save", "/out/model.pt"]),
+        (["--save"], ["train.py", "--save", "a/model.pt"], ["train.py", "--save", f"{OUT}/model.pt"]),
         (["--data-dir", "--lr", "--checkpoint-path"], ["train.py", "--data-dir", "x"], ["train.py", "--data-dir", "x"]),
-        (["--output-dir"], ["-m", "pkg.train"], ["-m", "pkg.train", "--output-dir", "/out"]),
-        (["--output-dir"], ["train.py", "--o={trial_dir}/a"], ["train.py", "--o=/out/a"]),
+        (["--output-dir"], ["-m", "pkg.train"], ["-m", "pkg.train", "--output-dir", f"{OUT}/output-dir"]),
         (
             ["--output-dir", "--logging-dir"],
             ["train.py"],
-            ["train.py", "--output-dir", "/out/output-dir", "--logging-dir", "/out/logging-dir"],
+            ["train.py", "--output-dir", f"{OUT}/output-dir", "--logging-dir", f"{OUT}/logging-dir"],
         ),
     ],
 )
 def test_where_a_script_writes(options: list[str], words: list[str], expected: list[str]) -> None:
     report = ScriptReport("train.py", tuple(declared(each) for each in options))
-    assert redirected(words, _OUT, report) == tuple(expected)
+    assert place_of(words, report).script == tuple(expected)
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("path to output folder (default: none, current dir)", ["train.py", "--output", "/out"]),
-        ("Output directory", ["train.py", "--output", "/out"]),
+        ("path to output folder (default: none, current dir)", ["train.py", "--output", f"{OUT}/output"]),
+        ("Output directory", ["train.py", "--output", f"{OUT}/output"]),
         ("where to write", ["train.py"]),
         ("output file, or the directory of it", ["train.py"]),
     ],
 )
 def test_the_help_of_an_option_says_that_it_is_a_folder(said: str, expected: list[str]) -> None:
     report = ScriptReport("train.py", (replace(declared("--output"), help=said),))
-    assert redirected(["train.py"], _OUT, report) == tuple(expected)
+    assert place_of(["train.py"], report).script == tuple(expected)
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], ["--output_dir", "/out/output-dir"]),
-        (["--output_dir", "out"], ["--output_dir", "/out/output-dir"]),
+        ([], ["--output_dir", f"{OUT}/output-dir"]),
+        (["--output_dir", "out"], ["--output_dir", f"{OUT}/output-dir"]),
         (
             ["--output-dir=out", "--logging_dir", "logs"],
-            ["--output-dir=/out/output-dir", "--logging_dir", "/out/logging-dir"],
+            [f"--output-dir={OUT}/output-dir", "--logging_dir", f"{OUT}/logging-dir"],
         ),
         (["args.json"], ["args.json"]),  # all that its parser reads then
     ],
@@ -101,30 +95,39 @@ def test_where_a_trainer_of_hugging_face_writes(tmp_path: Path, words: list[str]
     )
     (tmp_path / "args.json").write_text('{"output_dir": "out"}')
     report = read_script(tmp_path / "train.py", tmp_path, args=words)
-    assert redirected(["train.py", *words], _OUT, report) == ("train.py", *expected)
+    assert place_of(["train.py", *words], report).script == ("train.py", *expected)
 
 
-def test_the_command_of_a_trial(tmp_path: Path) -> None:
-    flag = Source("flag", "--batch-size")
-    said = {"batch_size": Resolved(8, flag), "timeout": Resolved("9m", flag), "max_restarts": Resolved(3, flag)}
-    order = TrialOrder("scale-x", "2x4", "2x4", said, ("train.py", "--steps", "9"), ("--profile", "big"))
-    words = command_of(order, places_of(order, {}, tmp_path), Unavailable("not read"))
-    assert words[words.index("run") :][:6] == ["run", "2x4", "--run-id", "scale-x.2x4", "--phases", "--profile"]
-    assert (
-        "DDPLAUNCH_TRIAL=scale-x/2x4" in words
-        and f"WANDB_DIR={tmp_path}/.ddplaunch/trials/scale-x.2x4/trackers" in words
-    )
-    assert words[-6:] == ["--batch-size", "8", "--", "train.py", "--steps", "9"]
-    assert "--timeout" not in words and "--max-restarts" not in words
+def test_trackers_write_into_the_trials_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    variables = dict(place_of(["train.py"], Unavailable("not read")).variables)
+    assert variables["WANDB_DIR"] == "/base/trials/x/trackers" and variables["WANDB_MODE"] == "offline"
+    assert variables["MLFLOW_TRACKING_URI"] == "file:///base/trials/x/trackers/mlruns"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert "WANDB_MODE" not in dict(place_of(["train.py"], Unavailable("not read")).variables)
 
 
-def test_folders_are_there_for_the_files_that_a_script_is_told_to_write(tmp_path: Path) -> None:
-    words = ("train.py", "--save={trial_dir}/models/last.pt", "--logs", "{trial_dir}/logs")
-    order = TrialOrder("scale-x", "1", "1", {}, words)
-    places = places_of(order, {}, tmp_path)
-    make_folders(command_of(order, places, Unavailable("not read")), places)
-    assert sorted(path.name for path in places.output.iterdir()) == ["logs", "models"]
-    assert not list((places.output / "models").iterdir())
+def test_a_trials_folders_are_made_and_removed(tmp_path: Path) -> None:
+    report = ScriptReport("train.py", (declared("--output-dir"), declared("--save")))
+    place = prepare_place(tmp_path / ".ddplaunch", "x", ["train.py", "--save", "a/b.pt"], report)
+    place.make()
+    assert sorted(path.name for path in (place.folder / "output").iterdir()) == ["output-dir"]
+    other = prepare_place(tmp_path / ".ddplaunch", "y", ["train.py"], report)
+    other.make()
+    place.remove()
+    assert not place.folder.exists() and other.folder.exists()
+    other.remove()
+    assert not (tmp_path / ".ddplaunch" / "trials").exists()
+
+
+def test_files_in_the_working_directory_without_records_and_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "runs/a", "records/run.json", "__pycache__/x.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert files_here(Path("records")).keys() == {f"{tmp_path}/train.py", f"{tmp_path}/runs/a"}
 
 
 def test_summary_writers_write_into_the_trials_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,56 +150,17 @@ def test_summary_writers_write_into_the_trials_folder(tmp_path: Path, monkeypatc
     assert SummaryWriter(log_dir=f"{tmp_path}/output/x").seen == (f"{tmp_path}/output/x", "")
 
 
-def test_what_ranks_write_elsewhere_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
-    elsewhere.mkdir()
-    here.mkdir()
-    (elsewhere / "old").write_text("")
-    os.utime(elsewhere / "old", (1e9, 1e9))
-    monkeypatch.chdir(here)
-    places = places_of(TrialOrder("scale-x", "1", "1", {}, ("train.py",)), {}, here)
-    outside = WrittenOutside(TrialOrder("scale-x", "1", "1", {}, ("train.py",)), places)
-    attempt = places.record / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
-    code = f"""
-import os, sys, types
-sys.path.insert(0, {str(Path(ddplaunch_marks.__file__).parent)!r})
-import ddplaunch_marks
-torch = types.ModuleType("torch.serialization")
-torch.save = lambda obj, f: os.system(f"echo {{obj}} > {{f}}")  # a file that Python does not open
-sys.modules["torch.serialization"] = torch
-ddplaunch_marks.note_writes({str(attempt / "rank-0.written")!r})
-open("log.txt", "w").close()
-open({str(elsewhere / "log.txt")!r}, "a").close()
-open({str(elsewhere / "old")!r}).close()
-open({str(elsewhere / "gone")!r}, "w").close()
-os.remove({str(elsewhere / "gone")!r})
-open({str(elsewhere / "part")!r}, "wb").close()
-os.replace({str(elsewhere / "part")!r}, {str(elsewhere / "whole")!r})
-open({str(attempt / "own")!r}, "w").close()
-os.makedirs({str(elsewhere / "a" / "b")!r})
-os.system({"echo > " + str(elsewhere / "a" / "b" / "weights")!r})
-torch.save("x", {str(elsewhere / "model.pt")!r})
-"""
-    for trial in ({}, {"DDPLAUNCH_TRIAL": "scale-x/1"}):
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, **trial}, check=True)
-        names = [os.path.relpath(path, tmp_path) for path in outside.found()]
-        assert names[-1] == "here/log.txt" and "elsewhere/old" not in names and len(names) == (5 if trial else 1), names
-        shutil.rmtree(elsewhere / "a")
-
-
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["scale", "1", "--steps", "0"], "`--steps 0` measures nothing"),
-        (["scale", "1", "--seconds", "0"], "`--seconds 0` measures nothing"),
-        (["fit", "1", "--steps", "-4"], "`--steps -4` measures nothing"),
-        (["fit", "1", "--trials", "0"], "`--trials 0` measures nothing"),
-        (["fit", "1", "--warmup-steps", "-1"], "`--warmup-steps` is -1, less than 0"),
+        (["scale", "1", "--steps", "0"], "`--steps 0` is too small"),
+        (["scale", "1", "--seconds", "0"], "`--seconds 0` is too small"),
+        (["fit", "1", "--steps", "-4"], "`--steps -4` is too small"),
+        (["fit", "1", "--trials", "0"], "`--trials 0` is too small"),
+        (["fit", "1", "--warmup-steps", "-1"], "`--warmup-steps -1` is too small"),
         (["fit", "2x2"], "`fit` tries batches on one machine, and this launch has several"),
         (["scale", "1,,2"], "`1,,2` names an empty size"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
-        (["fit", f"{4 * len(os.sched_getaffinity(0)) + 1}"], "processes is too much for"),
         (["scale", "1,2", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
         (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
         (["scale", "1", "--lr", "0.1", "--base-lr", "0.1"], "`--lr 0.1` and `--base-lr 0.1` are both given"),
@@ -250,33 +214,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trial(*words: str, processes: str = "2", timeout_s: float = 120, run_words: tuple[str, ...] = ()) -> TrialResult:
-    report = ScriptReport("train.py", (declared("--output-dir"),))
-    measuring = Measuring(seconds=1.0, timeout_s=timeout_s)
-    said = {"device": Resolved("cpu", Source("flag", "--device")), "start": Resolved("warm", Source("flag", "--start"))}
-    order = TrialOrder(GROUP, processes, processes, said, ("train.py", *words), run_words, measuring=measuring)
-    result = run_trial(order, report)
-    left = [run for run in runs_in(process_table()) if run.run_id == order.run_id and run.launch != OTHERS]
-    assert not left, "nothing is left"
+def trial(*words: str, processes: int = 2, timeout_s: float = 120, run_words: tuple[str, ...] = ()) -> Trial:
+    flag = Source("flag", "--device")
+    device: Resolved[DeviceWord] = Resolved("cpu", flag)
+    measure = Measure(steps=30, seconds=None, timeout_s=timeout_s)
+    trials = Trials("scale", Options(device=device), ["train.py", *words], None, measure, keep=False)
+    said = {"device": device, "start": Resolved("warm", flag), "timeout": Resolved("9m", flag)}
+    change = Change(str(processes), str(processes), processes, said, run_words)
+    result = trials.run(change, prepare(trials.options, trials.target))
+    assert not [run for run in runs_in(process_table()) if run.run_id == result.run_id], "nothing is left"
+    assert (result.problem is None) is bool(result.measured.ranks)
     return result
 
 
 @pytest.mark.slow
-def test_a_measured_trial_leaves_nothing_but_its_record(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, start_run: StartRun
-) -> None:
-    """A run of the same id, of another directory, lives on."""
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    other = start_run("x", ranks=1, cwd=elsewhere, DDPLAUNCH_RUN_ID=f"{GROUP}.2", DDPLAUNCH_LAUNCH=OTHERS)
-    shutil.rmtree(folder / "bin")
+def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path) -> None:
     result = trial()
-    assert other.launcher.poll() is None and len(other.session_pids) == 1
-    assert result.status == "measured" and result.world_size == 2, result.findings
-    assert [rank.rank for rank in result.ranks] == [0, 1] and all(rank.steps >= 5 for rank in result.ranks)
-    assert result.step_s and result.step_s >= 0.005 and result.samples_per_s and result.peak_bytes
-    assert result.samples_per_s == pytest.approx(8 / result.ranks[0].mean_s, rel=0.3)
-    assert set(result.outside) == {str(folder / f"beside-{rank}") for rank in (0, 1)}
-    assert (folder / "beside-0").read_text() == f"{GROUP}/2"
+    measured = result.measured
+    assert result.ending == "measured" and result.problem is None, result.findings
+    assert [(rank.rank, rank.steps) for rank in measured.ranks] == [(0, 30), (1, 30)], "as many as asked for"
+    assert measured.samples_per_s == pytest.approx(8 / measured.ranks[0].mean_s, rel=0.3)
+    assert measured.ranks[0].step_s >= 0.005 and measured.peak_bytes
+    assert set(result.changed_files) == {str(folder / f"beside-{rank}") for rank in (0, 1)}
+    assert (folder / "beside-0").read_text() == result.run_id.replace(".", "/")
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "beside-0", "beside-1", "train.py"]
     assert (result.record / "outcome.json").exists() and not (folder / ".ddplaunch" / "trials").exists()
 
@@ -284,16 +244,16 @@ def test_a_measured_trial_leaves_nothing_but_its_record(
 @pytest.mark.slow
 def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
     short = trial("--steps", "6")
-    assert short.status == "ended" and short.exit_status == 0 and 4 <= short.steps_seen <= 6
+    assert short.ending == "ended" and 4 <= short.measured.steps <= 6
     enough = trial("--steps", "40")
-    assert enough.status == "measured" and enough.exit_status == 0 and enough.step_s
+    assert enough.problem is None and enough.measured.ranks
     failed = trial("--fail-at", "3")
-    assert failed.status == "failed" and failed.diagnosis is not None and failed.ranks == ()
+    assert failed.ending == "failed" and failed.diagnosis is not None and failed.measured.ranks == ()
     assert failed.diagnosis.code == "script-exception" and "a wrong sample" in failed.diagnosis.what
-    none = trial("--steps", "0", processes="1")
-    assert none.status == "ended" and none.steps_seen == 0
+    none = trial("--steps", "0", processes=1)
+    assert none.ending == "ended" and none.measured.steps == 0
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
-    assert trial(processes="1", timeout_s=6).status == "no-steps"
+    assert trial(processes=1, timeout_s=6).ending == "timed-out"
     refused = trial(run_words=("--data", "/no/such/data"))
-    assert refused.status == "refused" and refused.exit_status == 4
+    assert refused.ending == "refused"
     assert "data-missing" in [each.code for each in refused.findings]

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ddplaunch.cli.commands.scale import saved
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus, warning
-from ddplaunch.watch.phases import PHASES, RankPhases
-from ddplaunch.watch.scale_view import scale_json, scale_text
-from ddplaunch.watch.size_verdicts import SizeMeasured
+from ddplaunch.values.finding import ExitStatus
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.records.fake_runs import outcome, processes_json, record
 
@@ -79,15 +71,6 @@ def test_a_record_with_such_a_file(call: Call, folder: Path, name: str, kind: st
         assert said.status in (ExitStatus.DONE, ExitStatus.FINDINGS, ExitStatus.USAGE), (words, said)
 
 
-def measured() -> SizeMeasured:
-    shares = dict.fromkeys((*PHASES, "rest"), 0.1)
-    facts = {"rank": 0, "world_size": 2, "device": "cpu", "threads": 1}
-    ranks = tuple(RankPhases(number, 50, 0.1, 0.09, 0.2, 0.1, shares, 80.0, 1 << 28, facts) for number in range(2))
-    told = (warning("data-not-divided", "each takes all", why="no sampler", fix="one"),)
-    one = SizeMeasured("2", 2, ranks=ranks, samples_per_s=160.0, effective_batch=16, lr="0.1", cpus=4, record="r")
-    return replace(one, observed=told)
-
-
 def of_others(place: Path) -> None:
     """A folder that belongs to somebody else, with what a base holds."""
     for each in (place, place / "runs"):
@@ -114,40 +97,6 @@ def test_a_base_that_is_none(call: Call, folder: Path, kind: str, below: str) ->
         said = call(*words.split())
         assert said.status in (0, 1, 2, 4), (words, said)
         assert "Traceback" not in said.err, (words, said)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_size_to_resume_in_such_a_file(tmp_path: Path, kind: str) -> None:
-    path = complete(tmp_path) / "size.json"
-    path.write_text(json.dumps({"schema": 1, "key": "k", "size": plain(measured())}))
-    assert saved(tmp_path, "k") == measured() and saved(tmp_path, "other") is None
-    path.unlink()
-    KINDS[kind](path)
-    assert saved(tmp_path, "k") is None
-
-
-def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inside:
-        yield (*before, key)
-        yield from places(each, (*before, key))
-
-
-@pytest.mark.parametrize("value", [None, -1, 0, 1e308, 10**400, "x\x1b]0;t\x07", [], {}, True, [[]], 1 << 63])
-def test_a_size_to_resume_with_other_values(tmp_path: Path, value: object) -> None:
-    """It is measured again, or can be shown."""
-    path = complete(tmp_path) / "size.json"
-    for place in places(plain(measured())):
-        size = inner = json.loads(json.dumps(plain(measured())))
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = value
-        path.write_text(json.dumps({"schema": 1, "key": "k", "size": size}))
-        found = saved(tmp_path, "k")
-        if found is not None:
-            for strong in (True, False):
-                assert "\x1b" not in scale_text([found, found], Terminal(), strong=strong, dataset_size=9), place
-                json.dumps(scale_json([found], strong=strong, dataset_size=None))
 
 
 @pytest.mark.slow
@@ -219,7 +168,6 @@ def test_what_a_configuration_sets_is_named_in_the_panel() -> None:
     import dataclasses
 
     from ddplaunch.ui.launch_view import launch_panel
-    from ddplaunch.ui.terminal import Terminal
     from ddplaunch.values.resolved import Resolved, Source
     from tests.planning.sample_launch import launch
 

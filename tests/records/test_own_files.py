@@ -10,23 +10,18 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import ddplaunch
 from ddplaunch.agent.guard.record_file import RecordFile
 from ddplaunch.agent.plugin.session import Session
-from ddplaunch.cli.commands.scale import _Trials
 from ddplaunch.cli.parsing.command import COMMANDS, command_named
-from ddplaunch.cli.trials.trial_machines import Size
-from ddplaunch.cli.trials.trial_orders import Measuring
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
 from ddplaunch.records.own.run_lock import refuse_taken
-from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, call, folder, spawn
@@ -171,23 +166,6 @@ def test_what_root_makes_on_nfs_is_root_s_although_it_belongs_to_nobody_there(tm
     assert foreign(tmp_path / "runs" / "x") is None
 
 
-def test_what_scale_resumes_by_holds_no_secret_and_tells_secrets_apart(tmp_path: Path) -> None:
-    def key(token: str) -> str:
-        trials = _Trials.__new__(_Trials)
-        words = ("train.py", "--hf-token", token)
-        trials._series = SimpleNamespace(words=(), script=words, measuring=Measuring())  # type: ignore[assignment]
-        trials._machines = SimpleNamespace(words=lambda _: ())  # type: ignore[assignment]
-        trials._said, trials._whole = {}, None
-        cpu = SimpleNamespace(launch=SimpleNamespace(device=SimpleNamespace(value="cpu")))
-        trials.first = cpu  # type: ignore[assignment]
-        trials._prints = Fingerprints({"HOME": str(tmp_path)})
-        return trials._key(Size(1, 2))
-
-    one, other = "hf_" + "a" * 34, "hf_" + "b" * 34
-    assert key(one) == key(one) != key(other)
-    assert one not in key(one) and "train.py" in key(one)
-
-
 @pytest.mark.parametrize("command", ["scale", "fit"])
 def test_a_trial_s_folder_that_is_a_link_is_refused(command: str, call: Call, folder: Path) -> None:
     victim = folder.parent / "victim"
@@ -231,11 +209,11 @@ ELSEWHERE = {
     "api/rank_call.py",  # as the one before
     "agent/guard/guard.py",  # /proc/self/comm
     "records/own/output_file.py",  # a file that the user names, with checks of its own
-    "agent/rank_site/ddplaunch_marks.py",  # in the rank, which has no ddplaunch; the folder is ours
-    "agent/rank_site/ddplaunch_observer.py",  # as the one before
-    "agent/rank_site/ddplaunch_timeline.py",  # as the ones before
+    "agent/rank_site/ddplaunch_observer.py",  # in the rank, which has no ddplaunch; the folder is ours
+    "agent/rank_site/ddplaunch_timeline.py",  # as the one before
     "agent/warm/template_process.py",  # /dev/null
     "cli/main.py",  # /dev/null
+    "cli/trials/trial_place.py",  # folders below one that own_files has made
     "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
     "hosts/session/answers.py",  # the user's own files, for `--sync`

@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with lab(2, tmp_path_factory.mktemp("scale")) as found:
         found.write("train.py", PLANTED)
-        found.write("beside.py", PLANTED.replace("loader = ", "open(f'beside-{rank}', 'w').close()\nloader = "))
         yield found
 
 
@@ -37,16 +36,20 @@ def test_sizes_of_two_machines(made: Lab) -> None:
 
 def test_hosts_that_share_nothing_are_read_at_the_end(made: Lab) -> None:
     argv = ddplaunch("scale", "2x1", "--hosts", made.names, "--device", "cpu", "--seconds", "5", "--json")
-    done = made.login.run([*argv, "--", "beside.py"], made.work, clean_environment())
+    done = made.login.run([*argv, "--", "train.py"], made.work, clean_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     (two,) = json.loads(done.stdout)["sizes"]
     assert len(two["ranks"]) == 2 and two["samples_per_s"] > 0 and two["unwatched"]
-    first, second = (host.name for host in made.hosts)
-    assert two["outside"] == [f"{first}:{made.work}/beside-0", f"{second}:{made.work}/beside-1"], two["outside"]
 
 
 def test_more_machines_than_hosts(made: Lab) -> None:
     argv = ddplaunch("scale", "3x1", "--hosts", made.names, "--device", "cpu", "--", "train.py")
     done = made.login.run(argv, made.work, clean_environment())
     assert done.returncode == 2 and "error[size-not-here]: size 3x1 takes 3 machines, and there are 2" in done.stderr
-    assert "`ddplaunch scale 1,2,2x2 …`" in done.stderr
+    assert "`ddplaunch scale 1,2x1 …`" in done.stderr
+
+
+def test_hosts_without_slots_need_sizes(made: Lab) -> None:
+    argv = ddplaunch("scale", "--hosts", made.names, "--device", "cpu", "--", "train.py")
+    done = made.login.run(argv, made.work, clean_environment())
+    assert done.returncode == 2 and "error[usage]: no SIZES" in done.stderr, done.stderr

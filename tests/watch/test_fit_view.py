@@ -39,7 +39,7 @@ FOUND = Fitted(
     predicted_bytes=811.0 * MIB,
     commands=(
         FitCommand(32, 64, True, WORDS),
-        FitCommand(472, 944, False, (*WORDS[:4], "472", "--lr", "0.15", *WORDS[5:], "FOLDER"), "0.15", place="FOLDER"),
+        FitCommand(472, 944, False, (*WORDS[:4], "472", "--lr", "0.15", *WORDS[5:]), "0.15"),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Counts a rank's steps, notes where a trial writes, and calls back when modules have run.
+"""Counts a rank's steps, has a trial's writers write elsewhere, and calls back when modules have run.
 
 It says how long threads waited for a CPU, and lets torch be imported without the garbage collector, which looks
 through the new objects again and again.
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _WAITS_EVERY_S, _WAITS_SHARE = 0.5, 1000  # and that many times longer than looking takes
-_MOST_NOTED = 1000  # files and folders that a rank of a trial writes to
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class _Finder:
@@ -275,64 +273,3 @@ def redirect_writers() -> None:
         module.SummaryWriter.__init__ = made
 
     after_import({"torch.utils.tensorboard.writer": writers})
-
-
-class _Written:
-    """The files and folders that this process and its forks make or write to, a line each in a file."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._seen = path, {path}
-
-    def heard(self, event: str, args: Any) -> None:
-        """Note what Python says of itself: https://docs.python.org/3/library/audit_events.html."""
-        try:
-            if event == "open":
-                if args[2] & _WRITES and not isinstance(args[0], int):
-                    self._note(args[0])
-            elif event == "os.mkdir":
-                self._note(args[0])
-            elif event == "os.rename":
-                self._note(args[1])
-        except Exception:  # what is noted is a convenience, the training is not
-            return
-
-    def serialization(self, module: Any) -> None:
-        """Note what ``torch.save`` writes, which opens its file in C++."""
-        import functools
-
-        save = module.save
-
-        @functools.wraps(save)
-        def saved(obj: Any, f: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(f, (str, os.PathLike)):
-                self.heard("open", (f, None, _WRITES))
-            return save(obj, f, *args, **more)
-
-        module.save = saved
-
-    def _note(self, named: Any) -> None:
-        place = os.path.abspath(os.fsdecode(named))  # noqa: PTH100 - pathlib is not imported here
-        if place in self._seen or len(self._seen) > _MOST_NOTED:
-            return
-        self._seen.add(place)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        try:
-            os.write(descriptor, os.fsencode(place) + b"\n")
-        finally:
-            os.close(descriptor)
-
-
-def note_writes(path: str) -> None:
-    """Note in a trial at ``path`` where this process and its forks write.
-
-    Other libraries may open files in C++ as well; of these, the folders that were made for them are known.
-    """
-    if "DDPLAUNCH_TRIAL" in os.environ:
-        written, noted = _Written(path), frozenset(("open", "os.mkdir", "os.rename"))
-
-        def heard(event: str, args: Any) -> None:  # a method takes ten times as long to call; each `id()` is an event
-            if event in noted:
-                written.heard(event, args)
-
-        sys.addaudithook(heard)
-        after_import({"torch.serialization": written.serialization})

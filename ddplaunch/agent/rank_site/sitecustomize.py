@@ -273,7 +273,6 @@ def _take_part() -> None:
 
         ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
         ddplaunch_marks.redirect_writers()
-        ddplaunch_marks.note_writes(f"{phases.rpartition('.phases')[0]}.written")
     if note is not None:
         import ddplaunch_observer  # type: ignore[import-not-found]
 

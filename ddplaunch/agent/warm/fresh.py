@@ -159,7 +159,6 @@ def become(request: Request, origin: Origin) -> Program:
     if phases is not None:
         ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
         ddplaunch_marks.redirect_writers()
-        ddplaunch_marks.note_writes(f"{phases.rpartition('.phases')[0]}.written")
     if note is not None:
         ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
     _threads()

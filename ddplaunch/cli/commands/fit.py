@@ -6,26 +6,17 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, trial_options
 from ddplaunch.cli.parsing.typed_words import launch_words
+from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
-from ddplaunch.cli.trials.trial_orders import TRIAL_DIR
-from ddplaunch.cli.trials.trial_runs import TrialResult
-from ddplaunch.cli.trials.trial_series import (
-    TrialSeries,
-    measuring_of,
-    nothing_to_measure,
-    problem_of,
-    refuse_too_many,
-)
+from ddplaunch.cli.trials.trial import Change, Trial, Trials, measure_of, too_small
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Said
-from ddplaunch.records.find import numbered
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
 from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
 from ddplaunch.ui.terminal import Terminal
@@ -33,7 +24,6 @@ from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageErr
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import count
 from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
-from ddplaunch.watch.phases import RankFile, read_phases
 
 COMMAND = Command(
     examples=(
@@ -50,12 +40,11 @@ COMMAND = Command(
     more="Each batch is a short run of the unchanged script; --timeout limits each trial [10m].",
 )
 
-_HEADROOM, _SECONDS, _TRIALS = 0.1, 5.0, 8
+_HEADROOM, _TRIALS = 0.1, 8
 _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
 _FIRST = 8  # samples, where neither an option nor the script says how many
 _STARTED_WITH = 4  # of an effective batch that is kept, its part of one rank by this
 _FIT = Source("flag", "fit")
-_PLACE = "FOLDER"  # in a command to type, what ``{trial_dir}`` was in a trial
 #: Of the learning rate, where nobody said a rule. https://arxiv.org/abs/1706.02677 reaches 32 with a warmup of five
 #: epochs and SGD; what `fit` is asked about may have neither.
 _MOST_FACTOR = 8.0
@@ -84,19 +73,18 @@ def fit(
     words = required(script, "fit")
     options = with_configuration(said, profile, working_directory())
     if trials is not None and trials < 1:
-        raise nothing_to_measure("--trials", trials, str(_TRIALS))
-    measuring = measuring_of(options, warmup_steps, steps, seconds, _SECONDS)
-    series = TrialSeries("fit", options, words, profile, measuring, keep=bool(keep))
-    search = _Search(series, said, _headroom(headroom))
+        raise too_small("--trials", trials, str(_TRIALS))
+    measure = measure_of(options, warmup_steps, steps, seconds, usual_s=5.0)
+    search = _Search(Trials("fit", options, words, profile, measure, keep=bool(keep)), said, _headroom(headroom))
     interrupted = search.run(_TRIALS if trials is None else trials)
-    found = search.found()
+    fitted = search.fitted()
     if json:
-        answer_json(fit_json(found))
+        answer_json(fit_json(fitted))
     else:
-        answer(fit_text(found, Terminal.of(sys.stdout)))
+        answer(fit_text(fitted, Terminal.of(sys.stdout)))
     if interrupted:
         return ExitStatus.INTERRUPTED
-    return ExitStatus.DONE if found.problem is None else ExitStatus.FINDINGS
+    return ExitStatus.DONE if fitted.problem is None else ExitStatus.FINDINGS
 
 
 def _headroom(text: str | None) -> float:
@@ -117,22 +105,13 @@ def _headroom(text: str | None) -> float:
 class _Search:
     """The trials of one command, and what they have shown so far."""
 
-    def __init__(self, series: TrialSeries, said: Said, headroom: float) -> None:
-        self._series, self._said, self._headroom = series, said, headroom
-        self._options = series.options
-        if series.options.nnodes is not None and series.options.nnodes.value.most > 1:
-            raise _several_machines()
-        self._base = series.prepared(series.options)
-        launch = self._base.launch
-        if launch.topology.nnodes.value > 1:  # as a Slurm allocation says
-            raise _several_machines()
-        cpu, each = self._base.facts.cpu, launch.topology.nproc_per_node.value
-        if launch.device.value == "cpu" and not isinstance(cpu, Unavailable):
-            fewer = f"ddplaunch fit {cpu.usable} …"
-            refuse_too_many(each, cpu.usable, f"a launch of {count(each, 'process')}", fewer, "NPROC")
-        series.allow(self._base)
-        self._world = launch.topology.world_size
-        self._accumulates = "accum" in launch.receives
+    def __init__(self, trials: Trials, said: Said, headroom: float) -> None:
+        self._runs, self._said, self._headroom, self._options = trials, said, headroom, trials.options
+        _refuse_machines(1 if self._options.nnodes is None else self._options.nnodes.value.most)
+        self._first = trials.allowed(trials.options)
+        launch = self._first.launch
+        _refuse_machines(launch.topology.nnodes.value)  # a Slurm allocation may have several
+        self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives
         if "batch_size" not in launch.receives:
             raise RefusedError(self._takes_none())
         self._memory = self._limit()
@@ -146,7 +125,7 @@ class _Search:
         first = replace(self._options, batch_size=Resolved(_FIRST, _FIT), global_batch_size=None, accum=None)
         reason, fix = "no option of it was found that takes one", "`--batch-option NAME` names its option"
         try:
-            missing = [each for each in self._series.prepared(first).launch.missing if each.number == "batch_size"]
+            missing = [one for one in prepare(first, self._runs.target).launch.missing if one.number == "batch_size"]
             reason, fix = (missing[0].reason, missing[0].fix or fix) if missing else (reason, fix)
         except UsageError as problem:
             reason, fix = problem.findings[0].what, problem.findings[0].fix
@@ -155,16 +134,16 @@ class _Search:
             "the script takes no batch size from outside, so that none can be tried",
             why=reason,
             fix=fix,
-            where=self._series.script[0],
+            where=self._runs.script[0],
         )
 
     def _limit(self) -> Resolved[str] | None:
         """Return what a rank may have on the CPU, as `--memory` takes it: that, or its share of what is available."""
-        if self._base.launch.device.value != "cpu":
+        if self._first.launch.device.value != "cpu":
             return None
         if "memory" in self._said or self._options.memory_bytes is not None:
             return self._said.get("memory")
-        memory = self._base.facts.memory
+        memory = self._first.facts.memory
         if isinstance(memory, Unavailable):
             return None
         return Resolved(f"{max(64, memory.available_bytes // self._world >> 20)}M", Source("detected"))
@@ -188,140 +167,135 @@ class _Search:
             batch = next_batch(self._tried(), self._batches, self._headroom)
             if batch is None:
                 break
-            if self._try(batch) == "interrupted":
+            if self._try(batch):
                 return True
         best = largest(self._tried(), self._headroom)
         if best is None and self._problem is None and self._trials:
-            smallest = min(self._trials, key=lambda each: each.tried.batch)
+            smallest = min(self._trials, key=lambda trial: trial.tried.batch)
             self._problem = never_fits(smallest, self._headroom, whole=self._batches.whole)
         if best is not None and self._problem is None and len(self._trials) < most and best.samples_per_s:
             half = self._batches.at_most(best.batch / 2)
-            near = [each.tried.batch for each in self._trials if each.tried.ran and each.tried.batch < best.batch]
+            near = [one.batch for one in self._tried() if one.ran and one.batch < best.batch]
             if 1 < half < best.batch and not any(batch > best.batch / 3 for batch in near):
-                return self._try(half) == "interrupted"  # whether less is faster
+                return self._try(half)  # whether less is faster
         return False
 
-    def _try(self, batch: int) -> str:
-        model = modelled(self._tried())
-        if model is not None:
+    def _try(self, batch: int) -> bool:
+        """Run the trial of a batch; return whether Ctrl-C ended it."""
+        if (model := modelled(self._tried())) is not None:
             self._predicted[batch] = model.at(batch)
-        processes = str(self._base.launch.topology.nproc_per_node.value)
-        result = self._series.run(f"batch-{batch}", f"batch {batch}", processes, self._said_for(batch), self._base)
-        if result.status == "interrupted":
-            return result.status
-        tried, note = self._seen(batch, result)
-        if tried is not None:
-            accum = self._accum(batch)
-            about = result.order.run_id, result.took_s, result.outside, result.observed
-            trial = FitTrial(tried, accum, result.steps_seen, note, *about)
-            self._trials.append(trial)
-            tell(trial_text(trial, self._headroom))
-        return result.status
-
-    def _said_for(self, batch: int) -> dict[str, Any]:
-        said = {name: value for name, value in self._said.items() if name not in ("batch_size", "timeout")}
+        said = {name: value for name, value in self._said.items() if name != "batch_size"}
         if self._options.global_batch_size is not None:
             said.pop("accum", None)
         said["batch_size"] = Resolved(batch, _FIT)
         if self._memory is not None:
             said["memory"] = self._memory
-        return said
+        nproc = self._first.launch.topology.nproc_per_node.value
+        trial = self._runs.run(Change(f"batch-{batch}", str(nproc), self._world, said), self._first)
+        if trial.ending == "interrupted":
+            return True
+        tried, note = self._judged(batch, trial)
+        if tried is not None:
+            about = trial.run_id, trial.took_s, trial.changed_files, trial.observed
+            self._trials.append(FitTrial(tried, self._accum(batch), trial.measured.steps, note, *about))
+            tell(trial_text(self._trials[-1], self._headroom))
+        return False
 
     def _accum(self, batch: int) -> int | None:
         total = self._batches.total
-        return total // batch if total is not None else value_of(self._base.launch.numbers.accum, None)
+        return total // batch if total is not None else value_of(self._first.launch.numbers.accum, None)
 
     def _tried(self) -> list[Tried]:
-        return [each.tried for each in self._trials]
+        return [trial.tried for trial in self._trials]
 
-    def _seen(self, batch: int, result: TrialResult) -> tuple[Tried | None, str]:
+    def _judged(self, batch: int, trial: Trial) -> tuple[Tried | None, str]:
         """Return what a trial says of its batch, and how it ended; None where it says nothing, and why is noted."""
-        files = dict(_files(result.record))
-        facts = [file.facts for file in files.values()]
-        peaks = [line.peak_bytes for file in files.values() for line in file.lines if line.peak_bytes]
-        limits = [limit for each in facts if isinstance(limit := each.get("memory_limit_bytes"), int)]
-        peak, limit = max(peaks, default=None), min(limits, default=None)
-        trained = result.steps_seen * batch * (self._accum(batch) or 1)
-        self._no_more_than_there_are(facts, trained if result.status == "ended" else 0)
-        loaded = {loader["batch_size"] for each in facts if isinstance(loader := each.get("loader"), dict)} - {None}
-        if result.status in ("measured", "ended") and loaded and batch not in loaded and not self._trials:
-            self._problem = _not_this_batch(batch, loaded, result)
+        measured = trial.measured
+        limits = [limit for facts in measured.facts if isinstance(limit := facts.get("memory_limit_bytes"), int)]
+        loaders = [loader for facts in measured.facts if isinstance(loader := facts.get("loader"), dict)]
+        peak, limit = measured.peak_bytes, min(limits, default=None)
+        self._no_more_than_there_are(batch, trial, loaders)
+        loaded = {loader["batch_size"] for loader in loaders} - {None}
+        if trial.ending in ("measured", "ended") and loaded and batch not in loaded and not self._trials:
+            self._problem = _not_this_batch(batch, loaded, trial)
             return None, ""
-        problem = problem_of(result)
-        if result.status == "measured" and problem is None:
-            return Tried(batch, True, peak, limit, result.samples_per_s or self._by_steps(batch, result)), ""
-        if result.status == "ended" and peak is not None:
-            return Tried(batch, True, peak, limit), f"it ended after {count(result.steps_seen, 'step')}"
-        if result.status == "failed" and (note := self._out_of_memory(batch, result, Tried(batch, False, peak, limit))):
+        if trial.problem is None:
+            return Tried(batch, True, peak, limit, measured.samples_per_s or self._by_steps(batch, trial)), ""
+        if trial.ending == "ended" and peak is not None:
+            return Tried(batch, True, peak, limit), f"it ended after {count(measured.steps, 'step')}"
+        if trial.ending == "failed" and (note := self._out_of_memory(batch, trial, Tried(batch, True, peak, limit))):
             return Tried(batch, False, None, limit), note
-        if self._trials and (result.status == "ended" or result.empty_epochs):
+        if self._trials and (trial.ending == "ended" or measured.empty_epochs):
             return Tried(batch, False, None, limit), "no step: the data hold no such batch"
-        self._problem = problem
+        self._problem = trial.problem
         return None, ""
 
-    def _no_more_than_there_are(self, facts: Collection[Mapping[str, Any]], trained: int) -> None:
+    def _no_more_than_there_are(self, batch: int, trial: Trial, loaders: Collection[Mapping[str, Any]]) -> None:
         """Try no batch of more samples than a rank has in an epoch, as its DataLoader counts them.
 
-        Where it does not, a script that came to its end has ``trained`` so many; 0 for one that did not.
+        Where none counts them, a script that came to its end has trained as many.
         """
-        loaders = [loader for each in facts if isinstance(loader := each.get("loader"), dict)]
-        samples = [number for each in loaders if isinstance(number := each.get("samples"), int) and number > 0]
+        trained = trial.measured.steps * batch * (self._accum(batch) or 1) if trial.ending == "ended" else 0
+        samples = [number for loader in loaders if isinstance(number := loader.get("samples"), int) and number > 0]
         most = min(samples, default=trained)
         if most and self._batches.total is None:
             self._batches = replace(self._batches, most=min(self._batches.most, most))
 
-    def _out_of_memory(self, batch: int, result: TrialResult, at_its_end: Tried) -> str:
+    def _out_of_memory(self, batch: int, trial: Trial, at_its_end: Tried) -> str:
         """Return how memory ran out in a trial that failed, "" where that was not why."""
-        code = "" if result.diagnosis is None else result.diagnosis.code
+        code = "" if trial.diagnosis is None else trial.diagnosis.code
         if code in _MEMORY and (code != "process-limit" or self._memory is not None):
             return "out of memory"
-        model, known = modelled(self._tried()), [each for each in self._tried() if each.limit_bytes]
+        model, known = modelled(self._tried()), [one for one in self._tried() if one.limit_bytes]
         # what is refused memory may say anything, so that what is known of smaller batches counts as well
         predicted = model is not None and known and model.at(batch) > budget(known[0], _HEADROOM)
-        if predicted or (at_its_end.limit_bytes and not replace(at_its_end, ran=True).within(_HEADROOM)):
+        if predicted or (at_its_end.limit_bytes and not at_its_end.within(_HEADROOM)):
             return f"failed ({code or 'unknown'}) where memory ends"
         return ""
 
-    def _by_steps(self, batch: int, result: TrialResult) -> float | None:
+    def _by_steps(self, batch: int, trial: Trial) -> float:
         """Return samples per second where only the length of steps is known."""
-        longest = max((rank.mean_s for rank in result.ranks), default=0.0)
-        return batch * (self._accum(batch) or 1) * self._world / longest if longest else None
+        longest = max(rank.mean_s for rank in trial.measured.ranks)
+        return batch * (self._accum(batch) or 1) * self._world / longest
 
     # The answer
 
-    def found(self) -> Fitted:
+    def fitted(self) -> Fitted:
         """Return all that was found."""
-        tried = self._tried()
-        best, quickest = largest(tried, self._headroom), fastest(tried, self._headroom)
+        tried, most = self._tried(), self._batches.most
+        samples = most if most < Batches.most else None
+        accum = value_of(self._first.launch.numbers.accum, 1)
+        best = largest(tried, self._headroom)
+        quickest = fastest(tried, self._headroom, None if samples is None else samples // accum)
+        timed = any(one.samples_per_s for one in tried)
         return Fitted(
             trials=tuple(self._trials),
             headroom=self._headroom,
-            device=self._base.launch.device.value,
+            device=self._first.launch.device.value,
             best=best,
             fastest=quickest,
             model=modelled(tried),
             predicted_bytes=None if best is None else self._predicted.get(best.batch),
-            most=self._batches.most if self._batches.most < Batches.most else None,
-            commands=() if best is None else tuple(self._commands(best, quickest or best)),
+            most=samples,
+            commands=() if best is None else tuple(self._commands(best, quickest if timed else best)),
             problem=self._problem,
         )
 
-    def _commands(self, best: Tried, quickest: Tried) -> Iterator[FitCommand]:
+    def _commands(self, best: Tried, quickest: Tried | None) -> Iterator[FitCommand]:
         """Yield what may be typed: for the effective batch of this launch, and for a larger one if nobody fixed it."""
-        numbers = self._base.launch.numbers
+        numbers = self._first.launch.numbers
         effective, total = value_of(numbers.global_batch_size, None), self._batches.total
         if total is not None:
+            quickest = quickest or best
             yield self._command(quickest.batch, total // quickest.batch, numbers, effective)
             return
         accum = value_of(numbers.accum, 1)
         if effective is not None:
-            each = effective // self._world
-            same = Batches(1, total=each, whole=not self._accumulates)
-            batch = same.at_most(best.batch)
-            if batch <= best.batch and each % batch == 0:
-                yield self._command(batch, each // batch, numbers, effective)
-        larger = quickest.batch * accum * self._world
-        if larger != effective:
+            total = effective // self._world
+            batch = Batches(1, total=total, whole=not self._accumulates).at_most(best.batch)
+            if batch <= best.batch and total % batch == 0:
+                yield self._command(batch, total // batch, numbers, effective)
+        if quickest is not None and quickest.batch * accum * self._world != effective:
             yield self._command(quickest.batch, accum, numbers, effective)
 
     def _command(self, batch: int, accum: int, numbers: Numbers, effective: int | None) -> FitCommand:
@@ -332,15 +306,12 @@ class _Search:
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
         factor = now / effective if effective else 1.0
         rates = list(self._rates(numbers, factor))
-        words = ["ddplaunch", "run", *nproc, *self._series.words, *said, *sizes]
+        words = ["ddplaunch", "run", *nproc, *self._runs.words, *said, *sizes]
         words += [word for flag, name, lr in rates for word in (flag, f"{name}={lr}" if name else lr)]
         lr = ", ".join(f"{name}={lr}" if name else lr for flag, name, lr in rates if flag == "--lr")
-        placed = tuple(word.replace(TRIAL_DIR, _PLACE) for word in self._series.script)
-        words += ["--", *placed]
+        words += ["--", *self._runs.script]
         capped = round(factor, 1) if rates and self._lr_factor(factor) == _MOST_FACTOR < factor else None
-        return FitCommand(
-            batch, now, now == effective, tuple(words), lr, capped, _PLACE if placed != self._series.script else ""
-        )
+        return FitCommand(batch, now, now == effective, tuple(words), lr, capped)
 
     def _lr_factor(self, factor: float) -> float:
         """Return what learning rates are multiplied by where the effective batch is ``factor`` times as large."""
@@ -352,7 +323,7 @@ class _Search:
         """Yield flag, name and value of what changes with the effective batch, or was said about it."""
         scale = self._lr_factor(factor)
         own = numbers.lr is not None and numbers.lr.source.kind == "script"
-        takes = "lr" in self._base.launch.receives or not own
+        takes = "lr" in self._first.launch.receives or not own
         if numbers.lr is not None and takes and not (own and factor == 1):
             yield "--lr", "", format_lr(round_significant(numbers.lr.value * scale))
         for each in numbers.rates:
@@ -361,27 +332,21 @@ class _Search:
             yield "--warmup", "", str(max(0, round(numbers.warmup_steps.value * scale)))
 
 
-def _several_machines() -> UsageError:
-    return usage(
-        "`fit` tries batches on one machine, and this launch has several",
-        why="what the ranks of other machines took is not read here",
-        fix="try one of them: the same command with its number of processes alone",
-    )
+def _refuse_machines(nodes: int) -> None:
+    if nodes > 1:
+        raise usage(
+            "`fit` tries batches on one machine, and this launch has several",
+            why="what the ranks of other machines took is not read here",
+            fix="try one of them: the same command with its number of processes alone",
+        )
 
 
-def _files(record: Path) -> Iterator[tuple[int, RankFile]]:
-    """Yield what the ranks of a trial wrote, also of one that ended too early to be measured."""
-    for _, node in numbered(record, "node"):
-        for _, attempt in numbered(node, "attempt"):
-            yield from read_phases(attempt).items()
-
-
-def _not_this_batch(batch: int, loaded: Collection[object], result: TrialResult) -> Finding:
+def _not_this_batch(batch: int, loaded: Collection[object], trial: Trial) -> Finding:
     seen = " and ".join(str(each) for each in sorted(loaded, key=str))
     return error(
         "batch-not-taken",
         f"the script was given a batch of {batch} for each process, and its DataLoader has one of {seen}",
         why="trials with other batches would all train the same one, or another one than they are meant to",
         fix="`--batch-option NAME:total` (rank, node, total, step) says whose batch the option is",
-        where=f"trial {result.order.run_id}",
+        where=f"trial {trial.run_id}",
     )

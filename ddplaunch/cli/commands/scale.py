@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import json as json_text
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, hosts_of, refuse_own_place
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, TRIALS, Command, trial_options
-from ddplaunch.cli.parsing.typed_words import launch_words
-from ddplaunch.cli.prepare import Prepared, script_report
+from ddplaunch.cli.parsing.typed_words import spelled
+from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, say, tell
 from ddplaunch.cli.target import required
-from ddplaunch.cli.trials.trial_machines import Size, TrialMachines
-from ddplaunch.cli.trials.trial_runs import TrialResult
-from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of, refuse_too_many
-from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.cli.trials.trial import Change, Trial, Trials, measure_of
+from ddplaunch.hosts.hostlist import Host
+from ddplaunch.machine.facts import Facts, NvmlFacts
 from ddplaunch.machine.nvml import gpu_links
-from ddplaunch.planning.flag import Flag
-from ddplaunch.planning.options import Said
+from ddplaunch.planning.flag import Flag, NodeRange
+from ddplaunch.planning.gpus import exported, shown
+from ddplaunch.planning.inside.slurm import read_slurm
+from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.ranks.placement import workers_typed
-from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import path_text
-from ddplaunch.records.find import run_directories
-from ddplaunch.records.json_files import read_object, replace_file
-from ddplaunch.records.user_key import Fingerprints
+from ddplaunch.records.json_files import read_object
 from ddplaunch.scaling.numbers import Numbers, format_lr
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.codec import from_plain, plain
-from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
-from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import count, listed
-from ddplaunch.watch.phases import PHASES, RankPhases
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 
@@ -62,10 +57,8 @@ COMMAND = Command(
 )
 
 _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
-_SECONDS = 10.0
-_SAVED = "size.json"
-_LARGEST = 1 << 62
-_MOST_OF_A_STEP = 100  # phases overlap, but not in so many threads
+_SIZES = Source("flag", "SIZES")
+_PER_CPU = 4  # processes
 
 
 def scale(
@@ -83,179 +76,225 @@ def scale(
 ) -> int:
     """Measure each size in turn, say what its speed-up is and what holds it back. ``hosts`` are flags of its own."""
     words = required(script, "scale")
-    asked = said.get("nproc")
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile, working_directory())
-    measuring = measuring_of(options, warmup_steps, steps, seconds, _SECONDS)
-    series = TrialSeries("scale", options, words, profile, measuring, keep=bool(keep))
-    machines = TrialMachines(series, hosts)
-    trials = _Trials(series, machines, launch, bool(strong))
-    sizes = _sizes(None if asked is None else str(asked.value), machines)
+    measure = measure_of(options, warmup_steps, steps, seconds, usual_s=10.0)
+    trials = Trials("scale", options, words, profile, measure, keep=bool(keep))
+    machines = _machines(trials, hosts)
+    sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, machines)
+    search = _Sizes(trials, machines, launch, bool(strong))
+    measured, interrupted = search.run(sizes, resume=bool(resume))
     dataset_size = value_of(options.dataset_size, None)
-    found, interrupted = trials.run(sizes, resume=bool(resume))
     if json:
-        answer_json(scale_json(found, strong=trials.strong, dataset_size=dataset_size))
+        answer_json(scale_json(measured, strong=search.strong, dataset_size=dataset_size))
     else:
-        answer(scale_text(found, Terminal.of(sys.stdout), strong=trials.strong, dataset_size=dataset_size))
+        answer(scale_text(measured, Terminal.of(sys.stdout), strong=search.strong, dataset_size=dataset_size))
     if interrupted:
         return ExitStatus.INTERRUPTED
-    return ExitStatus.FINDINGS if any(one.problem is not None for one in found) else ExitStatus.DONE
+    return ExitStatus.FINDINGS if any(one.problem is not None for one in measured) else ExitStatus.DONE
 
 
-class _Trials:
-    """The trials of one command."""
+class Size(NamedTuple):
+    """One size: ``nodes`` machines with ``nproc`` processes each."""
 
-    def __init__(self, series: TrialSeries, machines: TrialMachines, said: Said, strong: bool) -> None:
-        self._series, self._machines, self._said, self._options = series, machines, said, series.options
-        self._prints = Fingerprints(os.environ)
-        self._width = Terminal.of(sys.stderr).width
-        self.first = machines.first
+    nodes: int
+    nproc: int
+
+    @property
+    def processes(self) -> int:
+        """All of them."""
+        return self.nodes * self.nproc
+
+    def __str__(self) -> str:
+        return str(self.nproc) if self.nodes == 1 else f"{self.nodes}x{self.nproc}"
+
+    def of(self, options: Options) -> Options:
+        """Return the options of a launch of this size."""
+        nodes = Resolved(NodeRange(self.nodes, self.nodes), _SIZES)
+        return replace(options, nproc=Resolved(self.nproc, _SIZES), nnodes=nodes, gpus=None)
+
+
+class Machines(NamedTuple):
+    """The machines that there are, and ``first``, a launch of one process that was decided here.
+
+    ``places`` is for how many processes each has a GPU, or a CPU without one; None where nobody says. ``here`` says
+    whether this process starts the ranks itself.
+    """
+
+    first: Prepared
+    nodes: int
+    places: int | None
+    here: bool
+    hosts: tuple[Host, ...] = ()
+    asked: AskedHosts | None = None
+
+    def words(self, size: Size) -> tuple[str, ...]:
+        """Return the flags by which a trial takes as many hosts, the first of all that there are."""
+        if self.asked is None:
+            return ()
+        chosen = self.hosts[: size.nodes]
+        words = spelled("--hosts", ",".join(host.name for host in chosen))
+        for host in chosen:
+            if host.devices is not None:
+                words += spelled("--include", f"{host.name}:{','.join(map(str, host.devices))}")
+        for name in ("chdir", "python", "join_timeout"):
+            if (value := getattr(self.asked, name)) is not None:
+                words += spelled(f"--{name.replace('_', '-')}", f"{value:g}" if name == "join_timeout" else value)
+        return (*words, *(["--bootstrap"] if self.asked.bootstrap else []))
+
+
+def _machines(trials: Trials, flags: Mapping[str, Any]) -> Machines:
+    """Return the machines of this launch. Raises UsageError, and RefusedError where nothing can be launched here."""
+    asked, one = asked_for(flags), Size(1, 1).of(trials.options)
+    if asked is not None:
+        refuse_own_place(trials.options)
+        hosts = hosts_of(asked)  # each trial asks them for their facts
+        slots = [host.slots if host.devices is None else len(host.devices) for host in hosts]
+        least = None if None in slots else min(each or 1 for each in slots)
+        first = prepare(replace(one, device=Resolved("cpu", _SIZES)), trials.target)
+        return Machines(first, len(hosts), least, False, hosts, asked)
+    first = trials.allowed(one)
+    if first.launch.device.value == "cpu" and trials.options.gpus is not None:
+        prepare(replace(one, gpus=trials.options.gpus), trials.target)  # which refuses it
+    slurm = read_slurm(os.environ)
+    if slurm is None or slurm.step is not None:
+        return Machines(first, 1, _places(trials.options, first), True)
+    places = _places(trials.options, first) if slurm.on_node else slurm.gpus_on_node
+    return Machines(first, slurm.nodes, places, slurm.on_node and slurm.nodes == 1)
+
+
+def _places(options: Options, first: Prepared) -> int:
+    facts: Facts = first.facts
+    if first.launch.device.value == "cpu":
+        return 1 if isinstance(facts.cpu, Unavailable) else facts.cpu.usable
+    listed_gpus = value_of(options.gpus, "")
+    if listed_gpus and not listed_gpus.startswith("free"):
+        return len(listed_gpus.split(","))
+    if not isinstance(facts.nvml, NvmlFacts):
+        return 1
+    return len(shown(facts.nvml, exported(os.environ, (), facts.nvml)).entries)
+
+
+class _Sizes:
+    """The trials of one command, a size each."""
+
+    def __init__(self, trials: Trials, machines: Machines, said: Said, strong: bool) -> None:
+        self._trials, self._machines, self._said, self._options = trials, machines, said, trials.options
+        self._first = machines.first
+        self._device = self._first.launch.device.value
         self.strong = strong or self._options.global_batch_size is not None
-        self._whole = self._effective() if self.strong else None
-        report = script_report(self._options, series.target, Path.cwd(), self.first.facts)
-        self._workers = workers_typed(report, "{}")
-
-    def _effective(self) -> int:
-        """Return the effective batch that every size keeps. Raises UsageError where nobody says it."""
+        self._effective = self._first.launch.numbers.global_batch_size
         if self._options.global_batch_size is not None:
-            return self._options.global_batch_size.value
-        if (known := self.first.launch.numbers.global_batch_size) is not None:
-            return known.value
-        raise usage(
-            "`--strong` without a batch",
-            why="the effective batch is to stay the same, and neither an option nor the script says what it is",
-            fix="`--strong --global-batch-size 64`",
-            where="flag: --strong",
-        )
-
-    def said_for(self, size: Size) -> dict[str, Any]:
-        """Return the flags of the trial of a size."""
-        said = dict(self._said)
-        if self._whole is not None:
-            said.pop("batch_size", None)
-            said["global_batch_size"] = Resolved(self._whole, Source("flag", "--strong"))
-        if self.first.launch.device.value == "cuda" and self._machines.here:
-            said["gpus"] = Resolved(self._gpus(size), Source("flag", "SIZES"))
-        return said
-
-    def _gpus(self, size: Size) -> str:
-        """Return the first GPUs that ``--gpus`` lists, else as many idle ones, which the trial holds."""
-        listed = value_of(self._options.gpus, "free")
-        if listed.startswith("free"):
-            return f"free:{size.each}"
-        return ",".join(listed.split(",")[: size.each])
-
-    def prepared(self, size: Size) -> Prepared:
-        """Return a launch with the numbers of a size, decided on this machine. Raises UsageError."""
-        options = size.of(self._options)
-        if not self._machines.here:  # the numbers do not depend on where the others are
-            source = Source("flag", "SIZES")
-            options = replace(
-                options,
-                device=Resolved("cpu", source),
-                node_rank=Resolved(0, source) if size.nodes > 1 else None,
-                master_addr=Resolved("localhost", source) if size.nodes > 1 else None,
+            self._effective = self._options.global_batch_size
+        if self.strong and self._effective is None:
+            raise usage(
+                "`--strong` without a batch",
+                why="the effective batch is to stay the same, and neither an option nor the script says what it is",
+                fix="`--strong --global-batch-size 64`",
+                where="flag: --strong",
             )
-        if self._whole is not None:
-            whole = Resolved(self._whole, Source("flag", "--strong"))
-            options = replace(options, batch_size=None, global_batch_size=whole)
-        return self._series.prepared(options)
 
     def run(self, sizes: Sequence[Size], *, resume: bool) -> tuple[list[SizeMeasured], bool]:
-        """Run the trials in turn; return what was found, and whether Ctrl-C came before they were over."""
-        found: list[SizeMeasured] = []
-        before = {size: saved(self.first.base, self._key(size)) for size in sizes} if resume else {}
+        """Run the trials in turn; return what was measured, and whether Ctrl-C came before they were over."""
+        measured: list[SizeMeasured] = []
+        changes = {size: self._change(size) for size in sizes}
+        before = {size: self._trials.earlier(changes[size], self._first) for size in sizes} if resume else {}
         if resume and not any(before.values()):
-            place = path_text(self.first.base / "runs")
+            place = path_text(self._first.base / "runs")
             say(f"--resume: `{place}` has no size of this script with these options, so that all of them are measured")
-        for size in sizes:
-            key = self._key(size)
-            if (known := before.get(size)) is not None:
-                tell(progress_text(known, 0.0, self._width))
-                found.append(known)
-                continue
-            result = self._series.run(
-                str(size),
-                str(size),
-                self._machines.typed(size),
-                self.said_for(size),
-                self.first,
-                tuple(self._machines.words(size)),
-                elsewhere=not self._machines.here,
-            )
-            one = self._measured(size, result)
-            tell(progress_text(one, result.took_s, self._width))
-            found.append(one)
-            if result.status == "interrupted":  # what there is of this one is shown, and measured anew later
-                left = listed([str(each) for each in sizes[sizes.index(size) :] if before.get(each) is None])
-                say(f"interrupted at size {size}: the same command with `--resume` measures {left}")
-                return found, True
-            if one.ranks and one.problem is None:
-                _save(result.record, key, one)
-        return found, False
+        for size, change in changes.items():
+            trial = before.get(size) or self._trials.run(change, self._first)
+            measured.append(self._measured(size, trial))
+            tell(progress_text(measured[-1], trial.took_s, Terminal.of(sys.stderr).width))
+            if trial.ending == "interrupted":
+                rest = listed([str(each) for each in sizes[sizes.index(size) :] if before.get(each) is None])
+                say(f"interrupted at size {size}: the same command with `--resume` measures {rest}")
+                return measured, True
+        return measured, False
 
-    def _measured(self, size: Size, result: TrialResult) -> SizeMeasured:
-        numbers: Numbers | None = None
-        with suppress(Exception):
-            numbers = self.prepared(size).launch.numbers
-        batch = None if numbers is None or numbers.global_batch_size is None else numbers.global_batch_size.value
+    def _change(self, size: Size) -> Change:
+        """Return the trial of a size, on the first GPUs of ``--gpus``, or as many idle ones, which it holds."""
+        said = dict(self._said)
+        if self.strong and self._effective is not None:
+            said.pop("batch_size", None)
+            said["global_batch_size"] = Resolved(self._effective.value, Source("flag", "--strong"))
+        if self._device == "cuda" and self._machines.here:
+            gpus = value_of(self._options.gpus, "free")
+            chosen = f"free:{size.nproc}" if gpus.startswith("free") else ",".join(gpus.split(",")[: size.nproc])
+            said["gpus"] = Resolved(chosen, _SIZES)
+        # in an allocation, one node has to be said: else all of them are meant
+        nproc = str(size) if self._machines.here else f"{size.nodes}x{size.nproc}"
+        words = self._machines.words(size)
+        return Change(str(size), nproc, size.processes, said, words, elsewhere=not self._machines.here)
+
+    def _numbers(self, size: Size) -> Numbers | None:
+        """Return what a launch of a size would train with; they do not depend on where its machines are."""
+        options = size.of(self._options)
+        if not self._machines.here:
+            options = replace(options, device=Resolved("cpu", _SIZES))
+        if size.nodes > 1:
+            options = replace(options, node_rank=Resolved(0, _SIZES), master_addr=Resolved("localhost", _SIZES))
+        if self.strong:
+            options = replace(options, batch_size=None, global_batch_size=self._effective)
+        with suppress(UsageError, RefusedError):
+            return prepare(options, self._trials.target).launch.numbers
+        return None
+
+    def _measured(self, size: Size, trial: Trial) -> SizeMeasured:
+        numbers, measured = self._numbers(size), trial.measured
+        batch = None if numbers is None else value_of(numbers.global_batch_size, None)
         rates = [] if numbers is None else [rate for rate in (numbers.lr, *(each.lr for each in numbers.rates)) if rate]
-        cpu = self.first.facts.cpu
+        on_gpus = any(rank.facts.get("device") == "cuda" for rank in measured.ranks)
+        cpus, gpu_bytes = _host_of(trial.record)
         one = SizeMeasured(
             size=str(size),
             processes=size.processes,
             nodes=size.nodes,
-            ranks=result.ranks,
-            samples_per_s=result.samples_per_s,
+            ranks=measured.ranks,
+            samples_per_s=measured.samples_per_s,
             effective_batch=batch,
             lr=", ".join(format_lr(rate.value) for rate in rates) or None,
-            cpus=1 if isinstance(cpu, Unavailable) else cpu.usable,
-            gpu_bytes=self._gpu_bytes(),
-            links=self._links(size),
-            busy_cpus=result.busy_cpus,
-            settled=result.settled,
-            outside=result.outside,
-            unwatched=result.unwatched,
-            waiting_threads=result.waiting_threads,
-            workers=self._workers,
-            record=str(result.record),
-            problem=problem_of(result),
-            observed=result.observed,
+            cpus=cpus,
+            gpu_bytes=gpu_bytes if on_gpus else None,
+            links=gpu_links() if on_gpus and self._machines.here and size.nproc > 1 else "",
+            settled=measured.settled,
+            outside=trial.changed_files,
+            unwatched=trial.unwatched,
+            workers=workers_typed(self._first.script, "{}"),
+            record=str(trial.record),
+            problem=trial.problem,
+            observed=trial.observed,
         )
         if one.samples_per_s is None and one.mean_s and batch:
             one = replace(one, samples_per_s=batch / one.mean_s)
         return one
 
-    def _gpu_bytes(self) -> int | None:
-        nvml = self.first.facts.nvml
-        if self.first.launch.device.value != "cuda" or not isinstance(nvml, NvmlFacts):
-            return None
-        sizes = [gpu.memory_total_bytes for gpu in nvml.gpus]
-        return min((size for size in sizes if isinstance(size, int)), default=None)
 
-    def _links(self, size: Size) -> str:
-        """Return what connects the GPUs of this machine; "" of one rank, and where other machines train."""
-        several = size.each > 1 and self.first.launch.device.value == "cuda" and self._machines.here
-        return gpu_links() if several else ""
-
-    def _key(self, size: Size) -> str:
-        """Return what two trials have in common of which one can stand for the other."""
-        secrets: list[str] = []
-        said = launch_words(self.said_for(size), ("run_id", "run_dir", "timeout"))
-        every = (said, self._series.words, self._machines.words(size), self._series.script)
-        words = [hide_words(each, secrets.append) for each in every]
-        prints = [self._prints.of(secret) for secret in secrets]
-        return json_text.dumps([str(size), *words, list(plain(self._series.measuring).values())[:3], prints])
+def _host_of(record: Path) -> tuple[int, int | None]:
+    """Return how many CPUs a trial's first node has, and the memory of its smallest GPU, by its record."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        host = read_object(record / "run.json")["host"]
+        sizes = [int(gpu["memory_total_bytes"]) for gpu in host["nvml"].get("gpus", ())]
+        return max(1, int(host["cpu"]["usable"])), min(sizes, default=None)
+    return 1, None
 
 
-def _sizes(text: str | None, machines: TrialMachines) -> list[Size]:
+def _sizes(text: str | None, machines: Machines) -> list[Size]:
     """Return the sizes, each once. Raises UsageError for what is none, or does not exist here."""
-    most = machines.most
-    sizes = [Size(1, each) for each in _powers(most)] + [Size(nodes, most) for nodes in _powers(machines.nodes)[1:]]
+    most, nodes = machines.places, machines.nodes
+    usual = [] if most is None else [Size(1, each) for each in _powers(most)]
+    usual += [] if most is None else [Size(each, most) for each in _powers(nodes)[1:]]
+    possible = f"`ddplaunch scale {','.join(map(str, usual)) or f'1,{nodes}x1'} …`"
+    if text is None and not usual:
+        raise usage(
+            "no SIZES",
+            why="how many processes each machine has a place for is known once they are asked, which a trial does",
+            fix=f"{possible}, or `--hosts gpu-a:8,gpu-b:8`",
+            where="SIZES",
+        )
     if text is None:
-        return sizes
-    possible = ",".join(map(str, sizes))
-    found = []
+        return usual
+    sizes = []
     for word in text.split(","):
         match = _SIZE.match(word.strip())
         if match is None:
@@ -266,26 +305,27 @@ def _sizes(text: str | None, machines: TrialMachines) -> list[Size]:
                 where="SIZES",
             )
         size = Size(int(match[1] or 1), int(match[2]))
-        if machines.first.launch.device.value == "cuda" and size.each > most:
-            raise usage(
-                f"there is no place for size {size}: {count(most, 'GPU')} on each machine",
-                why="each process takes a GPU of its own",
-                fix=f"`ddplaunch scale {possible} …`",
-                where="SIZES",
-                code="size-not-here",
+        if size.nodes > nodes:
+            raise _not_here(
+                f"size {size} takes {count(size.nodes, 'machine')}, and there {'is' if nodes == 1 else 'are'} {nodes}",
+                "machines are those of `--hosts a,b`, or of a Slurm allocation",
+                possible,
             )
-        refuse_too_many(size.each, most, f"size {size}", f"ddplaunch scale {possible} …", "SIZES")
-        if size.nodes > machines.nodes:
-            there = "is one" if machines.nodes == 1 else f"are {machines.nodes}"
-            raise usage(
-                f"size {size} takes {count(size.nodes, 'machine')}, and there {there}",
-                why=machines.why_not(),
-                fix=f"`ddplaunch scale {possible} …`",
-                where="SIZES",
-                code="size-not-here",
+        on_gpus = machines.first.launch.device.value == "cuda"
+        if most is not None and size.nproc > most * (1 if on_gpus else _PER_CPU):
+            raise _not_here(
+                f"size {size} is too much for {count(most, 'GPU' if on_gpus else 'CPU')} on each machine",
+                "each process takes a GPU of its own"
+                if on_gpus
+                else f"of more than {_PER_CPU} processes on a CPU nothing is measured but how they wait for it",
+                possible,
             )
-        found.append(size)
-    return list(dict.fromkeys(found))
+        sizes.append(size)
+    return list(dict.fromkeys(sizes))
+
+
+def _not_here(what: str, why: str, fix: str) -> UsageError:
+    return usage(what, why=why, fix=fix, where="SIZES", code="size-not-here")
 
 
 def _powers(most: int) -> list[int]:
@@ -294,48 +334,3 @@ def _powers(most: int) -> list[int]:
     while found[-1] * 2 <= most:
         found.append(found[-1] * 2)
     return found if found[-1] == most else [*found, most]
-
-
-def _save(record: Path, key: str, one: SizeMeasured) -> None:
-    """Keep what was measured in the trial's record, for ``--resume``; without a disk it is not kept."""
-    with suppress(OSError):
-        replace_file(record / _SAVED, json_text.dumps({"schema": 1, "key": key, "size": plain(one)}) + "\n")
-
-
-def saved(base: Path, key: str) -> SizeMeasured | None:
-    """Return the newest size under ``base`` that was measured with the same words; None where there is none."""
-    for directory in run_directories(base):
-        with suppress(OSError, ValueError):
-            data = read_object(directory / _SAVED)
-            if data.get("key") == key:
-                return _size_of(data.get("size"))
-    return None
-
-
-def _size_of(data: Any) -> SizeMeasured:
-    """Return the size in a record. Raises ValueError for what no trial wrote."""
-    one = from_plain(data, SizeMeasured)
-    if not one.ranks or one.problem is not None or not all(map(_is_measured, one.ranks)):
-        raise ValueError("no ranks")
-    if any(each.code not in OBSERVED for each in one.observed):
-        raise ValueError("no finding of a trial's ranks")
-    counts = (one.samples_per_s, one.effective_batch, one.gpu_bytes, one.busy_cpus, one.waiting_threads)
-    sizes = (one.processes, one.nodes, one.cpus)
-    if _SIZE.match(one.size) is None or not all(0 < each < _LARGEST for each in sizes):
-        raise ValueError("no size")
-    if not all(0 <= (each or 0) < _LARGEST for each in counts):
-        raise ValueError("no numbers")
-    return one
-
-
-def _is_measured(rank: RankPhases) -> bool:
-    """Whether these are times and shares of steps, and no numbers that cannot be reckoned with."""
-    times = rank.step_s, rank.fastest_s, rank.slowest_s, rank.mean_s
-    shares = [share for share in rank.shares.values() if share is not None]
-    counts = rank.rank, rank.steps, rank.samples_per_s or 0, rank.peak_bytes or 0, rank.waits or 0
-    return (
-        all(0 < each < _LARGEST for each in times)
-        and rank.shares.keys() == {*PHASES, "rest"}
-        and all(0 <= share < _MOST_OF_A_STEP for share in shares)
-        and all(0 <= each < _LARGEST for each in counts)
-    )

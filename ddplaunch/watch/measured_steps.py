@@ -1,0 +1,148 @@
+"""The steps of a run that are to be measured: from where their times settle, for as many or as long as is wanted.
+
+They are read from what the ranks write with ``--phases`` while the run goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.records.find import numbered
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.watch.phases import RankPhases, StepLine, phases_path, phases_ranks, settled, summed
+from ddplaunch.watch.step_rate import FollowedFile
+
+_LEAST = 5  # steps without which nothing is said
+_ENOUGH = 10  # steps, however long they take, unless fewer are asked for
+_UNSETTLED = 60, 20.0  # steps and seconds after which it is measured although step times have not settled
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How long a trial is measured: once step times settle, and after ``warmup_steps`` at least.
+
+    For ``steps`` or ``seconds``, whichever is over first. It ends where that takes more than ``timeout_s`` in all.
+    """
+
+    warmup_steps: int = 5
+    steps: int | None = None
+    seconds: float | None = 10.0
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """What the ranks wrote. ``ranks`` sums up the measured steps of each, and is empty unless all were measured.
+
+    ``facts`` are those of each rank, ``steps`` counts all since the start, ``peak_bytes`` is the most memory that one
+    rank took in any of them. ``settled`` is False where step times still moved; ``empty_epochs`` had no batch.
+    """
+
+    ranks: tuple[RankPhases, ...]
+    facts: tuple[Mapping[str, Any], ...]
+    steps: int
+    settled: bool
+    peak_bytes: int | None
+    empty_epochs: int
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all ranks in a second, as they counted them; None where one cannot tell."""
+        rates = [rank.samples_per_s for rank in self.ranks]
+        return None if None in rates or not rates else sum(rate or 0.0 for rate in rates)
+
+
+class FollowedSteps:
+    """What the ranks of a record write about their steps, read as it grows."""
+
+    def __init__(self, record: Path, ranks: int) -> None:
+        """There are so many ``ranks``. A record that is not there yet says nothing."""
+        self._record, self._ranks = record, ranks
+        self._files: dict[int, FollowedFile] = {}
+        self._lines: dict[int, list[StepLine]] = {}
+
+    def look(self) -> None:
+        """Read what is new."""
+        for _, node in numbered(self._record, "node"):
+            for _, attempt in numbered(node, "attempt"):
+                for rank in phases_ranks(attempt):
+                    if rank not in self._files:
+                        self._files[rank] = FollowedFile(phases_path(attempt, rank))
+        for rank, file in self._files.items():
+            self._lines.setdefault(rank, []).extend(file.new())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank is seen."""
+        return len(self._files) >= self._ranks
+
+    @property
+    def made(self) -> int:
+        """How many steps every rank has made; of more than a few the last one may be missing."""
+        counts = []
+        for rank, lines in self._lines.items():
+            few = self._files[rank].facts.get("steps")
+            counts.append(max(sum(line.steps for line in lines), few if isinstance(few, int) else 0))
+        return min(counts, default=0)
+
+    @property
+    def empty_epochs(self) -> int:
+        """How many epochs had no batch, before the first step."""
+        return 0 if self.made else max((file.facts.get("empty_epochs", 0) for file in self._files.values()), default=0)
+
+    def are_enough(self, measure: Measure) -> bool:
+        """Whether each rank has made all steps that are to be measured."""
+        first = self._first(measure, force=False)
+        return first is not None and self.complete and all(_window(each, first, measure)[1] for each in self._all())
+
+    def measured(self, measure: Measure) -> MeasuredSteps:
+        """Return what was measured, as far as there is something."""
+        first, ranks = self._first(measure, force=True), []
+        for rank, lines in sorted(self._lines.items()):
+            window = [] if first is None else _window(lines, first, measure)[0]
+            one = summed(rank, self._files[rank].facts, window)
+            ranks += [one] if one is not None and len(window) >= min(_LEAST, measure.steps or _LEAST) else []
+        peaks = (line.peak_bytes for lines in self._all() for line in lines if line.peak_bytes)
+        return MeasuredSteps(
+            ranks=tuple(ranks) if len(ranks) == self._ranks else (),
+            facts=tuple(file.facts for file in self._files.values()),
+            steps=self.made,
+            settled=all(settled(lines, measure.warmup_steps) is not None for lines in self._all()),
+            peak_bytes=max(peaks, default=None),
+            empty_epochs=self.empty_epochs,
+        )
+
+    def _all(self) -> Collection[list[StepLine]]:
+        return self._lines.values()
+
+    def _first(self, measure: Measure, *, force: bool) -> int | None:
+        """Return the first step to measure, None before that is known; with ``force`` as early as it may be."""
+        firsts = []
+        for lines in self._all():
+            at = settled(lines, measure.warmup_steps)
+            if at is None:
+                walls = [line.wall_s for line in lines if line.wall_s]
+                too_few = len(walls) < _UNSETTLED[0] or sum(walls) < _UNSETTLED[1]
+                if too_few and not force:
+                    return None
+                at = 1 + max(measure.warmup_steps, 0 if too_few else len(lines) // 2)
+            firsts.append(lines[at].step if at < len(lines) else 1 << 62)
+        return max(firsts, default=None)
+
+
+def _window(lines: Sequence[StepLine], first: int, measure: Measure) -> tuple[list[StepLine], bool]:
+    """Return the lines to measure, from step ``first`` on, and whether they are all that is wanted."""
+    window: list[StepLine] = []
+    steps, seconds = 0, 0.0
+    for line in lines:
+        if line.step < first or not line.wall_s:
+            continue
+        window.append(line)
+        steps, seconds = steps + line.steps, seconds + line.wall_s
+        over = steps >= (measure.steps or math.inf) or seconds >= (measure.seconds or math.inf)
+        if over and len(window) >= min(_ENOUGH, measure.steps or _ENOUGH):
+            return window, True
+    return window, False
