@@ -159,7 +159,7 @@ def test_a_script_that_trains_another_batch_than_it_is_given(tmp_path: Path) -> 
 def test_a_script_that_ends_early_has_its_memory_measured(tmp_path: Path) -> None:
     short = TRAINING.replace("MODEL", MODELS["linear"]).replace("step < 400", "step < 1").replace("1000", "40")
     (tmp_path / "train.py").write_text(short)
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "32", "--timeout", "30")
+    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "32", "--timeout", "3m")
     assert done.returncode == 0, done.stderr  # no batch of more than 40 was tried, which makes no step
     assert found["trials"][0]["note"] == "it ended after 1 step"
     assert found["best"]["peak_bytes"] > 100 << 20
@@ -170,7 +170,7 @@ def test_no_batch_is_tried_that_a_script_without_a_loader_did_not_fill(tmp_path:
     short = TRAINING.replace("MODEL", MODELS["linear"]).replace("step < 400", "step < 1")
     short = short.replace("torch.utils.data.DataLoader(data, args.batch_size, sampler=sampler, drop_last=True)", "LIST")
     (tmp_path / "train.py").write_text(short.replace("LIST", "[(data.tensors[0][: args.batch_size],)]"))
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "16", "--timeout", "30")
+    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "16", "--timeout", "3m")
     assert done.returncode == 0, done.stderr
     assert [each["tried"]["batch"] for each in found["trials"]] == [found["most"]] == [16]
 

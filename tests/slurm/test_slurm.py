@@ -328,7 +328,7 @@ def test_sizes_of_an_allocation_are_measured(cluster: Cluster, place: Path) -> N
     words = ("salloc", "-N2", sys.executable, "-m", "ddplaunch", "scale", "3x1", "--device", "cpu", "--", "train.py")
     more = cluster.run(words, place)
     assert more.returncode == 2 and "size 3x1 takes 3 machines, and there are 2" in more.stderr, more.stderr
-    assert re.search(r"why: Slurm job [0-9]+ has 2", more.stderr)
+    assert "or of a Slurm allocation" in " ".join(more.stderr.split())
 
 
 def test_doctor_measures_the_nodes_of_an_allocation(cluster: Cluster, place: Path) -> None:
