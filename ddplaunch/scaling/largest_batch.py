@@ -16,7 +16,6 @@ _ROUGH = 0.1  # peaks that differ by less say it roughly
 _LEAP = 16  # times the largest batch that was tried: as far as a trial goes that little is known about
 _SHRINK = 4  # a trial that ran out of memory has no peak: the next one has this part of its batch
 _LARGEST = 1 << 30
-_STEPS_OF_AN_EPOCH = 10
 _FIGURES = 32  # a batch is rounded down to a multiple of a power of two, by at most this part of it
 
 
@@ -129,10 +128,6 @@ class Batches:
         step = 1 << max(0, (found // _FIGURES).bit_length() - 1)
         return found // step * step
 
-    def beginning(self) -> int:
-        """Return the one to begin with."""
-        return self.at_most(self.first) if self.total is not None else max(1, min(self.first, self.most))
-
 
 def _divisors(number: int) -> list[int]:
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
@@ -151,7 +146,8 @@ def next_batch(tried: Sequence[Tried], batches: Batches, headroom: float) -> int
     smallest that does not.
     """
     if not tried:
-        return batches.beginning()
+        first = min(batches.first, batches.most)
+        return batches.at_most(first) if batches.total is not None else max(1, first)
     best = largest(tried, headroom)
     over = min((each.batch for each in tried if not each.within(headroom)), default=None)
     if best is None:
@@ -216,14 +212,13 @@ def _between(best: int, over: int | None, batches: Batches, wanted: float) -> in
     return None if over is not None and found >= over else found
 
 
-def fastest(tried: Sequence[Tried], headroom: float, samples: int | None = None) -> Tried | None:
+def fastest(tried: Sequence[Tried], headroom: float, samples: int = _LARGEST) -> Tried | None:
     """Return the trial that trained most samples a second of those that leave ``headroom``, of equals the largest.
 
-    Of ``samples`` for each rank, None where nobody knows, a batch has to leave ten steps in an epoch: nobody wants to
-    train with fewer, however fast they are.
+    Of ``samples`` for each rank a batch has to leave ten steps in an epoch: nobody wants to train with fewer, however
+    fast they are.
     """
-    most = _LARGEST if samples is None else samples // _STEPS_OF_AN_EPOCH
-    known = [one for one in tried if one.within(headroom) and one.samples_per_s and one.batch <= most]
-    best = max((one.samples_per_s or 0.0 for one in known), default=0.0)
-    like = [one for one in known if (one.samples_per_s or 0.0) >= best * (1 - _ALIKE)]
-    return max(like, key=lambda one: one.batch, default=None)
+    enough = [one for one in tried if one.within(headroom) and one.batch * 10 <= samples]
+    rates = {one: rate for one in enough if (rate := one.samples_per_s)}
+    like = (one for one, rate in rates.items() if rate >= max(rates.values()) * (1 - _ALIKE))
+    return largest(list(like), headroom)

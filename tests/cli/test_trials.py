@@ -12,6 +12,7 @@ import pytest
 
 from ddplaunch.agent.rank_site.ddplaunch_marks import redirect_writers
 from ddplaunch.cli.prepare import prepare
+from ddplaunch.cli.trials.measured_steps import Measure
 from ddplaunch.cli.trials.trial import Change, Trial, Trials
 from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
 from ddplaunch.machine.processes.process_table import process_table
@@ -21,7 +22,6 @@ from ddplaunch.planning.options import Options
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from ddplaunch.watch.measured_steps import Measure
 from tests.cli.cli_calls import Call, call
 
 __all__ = ["call"]

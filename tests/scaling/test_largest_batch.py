@@ -107,7 +107,7 @@ def test_the_fastest_is_the_larger_one_of_two_that_are_alike() -> None:
 
 def test_a_batch_that_leaves_few_steps_in_an_epoch_is_not_the_fastest() -> None:
     tried = [Tried(batch, True, batch, 10_000, float(batch)) for batch in (8, 64, 1000)]
-    for samples, batch in ((None, 1000), (10_000, 1000), (1000, 64), (80, 8)):
+    for samples, batch in ((1 << 30, 1000), (10_000, 1000), (1000, 64), (80, 8)):
         best = fastest(tried, 0.1, samples)
         assert best is not None and best.batch == batch
     assert fastest(tried, 0.1, 79) is None

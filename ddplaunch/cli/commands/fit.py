@@ -266,7 +266,7 @@ class _Search:
         samples = most if most < Batches.most else None
         accum = value_of(self._first.launch.numbers.accum, 1)
         best = largest(tried, self._headroom)
-        quickest = fastest(tried, self._headroom, None if samples is None else samples // accum)
+        quickest = fastest(tried, self._headroom, most // accum)
         timed = any(one.samples_per_s for one in tried)
         return Fitted(
             trials=tuple(self._trials),

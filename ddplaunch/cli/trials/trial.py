@@ -28,6 +28,7 @@ from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import asked, read_told, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target
+from ddplaunch.cli.trials.measured_steps import FollowedSteps, Measure, MeasuredSteps
 from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.stop_run import stop_run
@@ -47,7 +48,6 @@ from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.variable_names import TRIAL, own_command
 from ddplaunch.values.words import count, duration_text
-from ddplaunch.watch.measured_steps import FollowedSteps, Measure, MeasuredSteps
 
 #: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": its
 #: launch was refused; "timed-out": too few steps in the time that there is; "interrupted": by Ctrl-C.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.watch.measured_steps import FollowedSteps, Measure
+from ddplaunch.cli.trials.measured_steps import FollowedSteps, Measure
 
 
 def write(record: Path, rank: int, walls_s: Sequence[float | None], samples: int = 8) -> None:
