@@ -250,6 +250,9 @@ def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
     failed = trial("--fail-at", "3")
     assert failed.ending == "failed" and failed.diagnosis is not None and failed.measured.ranks == ()
     assert failed.diagnosis.code == "script-exception" and "a wrong sample" in failed.diagnosis.what
+    late = trial("--fail-at", "30")
+    assert late.ending == "failed" and late.measured.steps >= 25 and late.problem is not None
+    assert late.problem.code == "trial-failed"
     none = trial("--steps", "0", processes=1)
     assert none.ending == "ended" and none.measured.steps == 0
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")

@@ -98,8 +98,8 @@ class FollowedSteps:
         first = self._first(measure, force=False)
         return first is not None and self.complete and all(_window(each, first, measure)[1] for each in self._all())
 
-    def measured(self, measure: Measure) -> MeasuredSteps:
-        """Return what was measured, as far as there is something."""
+    def measured(self, measure: Measure, failed: bool = False) -> MeasuredSteps:
+        """Return what was measured, as far as there is something: nothing of a run that ``failed``."""
         first, ranks = self._first(measure, force=True), []
         for rank, lines in sorted(self._lines.items()):
             window = [] if first is None else _window(lines, first, measure)[0]
@@ -107,7 +107,7 @@ class FollowedSteps:
             ranks += [one] if one is not None and len(window) >= min(_LEAST, measure.steps or _LEAST) else []
         peaks = (line.peak_bytes for lines in self._all() for line in lines if line.peak_bytes)
         return MeasuredSteps(
-            ranks=tuple(ranks) if len(ranks) == self._ranks else (),
+            ranks=tuple(ranks) if len(ranks) == self._ranks and not failed else (),
             facts=tuple(file.facts for file in self._files.values()),
             steps=self.made,
             settled=all(settled(lines, measure.warmup_steps) is not None for lines in self._all()),

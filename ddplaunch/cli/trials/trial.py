@@ -56,7 +56,6 @@ Ending = Literal["measured", "ended", "failed", "refused", "timed-out", "interru
 #: Flags of a launch that a trial decides for itself, or that would have it go on.
 _OWN = ("nproc", "nnodes", "run_id", "phases", "timeout", "show", "verbose", "max_restarts")
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
-_TIMEOUT_S = 600.0
 _LOOK_S = 0.2
 _UNSEEN_S = 60.0  # for ranks of other machines to start and settle that nobody sees
 _EMPTY = 16  # epochs without a batch after which none is waited for
@@ -119,7 +118,7 @@ def measure_of(
         if value is not None and value < smallest:
             raise too_small(flag, value, example)
     limit_s = usual_s if seconds is None and steps is None else seconds
-    timeout_s = value_of(options.timeout_s, _TIMEOUT_S)
+    timeout_s = value_of(options.timeout_s, 600.0)
     return Measure(5 if warmup_steps is None else warmup_steps, steps, limit_s, timeout_s)
 
 
@@ -185,7 +184,7 @@ class Trials:
             change=change,
             record=running.record,
             ending=ending,
-            measured=running.steps.measured(self.measure),
+            measured=running.steps.measured(self.measure, failed=ending == "failed"),
             diagnosis=outcome.diagnosis if isinstance(outcome, RunOutcome) else None,
             findings=findings,
             observed=_observed(running.record),
@@ -313,15 +312,13 @@ class _Running:
 
     def watch(self, grace_s: float) -> Ending:
         """Wait until enough is measured or the run is over, and end it with its usual grace; return how it ended."""
-        ending: Ending = "interrupted"
         try:
-            ending = self._wait()
+            return self._wait()
         except KeyboardInterrupt:
-            pass
+            return "interrupted"
         finally:
             self._end(grace_s)
             self.steps.look()
-        return ending
 
     def _wait(self) -> Ending:
         began_s, terminal = time.monotonic(), Terminal.of(sys.stderr)
@@ -335,9 +332,8 @@ class _Running:
             if self.steps.are_enough(self._measure):
                 return "measured"
             self.unwatched = self._change.elsewhere and not self.steps.complete
-            if took_s >= min(self._measure.timeout_s, unseen_s if self.unwatched else self._measure.timeout_s):
-                return "timed-out"
-            if self.steps.empty_epochs >= _EMPTY:
+            over = took_s >= self._measure.timeout_s or (self.unwatched and took_s >= unseen_s)
+            if over or self.steps.empty_epochs >= _EMPTY:
                 return "timed-out"
         if status == 0:
             return "ended"
