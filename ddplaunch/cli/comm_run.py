@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import ddplaunch
 from ddplaunch.cli.parsing.typed_words import launch_words
 from ddplaunch.cli.streams import StartReport, asked, read_told
 from ddplaunch.comm.results import Comm, comm_results
@@ -22,7 +23,9 @@ from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.values.finding import Finding, Severity, error
 from ddplaunch.values.variable_names import own_command
 
-_SCRIPT = ("-m", "ddplaunch.examples.comm_test")
+_SCRIPT = str(Path(ddplaunch.__file__).parent / "examples" / "comm_test.py")
+#: On other hosts, where it lies somewhere else. `python -m` would import from the working directory first.
+_MODULE = (("--env", "PYTHONSAFEPATH=1"), ("-m", "ddplaunch.examples.comm_test"))
 #: The flags of a launch that say where and how ranks run; what concerns a training is left out.
 _SHARED = frozenset(
     {
@@ -45,7 +48,8 @@ def comm_words(
     words += [] if profile is None else ["--profile", profile]
     words += launch_words({name: value for name, value in said.items() if name in _SHARED})
     limit = [] if timeout_s is None else ["--timeout", f"{timeout_s:g}"]
-    return [*words, *hosts, "--", *_SCRIPT, *limit]
+    before, script = _MODULE if hosts else ((), (_SCRIPT,))
+    return [*words, *hosts, *before, "--", *script, *limit]
 
 
 def run_comm_test(words: Sequence[str], timeout_s: float) -> Comm:

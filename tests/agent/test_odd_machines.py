@@ -155,7 +155,7 @@ assert other.pid == first.pid, "the kernel gives the number again"
 assert is_ending(seen) and not remaining([seen]) and left_by(owners, (), workers_only=False) == []
 assert send_signal(seen, signal.SIGKILL) == "other"
 sweeps = Sweeps()
-sweeps.begin(lambda: left_by(owners, (), workers_only=False), at_once=True)
+sweeps.begin(lambda: left_by(owners, (), workers_only=False), None)
 assert not sweeps.ended and other.poll() is None
 print("held", other.pid)
 """
@@ -181,7 +181,7 @@ while len(left_by(owners, (), workers_only=False)) < 3: time.sleep(0.01)
 table = process_table()
 assert {one.uid for one in table.values()} == {65534} and runs_in(table) == () == orphans_in(table, adopts_orphans)
 sweeps = Sweeps()
-sweeps.begin(lambda: left_by(owners, (), workers_only=False))
+sweeps.begin(lambda: left_by(owners, (), workers_only=False), lambda _: 1.0)
 while sweeps.running:
     sweeps.tick()
     rank.poll()

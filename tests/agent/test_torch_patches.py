@@ -186,7 +186,7 @@ def groups_are_signalled() -> None:
 
 def workers_die_of_sigterm() -> None:
     module, before = WORKER_SIGNALS.owner(), multiprocessing.popen_fork.Popen.terminate
-    ddplaunch_marks.keep_data_workers()
+    ddplaunch_marks._say(ddplaunch_marks.spare_workers, module)
     assert not hasattr(module, "_set_worker_signal_handlers")
     assert multiprocessing.popen_fork.Popen.terminate is before
 

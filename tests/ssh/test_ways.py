@@ -125,6 +125,18 @@ def test_a_detached_run_is_followed_and_stopped_on_a_host(debian: Lab) -> None:
 _NOT_THERE = ("ddplaunch", "__editable__", "typer", "rich", "psutil", "pynvml", "nvidia_ml", "yaml", "pyyaml", "tree_s")
 
 
+def test_ranks_on_hosts_have_saved_beside_their_data_workers(debian: Lab) -> None:
+    debian.write("save.py", SAVING)
+    run = Launched(debian, "saving", "2x1", script=("save.py", "2"))
+    ups = [debian.own(host) / f"up-{rank}-0" for rank, host in enumerate(debian.hosts)]
+    run.until(lambda: all(up.exists() for up in ups), "both ranks train")
+    os.kill(run.launcher, signal.SIGTERM)
+    assert run.ended() == 143, run.said
+    for rank, host in enumerate(debian.hosts):
+        assert (debian.own(host) / f"saved-{rank}-0.pt").exists(), run.said
+    debian.nothing_left("saving", 60)
+
+
 def test_hosts_without_ddplaunch_get_it_for_a_launch_or_by_what_is_typed(debian: Lab) -> None:
     """Their environment has all but ddplaunch, and builds without an index, since these hosts reach none.
 
@@ -189,15 +201,3 @@ def test_hosts_with_ipv6_alone(debian: Lab) -> None:
     run = Launched(debian, "ipv6", "2x1", "--hosts", hosts, "--master-addr", f"[{first}]", script=("train.py",))
     assert trained(debian, run) == [f"{first} {INTERFACE}"] * 2
     assert f"rank 0 at [{first}]:" in run.flat
-
-
-def test_ranks_on_hosts_have_saved_beside_their_data_workers(debian: Lab) -> None:
-    debian.write("save.py", SAVING)
-    run = Launched(debian, "saving", "2x1", script=("save.py", "2"))
-    ups = [debian.own(host) / f"up-{rank}-0" for rank, host in enumerate(debian.hosts)]
-    run.until(lambda: all(up.exists() for up in ups), "both ranks train")
-    os.kill(run.launcher, signal.SIGTERM)
-    assert run.ended() == 143, run.said
-    for rank, host in enumerate(debian.hosts):
-        assert (debian.own(host) / f"saved-{rank}-0.pt").exists(), run.said
-    debian.nothing_left("saving", 60)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+_SPARED = "ddplaunch_spares_workers"  # an attribute of torch's module, once it is changed
 _WAITS_EVERY_S, _WAITS_SHARE = 0.5, 1000  # and that many times longer than looking takes
 
 
@@ -226,32 +227,40 @@ def keep_data_workers() -> None:
     is to save then, and cannot when its workers die: torch raises in it as soon as one does.
     """
 
-    def signals(module: Any) -> None:
-        import collections
-        import multiprocessing.popen_fork
-        import signal
+    def before_fork() -> None:
+        module = sys.modules.get("torch.utils.data._utils.signal_handling")
+        if module is not None and not hasattr(module, _SPARED):
+            _say(spare_workers, module)
 
-        processes: Any = multiprocessing.popen_fork.Popen
-        ask, kill = processes.terminate, processes.kill
-        set_handlers, set_pids = module._set_worker_signal_handlers, module._set_worker_pids
-        worker_pids: collections.deque[int] = collections.deque(maxlen=1024)  # pids come again, but not that soon
+    os.register_at_fork(before=before_fork)
 
-        def set_handlers_of_worker() -> None:
-            set_handlers()
-            # not SIG_IGN, which a program that the worker starts would inherit
-            signal.signal(signal.SIGTERM, lambda number, frame: None)
 
-        def note_pids(loader: int, pids: tuple[int, ...]) -> None:
-            worker_pids.extend(pids)
-            set_pids(loader, pids)
+def spare_workers(module: Any) -> None:
+    """Change what torch does in a worker that it has forked, in ``torch.utils.data._utils.signal_handling``."""
+    import collections
+    import multiprocessing.popen_fork
+    import signal
 
-        def terminate(process: Any) -> None:
-            (kill if process.pid in worker_pids else ask)(process)
+    setattr(module, _SPARED, True)
+    processes: Any = multiprocessing.popen_fork.Popen
+    ask, kill = processes.terminate, processes.kill
+    set_handlers, set_pids = module._set_worker_signal_handlers, module._set_worker_pids
+    worker_pids: collections.deque[int] = collections.deque(maxlen=1024)  # pids come again, but not that soon
 
-        module._set_worker_signal_handlers, module._set_worker_pids = set_handlers_of_worker, note_pids
-        processes.terminate = terminate
+    def set_handlers_of_worker() -> None:
+        set_handlers()
+        # not SIG_IGN, which a program that the worker starts would inherit
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
 
-    after_import({"torch.utils.data._utils.signal_handling": signals})
+    def note_pids(loader: int, pids: tuple[int, ...]) -> None:
+        worker_pids.extend(pids)
+        set_pids(loader, pids)
+
+    def terminate(process: Any) -> None:
+        (kill if process.pid in worker_pids else ask)(process)
+
+    module._set_worker_signal_handlers, module._set_worker_pids = set_handlers_of_worker, note_pids
+    processes.terminate = terminate
 
 
 def redirect_writers() -> None:
