@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from benchmarks.matrix import PAIRS, PYTHONS
+from tests.hosts.launching import clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
@@ -82,7 +83,7 @@ def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:
     )
     words = ["ddplaunch", "run", "2", "--device", "cpu", "--dry-run", "--", "train.py"]
     child = [sys.executable, "-c", f"import sys; sys.argv = {words!r}\n{code}"]
-    done = subprocess.run(child, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(child, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False)
     assert "torch.distributed.run" in done.stdout, done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
 

@@ -69,7 +69,7 @@ from tests.hosts.launching import clean_environment
 PACKAGE = Path(ddplaunch.__file__).parent
 #: Private names of Python's own library; what they are for is said where they are used.
 PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
-PYTHONS |= {"_initializing", "_parent_process", "_process_counter", "_registry", "_resource_tracker"}
+PYTHONS |= {"_initializing", "_parent_process", "_pid", "_process_counter", "_registry", "_resource_tracker"}
 PYTHONS |= {"_run_module_as_main", "_set_native_id", "_startTime", "_xoptions"}
 #: Modules of torch that are looked up where somebody has imported them, and parts of the names in the list.
 LOOKED_UP = {"_C", "_distributed_c10d", "_dynamo"}

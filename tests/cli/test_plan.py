@@ -289,7 +289,7 @@ def test_a_configuration_that_is_wrong(call: Call, folder: Path, content: bytes,
 def test_a_configuration_that_is_no_file(call: Call, folder: Path) -> None:
     (folder / "ddplaunch.toml").mkdir()
     said = call("plan", "2")
-    assert said.status == 2 and "`ddplaunch.toml` cannot be read: Is a directory" in said.err
+    assert said.status == 2 and "`ddplaunch.toml` cannot be read: is no plain file" in said.err
     (folder / "ddplaunch.toml").rmdir()
     (folder / "pyproject.toml").write_text("[tool]\nddplaunch = 3\n")
     assert "`tool.ddplaunch` in pyproject.toml is not a table" in call("plan", "2").err

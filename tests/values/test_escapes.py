@@ -137,7 +137,6 @@ def test_the_filter_is_light() -> None:
 #: Who writes to the launcher's stdout or stderr, and why what it writes is harmless there.
 WRITERS = {
     "ui/terminal.py": "the filter of every command",
-    "watch/screen.py": "the filter of `top`",
     "agent/guard/output.py": "its callers filter; rank 0 alone is byte for byte",
     "cli/hosts/hosts_console.py": "filters; rank 0 alone is byte for byte",
     "agent/plugin/outlets.py": "filters, where the guard is gone",
