@@ -7,7 +7,7 @@ from typing import Any
 from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, body_of, own_values
 from ddplaunch.cli.parsing.quick import parse_quickly
 from ddplaunch.cli.parsing.removed import removed
-from ddplaunch.cli.parsing.typed_words import said_on_command_line, with_lists_taken_apart
+from ddplaunch.cli.parsing.typed_words import said_on_command_line
 from ddplaunch.cli.target import misplaced_script, split_arguments
 from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
 from ddplaunch.values.words import needs_linux
@@ -16,7 +16,8 @@ from ddplaunch.values.words import needs_linux
 def dispatch(words: list[str]) -> int:
     """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
     ours, script = split_arguments(words)
-    if ours[:1] == ["help"]:
+    names_nothing = not ours
+    if names_nothing or ours[0] == "help":
         ours = [*ours[1:], "--help"]
     command = ours[0]
     if (gone := _removed(ours)) is not None:
@@ -32,8 +33,7 @@ def dispatch(words: list[str]) -> int:
 
         values = parse(ours, script)
         if values is None:  # it showed help
-            return ExitStatus.DONE
-    values = with_lists_taken_apart(values)
+            return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
     if (missing := needs_linux(_what_is_done(command, values))) is not None:
         raise RefusedError(missing)
     return int(body_of(command)(**_beside_own(command, values, script), **own_values(command, values)))

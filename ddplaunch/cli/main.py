@@ -91,12 +91,7 @@ def _of_itself(ours: list[str]) -> ExitStatus | None:
     if ours in (["--version"], ["-V"], ["-v"], ["version"]):
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
-    if not ours:
-        from ddplaunch.cli.parsing.typer_app import parse
-
-        parse(["--help"])
-        return ExitStatus.USAGE
-    if ours[0].partition("=")[0] in ("--install-completion", "--show-completion"):
+    if ours and ours[0].partition("=")[0] in ("--install-completion", "--show-completion"):
         from ddplaunch.cli.parsing.completion import set_up_shell
 
         answer(set_up_shell(ours))

@@ -127,7 +127,7 @@ def test_an_encoding_without_signs(folder: Path) -> None:
 
 def test_alone_it_shows_what_it_can_do(call: Call) -> None:
     said = call()
-    assert said.status == 2
+    assert said.status == 2 and call("--", "train.py") == said
     assert all(f" {command} " in said.out for command in ("run", "plan", "doctor", "explain"))
     assert "ddplaunch doctor " in said.out
     for words in (["--help"], ["-h"], ["run", "-h"], ["run", "2", "--help", "--", "train.py"]):

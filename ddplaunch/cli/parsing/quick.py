@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddplaunch.cli.parsing.command import REPEATED, options_of, spellings
+from ddplaunch.cli.parsing.typed_words import with_lists_taken_apart
 from ddplaunch.planning.flag import Flag
 
 
@@ -41,7 +42,7 @@ def parse_quickly(command: str, words: list[str]) -> dict[str, Any] | None:
             value = attached if equals else rest.pop(0)
         if not _keep(values, option, value):
             return None
-    return values
+    return with_lists_taken_apart(values)
 
 
 def _keep(values: dict[str, Any], option: Flag, value: Any) -> bool:
