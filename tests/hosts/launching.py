@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.checks.known_variables import GENERAL_PREFIXES, PREFIXES
 from ddplaunch.hosts.session.links import Links
 
-#: What an outer launcher, or a user, may have left; the launches of the tests decide it anew.
-_LEFT = ("PET_", "MASTER_", "DDPLAUNCH_", "NCCL_", "GLOO_", "TORCHELASTIC_", "OMP_", "SLURM_")
+#: What an outer launcher, a user or an image may have left; the launches of the tests decide it anew.
+_LEFT = ("PET_", "DDPLAUNCH_", "SLURM_", *PREFIXES, *GENERAL_PREFIXES)
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 #: Options of a launch of which no warning is expected, also where there is one CPU.
 ANYWHERE = ("--device", "cpu", "--ignore", "cpus-short")
