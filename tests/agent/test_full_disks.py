@@ -287,18 +287,13 @@ def test_room_is_held_and_given_back(tmp_path: Path) -> None:
 # A record that is removed
 
 
-def test_a_file_that_is_removed_is_begun_again_with_its_last_words(run: Path) -> None:
+def test_a_file_that_is_removed_is_said_to_be(run: Path) -> None:
     file = log(run)
     file.write(lines(5000))
     shutil.rmtree(run)
     file.check()
     file.write(lines(5, 5000))
-    text = Path(file.path or "").read_bytes()
-    assert text.startswith(b"[ddplaunch: what came before was removed while the run went on]\n")
-    assert text.endswith(lines(1000, 4005)) and LAST_BYTES < len(text) < LAST_BYTES + 500
-    assert file.problem == "removed while the run went on"
-    file.check()
-    assert Path(file.path or "").read_bytes() == text
+    assert file.problem == "removed while the run went on" and not run.exists()
 
 
 def test_a_file_that_is_removed_when_it_is_complete_is_missed_too(run: Path) -> None:
@@ -322,7 +317,6 @@ def test_a_removed_record_is_said_to_be_incomplete(tmp_path: Path) -> None:
         guarded.wait()
         _, ended = guarded.end()
         assert "removed while the run went on" in str(ended.unrecorded)
-        assert guarded.file("attempt-0/rank-0.out").endswith(b"went on]\nbefore\nafter\n")
 
 
 # Noticed while the run goes on

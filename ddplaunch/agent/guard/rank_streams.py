@@ -1,9 +1,5 @@
 r"""What ranks and torchrun write, read from pipes and terminals, and passed on to the record and the console.
 
-A rank that prints without pause would wake the guard for every line, and pay for it: a write into an empty pipe wakes
-the reader, one into a pipe that holds something does not (pipe_write in linux/fs/pipe.c). So a stream that has
-something again and again within a moment *rests*: it is read by the clock, every ``_REST_S``, until nothing came.
-
 Output of several ranks is shown as whole lines with a prefix. Bytes that are not UTF-8 pass as they are. A progress
 bar, which returns to the start of its line with ``\r``, becomes the one line that a terminal shows in the end.
 """
@@ -91,11 +87,7 @@ def finally_shown(line: bytes) -> bytes:
     return shown.encode("utf-8", "surrogateescape").rstrip(b" ") if len(parts) > 1 else line
 
 
-_REST_S = 0.008
-_IN_A_ROW = 8  # one `print` is several writes in an unbuffered interpreter, which torchrun starts
-_SHORTEST_REST_S = 0.001
 _BUFFER = bytearray(1 << 18)
-_F_GETPIPE_SZ = 1032  # fcntl.F_GETPIPE_SZ is in Python since 3.10, not in every build of it
 
 
 class Stream:
@@ -110,12 +102,7 @@ class Stream:
         self.open = True
         self.paused = False
         self.told_gone = False
-        self.rest_s = _REST_S
-        self.rest_until_s: float | None = None
-        self.read_s = 0.0
-        self.in_a_row = 0
         self.is_terminal = os.isatty(descriptor)
-        self.capacity = _capacity(descriptor)
         os.set_blocking(descriptor, False)
 
     def read(self) -> bytes | None:
@@ -132,34 +119,11 @@ class Stream:
             return None
         return bytes(memoryview(_BUFFER)[:size])
 
-    def rest_after(self, size: int, now_s: float) -> bool:
-        """Decide, after ``size`` bytes were read, whether to read next by the clock; 0 bytes end a rest."""
-        was_resting, since_s = self.rest_until_s is not None, now_s - self.read_s
-        self.read_s = now_s
-        self.in_a_row = self.in_a_row + 1 if size and (was_resting or since_s < _REST_S) else 0
-        if self.in_a_row < _IN_A_ROW or self.is_terminal:
-            self.rest_until_s = None
-            return False
-        if size * 2 > self.capacity:
-            self.rest_s = max(self.rest_s / 2, _SHORTEST_REST_S)
-        elif size * 8 < self.capacity:
-            self.rest_s = min(self.rest_s * 2, _REST_S)
-        self.rest_until_s = now_s + self.rest_s
-        return True
-
     def close(self) -> None:
         """Let go of the reading end."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor, self.open = -1, False
-
-
-def _capacity(descriptor: int) -> int:
-    """Return how many bytes a pipe holds before who writes has to wait."""
-    try:
-        return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
-    except OSError:  # no pipe
-        return 1 << 16
 
 
 #: As gloo's exception, and NCCL's watchdog, which waits for a while before it ends the rank.
@@ -224,18 +188,13 @@ class Streams:
         self.in_background(lambda: self._room.take(size))
 
     def _read(self, stream: Stream) -> None:
-        """Read what is there, and decide when to read next: as it comes, by the clock, or when there is room again."""
-        now_s = time.monotonic()
-        size = self._take(stream)
+        """Read what is there; pause where the console or the disk has to catch up first."""
+        self._take(stream)
         if not stream.open:
             self._close(stream)
         elif self._full(stream):
-            stream.paused, stream.rest_until_s = True, None
+            stream.paused = True
             self._loop.forget(stream.descriptor)
-        elif stream.rest_after(size, now_s):
-            self._loop.forget(stream.descriptor)
-        else:
-            self._watch(stream)
 
     def _take(self, stream: Stream) -> int:
         data = stream.read()
@@ -262,20 +221,17 @@ class Streams:
 
     def due_s(self) -> float | None:
         """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        times = [stream.rest_until_s for stream in self._open if stream.rest_until_s is not None]
         if not self._stalled and any(stream.paused for stream in self._open):
-            times.append(time.monotonic() + 1.0)  # to notice a disk that takes nothing
-        return min(times, default=None)
+            return time.monotonic() + 1.0  # to notice a disk that takes nothing
+        return None
 
     def tick(self) -> None:
-        """Read the streams that have rested enough, go on where there is room again, see what is gone."""
+        """Go on with the streams that waited for the console or the disk, where there is room again."""
         now_s = time.monotonic()
         if not self._stalled and self.records.full() and now_s - self.records.moved_s > _STALLED_S:
             self._stalled = True
         for stream in list(self._open):
-            if stream.rest_until_s is not None and stream.rest_until_s <= now_s:
-                self._read(stream)
-            elif stream.paused and not self._full(stream):
+            if stream.paused and not self._full(stream):
                 stream.paused = False
                 self._watch(stream)
 

@@ -1,4 +1,4 @@
-"""A file of the record that grows: within its limit, in memory while the disk takes nothing, anew where it was removed.
+"""A file of the record that grows: within its limit, and in memory while the disk takes nothing.
 
 Whether a rank prints must never depend on a disk. What cannot be written is kept, the last 64 KiB of it, so that a
 failure can still be explained, and written as soon as there is room.
@@ -127,11 +127,8 @@ class RecordFile:
             self.problem = why if self._lost else None
 
     def check(self) -> None:
-        """Begin the file again where it was removed, and write what waits to be written. Never raises."""
-        if self._file >= 0:
-            if not self._is_there():
-                self._begin_again()
-        elif self._unwritten.look():
+        """Write what waits to be written, and note where the file was removed. Never raises."""
+        if self._file < 0 and self._unwritten.look():
             self.retry()
             if self._closed:
                 self._shut()
@@ -153,17 +150,6 @@ class RecordFile:
     def forget(self) -> None:
         """Let go of what is in memory."""
         self._unwritten, self._kept = Last(), Last()
-
-    def _begin_again(self) -> None:
-        """Make the file anew, with the last bytes of the one that was removed."""
-        last = b""
-        with contextlib.suppress(OSError), open(f"/proc/self/fd/{self._file}", "rb") as removed:
-            removed.seek(max(0, self._size - LAST_BYTES))
-            last = removed.read()
-        self._shut()
-        self.problem, self._lost, self._line_ended = _REMOVED, True, True
-        self.open()
-        self.write(self._notice(f"what came before was {_REMOVED}") + last)
 
     def _missing(self, size_bytes: int) -> bytes:
         return self._notice(f"{size_text(size_bytes)} of output are missing here, which the disk did not take")
@@ -207,12 +193,6 @@ class RecordFile:
         what = f"output was cut here; the last of it is in {self.name}.from-*, as `--log-max-size` says"
         with contextlib.suppress(OSError), closing(open_to_write(path, os.O_WRONLY | os.O_APPEND)) as head:
             os.write(head, f"[ddplaunch: {what}]\n".encode())
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(self._piece.path, follow_symlinks=False), os.fstat(self._file))
-        except OSError:
-            return False
 
     def _fail(self, error: OSError) -> None:
         self.problem = self.problem or error.strerror or str(error)
