@@ -65,14 +65,14 @@ host-left-out: A host did not answer, and the launch continues without it
     `--nnodes MIN:MAX` allows it: enough hosts answered.
 host-lost: The session with a host ended, or fell silent, while its ranks were running
     The machine lost power or network, or its sshd was killed. Launcher and host send each other a sign of life every
-    two seconds; after 15 s without one, each side ends the run. Remedy: look at the log on the host.
+    two seconds; after a minute without one, each side ends the run. Remedy: look at the log on the host.
 host-refused: A host refused its part of the launch
     Every host repeats the decisions for its part from its own facts, and something changed there after it was checked.
 launcher-cut-off: All hosts were lost at once, which points to the launcher's network
-    The hosts end the run when they hear nothing for 15 s. Remedy: launch from a machine that stays connected, inside
+    The hosts end the run when they hear nothing for a minute. Remedy: launch from a machine that stays connected, inside
     `tmux`, or with `ddplaunch submit`.
 launcher-lost: The launcher of a run over several hosts died, and left no word
-    Its hosts end the run when its connection closes or it says nothing for 15 s. Remedy: launch from a machine that
+    Its hosts end the run when its connection closes or it says nothing for a minute. Remedy: launch from a machine that
     stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` there say what happened to it.
 launcher-stood-still: The launcher was stopped or asleep, and its hosts took it for dead
     A closed lid or a suspended virtual machine stops it. Remedy: launch from a machine that does not sleep.

@@ -206,7 +206,7 @@ def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ..
 #: What, why and the fixes of a run that its host ended because its launcher was lost.
 _WITHOUT_LAUNCHER = (
     "this host ended its part of the run, because its launcher was lost",
-    "nothing was heard of the launcher for 15 s, or its connection closed",
+    "nothing was heard of the launcher for a minute, or its connection closed",
     ("look at the machine that launched: `ddplaunch explain` there, `last -x`, `dmesg -T`",),
 )
 

@@ -75,7 +75,7 @@ def test_standstill_is_noticed_and_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     now: dict[str, Any] = {"s": 100.0}
     monkeypatch.setattr(start_hosts, "_awake_s", lambda: now["s"])
     standstill = Standstill()
-    for moment_s, recent_s in ((100.2, 0.0), (105.0, 0.0), (180.0, 75.0), (200.0, 20.0), (200.2, 20.0), (300.0, 99.8)):
+    for moment_s, recent_s in ((100.2, 0.0), (150.0, 0.0), (225.0, 75.0), (245.0, 75.0), (345.0, 100.0)):
         now["s"] = moment_s
         standstill.look()
         assert standstill.recent_s() == pytest.approx(recent_s)

@@ -73,6 +73,10 @@ class Lab:
         """Pull the cable: what is sent to and from ``host`` is lost, without a word to anybody."""
         in_network(host.pid, "ip", "link", "set", INTERFACE, "down")
 
+    def plug_in(self, host: Node) -> None:
+        """Put the cable back."""
+        in_network(host.pid, "ip", "link", "set", INTERFACE, "up")
+
     def power_off(self, host: Node) -> None:
         """Take the power of ``host`` away: no connection is closed, nobody is told, and all its processes are gone."""
         self.cut(host)

@@ -43,7 +43,7 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
             "observed",
             f"this launcher stood still for {duration_text(end.still_s)}, and the run ended meanwhile",
             "a machine that sleeps, or a process that is stopped, sends nothing; hosts that hear nothing of their "
-            "launcher for 15 s end what it started there",
+            "launcher for a minute end what it started there",
             _AWAKE,
             host=socket.gethostname(),
         )
@@ -91,7 +91,7 @@ def launcher_lost(directory: Path) -> Diagnosis | None:
         "launcher-lost",
         "likely",
         f"the launcher on {launched.host} died, and {hosts_named(launched)} ended the run",
-        "hosts that hear nothing of their launcher for 15 s, or whose connection to it closes, end what it started "
+        "hosts that hear nothing of their launcher for a minute, or whose connection to it closes, end what it started "
         "there; it left no word of its own, as after `kill -9`, a loss of power or of memory",
         (*_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
         host=launched.host,

@@ -15,7 +15,9 @@ from typing import Any
 
 GREETING = b"\0ddplaunch-host-1\n"
 BEAT_S = 2.0
-SILENCE_S = 15.0
+#: torchrun survives a network that is cut for half a minute, and so do we: after such a cut TCP sends again what was
+#: lost up to 26 s later, because it doubles its pause each time (RFC 6298, section 5.5).
+SILENCE_S = 60.0
 _LARGEST = 64 << 20  # a body that claims more is no frame
 _HEAD = struct.Struct("!IB")
 

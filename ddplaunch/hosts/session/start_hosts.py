@@ -17,7 +17,9 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed, signal_name
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
-_STILL_S = 10.0  # hosts end what they run after 15 s without a beat; one comes in 2 s, later on a busy machine
+_STILL_S = (
+    SILENCE_S - 5.0
+)  # hosts end what they run after that without a beat; one comes in 2 s, later on a busy machine
 _RECENT_S = 60.0
 _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come to their own end first
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
