@@ -69,8 +69,8 @@ host-lost: The session with a host ended, or fell silent, while its ranks were r
 host-refused: A host refused its part of the launch
     Every host repeats the decisions for its part from its own facts, and something changed there after it was checked.
 launcher-cut-off: All hosts were lost at once, which points to the launcher's network
-    The hosts end the run when they hear nothing for a minute. Remedy: launch from a machine that stays connected, inside
-    `tmux`, or with `ddplaunch submit`.
+    The hosts end the run when they hear nothing for a minute. Remedy: launch from a machine that stays connected,
+    inside `tmux`, or with `ddplaunch submit`.
 launcher-lost: The launcher of a run over several hosts died, and left no word
     Its hosts end the run when its connection closes or it says nothing for a minute. Remedy: launch from a machine that
     stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` there say what happened to it.
