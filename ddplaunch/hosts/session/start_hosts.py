@@ -17,9 +17,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed, signal_name
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
-_STILL_S = (
-    SILENCE_S - 5.0
-)  # hosts end what they run after that without a beat; one comes in 2 s, later on a busy machine
+_STILL_S = 55.0  # after SILENCE_S without a beat hosts end what they run; one comes every 2 s
 _RECENT_S = 60.0
 _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come to their own end first
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
