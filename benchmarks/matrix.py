@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAIRS = ("3.10:2.4.0", "3.12:2.6.0", "3.13:2.8.0", "3.14:newest")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 DEADLINE_S, TESTS_DEADLINE_S = 150, 900
-TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis", "detect-secrets")
+TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis")
 WITHOUT_TORCH = ("tests/values", "tests/scaling", "tests/script")
 #: What uses the declared dependencies; tried with the oldest ones that pyproject.toml allows.
 WITH_OLDEST = ("tests/cli/test_parsers.py", "tests/machine", "tests/ui", "tests/planning/test_convert_scripts.py")

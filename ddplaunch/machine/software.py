@@ -18,32 +18,8 @@ from ddplaunch import __version__
 from ddplaunch.machine import files
 from ddplaunch.machine.facts import HostFacts, PackageFacts, PythonFacts, TorchFacts
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.secrets import hide_value
+from ddplaunch.values.secrets import hide_value, is_recorded
 from ddplaunch.values.words import own_id
-
-_VARIABLE_PREFIXES = (
-    *("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "PET_", "TORCH", "PYTORCH_", "DDPLAUNCH_", "ACCELERATE_", "DEEPSPEED_"),
-    *("NCCL_", "GLOO_", "TP_", "UCC_", "UCX_", "FI_", "OFI_", "RDMAV_", "IBV_", "MLX5_", "RCCL_", "HSA_"),
-    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NVSHMEM_", "HIP_", "ROCR_", "ROCM_", "GPU_", "ZE_"),
-    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "SLURM", "SBATCH_", "PMI_", "PMIX_", "OMPI_", "PALS_"),
-    *("MPI_", "SM_", "KUBERNETES_", "PYXIS_", "ENROOT_", "APPTAINER_", "SINGULARITY_", "PYTHON", "CONDA_"),
-    *("HF_", "TRANSFORMERS_", "WANDB_", "TOKENIZERS_", "XLA_", "TRITON_"),
-)
-_VARIABLES = frozenset(
-    {"RANK", "WORLD_SIZE", "NODE_RANK", "NNODES", "HOSTNAME", "SLURMD_NODENAME", "LD_LIBRARY_PATH", "LD_PRELOAD"}
-    | {
-        "PATH",
-        "VIRTUAL_ENV",
-        "TMPDIR",
-        "CUDA_VISIBLE_DEVICES",
-        "USE_LIBUV",
-        "LANG",
-        "LC_ALL",
-        "TERM",
-        "CI",
-        "container",
-    }
-)
 
 
 def probe_python(environ: Mapping[str, str]) -> PythonFacts:
@@ -303,8 +279,4 @@ def _by_files(root: Path) -> str | None:
 
 def probe_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that matter to a launch, in order of name, secrets replaced by "***"."""
-    return {
-        name: hide_value(name, environ[name])
-        for name in sorted(environ)
-        if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
-    }
+    return {name: hide_value(name, environ[name]) for name in filter(is_recorded, sorted(environ))}

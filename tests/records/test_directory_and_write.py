@@ -88,9 +88,12 @@ def test_secrets_on_the_command_line(argv: list[str], hidden: list[str]) -> None
 def test_a_record_holds_no_secret_and_nothing_made_from_one(tmp_path: Path) -> None:
     """Of a PIN even a hash would tell which it is."""
     typed = ("ddplaunch", "run", "--", "train.py", "postgres://ada:471108153342@db/runs", "--pin", "471108153342")
-    directory = write_record(launch(), typed, {**ENVIRONMENT, "DB_PW": "471108153342"}, facts(), (), tmp_path)
+    directory = write_record(
+        launch(), typed, {**ENVIRONMENT, "DB_PW": "471108153342", "DB": "ada"}, facts(), (), tmp_path
+    )
     assert isinstance(directory, Path)
     text = (directory / "run.json").read_text()
+    assert json.loads(text)["environment"]["DB"] == "***"  # its value decides no launch
     assert "471108153342" not in text and "postgres://ada:***@db/runs" in text and "secrets" not in json.loads(text)
 
 

@@ -29,8 +29,6 @@ SECRET = "s3cretive"
 TYPED = (
     f"postgres://ada:{SECRET}@db/runs",
     "--lr=1e-3",
-    "-p",
-    SECRET,
     "--hf-token",
     f"-{SECRET}",
     f"--notify=https://hooks.slack.com/services/T000/B000/{SECRET}",
