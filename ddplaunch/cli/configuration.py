@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import refuse_unknown
+from ddplaunch.cli.parsing.command import REPEATED
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.machine.files import read_plain
-from ddplaunch.planning.flag import TYPES, VARIABLE, Kind
+from ddplaunch.planning.flag import TYPES, VARIABLE, Flag
 from ddplaunch.planning.options import Options, Said, flags_of_options, parse_options
 from ddplaunch.records.own.own_files import other_owner
 from ddplaunch.values.finding import Finding, UsageError, usage, warning
@@ -33,14 +33,8 @@ def with_configuration(said: Said, profile: str | None, cwd: Path) -> Options:
 
     Raises UsageError for an unreadable file, an unknown key or profile, and a value that no launch can have.
     """
-    for name in _FILES:
-        table = _table(cwd / name)
-        if table is not None:
-            said = merge(said, said_in_profile(table, profile, name))
-            break
-    else:
-        if profile is not None:
-            raise _no_profile(profile, cwd)
+    name, table = _project(cwd)
+    said = merge(said, said_in_profile(table, profile, name))
     if (quiet := os.environ.get(QUIET)) and "quiet" not in said:
         said = {**said, "quiet": Resolved(quiet.lower() not in _NOT, Source("environment", QUIET))}
     options = parse_options(said)
@@ -53,18 +47,16 @@ def with_configuration(said: Said, profile: str | None, cwd: Path) -> Options:
 
 def profile_names(cwd: Path) -> list[str]:
     """Return the profiles that `--profile` takes in ``cwd``. Raises UsageError for an unreadable file."""
-    table = next(filter(None, (_table(cwd / name) for name in _FILES)), {})
-    return list(_table_of_tables(table.get("profiles", {}), "ddplaunch.toml"))
+    name, table = _project(cwd)
+    return list(_as_table(table.get("profiles", {}), "profiles", name))
 
 
-def _no_profile(profile: str, cwd: Path) -> UsageError:
-    section = profile if re.fullmatch(r"[A-Za-z0-9_-]+", profile) else json.dumps(profile)
-    return usage(
-        f"there is no profile `{profile}`",
-        why=f"neither ddplaunch.toml nor [tool.ddplaunch] in pyproject.toml is in {cwd}",
-        fix=f"write a `ddplaunch.toml` with a section `[profiles.{section}]`, or leave `--profile` out",
-        where="flag: --profile",
-    )
+def _project(cwd: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the file that configures ddplaunch in ``cwd``, and what it says; an empty table where there is none."""
+    for name in _FILES:
+        if (table := _table(cwd / name)) is not None:
+            return name, table
+    return _FILES[0], {}
 
 
 def working_directory() -> Path:
@@ -141,7 +133,7 @@ def text_of(name: str, flag: str, fix: str) -> str:
         ) from exception
 
 
-def _table(path: Path) -> dict[str, Any] | None:
+def _table(path: Path) -> Mapping[str, Any] | None:
     """Return what a file of the project says to ddplaunch, None where it says nothing. Raises UsageError."""
     of_python = path.name == "pyproject.toml"
     try:
@@ -155,18 +147,20 @@ def _table(path: Path) -> dict[str, Any] | None:
             import tomllib
         else:
             import tomli as tomllib
-        document: dict[str, Any] = tomllib.loads(text)
+        document: Mapping[str, Any] = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as exception:
-        raise _unreadable(path, exception.strerror or str(exception)) from exception
-    except UnicodeDecodeError as exception:
-        raise _unreadable(path, f"byte {exception.start} is not UTF-8") from exception
-    except ValueError as exception:  # TOMLDecodeError, and what int() says to a number of 5000 digits
-        raise _unreadable(path, str(exception)) from exception
-    except RecursionError as exception:
-        raise _unreadable(path, "brackets are nested too deeply") from exception
-    return _of_ddplaunch(document) if of_python else document
+    except (OSError, ValueError, RecursionError) as exception:  # not UTF-8, not TOML, a number of 5000 digits
+        raise usage(
+            f"`{path.name}` cannot be read: {getattr(exception, 'strerror', None) or exception}",
+            why="it may change the launch, so it is not skipped",
+            fix=f"correct `{path.name}`",
+            where=str(path),
+        ) from exception
+    if not of_python:
+        return document
+    tools = _as_table(document.get("tool", {}), "tool", path.name)
+    return _as_table(tools["ddplaunch"], "tool.ddplaunch", path.name) if "ddplaunch" in tools else None
 
 
 def _not_read(path: Path, owner: str) -> Finding:
@@ -179,29 +173,15 @@ def _not_read(path: Path, owner: str) -> Finding:
     )
 
 
-def _of_ddplaunch(document: dict[str, Any]) -> dict[str, Any] | None:
-    tools = document.get("tool")
-    table = tools.get("ddplaunch") if isinstance(tools, dict) else None
-    if table is None or isinstance(table, dict):
-        return table
+def _as_table(value: object, name: str, where: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
     raise usage(
-        "`tool.ddplaunch` in pyproject.toml is not a table",
-        why="the options stand in it, one a line",
-        fix="write `[tool.ddplaunch]`, and below it `batch-size = 8`",
-        where="pyproject.toml",
+        f"`{name}` is not a table",
+        why="options stand in it, one a line",
+        fix=f"write `[{name}]`, and below it `batch-size = 8`",
+        where=where,
     )
-
-
-def _unreadable(path: Path, reason: str) -> UsageError:
-    return usage(
-        f"`{path.name}` cannot be read: {reason}",
-        why="it may change the launch, so it is not skipped",
-        fix=f"correct `{path.name}`",
-        where=str(path),
-    )
-
-
-_EXAMPLES = {"env": '["NAME=VALUE"]', "nproc": '"auto"', "gpus": '"0,1"', "lr-scaling": '"sqrt"'}
 
 
 def said_in_table(table: Mapping[str, Any], where: str) -> Said:
@@ -220,47 +200,33 @@ def said_in_table(table: Mapping[str, Any], where: str) -> Said:
             if (gone := removed("run", f"--{name}")) is not None:
                 raise gone
             raise _unknown("key", key, [known.replace("_", "-") for known in flags], where)
-        if name in said:
-            spelled = name.replace("_", "-")
-            raise usage(
-                f"`{spelled}` is set twice",
-                why="`-` and `_` spell the same key",
-                fix=f"keep one of `{spelled}` and `{name}` in {where}",
-                where=where,
-            )
-        source, kind = Source("profile", where), flags[name].kind
-        if kind == "rates":
-            said[name] = tuple(Resolved(text, source) for text in _rates(key, value, where))
-        elif kind == "many":
+        flag, source = flags[name], Source("profile", where)
+        if flag.kind == "rates" and isinstance(value, Mapping):
+            value = [f"{rate}={number}" for rate, number in value.items()]
+        if flag.kind in REPEATED:
             items = value if isinstance(value, list) else [value]
-            said[name] = tuple(Resolved(_scalar(key, item, kind, where), source) for item in items)
+            said[name] = tuple(Resolved(_typed(flag, item, where), source) for item in items)
         else:
-            said[name] = Resolved(_scalar(key, value, kind, where), source)
+            said[name] = Resolved(_typed(flag, value, where), source)
     return said
 
 
-def _rates(key: str, value: object, where: str) -> Iterator[str]:
-    """Yield ``1e-4``, or ``phase1=3e-5`` for each of several learning rates in a list or a table."""
-    if isinstance(value, Mapping):
-        for name, number in value.items():
-            yield f"{name}={_scalar(key, number, 'rates', where)}"
-        return
-    for item in value if isinstance(value, list) else [value]:
-        yield item if isinstance(item, str) and "=" in item else str(_scalar(key, item, "rates", where))
-
-
-def _scalar(key: str, value: object, kind: Kind, where: str) -> object:
-    wanted, expected, example = TYPES.get(kind, (str, "text", '"text"'))
-    if wanted in (float, str) and isinstance(value, int) and not isinstance(value, bool):
-        return wanted(str(value))  # float() of an int of 400 digits raises OverflowError, that of their text is inf
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+def _typed(flag: Flag, value: object, where: str) -> object:
+    """Return a value of the file as the command line would have it. Raises UsageError."""
+    switch = flag.kind in ("switch", "pair")
+    if isinstance(value, bool) is not switch or not isinstance(value, (bool, str, int, float)):
+        _, expected, example = TYPES.get(flag.kind, (str, "text", '"text"'))
+        key = flag.name.replace("_", "-")
         raise usage(
             f"`{key} = {value!r}` is not {expected}",
             why=f"`{key}` takes {expected}",
-            fix=f"correct it in {where}, as in `{key} = {_EXAMPLES.get(key, example)}`",
+            fix=f"correct it in {where}, as in `{key} = {flag.example or example}`",
             where=where,
         )
-    return value
+    try:
+        return value if switch else flag.typed(str(value))
+    except UsageError as problem:
+        raise UsageError(*(replace(finding, where=(where,)) for finding in problem.findings)) from problem
 
 
 def said_in_profile(document: Mapping[str, Any], name: str | None, where: str) -> Said:
@@ -268,27 +234,13 @@ def said_in_profile(document: Mapping[str, Any], name: str | None, where: str) -
 
     Raises UsageError if the profile does not exist.
     """
-    profiles = _table_of_tables(document.get("profiles", {}), where)
+    profiles = _as_table(document.get("profiles", {}), "profiles", where)
     base = said_in_table({key: value for key, value in document.items() if key != "profiles"}, where)
     if name is None:
         return base
     if name not in profiles:
         raise _unknown("profile", name, list(profiles), where)
-    return merge(said_in_table(profiles[name], f"{where}, {name}"), base)
-
-
-def _table_of_tables(profiles: object, where: str) -> Mapping[str, Mapping[str, Any]]:
-    wrong = "profiles" if not isinstance(profiles, Mapping) else None
-    if isinstance(profiles, Mapping):
-        wrong = next((f"profiles.{name}" for name, table in profiles.items() if not isinstance(table, Mapping)), None)
-    if not isinstance(profiles, Mapping) or wrong is not None:
-        raise usage(
-            f"`{wrong}` is not a table",
-            why="each profile is a section with keys of its own",
-            fix="write `[profiles.big]`, and below it `batch-size = 8`",
-            where=where,
-        )
-    return profiles
+    return merge(said_in_table(_as_table(profiles[name], f"profiles.{name}", where), f"{where}, {name}"), base)
 
 
 _ONLY_SCALE = ("base_batch_size", "lr_scaling", "lr_max_factor")
@@ -313,13 +265,8 @@ def merge(first: Said, second: Said) -> dict[str, Any]:
 
 def _displaced(first: Said, second: Said) -> set[str]:
     """Return the flags of ``second`` that cannot stand beside those of ``first``."""
-    names: set[str] = set()
-    if "warmup" in first:
-        names.add("base_warmup")
-    if "base_warmup" in first:
-        names.add("warmup")
-    if "gpus" in first:
-        names.add("device")
+    either = {"warmup": "base_warmup", "base_warmup": "warmup", "gpus": "device"}
+    names = {other for name, other in either.items() if name in first}
     if "device" in first and first["device"].value == "cpu":
         names.add("gpus")
     if "nnodes" in first and "nproc" in second and "x" in second["nproc"].value:
@@ -329,10 +276,10 @@ def _displaced(first: Said, second: Said) -> set[str]:
 
 def _unknown(what: str, name: str, known: list[str], where: str) -> UsageError:
     near = nearest(name, known, cutoff=0.5)
-    listed = ", ".join(f"`{item}`" for item in sorted(known)) or "none"
+    add = f"write a section `[profiles.{name}]` into `{where}`, or leave `--profile` out"
     return usage(
         f"unknown {what} `{name}`",
-        why=f"{where} may hold: {listed}",
-        fix=f"did you mean `{near}`?" if near else f"use one of those, or remove `{name}`",
+        why=f"{where} may hold: {', '.join(sorted(known)) or 'nothing, since it has none'}",
+        fix=f"did you mean `{near}`?" if near else add if what == "profile" else f"remove `{name}`",
         where=where,
     )

@@ -106,8 +106,7 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
         (["--epochs", "3"], "put it after `--` if it is the script's"),
         (["--batch-size"], "option '--batch-size' requires an argument"),
         (["3"], "unexpected `3`"),
-        (["--profile", "big"], "write a `ddplaunch.toml` with a section `[profiles.big]`"),
-        (["--profile", ""], 'section `[profiles.""]`'),
+        (["--profile", "big"], "write a section `[profiles.big]` into `ddplaunch.toml`"),
     ],
 )
 def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
