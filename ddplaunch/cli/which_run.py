@@ -1,4 +1,4 @@
-"""Which run a command means: one of this host, or one launched from here on others, and what these have of it."""
+"""Which run a command means: one rule for all commands; and what the hosts of a run over ssh have of its record."""
 
 from __future__ import annotations
 
@@ -8,112 +8,194 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
-from ddplaunch.cli.streams import tell_findings
+from ddplaunch.cli.streams import say, tell_findings
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.machine.files import boot_id, read_plain
 from ddplaunch.machine.processes.process_table import process_table
-from ddplaunch.machine.processes.run_processes import RunProcesses
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.find import find_run, read_record
+from ddplaunch.records.find import read_record, run_directories, yours
 from ddplaunch.records.hosts_record import Pieces
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.records.launchers import Launched, launcher_of, read_launched, read_processes, residents_in
+from ddplaunch.records.launchers import (
+    Launched,
+    launcher_of,
+    read_launched,
+    read_processes,
+    residents_in,
+    with_residents,
+)
 from ddplaunch.records.log_files import log_files
-from ddplaunch.records.own.own_files import foreign
 from ddplaunch.records.run_states import recorded_at
 from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import host_name, listed, own_id
 
-_Run = TypeVar("_Run", RunProcesses, Launched)
 
+@dataclass(frozen=True)
+class Run:
+    """A run that is recorded, or that lives here, or both.
 
-def live_run(
-    alive: Sequence[RunProcesses], wanted: str | None, run_dir: str | None, command: str, does: str
-) -> RunProcesses | None:
-    """Return the one of ``alive`` that is meant, None where none is; without a name, this directory's youngest.
-
-    Raises UsageError where the name could mean several.
+    ``directory`` is its record, None where there is none that this user may read; ``processes`` are those of this
+    machine; ``launched`` is the note of its launcher over ssh, if that lives here.
     """
-    if wanted is None:
-        return next(iter(of_directory(alive, runs_directory(os.environ, run_dir, Path.cwd()))), None)
-    near = called(alive, wanted)
-    if len(near) > 1:
-        raise several(near, command, does)
-    return near[0] if near else None
+
+    run_id: str
+    directory: Path | None
+    processes: RunProcesses | None = None
+    launched: Launched | None = None
+
+    @property
+    def record(self) -> Path:
+        """The record of a run that ``which_run`` returned."""
+        assert self.directory is not None
+        return self.directory
 
 
-def of_directory(alive: Sequence[RunProcesses], base: Path) -> list[RunProcesses]:
-    """Return this user's runs whose records are below ``base``, or which without a record were started from here."""
-    base = base.resolve()
+class _Runs:
+    """What a word may mean: the runs ``recorded`` in the run directory, the newest first, and those of this machine
+    that are recorded ``elsewhere`` or nowhere, the youngest first.
+    """
 
-    def here(run: RunProcesses) -> bool:
-        record = recorded_at(run)
-        return base in record.parents if record else _started_here(run)
+    def __init__(self, run_dir: str | None) -> None:
+        table = process_table()
+        table.pop(os.getpid(), None)  # typed where a run's variables are exported, it would look like its launcher
+        residents = residents_in(table, host_name())
+        running = []
+        for processes in with_residents(runs_in(table), residents):
+            note = next((note for note, launcher in residents if launcher in processes.launchers), None)
+            running.append(Run(processes.run_id, recorded_at(processes), processes, note))
+        self.base = runs_directory(os.environ, run_dir, Path.cwd())
+        by_record = {run.directory: run for run in reversed(running)}
+        directories = run_directories(self.base)
+        self.recorded = [by_record.get(path.resolve()) or Run(path.name, path) for path in directories]
+        self.elsewhere = [run for run in running if run not in self.recorded]
 
-    return [run for run in alive if run.uid == own_id() and here(run)]
+    @property
+    def running_here(self) -> list[Run]:
+        """This user's runs that live here and are recorded in the run directory, or without a record begun here."""
+        begun_here = [run for run in self.elsewhere if run.directory is None and _works_here(run)]
+        return [run for run in (*self.recorded, *begun_here) if _is_mine(run)]
+
+    def at(self, path: Path) -> Run:
+        """Return the run whose record is ``path``. Raises UsageError where it is none, or somebody else's."""
+        if not path.is_dir():
+            raise self._unknown(f"`{path}` is not a directory")
+        directory = yours(path.resolve())
+        every = (*self.recorded, *self.elsewhere)
+        run = next((run for run in every if run.directory is not None and run.directory.resolve() == directory), None)
+        return run or Run(directory.name, directory)
+
+    def named(self, name: str, *groups: Sequence[Run]) -> Run:
+        """Return the run that is called so, else the one of whose id ``name`` is a part, of the first group with one.
+
+        Raises UsageError where there is none, or more than one.
+        """
+        if "/" in name:
+            return self.at(Path(name))
+        same = [[run for run in group if run.run_id == name] for group in groups]
+        near = [[run for run in group if name and name in run.run_id] for group in groups]
+        matches = next(filter(None, (*same, *near)), None)
+        if matches is None:
+            if name not in (".", ".."):
+                yours(self.base / "runs" / name)
+            raise self._unknown(f"there is no record of a run `{name}` in `{self.base}`")
+        return only_one(matches)
+
+    def newest(self) -> Run:
+        """Return the newest record. Raises UsageError where there is none."""
+        if not self.recorded:
+            raise self._unknown(f"there is no record of a run in `{self.base}`")
+        return self.recorded[0]
+
+    def _unknown(self, what: str) -> UsageError:
+        none, look = ("", "`ddplaunch ps --all` lists them")
+        if not self.recorded:
+            none, look = (", and it has none", "`cd` to where the run was started")
+        return usage(
+            what,
+            why=f"records are looked for in `{self.base / 'runs'}`{none}",
+            fix=f"{look}; `--run-dir DIR` or DDPLAUNCH_DIR names another place",
+            code="run-not-found",
+        )
 
 
-def _started_here(run: RunProcesses) -> bool:
+def which_run(name: str | None, run_dir: str | None) -> Run:
+    """Return the recorded run that is meant: by its id, a part of it, or its path; None and "latest" are the newest.
+
+    One that is recorded in another directory is found while it runs. Raises UsageError where there is none, or more
+    than one.
+    """
+    runs = _Runs(run_dir)
+    if name is None or name == "latest":
+        return runs.newest()
+    elsewhere = [run for run in runs.elsewhere if run.run_id == name and run.directory is not None]
+    return runs.named(name, runs.recorded, elsewhere if run_dir is None else ())
+
+
+def running_runs(name: str | None, run_dir: str | None, command: str) -> list[Run]:
+    """Return the run that is meant, which may be over; without a name, those that run in this directory, the newest
+    first. Where there are none it says so, and how ``command`` is told another.
+
+    Raises UsageError where there is none of that name, or more than one.
+    """
+    runs = _Runs(run_dir)
+    if name is not None:
+        every = (*runs.recorded, *runs.elsewhere)
+        living = [run for run in every if run.processes is not None]
+        return [runs.named(name, living, [run for run in every if run.processes is None])]
+    if not runs.running_here:
+        say(_none_here([run.run_id for run in runs.elsewhere if _is_mine(run)], command))
+    return runs.running_here
+
+
+def running_run(name: str | None, run_dir: str | None, command: str) -> Run | None:
+    """Return the run that is meant, if it lives here; without a name the newest of this directory; else say why not."""
+    run = next(iter(running_runs(name, run_dir, command)), None)
+    if run is not None and run.processes is None:
+        say(f"{run.run_id} does not run on this host")
+        return None
+    return run
+
+
+def only_one(runs: Sequence[Run]) -> Run:
+    """Return the one run. Raises UsageError where there are several."""
+    if len(runs) == 1:
+        return runs[0]
+    by_id = {run.run_id: run for run in runs}
+    names = list(by_id) if len(by_id) == len(runs) else [_place(run) for run in runs]
+    raise usage(
+        f"{len(runs)} runs could be meant: {listed([f'`{name}`' for name in names], 3)}",
+        why="one run is named by its id, by a part of it that no other has, or by the directory of its record",
+        fix=f"name one, as in `{names[0]}`; `ddplaunch ps` lists them",
+    )
+
+
+def _place(run: Run) -> str:
+    return f"pid {run.processes.first.pid}" if run.directory is None and run.processes else str(run.directory)
+
+
+def _is_mine(run: Run) -> bool:
+    return run.processes is not None and run.processes.uid == own_id()
+
+
+def _works_here(run: Run) -> bool:
     try:
-        return Path(f"/proc/{run.first.pid}/cwd").readlink() == Path.cwd()
+        return run.processes is not None and Path(f"/proc/{run.processes.first.pid}/cwd").readlink() == Path.cwd()
     except OSError:
         return False
 
 
-def none_here(alive: Sequence[RunProcesses], command: str) -> str:
-    """Return that no run of this directory is running, and how to name this user's that run elsewhere."""
-    others = [run.run_id for run in alive if run.uid == own_id()]
+def _none_here(others: Sequence[str], command: str) -> str:
+    """Return that no run of this directory is running, and how to name ``others`` of this user's."""
     if not others:
         return "no run of yours is running here"
-    named = f"`ddplaunch {command} {others[0]}` means one of another directory"
     more = f"; `ddplaunch ps` lists all {len(others)}" if len(others) > 1 else ""
-    return f"no run of this directory is running; {named}{more}"
-
-
-def called(alive: Sequence[_Run], name: str) -> list[_Run]:
-    """Return the runs of this id, or else those of which ``name`` is a part of it."""
-    same = [run for run in alive if run.run_id == name]
-    return same or [run for run in alive if name and name in run.run_id]
-
-
-def several(near: Sequence[RunProcesses], command: str, does: str) -> UsageError:
-    """Return what to raise where ``near`` could all be meant; ``does`` as in "`stop` ends one run"."""
-    names = listed([f"`{run.run_id}`" for run in near], 3)
-    return usage(
-        f"{len(near)} runs could be meant: {names}",
-        why=f"`{command}` {does} one run",
-        fix=f"`ddplaunch {command} {near[0].run_id}`; `ddplaunch ps` lists them",
+    return (
+        f"no run of this directory is running; `ddplaunch {command} {others[0]}` means one of another directory{more}"
     )
-
-
-def launched_from_here(alive: Sequence[RunProcesses], run: str | None, run_dir: str | None) -> Launched | None:
-    """Return the run over other hosts that is meant, and whose launcher lives here, None where there is none.
-
-    ``alive`` are the runs of this host. Without a name one of this directory is meant, and a run of this host alone
-    comes first.
-    """
-    mine = [launched for launched, process in residents_in(process_table(), host_name()) if process.uid == own_id()]
-    base = runs_directory(os.environ, run_dir, Path.cwd())
-    if run is None:
-        near = [each for each in mine if base.resolve() in each.directory.resolve().parents]
-        here = of_directory(alive, base)
-    else:
-        near, here = called(mine, run), called(alive, run)
-    own = {each.run_id for each in near}
-    return near[0] if len(near) == 1 and all(each.run_id in own for each in here) else None
-
-
-def not_here(alive: Sequence[RunProcesses], run: str | None, run_dir: str | None, command: str) -> str:
-    """Return that no such run runs here; ``alive`` are the runs of this host.
-
-    Raises UsageError for a name that no run has.
-    """
-    if run is None:
-        return none_here(alive, command)
-    return f"{find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name} does not run on this host"
 
 
 def other_hosts(directory: Path) -> list[str]:
@@ -129,7 +211,7 @@ def kept_elsewhere(directory: Path) -> Launched | None:
     launcher was killed has not.
     """
     launched = read_launched(directory)
-    if launched is None or launched.host != host_name() or foreign(directory) is not None:
+    if launched is None or launched.host != host_name():
         return None
     if not _lives(launched) and (read_record(directory).outcomes or not all(place.record for place in launched.places)):
         return None

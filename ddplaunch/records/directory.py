@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.records.json_files import as_number, as_text, read_object, replace_file
-from ddplaunch.records.own.own_files import NotOursError, foreign
+from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 
@@ -44,11 +44,9 @@ def note_stop(directory: Path, launcher_lost: bool = False) -> None:
     """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
     from ddplaunch.machine.files import owner_name
 
-    if foreign(directory) is None:
-        with suppress(OSError):
-            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
-            note["launcher_lost"] = launcher_lost
-            replace_file(directory / _STOP_NOTE, json.dumps(note) + "\n")
+    note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
+    with suppress(OSError):  # another user's among them
+        replace_file(directory / _STOP_NOTE, json.dumps({**note, "launcher_lost": launcher_lost}) + "\n")
 
 
 def read_stop(directory: Path, since_s: float) -> StopNote | None:

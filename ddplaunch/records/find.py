@@ -15,13 +15,12 @@ from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.records.json_files import as_number, as_text, read_object
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.own_files import NotOursError, foreign, own_folders, read_file
-from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.variable_names import RANK_CALL
 
 _MOST_METRICS = 1 << 28  # bytes
-_MOST_TASKS = 4_000_001  # Slurm's largest MaxArraySize
 
 
 @dataclass(frozen=True)
@@ -178,37 +177,6 @@ def _read(path: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def find_run(base: Path, wanted: str | None) -> Path:
-    """Return the directory of a run: by its id, by a part of it that no other run has, or by its path.
-
-    None and "latest" are the newest. Raises UsageError where there is none or more than one.
-    """
-    found = run_directories(base)
-    if wanted is None or wanted == "latest":
-        if not found:
-            raise _no_such_run(f"there is no record of a run in `{base}`", base)
-        return found[0]
-    if "/" in wanted:
-        path = Path(wanted)
-        if not path.is_dir():
-            raise _no_such_run(f"`{wanted}` is no directory", base)
-        return yours(path.resolve())
-    named = [path for path in found if path.name == wanted]
-    if not named and wanted not in (".", ".."):
-        yours(base / "runs" / wanted)
-    near = named or [path for path in found if wanted and wanted in path.name]
-    if not near:
-        raise _no_such_run(f"there is no record of a run `{wanted}` in `{base}`", base)
-    if len(near) > 1:
-        listed = ", ".join(f"`{path.name}`" for path in near[:3]) + (", …" if len(near) > 3 else "")
-        raise usage(
-            f"`{wanted}` is part of {len(near)} run ids: {listed}",
-            why="a run is named by its id, or by a part of it that no other has",
-            fix="`ddplaunch ps` lists the ids",
-        )
-    return near[0]
-
-
 def yours(directory: Path) -> Path:
     """Return ``directory``. Raises UsageError where it is a record of somebody else's."""
     reason = foreign(directory)
@@ -226,40 +194,14 @@ def newest_run(base: Path, prefix: str) -> Path | None:
 def runs_of_job(base: Path, job: str) -> dict[str, Path]:
     """Return the newest run of a Slurm job, or of each element of a job array, by their names as squeue has them.
 
-    ``job`` is ``12``, ``3_0``, ``3_[0-4,7]``, or 3 for all elements of an array. Elements have numbers of their own,
-    too, which the ids of their runs begin with; the last one has the number of the array.
+    ``job`` is ``12``, ``3_0``, or 3 for all elements of an array. Elements have numbers of their own, too, which the
+    ids of their runs begin with; the last one has the number of the array.
     """
-    array, bracket, tasks = job.partition("_")
-    wanted = task_numbers(tasks) if bracket else None
-    found: dict[str, Path] = {}
+    newest: dict[str, Path] = {}
     for path in run_directories(base):
-        if not path.name.startswith("slurm-"):
-            continue
-        label = read_record(path).slurm_job or path.name.removeprefix("slurm-").partition(".")[0]
-        of_array, _, task = label.partition("_")
-        own = not bracket and path.name.startswith(f"slurm-{job}.") and of_array != array
-        if own or (of_array == array and (wanted is None or task in wanted)):
-            found.setdefault(label, path)
-    return found
-
-
-def task_numbers(text: str) -> frozenset[str]:
-    """Return the elements of a job array that ``0`` or ``[0-4,7]`` means, as Slurm writes them; none if malformed."""
-    found: set[str] = set()
-    for word in re.sub(r"%\d+(?=\]?\Z)", "", text).strip("[]").split(","):
-        first, _, last = word.partition("-")
-        if first.isdecimal() and (last or first).isdecimal() and int(last or first) - int(first) < _MOST_TASKS:
-            found |= {str(number) for number in range(int(first), int(last or first) + 1)}
-    return frozenset(found)
-
-
-def _no_such_run(what: str, base: Path) -> UsageError:
-    """Return the error for a run that has no record."""
-    some = next(iter(run_directories(base)), None) is not None
-    return usage(
-        what,
-        why=f"records are looked for in `{base / 'runs'}`{'' if some else ', and it has none'}",
-        fix=f"{'`ddplaunch ps --all` lists them' if some else '`cd` to where the run was started'}; `--run-dir DIR` or "
-        "DDPLAUNCH_DIR names another place",
-        code="run-not-found",
-    )
+        if path.name.startswith("slurm-"):
+            own = path.name.removeprefix("slurm-").partition(".")[0]
+            name = read_record(path).slurm_job or own
+            if job in (own, name, name.partition("_")[0]):
+                newest.setdefault(name, path)
+    return newest

@@ -304,11 +304,3 @@ def still_running(
     if named is None and process.environment == {}:  # setproctitle writes its title over the environment
         named = next((mark for each in ancestors(table, process.pid) if (mark := each.mark(RUN_ID))), None)
     return process if named == node.run_id else None
-
-
-def other_processes(nodes: tuple[NodeProcesses, ...], table: ProcessTable, boot: str | None) -> tuple[int, ...]:
-    """Return pids of the record that exist on this host and are not what was recorded, or cannot be told to be."""
-    here = [(node, each) for node in nodes if node.boot_id == boot for each in node.recorded]
-    return tuple(
-        each.pid for node, each in here if each.pid in table and still_running(each, node, table, boot) is None
-    )

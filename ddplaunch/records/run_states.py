@@ -11,7 +11,7 @@ from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.process_table import ProcessTable, process_table, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_python, runs_in
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
+from ddplaunch.records.find import RunRecord, read_record, run_directories
 from ddplaunch.records.json_files import as_text, as_whole
 from ddplaunch.records.launchers import (
     NodeProcesses,
@@ -23,7 +23,7 @@ from ddplaunch.records.launchers import (
 )
 from ddplaunch.records.outcome import read_findings
 from ddplaunch.records.own.own_files import foreign
-from ddplaunch.values.finding import Finding, UsageError
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import SETTINGS, TRIAL
 from ddplaunch.values.words import own_id
@@ -242,20 +242,3 @@ def _script_of(command: Sequence[str]) -> str | None:
         if not word.startswith("-"):
             return word
     return command[0] if command else None
-
-
-def locate_run(base: Path, wanted: str | None, anywhere: bool = True) -> Path:
-    """Return the run's directory: under ``base``, else where a live run of that id has it.
-
-    With ``anywhere`` False only under ``base``. Raises UsageError as ``find_run`` does.
-    """
-    try:
-        return find_run(base, wanted)
-    except UsageError as problem:
-        if not anywhere or wanted is None:
-            raise
-        near = [run for run in runs_in(process_table()) if run.run_id == wanted]
-        places = [place for run in near if (place := recorded_at(run)) is not None]
-        if len(places) == 1:
-            return places[0]
-        raise problem from None

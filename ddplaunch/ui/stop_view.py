@@ -27,15 +27,6 @@ def begin_text(run: RunProcesses, grace_s: float) -> str:
     return f"{run.run_id}: SIGTERM to torchrun ({names}), SIGKILL to what is left after {grace_s:g} s\n"
 
 
-def nothing_text(run_id: str, others: Sequence[int]) -> str:
-    """Return that nothing of the run runs here; ``others`` are pids of its record that mean other processes now."""
-    left = ""
-    if others:
-        names = ", ".join(f"pid {pid}" for pid in others)
-        left = f"; {names} of its record cannot be told to be its own any more: left alone"
-    return f"{run_id}: nothing of it runs on this host{left}\n"
-
-
 def stopped_text(stopped: Stopped) -> str:
     """Return what ended, and what only SIGKILL ended."""
     ended = f"  ended: {_listed(stopped.ended, stopped.run)}\n" if stopped.ended else ""

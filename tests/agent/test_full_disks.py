@@ -477,6 +477,6 @@ def test_six_kinds_of_full_disk(
             (
                 f"error[unknown]: how run {run_id} ended is not recorded, and its launcher is gone why:",
                 f"nothing failed in what is recorded of run {run_id}, which does not say how it ended",  # no run.json
-                f"error[usage]: `{run_id}` is no code, no run and no file",  # not even its folder could be made
+                f"error[usage]: `{run_id}` is not a code, run or file",  # not even its folder could be made
             )
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
-from ddplaunch.records.find import find_run, read_record
+from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me, read_launched
 from ddplaunch.records.run_states import RunSummary, state_of, summary
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text, size_of
@@ -122,19 +121,6 @@ def test_a_run_over_ssh_without_its_launcher_has_ended_also_where_an_old_version
     note.write_text(json.dumps({**json.loads(note.read_text()), "orphan_s": 600.0}))
     assert read_launched(directory) is not None
     assert summary(directory, None, host_name()).state == "ended"
-
-
-def test_runs_are_named_by_a_part_of_their_id(tmp_path: Path) -> None:
-    for number, name in enumerate(("20261121-aaa", "20261121-bbb", "exp")):
-        record(tmp_path, name, begun_s=time.time() - 100 + number)
-    assert find_run(tmp_path, None).name == find_run(tmp_path, "latest").name == "exp"
-    assert find_run(tmp_path, "bbb").name == "20261121-bbb"
-    assert find_run(tmp_path, str(tmp_path / "runs" / "exp")).name == "exp"
-    for wanted, says in [("2026", "part of 2 run ids"), ("x9", "no record of a run `x9`"), ("./x", "no directory")]:
-        with pytest.raises(Exception, match=says):
-            find_run(tmp_path, wanted)
-    with pytest.raises(Exception, match="no record of a run in"):
-        find_run(tmp_path / "none", None)
 
 
 RUNS = (

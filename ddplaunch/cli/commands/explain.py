@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,25 +13,19 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, told_by_launcher, unsaid
 from ddplaunch.cli.parsing.removed import removed
 from ddplaunch.cli.streams import answer, answer_json, tell
+from ddplaunch.cli.which_run import Run, which_run, with_what_hosts_have
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.machine.files import read_end
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import Subject, named_files, recorded_run
-from ddplaunch.records.find import (
-    RunRecord,
-    find_run,
-    read_record,
-    run_directories,
-    runs_of_job,
-    task_numbers,
-    yours,
-)
+from ddplaunch.records.find import read_record, run_directories, runs_of_job
+from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
-from ddplaunch.values.words import nearest
+from ddplaunch.values.words import listed, nearest
 
 if TYPE_CHECKING:
     from ddplaunch.checks.check import Check
@@ -58,7 +52,7 @@ COMMAND = Command(
     more="`-` reads a log from stdin.",
 )
 
-_JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%-]+\]))?)\Z")
+_JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_[0-9]+)?)\Z")
 _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
 _SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)(?::|\r?$)", re.MULTILINE)
 _HEAD_BYTES = 1 << 18  # of a log, where a launch shows its id
@@ -70,74 +64,54 @@ _SLURM_S = 5.0  # to wait for Slurm's answer
 
 def explain(targets: list[str], json: bool | None = None, run_dir: str | None = None) -> int:
     """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
-    named = targets[0] if targets else "the record of the newest run"
     try:
         if len(targets) == 1 and _described(targets[0]):
             return ExitStatus.DONE
-        base = runs_directory(os.environ, run_dir, Path.cwd())
-        if (
-            len(targets) > 1
-            and any(_is_run(word, base) for word in targets if word)
-            and (gone := removed("explain", "RUN RUN"))
-        ):
-            raise gone
         with ExitStack() as stack:
-            subject = _subject(targets, base, stack)
+            subject, lives = _subject(targets, run_dir, stack)
             explanation = explained(subject)
     except OSError as error:
         raise usage(
-            f"`{str(error.filename or named)[:_SHOWN]}` cannot be read: {error.strerror}",
+            f"`{str(error.filename or ' '.join(targets))[:_SHOWN]}` cannot be read: {error.strerror}",
             why="the explanation is made from it",
             fix="name a file that can be read",
         ) from error
-    running = _written(subject, explanation) if subject.record is None else _running(subject.record)
+    record = subject.record
+    running = _written(subject, explanation) if record is None else lives and not record.outcomes
     explanation = _with_what_else_is_known(explanation, subject, running)
     if json:
         answer_json(_json(explanation, subject))
-    else:
-        from ddplaunch.records.log_files import log_parts
-        from ddplaunch.ui.explain_view import explanation_text
-        from ddplaunch.ui.logs_view import cut_text
-        from ddplaunch.ui.outcome_view import attempts_text
+        return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+    from ddplaunch.ui.explain_view import explanation_text
+    from ddplaunch.ui.logs_view import cut_text
+    from ddplaunch.ui.outcome_view import attempts_text
 
-        record = "" if subject.record is None else path_text(subject.record.directory)
-        names = f"{subject.names} so far: it is still running" if running else subject.names
-        if subject.record is not None and not (subject.record.outcomes or running):
-            names = f"what is recorded of {names}, which does not say how it ended"
-        answer(explanation_text(explanation, names, Terminal.of(sys.stdout), record))
-        if subject.record is not None and (
-            said := attempts_text(subject.record.outcome, Terminal.of(sys.stdout).width)
-        ):
-            answer(said)
-        if subject.record is not None and (cut := cut_text(log_parts(subject.record.directory))) is not None:
-            tell(cut)
+    terminal, names = Terminal.of(sys.stdout), subject.names
+    if running:
+        names += " so far: it is still running"
+    elif record is not None and not record.outcomes:
+        names = f"what is recorded of {names}, which does not say how it ended"
+    answer(explanation_text(explanation, names, terminal, "" if record is None else path_text(record.directory)))
+    if record is not None:
+        answer(attempts_text(record.outcome, terminal.width) or "")
+        tell(cut_text(log_parts(record.directory)) or "")
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
 
 
 def _with_what_else_is_known(explanation: Explanation, subject: Subject, running: bool) -> Explanation:
     """Return the explanation of the logs and the record, with what processes and Slurm tell where these do not."""
     found = explanation.diagnosis
-    if found is not None and found.code == "terminated" and subject.record is not None and not running:
+    if running:  # a run that goes on has no end to explain
+        return Explanation(None) if found is None or found.code == "unknown" else explanation
+    if found is not None and found.code == "terminated" and subject.record is not None:
         lost = launcher_lost(subject.record.directory)
-        explanation = explanation if lost is None else Explanation(lost, explanation.cascade)
-    if running and (found is None or found.code == "unknown"):
-        return Explanation(None)  # a run that goes on has no end to explain
-    found = explanation.diagnosis
-    if running or (found is not None and found.code not in VAGUE):
+        if lost is not None:
+            return Explanation(lost, explanation.cascade)
+    if found is not None and found.code not in VAGUE:
         return explanation
     if found is None and subject.record is not None and not subject.record.outcomes:
         explanation = Explanation(unsaid(subject.record))
     return _with_slurms_reason(explanation, subject)
-
-
-def _is_run(word: str, base: Path) -> bool:
-    """Whether a word names a recorded run: its directory, or its id where no file is called so."""
-    path = Path(word)
-    if path.exists():
-        return (path / "run.json").is_file()
-    with suppress(UsageError):
-        return find_run(base, word).is_dir()
-    return False
 
 
 def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanation:
@@ -159,22 +133,6 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
         return explanation
     found = diagnosis(job, state, state.restarts)
     return explanation if found is None else Explanation(found, explanation.cascade)
-
-
-def _running(record: RunRecord) -> bool:
-    """Return whether a run without an outcome goes on, by what lives here, its launcher over ssh included."""
-    if record.outcomes:
-        return False
-    from ddplaunch.machine.processes.process_table import process_table
-    from ddplaunch.machine.processes.run_processes import runs_in
-    from ddplaunch.records.launchers import residents_in, with_residents
-    from ddplaunch.records.run_states import recorded_at
-    from ddplaunch.values.words import host_name
-
-    table = process_table()
-    alive = with_residents(runs_in(table), residents_in(table, host_name()))
-    same = [run for run in alive if run.run_id == record.run_id and (run.launchers or run.guards)]
-    return any(recorded_at(run) in (None, record.directory.resolve()) for run in same)
 
 
 def _written(subject: Subject, explanation: Explanation) -> bool:
@@ -237,38 +195,48 @@ def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
     return value
 
 
-def _subject(targets: list[str], base: Path, stack: ExitStack) -> Subject:
-    """Return what is meant; what hosts have of a run over ssh is there until ``stack`` is closed."""
-    if not targets:
-        return _recorded(find_run(base, None), stack)
-    if len(targets) == 1 and targets[0] not in ("-", ""):
-        path = Path(targets[0])
-        if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
-            return _recorded(yours(path.resolve()), stack)
-        if not _is_there(path):
-            found = _job(targets[0], base) or _run(targets[0], base)
-            return _recorded(found, stack) if found.is_dir() else named_files([str(found)])
-        if (recorded := _run_of_log(path, base)) is not None:
-            return _recorded(recorded, stack)
-    return named_files(targets)
+def _subject(targets: list[str], run_dir: str | None, stack: ExitStack) -> tuple[Subject, bool]:
+    """Return what is meant, and whether it is a run that lives here.
 
-
-def _is_there(path: Path) -> bool:
-    """Return whether there is such a file. Raises OSError, which `Path.exists` keeps to itself since Python 3.14."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def _recorded(directory: Path, stack: ExitStack) -> Subject:
-    """Return a run of this machine, with what its hosts have where that is not brought yet."""
-    from ddplaunch.cli.which_run import with_what_hosts_have
-
-    place = stack.enter_context(with_what_hosts_have(directory))
+    What hosts have of a run over ssh is there until ``stack`` is closed.
+    """
+    run = _run(targets, run_dir)
+    if not isinstance(run, Run):
+        return named_files(run), False
+    place = stack.enter_context(with_what_hosts_have(run.record))
     subject = recorded_run(place)
-    return subject if place == directory else replace(subject, record=read_record(directory))
+    subject = subject if place == run.record else replace(subject, record=read_record(run.record))
+    return subject, run.processes is not None and bool(run.processes.launchers or run.processes.guards)
+
+
+def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
+    """Return the run that is meant, or the logs that are named."""
+    base = runs_directory(os.environ, run_dir, Path.cwd())
+    if len(targets) > 1:
+        runs = any((base / "runs" / word / "run.json").is_file() for word in targets if word)
+        if runs and (gone := removed("explain", "RUN RUN")):
+            raise gone
+        return targets
+    word = "".join(targets)
+    if not targets:
+        return which_run(None, run_dir)
+    if word in ("-", ""):
+        return targets
+    path = Path(word)
+    if path.is_dir():
+        holds_run = (path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))
+        return which_run(str(path.resolve()), run_dir) if holds_run else targets
+    try:
+        path.stat()  # `Path.exists` keeps to itself, since Python 3.14, that it cannot look
+    except (FileNotFoundError, NotADirectoryError):
+        found = _job(word, base)
+        if found is None:
+            return _named_run(word, base, run_dir)
+    else:
+        found = _run_of_log(path, base)
+    if found is None or not found.is_dir():
+        return targets if found is None else [str(found)]
+    return which_run(str(found.resolve()), run_dir)
 
 
 def _job(word: str, base: Path) -> Path | None:
@@ -280,32 +248,18 @@ def _job(word: str, base: Path) -> Path | None:
     if match is None:
         return None
     job = match[1]
-    found = runs_of_job(base, job)
-    if not found:
-        array, _, tasks = job.partition("_")
-        wanted = task_numbers(tasks)
-        logs = [Path(f"slurm-{job}.out"), *sorted(Path().glob(f"slurm-{array}_*.out"))]
-        named = {path.stem.removeprefix("slurm-"): path for path in logs if path.is_file()}
-        found = {name: path for name, path in named.items() if not tasks or name.partition("_")[2] in wanted}
-        if job in named:
-            return named[job]
-    if len(found) > 1:
-        names = sorted(found, key=lambda name: int(name.partition("_")[2] or 0))
-        ends = {name: _how_it_ended(found[name]) for name in names}
-        shown = [f"{name}{ends[name]}" for name in names[:_NAMED]]
-        listed = ", ".join(shown) + (", …" if len(names) > _NAMED else "")
+    logs = [Path(f"slurm-{job}.out")]
+    if not logs[0].is_file():
+        logs = sorted(Path().glob(f"slurm-{job}_*.out"))
+    known = runs_of_job(base, job) or {path.stem.removeprefix("slurm-"): path for path in logs if path.is_file()}
+    if len(known) > 1:
+        names = sorted(known, key=lambda name: (len(name), name))
         raise usage(
-            f"job {job} is an array; {len(found)} of its elements are known here: {listed}",
+            f"job {job} is an array; {len(known)} of its elements are known here: {listed(names, _NAMED)}",
             why="each element is a run of its own, with its own end",
-            fix=f"`ddplaunch explain {next((name for name in names if 'failed' in ends[name]), names[0])}`",
+            fix=f"`ddplaunch explain {names[0]}`; `ddplaunch ps --all` shows which failed",
         )
-    return next(iter(found.values()), None)
-
-
-def _how_it_ended(run: Path) -> str:
-    """Return the state of an element's run in brackets, nothing where only its log is known, or no end."""
-    outcome = read_record(run).outcome if run.is_dir() else None
-    return "" if outcome is None else f" ({outcome.state})"
+    return next(iter(known.values()), None)
 
 
 def _run_of_log(path: Path, base: Path) -> Path | None:
@@ -313,34 +267,30 @@ def _run_of_log(path: Path, base: Path) -> Path | None:
 
     The log of a job mixes the words of all nodes: srun ends those that did not fail, and what they say comes last.
     """
-    try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            said = _SAYS_RUN.findall(file.read(_HEAD_BYTES))
-    except OSError:
+    if not path.is_file():
         return None
-    directory = base / "runs" / said[-1].decode() if len(set(said)) == 1 else None
+    with path.open("rb") as file:
+        names = set(_SAYS_RUN.findall(file.read(_HEAD_BYTES)))
+    directory = base / "runs" / names.pop().decode() if len(names) == 1 else None
     if directory is None or directory not in run_directories(base):
         return None
     outcome = read_record(directory).outcome
     return None if outcome is None or outcome.diagnosis is None else directory
 
 
-def _run(word: str, base: Path) -> Path:
+def _named_run(word: str, base: Path, run_dir: str | None) -> Run:
     """Return the run that ``word`` names. Raises UsageError with the nearest code or run for an unknown word."""
     try:
-        return find_run(base, word)
+        return which_run(word, run_dir)
     except UsageError as error:
         if error.findings[0].code != "run-not-found":
             raise
     from ddplaunch.explain.signatures import all_signatures
 
     known = [each.code for each in every_check()] + [each.code for each in all_signatures() if each.is_root]
-    known += [path.name for path in run_directories(base)]
-    near = nearest(word, known)
+    near = nearest(word, known + [path.name for path in run_directories(base)])
     raise usage(
-        f"`{word}` is no code, no run and no file",
+        f"`{word}` is not a code, run or file",
         why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",
         fix=f"did you mean `ddplaunch explain {near}`?"
         if near

@@ -18,19 +18,18 @@ from typing import Any
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell, tell_findings
-from ddplaunch.cli.which_run import kept_elsewhere
+from ddplaunch.cli.which_run import kept_elsewhere, which_run
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import Flag
-from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import Launched, Place, read_processes
 from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts, part_of
 from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.own.own_files import open_to_write
-from ddplaunch.records.run_states import locate_run, recorded_at
+from ddplaunch.records.run_states import recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
@@ -72,10 +71,9 @@ def logs(
     run_dir: str | None,
 ) -> int:
     """Print what ranks printed; with ``follow`` go on until the run is over."""
-    base = runs_directory(os.environ, run_dir, Path.cwd())
     since_s = None if since is None else moment_s(since, time.time())
     pattern = _parse_pattern(grep)
-    directory = locate_run(base, run, run_dir is None)
+    directory = which_run(run, run_dir).record
     last = _LAST_LINES if follow and since is None and lines is None else _parse_lines(lines)
     return _print(directory, parse_ranks(rank), last, since_s, pattern, bool(follow))
 

@@ -6,7 +6,6 @@ It is one HTML file with everything in it, laid out by ``ddplaunch/ui/report.htm
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 import time
@@ -19,17 +18,16 @@ from typing import Any, NamedTuple
 from ddplaunch.cli.commands.explain import explained
 from ddplaunch.cli.parsing.command import FORCE, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, say
-from ddplaunch.cli.which_run import with_what_hosts_have
+from ddplaunch.cli.which_run import which_run, with_what_hosts_have
 from ddplaunch.explain.diagnosis import Explanation
 from ddplaunch.machine.files import open_plain
 from ddplaunch.planning.flag import Flag
-from ddplaunch.records.directory import path_text, runs_directory
+from ddplaunch.records.directory import path_text
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
 from ddplaunch.records.log_files import STEPS, LogFile, LogPart, blocks, log_files, part_of
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.records.own.output_file import REPORT_PAGE, output_file
-from ddplaunch.records.run_states import locate_run
 from ddplaunch.values.codec import plain
 from ddplaunch.values.escapes import harmless
 from ddplaunch.values.finding import ExitStatus
@@ -111,7 +109,7 @@ class Report:
 
 def report(run: str | None, output: str | None, force: bool | None, run_dir: str | None) -> int:
     """Write the page; without ``output`` into this directory, by the name of the run."""
-    directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, run_dir is None)
+    directory = which_run(run, run_dir).record
     path = output or f"ddplaunch-{directory.name}.html"
     page = output_file(path, REPORT_PAGE, "--output", force=bool(force))
     with with_what_hosts_have(directory) as place:

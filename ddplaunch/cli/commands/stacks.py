@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, answer_json, say, tell_findings
-from ddplaunch.cli.which_run import launched_from_here, live_run, not_here, other_hosts
+from ddplaunch.cli.which_run import other_hosts, running_run
 from ddplaunch.explain.decide.collectives import Flight, flight, flight_dumps
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankGroup, RankStack, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.machine.processes.process_table import process_table
-from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.launchers import Launched
 from ddplaunch.records.log_files import log_parts
@@ -53,19 +52,31 @@ _SCHEMA = 1
 
 def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
     """Show where the ranks are, equal places together, the odd one out first."""
-    running = [each for each in runs_in(process_table()) if each.ranks]
-    if (launched := launched_from_here(running, run, run_dir)) is not None:
-        return _of_hosts(launched, bool(full), bool(json))
-    chosen = live_run(running, run, run_dir, "stacks", "looks at")
-    if chosen is None:
-        say(not_here(running, run, run_dir, "stacks"))
+    chosen = running_run(run, run_dir, "stacks")
+    if chosen is None or chosen.processes is None:
         return ExitStatus.DONE
-    seen = look(chosen)
-    directory = recorded_at(chosen)
-    _show(chosen.run_id, host_name(), seen, None if directory is None else flight(flight_dumps(directory)), full, json)
-    if directory is not None and (others := other_hosts(directory)):
+    recorded: Flight | None = None
+    hosts: tuple[str, ...] = (host_name(),)
+    if chosen.launched is not None:
+        seen, hosts = _ask_hosts(chosen.launched)
+    else:
+        seen = look(chosen.processes)
+        recorded = None if chosen.directory is None else flight(flight_dumps(chosen.directory))
+    if json:
+        answer_json(_stacks_json(chosen.run_id, seen, recorded))
+    elif seen.stacks:
+        where = "here" if chosen.launched is None else f"on {listed(hosts, 3, ' and ')}"
+        answer(_stacks_text(chosen.run_id, seen, where, Terminal.of(sys.stdout)))
+        if recorded is not None:
+            lines = wrap(visible(recorded.what), Terminal.of(sys.stdout).width, "flight recorder: ", "  ")
+            answer("\n".join(lines) + "\n")
+        if full:
+            answer("\n" + "".join(map(stack_text, seen.stacks)))
+    elif hosts:
+        say(f"{chosen.run_id}: no rank runs on {listed(hosts)} now")
+    if chosen.launched is None and chosen.directory is not None and (others := other_hosts(chosen.directory)):
         say(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them")
-    tell_findings(_findings(chosen.run_id, seen, host_name()))
+    tell_findings(_findings(chosen.run_id, seen, hosts[0] if chosen.launched is None else None))
     return ExitStatus.DONE if any(stack.threads for stack in seen.stacks) else ExitStatus.FINDINGS
 
 
@@ -92,41 +103,17 @@ def look(run: RunProcesses) -> RanksSeen:
     return RanksSeen(tuple(found), tuple(cpu), None if directory is None else _silent_s(directory))
 
 
-def _of_hosts(launched: Launched, full: bool, json: bool) -> int:
-    """Show the ranks of all hosts together, asked at once."""
+def _ask_hosts(launched: Launched) -> tuple[RanksSeen, tuple[str, ...]]:
+    """Return the ranks of all hosts together, asked at once, and the hosts that answered; say which did not."""
     with EachHost(launched, "stacks") as hosts:
-        seen = [from_plain(each["seen"], RanksSeen) for each in hosts.answers.values() if each.get("seen")]
-    silent = [each.silent_s for each in seen if each.silent_s is not None]
-    stacks = sorted((stack for each in seen for stack in each.stacks), key=lambda stack: stack.rank)
-    whole = RanksSeen(tuple(stacks), tuple(used for each in seen for used in each.cpu), min(silent, default=None))
+        answers = [hosts.answers[place.node] for place in launched.places if place.node in hosts.answers]
+        seen = [from_plain(answer["seen"], RanksSeen) for answer in answers if answer.get("seen")]
     tell_findings(hosts.problems)
-    if whole.stacks:
-        asked = [place.host for place in launched.places if hosts.answers.get(place.node, {}).get("seen")]
-        _show(launched.run_id, host_name(), whole, None, full, json, f"on {listed(asked, 3, ' and ')}")
-        tell_findings(_findings(launched.run_id, whole, None))
-    elif not hosts.problems:
-        say(f"{launched.run_id}: no rank runs on {listed([place.host for place in launched.places])} now")
-    return ExitStatus.DONE if any(stack.threads for stack in whole.stacks) else ExitStatus.FINDINGS
-
-
-def _show(
-    run_id: str,
-    host: str,
-    seen: RanksSeen,
-    recorded: Flight | None,
-    full: bool | None,
-    json: bool | None,
-    where: str = "here",
-) -> None:
-    if json:
-        answer_json(stacks_json(run_id, host, seen.stacks, dict(seen.cpu), seen.silent_s, recorded))
-        return
-    out = sys.stdout
-    answer(stacks_text(run_id, seen.stacks, dict(seen.cpu), seen.silent_s, Terminal.of(out), where))
-    if recorded is not None:
-        answer(flight_text(recorded, Terminal.of(out).width))
-    if full:
-        answer("\n" + full_text(seen.stacks))
+    silent = [one.silent_s for one in seen if one.silent_s is not None]
+    stacks = sorted((stack for one in seen for stack in one.stacks), key=lambda stack: stack.rank)
+    cpu = tuple(used for one in seen for used in one.cpu)
+    names = tuple(place.host for place in launched.places if place.node in hosts.answers)
+    return RanksSeen(tuple(stacks), cpu, min(silent, default=None)), names
 
 
 def _findings(run_id: str, seen: RanksSeen, host: str | None) -> tuple[Finding, ...]:
@@ -156,26 +143,14 @@ def _silent_s(directory: Path) -> float | None:
     return max(0.0, time.time() - newest) if newest else None
 
 
-def stacks_text(
-    run_id: str,
-    stacks: Sequence[RankStack],
-    cpu: Mapping[int, float],
-    silent_s: float | None,
-    terminal: Terminal,
-    where: str = "here",
-) -> str:
-    """Return a line for each place where ranks are, the odd ones out first.
-
-    ``where`` are the hosts that were asked. ``cpu`` is what each rank used of a core in the moment before, in percent;
-    ``silent_s`` for how long none printed.
-    """
-    found = groups(stacks)
-    quiet = "" if silent_s is None or silent_s < 1 else f"; nothing printed for {duration_text(silent_s)}"
-    places = "one place" if len(found) == 1 else f"{len(found)} places"
-    head = f"{run_id}: {count(len(stacks), 'rank')} {where}, in {places}{quiet}"
-    rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in found]
+def _stacks_text(run_id: str, seen: RanksSeen, where: str, terminal: Terminal) -> str:
+    """Return a line for each place where ranks are, the odd ones out first; ``where`` are the hosts that were asked."""
+    places, cpu = groups(seen.stacks), dict(seen.cpu)
+    quiet = "" if (seen.silent_s or 0) < 1 else f"; nothing printed for {duration_text(seen.silent_s or 0)}"
+    counted = "one place" if len(places) == 1 else f"{len(places)} places"
+    head = f"{run_id}: {count(len(seen.stacks), 'rank')} {where}, in {counted}{quiet}"
+    rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in places]
     lines = [*wrap(visible(head), terminal.width, "", "  "), *table(("ranks", "where", "doing"), rows, terminal)]
-    lines[0] = terminal.paint(run_id, "bold") + lines[0][len(run_id) :] if lines[0].startswith(run_id) else lines[0]
     return terminal.spell("\n".join(lines)) + "\n"
 
 
@@ -196,42 +171,26 @@ def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
     return ", ".join(words)
 
 
-def full_text(stacks: Sequence[RankStack]) -> str:
-    """Return every thread of every rank."""
-    return "".join(stack_text(stack) for stack in stacks)
-
-
-def flight_text(flight: Flight, width: int) -> str:
-    """Return what the flight recorders of the ranks say of collectives that did not end."""
-    return "\n".join(wrap(visible(flight.what), width, "flight recorder: ", "  ")) + "\n"
-
-
-def stacks_json(
-    run_id: str,
-    host: str,
-    stacks: Sequence[RankStack],
-    cpu: Mapping[int, float],
-    silent_s: float | None,
-    flight: Flight | None,
-) -> dict[str, Any]:
+def _stacks_json(run_id: str, seen: RanksSeen, flight: Flight | None) -> dict[str, Any]:
     """Return all of it; ``groups`` lists the odd ones out first."""
+    cpu = dict(seen.cpu)
     return {
         "schema": _SCHEMA,
         "run_id": run_id,
-        "host": host,
-        "silent_s": None if silent_s is None else round(silent_s, 1),
+        "host": host_name(),
+        "silent_s": None if seen.silent_s is None else round(seen.silent_s, 1),
         "groups": [
             {"ranks": list(group.ranks), "place": group.place.text, "kind": group.place.kind}
-            for group in groups(stacks)
+            for group in groups(seen.stacks)
         ],
-        "ranks": [_rank(stack, cpu.get(stack.rank)) for stack in stacks],
+        "ranks": [_rank(stack, cpu.get(stack.rank)) for stack in seen.stacks],
         "flight_recorder": None if flight is None else {"what": flight.what, "missing_ranks": list(flight.missing)},
     }
 
 
 def _rank(stack: RankStack, cpu: float | None) -> dict[str, Any]:
-    known = {name: getattr(stack, name) or None for name in ("kernel", "reads", "source", "problem")}
-    rest_s = None if stack.nap is None or stack.nap.rest_s is None else round(stack.nap.rest_s, 1)
-    workers = [_rank(each, None) for each in stack.workers]
-    told = {name: value for name, value in plain(stack).items() if name != "nap"}
-    return {**told, **known, "cpu_percent": cpu, "wakes_in_s": rest_s, "workers": workers}
+    value = {name: item for name, item in plain(stack).items() if name != "nap"}
+    value |= {name: value[name] or None for name in ("kernel", "reads", "source", "problem")}
+    wakes_in_s = None if stack.nap is None or stack.nap.rest_s is None else round(stack.nap.rest_s, 1)
+    workers = [_rank(worker, None) for worker in stack.workers]
+    return {**value, "cpu_percent": cpu, "wakes_in_s": wakes_in_s, "workers": workers}

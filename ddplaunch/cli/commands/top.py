@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell_findings
-from ddplaunch.cli.which_run import launched_from_here, live_run, not_here
+from ddplaunch.cli.which_run import running_run
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.machine.processes.process_table import process_table
-from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.machine.sample import sample_json
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
-from ddplaunch.records.run_states import RunSummary, recorded_at, summary
+from ddplaunch.records.run_states import RunSummary, summary
 from ddplaunch.ui.ps_view import size_of
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.ui.top_view import TopView, top_text
@@ -79,24 +77,21 @@ def top(
         most = whole_number("--count", count, "samples", why, "`--count 10`", least=1)
     pattern = None if metric is None else metric_pattern(metric)
     interval_s = interval or 1.0
-    running = runs_in(process_table())
-    if (launched := launched_from_here(running, run, run_dir)) is not None:
-        with EachHost(launched, "samples", metric=metric, interval_s=interval_s) as hosts:
+    chosen = running_run(run, run_dir, "top")
+    if chosen is None or chosen.processes is None:
+        return ExitStatus.DONE
+    described = summary(chosen.directory, chosen.processes, host_name())
+    if chosen.launched is not None:
+        with EachHost(chosen.launched, "samples", metric=metric, interval_s=interval_s) as hosts:
             tell_findings(hosts.problems)
-            notes = tuple(f"{place.host}: no samples" for place in launched.places if place.node not in hosts.answers)
-            about = _About(summary(launched.directory, None, host_name()), launched.directory, notes)
+            silent = (place.host for place in chosen.launched.places if place.node not in hosts.answers)
+            about = _About(described, chosen.directory, tuple(f"{host}: no samples" for host in silent))
             _watch(Watched(samples_of_hosts(hosts, interval_s)), about, interval_s, most, bool(json))
         return ExitStatus.DONE
-    chosen = live_run(running, run, run_dir, "top", "watches")
-    if chosen is None:
-        say(not_here(running, run, run_dir, "top"))
-        return ExitStatus.DONE
-    directory = recorded_at(chosen)
-    described = summary(directory, chosen, host_name())
     elsewhere = [host for host in described.hosts if host != host_name()]
     notes = (f"ranks on {listed(elsewhere)} are not shown: run `ddplaunch top` there",) if elsewhere else ()
-    about = _About(described, directory, notes)
-    _watch(Watched(samples_here(chosen, pattern)), about, interval_s, most, bool(json))
+    about = _About(described, chosen.directory, notes)
+    _watch(Watched(samples_here(chosen.processes, pattern)), about, interval_s, most, bool(json))
     return ExitStatus.DONE
 
 
