@@ -150,7 +150,7 @@ output-not-written: An option names a file that ddplaunch does not replace
     that name is left as it is, and so are directories, pipes and links that lead nowhere. Remedy: another name, or
     `--force` to replace the file.
 launcher-missing: `ddplaunch convert` finds no launcher
-    It looks for torchrun, accelerate, deepspeed, horovodrun, mpirun and srun, and for `python -m` with their modules.
+    It looks for torchrun, accelerate, deepspeed and srun, and for `python -m` with their modules.
     Remedy: a script that starts one of them.
 removed: The option or command is gone
     An earlier version of ddplaunch had it. Remedy: the finding says what to use instead.

@@ -10,12 +10,10 @@ from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
 
-FSDP = """
+TWO_NODES = """
 compute_environment: LOCAL_MACHINE
-distributed_type: FSDP
-fsdp_config:
-  fsdp_offload_params: false
-  fsdp_sharding_strategy: FULL_SHARD
+distributed_type: MULTI_GPU
+fsdp_config: {}
 machine_rank: 1
 main_process_ip: gpu-a
 main_process_port: 29511
@@ -24,21 +22,17 @@ num_machines: 2
 num_processes: 8
 use_cpu: false
 """
-OF_FSDP = (
-    "--env ACCELERATE_USE_FSDP=true --env FSDP_OFFLOAD_PARAMS=false --env FSDP_SHARDING_STRATEGY=FULL_SHARD "
-    "--env ACCELERATE_MIXED_PRECISION=bf16 -- train.py"
-)
 
 
 def test_accelerates_file(call: Call, folder: Path) -> None:
-    (folder / "a.yaml").write_text(FSDP)
+    (folder / "a.yaml").write_text(TWO_NODES)
     said = call("convert", "a.yaml")
-    command = f"ddplaunch run 2x4 --node-rank 1 --master-addr gpu-a --master-port 29511 {OF_FSDP}\n"
-    assert (said.status, said.out) == (0, command)
+    command = "ddplaunch run 2x4 --node-rank 1 --master-addr gpu-a --master-port 29511"
+    assert (said.status, said.out) == (0, f"{command} --env ACCELERATE_MIXED_PRECISION=bf16 -- train.py\n")
 
 
 def test_what_was_typed_wins_over_the_file(call: Call, folder: Path) -> None:
-    (folder / "a.yaml").write_text(FSDP)
+    (folder / "a.yaml").write_text(TWO_NODES)
     for line in (
         ["--num_processes", "2", "--config_file", "a.yaml"],
         ["--config_file", "a.yaml", "--num_processes", "2"],
@@ -58,12 +52,6 @@ def test_what_was_typed_wins_over_the_file(call: Call, folder: Path) -> None:
             "run 1 --device cpu --env ACCELERATE_USE_CPU=True -- t.py",
         ),
         ("distributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: true\n", [], "run 2 -- t.py"),
-        (
-            "distributed_type: MULTI_GPU\nnum_processes: 2\ndynamo_config:\n  dynamo_backend: INDUCTOR\n"
-            "  dynamo_use_dynamic: false\n",
-            [],
-            "run 2 --env ACCELERATE_DYNAMO_BACKEND=INDUCTOR -- t.py",
-        ),
     ],
 )
 def test_the_kind_of_accelerates_file_says_how_many(
@@ -80,9 +68,12 @@ def test_what_accelerates_file_has_beyond_that_is_said(call: Call, folder: Path)
     (folder / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nnew_key: 7\n")
     said = call(*line)
     assert said.status == 0 and "dropped `new_key`" in said.err
-    (folder / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmegatron_lm_config:\n  a: 2\n")
-    said = call(*line)
-    assert said.status == 1 and "as it is: `megatron_lm_config`" in said.err
+    for part in ("megatron_lm_config", "fsdp_config", "dynamo_config"):
+        (folder / "a.yaml").write_text(f"distributed_type: MULTI_GPU\nnum_processes: 2\n{part}:\n  a: 2\n")
+        said = call(*line)
+        assert said.status == 1 and f"as it is: `{part}`" in said.err
+    (folder / "a.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\n")
+    assert "as it is: `--use-fsdp`" in call(*line).err
     (folder / "a.yaml").write_text("num_processes: 2\n")
     assert "has no `distributed_type`" in " ".join(call(*line).err.split())
 

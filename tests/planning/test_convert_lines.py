@@ -61,27 +61,16 @@ def said(line: str) -> Translation:
             "run 2x4 --node-rank 1 --master-addr h --master-port 5 --env ACCELERATE_MIXED_PRECISION=fp16 -- train.py",
         ),
         (
-            "accelerate launch --num_processes 2 --gradient_accumulation_steps 4 --fsdp_version 2 --zero_stage 3 t.py",
+            "accelerate launch --num_processes 2 --gradient_accumulation_steps 4 t.py",
             "run 2 -- t.py",
         ),
         ("accelerate launch --gpu_ids 0,2 --mixed_precision no t.py", "run 2 --gpus 0,2 -- t.py"),
-        (
-            "accelerate launch --num_processes 2 --use_fsdp --fsdp_offload_params True t.py",
-            "run 2 --env ACCELERATE_USE_FSDP=true --env FSDP_OFFLOAD_PARAMS=true -- t.py",
-        ),
         (
             "deepspeed --num_gpus=2 --master_port 6 t.py --deepspeed ds.json",
             "run 2 --master-port 6 -- t.py '--local_rank=${local_rank}' --deepspeed ds.json",
         ),
         ("deepspeed --include localhost:1,3 --no_local_rank t.py", "run 2 --gpus 1,3 -- t.py"),
         ("deepspeed --num_nodes 2 --num_gpus 4 --no_local_rank t.py", "run 2x4 --hostfile /job/hostfile -- t.py"),
-        ("horovodrun -np 8 -H a:4,b:4 python train.py", "run 4 --hosts a,b -- train.py"),
-        ("mpirun -np 4 -x A=1 --bind-to none python -u t.py", "run 4 --env A=1 -- t.py"),
-        ("mpirun -np 2 -H a:4,b:4 python t.py", "run 2 --hosts a -- t.py"),
-        ("mpirun -np 4 -H a,b python t.py", "run 2 --hosts a,b -- t.py"),
-        ("mpirun -n 8 -N 4 -H localhost ./step --x", "run 4 -- ./step --x"),
-        ("mpirun -n 2 python -m pkg.t", "run 2 -- -m pkg.t"),
-        ("mpirun -n 2 python -O t.py", "run 2 -- python -O t.py"),
     ],
 )
 def test_a_line(line: str, command: str) -> None:
@@ -109,6 +98,15 @@ def test_where_accelerate_takes_its_number_from() -> None:
             "srun -N2 --ntasks-per-node=4 -c 8 --gres=gpu:4 python t.py",
             "srun --gres=gpu:4 --nodes=2 --ntasks-per-node=1 --ntasks=2 --cpus-per-task=32 ddplaunch run 4 -- t.py",
         ),
+        (
+            "srun -N 1 -n 2 python -m pkg.t",
+            "srun --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 -- -m pkg.t",
+        ),
+        (
+            "srun -N 1 -n 2 python -O t.py",
+            "srun --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 -- python -O t.py",
+        ),
+        ("srun -N 1 -n 2 ./step --x", "srun --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 -- ./step --x"),
     ],
 )
 def test_what_stands_in_front_stays(line: str, converted: str) -> None:
@@ -134,10 +132,11 @@ def test_no_launch(line: str) -> None:
         ("torchrun --nnodes", "`--nnodes`"),
         ("accelerate launch --tpu t.py", "`--tpu`"),
         ("accelerate launch --num_processes 3 --num_machines 2 t.py", "3 processes on 2 nodes"),
-        ("mpirun -np 5 -H a:4,b:4 python t.py", "5 processes on `a:4,b:4`"),
-        ("mpirun -np 6 -H a:4,b:4 python t.py", "6 processes on `a:4,b:4`"),
-        ("mpirun -np 12 -H a:4,b:4 python t.py", "12 processes on `a:4,b:4`"),
-        ("mpirun --map-by node -np 4 python t.py", "`--map-by node`"),
+        ("accelerate launch --num_processes 2 --use_fsdp --fsdp_offload_params True t.py", "`--use-fsdp`"),
+        ("accelerate launch --num_processes 2 --zero_stage 3 t.py", "`--zero_stage`"),
+        ("deepspeed --include a:0@b:1 t.py", "`--include a:0@b:1`"),
+        ("horovodrun -np 8 -H a:4,b:4 python train.py", "processes of MPI"),
+        ("mpirun -np 4 -x A=1 --bind-to none python -u t.py", "processes of MPI"),
         ("torchx run dist.ddp -j 1x4 --script t.py", "an app of TorchX"),
         ("deepspeed -H h --no_ssh --node_rank 1 --master_addr a t.py", "`--no-ssh`"),
         ("accelerate launch --config_file missing.yaml t.py", "`--config_file missing.yaml`"),

@@ -6,7 +6,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def _line(words: list[Word], json: bool) -> int:
 def _no_launcher(where: str) -> UsageError:
     return usage(
         f"there is no launcher in {where}",
-        why="ddplaunch knows torchrun, accelerate, deepspeed, horovodrun, mpirun, and srun with tasks per node",
+        why="ddplaunch knows torchrun, accelerate, deepspeed, and srun with tasks per node",
         fix="`ddplaunch run 4 -- …` launches any training script",
         code="launcher-missing",
     )
@@ -96,7 +96,7 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
         return ExitStatus(_line(plain(["accelerate", "launch", "--config_file", name, "train.py"]), json))
     if name.endswith(".py"):
         raise _no_script(name, "is a program of Python")
-    sites = sites_of(data, read_config, _sourced(Path(name).parent), Path(name).name)
+    sites = sites_of(data, read_config)
     if not any(site.text for site in sites):  # at most what is said of the whole script
         _tell_asides(name, sites)
         raise _no_launcher(f"`{name}`")
@@ -121,21 +121,6 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
 def _tell_asides(name: str, sites: Sequence[Site]) -> None:
     for site in sites:
         tell(notes_text(site.said, Terminal.of(sys.stderr), f"{name}:{site.line}: "))
-
-
-def _sourced(folder: Path) -> Callable[[str], bytes | None]:
-    """Return what reads a file that a script in ``folder`` sources: from here as a shell would, or beside it."""
-
-    def read(path: str) -> bytes | None:
-        for place in (Path(path), folder / path):
-            try:
-                if place.is_file():
-                    return _read(str(place))
-            except (OSError, UsageError):
-                continue
-        return None
-
-    return read
 
 
 def _site_json(site: Any) -> dict[str, Any]:

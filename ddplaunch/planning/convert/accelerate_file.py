@@ -7,8 +7,6 @@ from typing import Any
 
 from ddplaunch.planning.convert.launcher_options import ONE_PROCESS
 
-#: The parts of the file that hold options of one subject.
-_GROUPS = ("fsdp_config", "deepspeed_config", "dynamo_config")
 _NO_OPTIONS = ("compute_environment", "distributed_type", "rdzv_backend", "downcast_bf16", "same_network")
 _SWITCHES = {"FSDP": "--use-fsdp", "DEEPSPEED": "--use-deepspeed"}
 
@@ -31,9 +29,7 @@ def accelerate_options(data: bytes) -> Mapping[str, str] | None:
     if kind in _SWITCHES:
         options[_SWITCHES[kind]] = ""
     for name, value in document.items():
-        if isinstance(value, dict) and name in _GROUPS:
-            options.update({_option(inner): _text(item) for inner, item in value.items() if item is not None})
-        elif isinstance(value, dict) and any(value.values()):
+        if isinstance(value, dict) and any(value.values()):
             options[_option(name)] = "{}"
         elif name == "use_cpu" and kind not in ONE_PROCESS:
             continue  # it is read where one process starts

@@ -151,7 +151,7 @@ def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
     in_front = (assigns(word) or (variable_of(word.source) and not is_python(word)) for word in words)
     first = next((i for i, skipped in enumerate(in_front) if not skipped), len(words))
     place = _launcher_at(words, first)
-    if first < len(words) and (place is None or place.launcher in ("srun", "mpirun", "horovodrun")):
+    if first < len(words) and (place is None or place.launcher in ("srun", "mpirun")):
         if place is None and words[first].name not in WRAPPERS:
             return None
         inner = (at for i in range(first + 1, len(words)) if (at := _launcher_at(words, i)) is not None)

@@ -7,24 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from ddplaunch.planning.convert.launch_words import Word, attached, divided, endpoint, find_launcher, known, option_of
 from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, ONE_PROCESS, Meaning, canonical
 from ddplaunch.planning.convert.srun_line import step_of
-from ddplaunch.planning.convert.translation import (
-    OF_MPI,
-    CannotSay,
-    Note,
-    Translation,
-    literal,
-    of_container,
-    of_ranks,
-    unsure,
-)
+from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, literal, of_container, unsure
 
-_TRUTH = ("true", "false")
 _ONE = ("1", "1:1")
 _BY_DEFAULT = Note(
     "how many processes accelerate starts",
     "its default_config.yaml says so where `accelerate config` wrote one, or it is one for each GPU, as `auto` is",
 )
-OF_TORCHX = Note("an app of TorchX", "convert the line of torchrun that `torchx run --dryrun` prints for it")
+#: Launchers whose lines stay, and why.
+_STAY = {
+    "torchx": Note("an app of TorchX", "convert the line of torchrun that `torchx run --dryrun` prints for it"),
+    "mpirun": Note(
+        "processes of MPI",
+        "with RANK and LOCAL_RANK in place of MPI's variables it is `ddplaunch run 4 -- train.py`; "
+        "over hosts, `ddplaunch run --hosts a,b -- train.py`",
+    ),
+}
 #: All words that a shell script or function was called with.
 ALL_WORDS = ("$@", "$*", "${@}", "${*}")
 _LOCAL = ("localhost", "127.0.0.1")
@@ -44,8 +42,8 @@ def translate(
         return None
     if place.launcher == "srun":
         return step_of(words, place, job or {})
-    if place.launcher == "torchx":
-        return Translation(place.launcher, place.start, unknown=(OF_TORCHX,))
+    if place.launcher in _STAY:
+        return Translation(place.launcher, place.start, unknown=(_STAY[place.launcher],))
     line = LauncherLine(place.launcher, config or (lambda path: None))
     try:
         rest = line.read(words[place.options :])
@@ -66,7 +64,6 @@ class LauncherLine:
         self.said: dict[str, Word] = {}
         self.flags: list[Word] = []
         self.env: dict[str, Word] = {}
-        self.typed: dict[str, str] = {}  # the options that said variables
         self.switches: set[str] = set()
         self.kind = ""  # the distributed_type of accelerate's file
         self.dropped: list[Note] = []
@@ -131,39 +128,19 @@ class LauncherLine:
         elif kind == "torchrun":
             self.flags.append(attached(f"--torchrun-arg={meaning.detail or key}=", values[0]))
         elif kind == "env":
-            self.typed[meaning.detail] = typed
-            self._set(meaning.detail, values[0])
+            if (values[0].text or "").lower() != "no":
+                self.env[meaning.detail] = values[0]
         elif kind == "switch":
             name, _, value = meaning.detail.partition("=")
             self.env[name] = known(value)
         elif kind == "own":
             self.flags += map(known, meaning.detail.split("="))
-        elif kind == "export":
-            self._export(values[0])
         elif kind == "config":
             self._read_config(values[0])
         elif values:
             self.said[kind] = values[0]
         else:
             self.switches.add(kind)
-
-    def _set(self, name: str, value: Word) -> None:
-        text = value.text
-        if text is not None and name.startswith(("ACCELERATE_DYNAMO_BACKEND", "FSDP_", "ACCELERATE_DEEPSPEED_")):
-            changed = text.upper() if name.endswith("BACKEND") else text.lower() if text.lower() in _TRUTH else text
-            value = known(changed)
-        default = name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND") and (text or "").lower() == "no"
-        if not default:
-            self.env[name] = value
-
-    def _export(self, pair: Word) -> None:
-        """``-x NAME=VALUE`` and ``-x NAME``."""
-        name, equals, value = (pair.text or pair.source).partition("=")
-        if equals:
-            from_source = pair.source.partition("=")[2]
-            self.env[name] = Word(from_source, value) if pair.source.startswith(f"{name}=") else known(value)
-        else:
-            self.dropped.append(Note(f"`-x {name}`", "ranks inherit the variables of this shell"))
 
     def _read_config(self, path: Word) -> None:
         self.switches.add("configured")
@@ -179,10 +156,8 @@ class LauncherLine:
             if name == "distributed_type":
                 self.kind = text
             elif text == "{}" and means is None:
-                raise CannotSay(
-                    f"`{name[2:].replace('-', '_')}`",
-                    "accelerate hands it on in variables that ddplaunch does not know",
-                )
+                why = "accelerate hands it to the ranks in variables of its own"
+                raise CannotSay(f"`{name[2:].replace('-', '_')}`", why)
             elif key is None or means is None:
                 self.dropped.append(
                     Note(f"`{name[2:].replace('-', '_')}`", "it is nothing of accelerate's that ddplaunch knows")
@@ -190,14 +165,13 @@ class LauncherLine:
             elif not (means.kind in self.said or means.detail in self.env or (not means.values and text == "false")):
                 self.take(key, means, [known(text)][: means.values])  # what was typed wins over the file
 
-    def _leave_out_unused(self) -> None:
-        """Leave out what accelerate hands to ranks with DeepSpeed or FSDP alone, where the line has neither.
+    def _count_as_accelerate(self) -> None:
+        """Say where accelerate takes the number of processes from, if the line has none.
 
-        Say where accelerate takes the number of processes from, if the line has none; with ``--cpu``, and by a file
-        for one process, it starts one, whatever the number (``simple_launcher`` of accelerate's launch.py, 1.15).
+        With ``--cpu``, and by a file for one process, it starts one, whatever the number (``simple_launcher`` of
+        accelerate's launch.py, 1.15).
         """
-        several = {"ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"} & self.env.keys()
-        several |= {note.what for note in self.dropped} & {"`--multi-gpu`"}
+        several = any(note.what == "`--multi-gpu`" for note in self.dropped)
         if "cpu" in self.switches or (self.kind in ONE_PROCESS and not several):
             why = f"by `distributed_type: {self.kind}`" if self.kind in ONE_PROCESS else "on the CPU"
             sizes = [self.said.pop(kind, known("1")) for kind in ("total", "nproc", "nnodes")]
@@ -207,18 +181,11 @@ class LauncherLine:
         every = self.said.get("gpus", known("all")).text == "all" and not {"nproc", "total"} & self.said.keys()
         if every and not {"configured", "cpu"} & self.switches:
             self.unknown.append(_BY_DEFAULT)
-        for switch, plugin, prefixes in (
-            ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed", ("ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_")),
-            ("ACCELERATE_USE_FSDP", "FSDP", ("FSDP_",)),
-        ):
-            for name in [each for each in self.env if each.startswith(prefixes) and switch not in self.env]:
-                del self.env[name]
-                self.dropped.append(Note(f"`{self.typed[name]}`", f"accelerate hands it on with {plugin} alone"))
 
     def command(self, rest: Sequence[Word]) -> list[Word]:
         """Return ``run NPROC FLAGS -- TARGET``. Raises CannotSay."""
         if self.launcher == "accelerate":
-            self._leave_out_unused()
+            self._count_as_accelerate()
         nproc, nnodes = self._size()
         one = nnodes.value in _ONE
         counts = [nproc]
@@ -227,13 +194,11 @@ class LauncherLine:
         elif not one:
             counts += [known("--nnodes"), nnodes]
         found = [known("run"), *counts, *self._rendezvous(one)]
-        for kind in ("gpus", "hosts", "hostfile"):
+        for kind in ("gpus", "hostfile"):
             if kind in self.said and self.said[kind].text != "all":
                 found += [known(FLAGS[kind]), self.said[kind]]
         if "max_restarts" in self.said and self.said["max_restarts"].text != "0":
             found += [known("--max-restarts"), self.said["max_restarts"]]
-        if "chdir" in self.said:
-            found += [known("--chdir"), self.said["chdir"]]
         if "cpu" in self.switches:
             found += [known("--device"), known("cpu")]
             self.env["ACCELERATE_USE_CPU"] = known("True")
@@ -246,13 +211,6 @@ class LauncherLine:
         nnodes = self.said.get("nnodes", known("1"))
         self._gpus_of_deepspeed()
         total, nproc = self.said.get("total"), self.said.get("nproc")
-        if total is not None and ("hosts" in self.said or "hostfile" in self.said):
-            return self._on_hosts(total, nproc), known("1")
-        if total is not None and nproc is not None:
-            nodes = divided(total, nproc)
-            if nodes is None:
-                raise CannotSay(f"{total.source} processes, {nproc.source} on each node", "the last node has fewer")
-            return nproc, nodes
         if total is not None:
             nproc = divided(total, nnodes)
             if nproc is None:
@@ -267,46 +225,17 @@ class LauncherLine:
         return counted.get(nproc.text or "", nproc), nnodes
 
     def _gpus_of_deepspeed(self) -> None:
-        """``--include localhost:0,1`` chooses GPUs; with other hosts it is ``--include`` here too."""
-        for kind in ("include", "exclude"):
-            word = self.said.pop(kind, None)
-            if word is None:
-                continue
-            host, colon, devices = (word.text or "").partition(":")
-            if kind == "include" and host in _LOCAL and colon and "@" not in devices:
-                self.said["gpus"] = known(devices)
-                self.said.setdefault("nproc", known(str(len(devices.split(",")))))
-            elif "hostfile" in self.said:
-                self.flags += [known(f"--{kind}"), word]
-            else:
-                raise CannotSay(f"`--{kind} {word.source}`", "how many GPUs that leaves depends on the machine")
+        """``--include localhost:0,1`` chooses GPUs."""
+        if (word := self.said.pop("include", None)) is not None:
+            host, _, devices = (word.text or "").partition(":")
+            if host not in _LOCAL or not devices or "@" in devices:
+                raise CannotSay(f"`--include {word.source}`", "it chooses among hosts: name them by `--hosts`")
+            self.said["gpus"] = known(devices)
+            self.said.setdefault("nproc", known(str(len(devices.split(",")))))
         nnodes = self.said.get("nnodes")
         alone = {"hostfile", "node_rank"} & self.said.keys()
         if self.launcher == "deepspeed" and nnodes is not None and nnodes.text != "1" and not alone:
             self.said["hostfile"] = known("/job/hostfile")  # DeepSpeed's default
-
-    def _on_hosts(self, total: Word, nproc: Word | None) -> Word:
-        """Return the processes of each host; MPI and Horovod fill the slots of one host before those of the next."""
-        if "hosts" not in self.said:
-            if nproc is None:
-                self.unknown.append(
-                    Note(f"`-np {total.source}`", "the host file says how many processes each host gets")
-                )
-            return nproc or known("auto")
-        text, count = self.said["hosts"].text, total.number()
-        if text is None:
-            raise CannotSay(f"`{self.said['hosts'].source}`", "the hosts, and how many processes each gets, are in it")
-        hosts, slots = zip(*(host.partition(":")[::2] for host in text.split(",")), strict=True)
-        if nproc is None and count is not None:
-            of_host = int(slots[0]) if len(set(slots)) == 1 and slots[0].isdecimal() else 0
-            used = -(-count // of_host) if of_host else len(hosts)
-            if count % used or used > len(hosts) or (used > 1 and of_host not in (0, count // used)):
-                raise CannotSay(f"{count} processes on `{text}`", "every node of torchrun runs the same number")
-            hosts, nproc = hosts[:used], known(str(count // used))
-        del self.said["hosts"]
-        if not set(hosts) <= set(_LOCAL):
-            self.said["hosts"] = known(",".join(hosts))
-        return nproc or known("auto")
 
     def _rendezvous(self, one: bool) -> list[Word]:
         """Return the flags that say where nodes meet and which one this is."""
@@ -323,8 +252,7 @@ class LauncherLine:
             self.dropped.append(Note("port 0", "one node finds a free port by itself"))
         elif port is not None:
             found += [known("--master-port"), port]
-        by_ssh = {"hosts", "hostfile"} & self.said.keys()
-        if not one and "node_rank" not in self.said and not by_ssh:
+        if not one and not {"node_rank", "hostfile"} & self.said.keys():
             why = "Slurm says it in a job; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
             self.unknown.append(Note("the rank of each node", why))
         return found
@@ -350,9 +278,6 @@ class LauncherLine:
 
     def _target(self, rest: list[Word]) -> list[Word]:
         """Return what every rank runs, with the option of its local rank where the launcher appended one."""
-        if LAUNCHERS[self.launcher] in (LAUNCHERS["mpirun"], LAUNCHERS["horovodrun"]):
-            self.unknown.append(OF_MPI)
-            return of_ranks(rest, self.unknown)
         local = self.launcher in ("torch.distributed.launch", "deepspeed") and "use_env" not in self.switches
         name = "--local_rank" if self.launcher == "deepspeed" else "--local-rank"
         passed = [known(name + "=${local_rank}")] if local else []

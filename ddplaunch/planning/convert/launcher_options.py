@@ -1,7 +1,6 @@
-"""The options of torchrun, accelerate, DeepSpeed, Horovod and MPI as data: what each takes, and what it means here.
+"""The options of torchrun, accelerate and DeepSpeed as data: what each takes, and what it means here.
 
-One table for ``ddplaunch convert`` and for the command line, which reads these spellings as its own. Names are spelled
-with dashes: all of these launchers but MPI's take underscores for them.
+Names are spelled with dashes: these launchers take underscores for them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ FLAGS = {
     "addr": "--master-addr",
     "port": "--master-port",
     "gpus": "--gpus",
-    "hosts": "--hosts",
     "hostfile": "--hostfile",
 }
 
@@ -70,14 +68,8 @@ TORCHRUN: Mapping[str, Meaning] = {
 }
 
 
-def _variables(names: str, prefix: str = "") -> dict[str, Meaning]:
-    """Return ``--fsdp-min-num-params`` and others, each with the variable by which accelerate hands it to ranks."""
-    pairs = (name.partition("=")[::2] for name in names.split())
-    return {f"--{name}": Meaning("env", prefix + (said or name.upper().replace("-", "_"))) for name, said in pairs}
-
-
-#: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/launch.py (prepare_multi_gpu_env and
-#: prepare_deepspeed_cmd_env say the variables).
+#: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/launch.py (prepare_multi_gpu_env says
+#: the variables). Of DeepSpeed, FSDP and dynamo it has many more options, which are not translated.
 ACCELERATE: Mapping[str, Meaning] = {
     **_OF_TORCHRUN,
     **_PLACE,
@@ -94,26 +86,11 @@ ACCELERATE: Mapping[str, Meaning] = {
     **_all("cpu", "--cpu --use-cpu", values=0),
     **_all("switch", "--debug", "ACCELERATE_DEBUG_MODE=true", 0),
     **_all("switch", "--enable-cpu-affinity", "ACCELERATE_CPU_AFFINITY=1", 0),
-    **_all("switch", "--use-deepspeed", "ACCELERATE_USE_DEEPSPEED=true", 0),
-    **_all("switch", "--use-fsdp", "ACCELERATE_USE_FSDP=true", 0),
-    **_all("switch", "--dynamo-use-fullgraph", "ACCELERATE_DYNAMO_USE_FULLGRAPH=True", 0),
-    **_all("switch", "--dynamo-use-dynamic", "ACCELERATE_DYNAMO_USE_DYNAMIC=True", 0),
     **_all("cannot", "--tpu --tpu-cluster --use-megatron-lm --use-parallelism-config", "no launch on GPUs alone", 0),
-    **_variables("num-cpu-threads-per-process=OMP_NUM_THREADS"),
-    **_variables(
-        "mixed-precision dynamo-mode dynamo-backend gradient-accumulation-steps gradient-clipping", "ACCELERATE_"
-    ),
-    **_variables("zero-stage offload-optimizer-device offload-param-device", "ACCELERATE_DEEPSPEED_"),
-    **_variables("deepspeed-config-file deepspeed-moe-layer-cls-names", "ACCELERATE_"),
-    **_variables("zero3-init-flag=ZERO3_INIT zero3-save-16bit-model", "ACCELERATE_DEEPSPEED_"),
-    **_variables("fsdp-version fsdp-offload-params fsdp-min-num-params fsdp-sharding-strategy fsdp-auto-wrap-policy"),
-    **_variables("fsdp-reshard-after-forward fsdp-transformer-layer-cls-to-wrap=FSDP_TRANSFORMER_CLS_TO_WRAP"),
-    **_variables("fsdp-backward-prefetch fsdp-state-dict-type fsdp-forward-prefetch fsdp-use-orig-params"),
-    **_variables("fsdp-cpu-ram-efficient-loading fsdp-sync-module-states fsdp-activation-checkpointing"),
-    **_all("hostfile", "--deepspeed-hostfile"),
-    **_all("include", "--deepspeed-inclusion-filter"),
-    **_all("exclude", "--deepspeed-exclusion-filter"),
-    **_all("drop", "--deepspeed-multinode-launcher", "ddplaunch reaches the hosts over ssh"),
+    **_all("cannot", "--use-deepspeed --use-fsdp", "accelerate hands it to the ranks in variables of its own", 0),
+    **_all("drop", "--gradient-accumulation-steps --gradient-clipping", "accelerate hands it on with DeepSpeed alone"),
+    **_all("env", "--mixed-precision", "ACCELERATE_MIXED_PRECISION"),
+    **_all("env", "--num-cpu-threads-per-process", "OMP_NUM_THREADS"),
 }
 #: The kinds of accelerate's file with which it starts one process.
 ONE_PROCESS = ("NO", "MULTI_CPU")
@@ -122,7 +99,7 @@ DEEPSPEED: Mapping[str, Meaning] = {
     **_PLACE,
     **_all("hostfile", "-H --hostfile"),
     **_all("include", "-i --include"),
-    **_all("exclude", "-e --exclude"),
+    **_all("cannot", "-e --exclude", "how many GPUs that leaves depends on the machine"),
     **_all("nnodes", "--num-nodes"),
     **_all("nproc", "--num-gpus --num-accelerators"),
     **_all("addr", "--master-addr"),
@@ -138,42 +115,11 @@ DEEPSPEED: Mapping[str, Meaning] = {
     **_all("cannot", "--autotuning --min-elastic-nodes --max-elastic-nodes", "DeepSpeed's tuner starts many trainings"),
     **_all("cannot", "--elastic-training", "DeepSpeed changes the batch with the nodes", 0),
 }
-#: Open MPI 4 and 5, MPICH's Hydra and Intel MPI: https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html
-MPIRUN: Mapping[str, Meaning] = {
-    **_all("total", "-n -np --n --np -c"),
-    **_all("nproc", "-npernode --npernode -N -ppn --ppn -perhost"),
-    **_all("hosts", "-H -host --host -hosts"),
-    **_all("hostfile", "-hostfile --hostfile -machinefile --machinefile -f"),
-    **_all("cannot", "--map-by -map-by", "say how many processes each node gets by `-npernode K`"),
-    **_all("chdir", "-wdir --wdir -wd -cwd"),
-    **_all("export", "-x"),
-    **_all("drop", "--bind-to -bind-to --rank-by -rank-by", "`--placement` decides which CPUs ranks use"),
-    **_all("drop", "--mca -mca --gmca -gmca --prtemca", "it configures MPI, which carries nothing here", 2),
-    **_all("drop", "--prefix --output-filename --output -output-filename --launch-agent", "it configures MPI"),
-    **_all("drop", "--allow-run-as-root -allow-run-as-root", "ddplaunch does not ask", 0),
-    **_all("drop", "--oversubscribe -oversubscribe", "ddplaunch counts no slots", 0),
-    **_all("drop", "--tag-output -tag-output --report-bindings -report-bindings -v -l -prepend-rank", _SHOWN, 0),
-    **_all("drop", "-bynode -byslot --bynode --byslot -nolocal --use-hwthread-cpus", "ranks are placed by node", 0),
-}
-#: https://horovod.readthedocs.io/en/stable/running_include.html
-HOROVODRUN: Mapping[str, Meaning] = {
-    **_all("total", "-np --num-proc"),
-    **_all("hosts", "-H --hosts"),
-    **_all("hostfile", "-hostfile --hostfile"),
-    **_all("drop", "-p --ssh-port --ssh-identity-file", "it belongs in ~/.ssh/config"),
-    **_all("drop", "--network-interface --network-interfaces", "`--socket-ifname` names an interface"),
-    **_all("drop", "--fusion-threshold-mb --cycle-time-ms --cache-capacity --start-timeout", "it configures Horovod"),
-    **_all("drop", "--output-filename --timeline-filename", _SHOWN),
-    **_all("drop", "--gloo --mpi --use-gloo --use-mpi --verbose --disable-cache", "it configures Horovod", 0),
-    **_all("cannot", "--min-np --max-np --host-discovery-script", "Horovod's elastic runs change hosts by a script"),
-}
 LAUNCHERS: Mapping[str, Mapping[str, Meaning]] = {
     "torchrun": TORCHRUN,
     "torch.distributed.launch": TORCHRUN,
     "accelerate": ACCELERATE,
     "deepspeed": DEEPSPEED,
-    "horovodrun": HOROVODRUN,
-    "mpirun": MPIRUN,
 }
 #: Modules that are a launcher when Python runs them with ``-m``.
 MODULES = {
@@ -187,8 +133,7 @@ MODULES = {
 PROGRAMS = {
     "torchrun": "torchrun",
     "deepspeed": "deepspeed",
-    "horovodrun": "horovodrun",
-    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"), "mpirun"),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun"), "mpirun"),
     "srun": "srun",
 }
 #: What the text of a script has if a launcher is in it.
@@ -210,4 +155,4 @@ def canonical(launcher: str, name: str) -> str | None:
     if spelled in table:
         return spelled
     near = [each for each in table if spelled.startswith("--") and len(spelled) > 3 and each.startswith(spelled)]
-    return near[0] if len(near) == 1 and launcher != "mpirun" else None
+    return near[0] if len(near) == 1 else None

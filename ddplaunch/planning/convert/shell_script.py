@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -25,9 +23,6 @@ from ddplaunch.values.frozen import dataclass
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-#: Reads a file that is sourced; None for one that cannot be read.
-ReadSourced = Callable[[str], "bytes | None"]
-
 _SHELLS = ("bash", "sh", "zsh", "dash", "eval", "ssh")
 _SKIPPED = ("heredoc_body", "file_redirect", "heredoc_redirect", "herestring_redirect")
 _QUOTED = Note("it stands among quotes or redirections", "the command of ddplaunch does not fit in there")
@@ -44,15 +39,12 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def sites_of(
-    data: bytes, config: ReadConfig | None = None, read: ReadSourced | None = None, name: str = ""
-) -> list[Site]:
+def sites_of(data: bytes, config: ReadConfig | None = None) -> list[Site]:
     """Return the launches of a script in the order of their lines.
 
-    One that cannot be converted has no ``replacement``; ``said.unknown`` says why. ``read`` reads the files that
-    the script ``name`` sources: their variables count, their launches do not.
+    One that cannot be converted has no ``replacement``; ``said.unknown`` says why.
     """
-    reader = _Script(data, config, read=read, within=(posixpath.normpath(name),))
+    reader = _Script(data, config)
     sites = list(reader.sites())
     sites += _incomplete(reader.root, {site.line for site in sites if not site.aside})
     return sorted(sites, key=lambda site: (site.line, site.start))
@@ -149,8 +141,6 @@ class _Script:
         line: int = 1,
         quote: str = "",
         job: Mapping[str, Word] | None = None,
-        read: ReadSourced | None = None,
-        within: tuple[str, ...] = (),
     ) -> None:
         self.data, self.config, self.offset, self.line, self.quote = data, config, offset, line, quote
         self.job = sizes_of_job(data) if job is None else job
@@ -163,26 +153,10 @@ class _Script:
         self.assignments = nodes.get("variable_assignment", [])
         self.loops = {_part(node, "variable") for node in nodes.get("for_statement", ())}
         for node in self.assignments:
-            self._add(_part(node), node, partial(self._value_of, node))
-        self.asides = [aside for node in self.commands if read for aside in self._source(node, read, within)]
-
-    def _add(self, name: str, node: Node, value: Callable[[], _Value | None]) -> None:
-        self.settings.setdefault(name, []).append(_Setting(node.end_byte, _runs_always(node), value))
-
-    def _source(self, node: Node, read: ReadSourced, within: tuple[str, ...]) -> Iterator[Site]:
-        """Take the variables of a file that ``source FILE`` or ``. FILE`` reads; yield what is to be said of it."""
-        path = node.child_by_field_name("argument")
-        name = _plain_text(path) if path is not None and _part(node) in ("source", ".") else None
-        file = posixpath.normpath(name or "")
-        data = read(name) if name and file not in within else None
-        if name is None or data is None:
-            return
-        inner = _Script(data, self.config, read=read, within=(*within, file))
-        for variable in inner.settings:
-            self._add(variable, node, partial(inner.value_at, variable, len(data) + 1))
-        if any(not site.aside for site in inner.sites()):
-            why = f"launches stand in it: `ddplaunch convert {shlex.quote(name)}` converts them"
-            yield _stays(self._line_of(node), self.text(node), Note(f"`{self.text(node)}`", why), aside=True)
+            setting = _Setting(node.end_byte, _runs_always(node), partial(self._value_of, node))
+            self.settings.setdefault(_part(node), []).append(setting)
+        # what a file that is sourced sets is not read: it may be any variable
+        self.sources = [node.end_byte for node in self.commands if _part(node) in ("source", ".")]
 
     def text(self, node: Node) -> str:
         return self.data[node.start_byte : node.end_byte].decode("utf-8", "surrogateescape")
@@ -195,7 +169,6 @@ class _Script:
 
     def sites(self) -> Iterator[Site]:
         """Yield the launches, in no order."""
-        yield from self.asides
         held = dict(self._held_launches())
         yield from held.values()
         for node in self.commands:
@@ -292,10 +265,8 @@ class _Script:
         if len(settings) != 1 or name in self.loops or not settings[0].always or settings[0].at > use:
             return None
         value, at = settings[0].value(), settings[0].at
-        changed = (
-            at < other.at < use for used in (value.uses if value else ()) for other in self.settings.get(used, ())
-        )
-        return None if any(changed) else value
+        others = [other.at for used in (value.uses if value else ()) for other in self.settings.get(used, ())]
+        return None if any(at < other < use for other in (*others, *self.sources)) else value
 
     def _value_of(self, node: Node) -> _Value | None:
         """Return what an assignment says, None where that is not known."""

@@ -72,7 +72,7 @@ class CannotSay(Exception):
 
 # What a shell inside of a task would look up: one task is one rank there, and a whole node with torchrun.
 _OF_TASKS = re.compile(
-    r"\$\{?(?:SLURM_(?:PROCID|LOCALID|NODEID|NTASKS|TASK_PID)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_RANK|MPI_LOCAL\w+|HOROVOD_(?:LOCAL_|CROSS_)?(?:RANK|SIZE))\}?"
+    r"\$\{?(?:SLURM_(?:PROCID|LOCALID|NODEID|NTASKS|TASK_PID)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_RANK)\}?"
 )
 _ESCAPED = re.compile(rf"(?<=\\){_OF_TASKS.pattern}")
 
@@ -100,10 +100,6 @@ def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
     return behind if behind[0].value.endswith(".py") else rest
 
 
-#: What the text of a line of MPI does not tell.
-OF_MPI = Note(
-    "how the script finds its rank", "torchrun sets RANK and LOCAL_RANK, not OMPI_COMM_WORLD_RANK or PMI_RANK"
-)
 _CONTAINERS = ("docker", "podman", "singularity", "apptainer", "enroot", "kubectl")
 
 
