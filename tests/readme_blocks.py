@@ -52,7 +52,7 @@ SHOW = 'show() { local status=$?; printf "%s\\n" "$1"; return $status; }'
 #: Findings about the machine that runs the tests; a document shows a machine without any.
 OF_THE_MACHINE = (
     "container-cpu-quota|cpus-short|disk-nearly-full|host-name-\\w+|memory-short|open-files-low|processes-low|"
-    "shm-nearly-full|shm-too-small|torchrun-of-another-python"
+    "shm-nearly-full|shm-too-small"
 )
 
 

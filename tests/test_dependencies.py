@@ -69,7 +69,7 @@ def test_every_declared_dependency_is_imported_and_no_other() -> None:
         "ddplaunch_timeline",
         "sitecustomize",
     }  # the last five are files of agent/rank_site/
-    there = {"IPython", "amdsmi"}  # in the kernel of a notebook; the extra `amd`, or where ROCm has put it
+    there = {"IPython"}  # in the kernel of a notebook
     library = {*sys.stdlib_module_names, "tomllib"}  # a part of it since Python 3.11; tomli has its place before
     assert _imported() - _declared() - library <= own | there
 

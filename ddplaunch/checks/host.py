@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-from shlex import quote
-
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.gpu_choice import used_gpus
 from ddplaunch.checks.known_variables import user_variables
@@ -17,7 +14,6 @@ from ddplaunch.machine.facts import (
     MemoryFacts,
     NetworkFacts,
     NvmlFacts,
-    PythonFacts,
     ShmFacts,
 )
 from ddplaunch.planning.launch import Launch
@@ -32,32 +28,6 @@ GIB = 1024**3
 def workers_per_process(launch: Launch | None) -> int | None:
     """Return the DataLoader workers per rank from ``--workers`` or the script's arguments; None if neither has them."""
     return None if launch is None else said_workers(launch.options, launch.target)
-
-
-def torchrun_of_another_python(python: PythonFacts) -> Findings:
-    """The first torchrun on PATH belongs to another Python than ddplaunch.
-
-    ddplaunch runs torchrun in its own interpreter, so its launches are not affected. A `torchrun` typed in the same
-    shell uses the other environment, with another torch or none. https://github.com/pytorch/pytorch/issues/92132
-    Remedy: activate one environment, or `python -m torch.distributed.run`.
-    """
-    other = python.torchrun_python
-    if other is None or not other.startswith("/") or _folder(other) == _folder(python.executable):
-        return
-    yield warning(
-        "torchrun-of-another-python",
-        f"`torchrun` on PATH is {python.torchrun_on_path}, which runs {other}, not {python.executable}",
-        why="ddplaunch uses its own interpreter; a `torchrun` typed in this shell uses the other one's packages",
-        fix=f"`export PATH={quote(str(PurePosixPath(python.executable).parent))}:$PATH`, or "
-        f"`{quote(python.executable)} -m torch.distributed.run` instead of `torchrun`",
-        where="PATH",
-    )
-
-
-def _folder(executable: str) -> str:
-    """Return the directory of an interpreter, with /usr/bin for /bin, which links to it on current distributions."""
-    folder = str(PurePosixPath(executable).parent)
-    return "/usr/bin" if folder == "/bin" else folder
 
 
 _DOCKER_SHM_BYTES = 64 * MIB  # docs.docker.com/reference/cli/docker/container/run: --shm-size
@@ -374,4 +344,4 @@ def processes_low(limits: LimitFacts, cpu: CpuFacts, launch: Launch, host: HostF
             return
 
 
-CHECKS = checks_in(globals(), "host", python_env=(torchrun_of_another_python,))
+CHECKS = checks_in(globals(), "host")

@@ -113,27 +113,20 @@ def _unreachable(code: str, noun: str, flag: str, paths: tuple[PathFact, ...]) -
 
 
 def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Findings:
-    """A data path is on a network mount or on a spinning disk.
+    """A data path is on a network mount.
 
     All ranks and workers read at the same time and in random order, which is slow on such storage: GPUs wait for data.
     Remedy: a copy on a local SSD, or a few large files (shards) that are read from front to back.
     """
     for path in data_paths:
-        if path.kind in ("missing", "unreachable"):
-            continue
-        if is_remote(path.filesystem):
-            medium = f"is on a network mount ({path.filesystem})"
-        elif path.rotational:
-            medium = "is on a spinning disk"
-        else:
-            continue
-        yield warning(
-            "data-on-slow-storage",
-            f"data path {quote(path.path)} {medium}",
-            why="all ranks and DataLoader workers read from it at once, and GPUs wait for data",
-            fix=f"copy it to a local SSD first: `rsync -a {quote(path.path)} /path/on/local/ssd/`, and name the copy",
-            where="--data",
-        )
+        if path.kind not in ("missing", "unreachable") and is_remote(path.filesystem):
+            yield warning(
+                "data-on-slow-storage",
+                f"data path {quote(path.path)} is on a network mount ({path.filesystem})",
+                why="all ranks and DataLoader workers read from it at once, and GPUs wait for data",
+                fix=f"copy it to a local SSD: `rsync -a {quote(path.path)} /path/on/local/ssd/`, and name the copy",
+                where="--data",
+            )
 
 
 def is_remote(filesystem: str | None) -> bool:

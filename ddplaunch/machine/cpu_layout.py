@@ -1,4 +1,4 @@
-"""Where the CPUs lie that this process may use: physical cores, NUMA nodes and sockets, and what devices are near them.
+"""Where the CPUs lie that this process may use: physical cores, NUMA nodes and sockets, and which GPUs are near them.
 
 Everything is read from sysfs, as `lscpu` does; of a machine with one node nothing is asked about devices.
 https://docs.kernel.org/admin-guide/cputopology.html, https://docs.kernel.org/admin-guide/mm/numaperf.html
@@ -43,8 +43,7 @@ def probe_layout(
     found = CpuLayout(nodes, allowed, len(online), running=now if ran is None else min(now, ran))
     if len(nodes) == 1:
         return found
-    numactl = _numactl_works(root, environ)
-    return replace(found, gpu_nodes=_gpu_nodes(root, nvml), network_nodes=_network_nodes(root), numactl=numactl)
+    return replace(found, gpu_nodes=_gpu_nodes(root, nvml), numactl=_numactl_works(root, environ))
 
 
 def running(root: Path = Path("/")) -> int:
@@ -109,17 +108,6 @@ def _gpu_nodes(root: Path, nvml: NvmlFacts | Unavailable) -> dict[str, int]:
             node = files.number(f"{root}/sys/bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node")
             if node is not None and node >= 0:
                 found[gpu.pci_bus_id] = node
-    return found
-
-
-def _network_nodes(root: Path) -> dict[str, int]:
-    found = {}
-    for kind in ("net", "infiniband"):
-        folder = f"{root}/sys/class/{kind}"
-        for name in files.names(folder):
-            node = files.number(f"{folder}/{name}/device/numa_node")
-            if node is not None and node >= 0:
-                found[name] = node
     return found
 
 

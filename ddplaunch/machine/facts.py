@@ -41,12 +41,10 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class PythonFacts:
-    """``torchrun_on_path`` is the first torchrun on PATH; ``torchrun_python`` the interpreter in its shebang."""
+    """The interpreter that runs ddplaunch, and torchrun."""
 
     executable: str
     version: str
-    torchrun_on_path: str | None = None
-    torchrun_python: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,6 @@ class TorchImport:
     import_s: float
     version: str
     nccl_available: bool
-    gloo_available: bool
-    nccl_version: str | None
     cuda_available: bool
     cuda_error: str | None
     device_count: int
@@ -160,7 +156,7 @@ class Gpu:
 class NvmlFacts:
     """GPUs and driver by NVML. ``cuda_driver_version`` is the newest CUDA that the driver supports, e.g. (12, 8).
 
-    AMD's GPUs, which amdsmi describes, are told in the same way, in HIP's order: they have no CUDA, which is (0, 0).
+    AMD's GPUs, as the kernel shows them, are told in the same way, in HIP's order: they have no CUDA, which is (0, 0).
     ``denied`` are device files of theirs that this user may not open.
     """
 
@@ -220,8 +216,8 @@ class CpuLayout:
 
     ``allowed`` of the ``online`` CPUs is how many the cgroup's cpuset leaves (or the first process has); an affinity
     of fewer was chosen by somebody. On a machine with several nodes, ``gpu_nodes`` holds the node of each GPU by the
-    PCI address that NVML tells, ``network_nodes`` that of network cards by interface and InfiniBand device, as far as
-    the kernel knows them. ``numactl`` is whether that program, by which torchrun binds ranks, would work here.
+    PCI address that NVML tells, as far as the kernel knows it. ``numactl`` is whether that program, by which torchrun
+    binds ranks, would work here.
     ``running`` is how many threads computed on the machine at two moments, this process's left out.
     """
 
@@ -229,7 +225,6 @@ class CpuLayout:
     allowed: int
     online: int
     gpu_nodes: dict[str, int] = field(default_factory=dict)
-    network_nodes: dict[str, int] = field(default_factory=dict)
     numactl: bool = False
     running: int = 0
 
@@ -332,7 +327,7 @@ class PathFact:
 
     ``kind`` is "file", "directory", "other", "missing" or "unreachable" (the deadline passed: a dead mount).
     For an output that does not exist yet, ``writable`` and the sizes are those of the nearest existing parent.
-    ``filesystem`` is the type in /proc/mounts ("nfs4", "ext4"); ``rotational`` is True on a spinning disk.
+    ``filesystem`` is the type in /proc/mounts ("nfs4", "ext4").
     """
 
     path: str
@@ -344,7 +339,6 @@ class PathFact:
     total_bytes: int | None = None
     free_inodes: int | None = None
     filesystem: str | None = None
-    rotational: bool | None = None
     owner: str | None = None
     error: str | None = None
 

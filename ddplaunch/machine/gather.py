@@ -56,7 +56,7 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
         found = tuple(PathFact(path, "unreachable", error=found.reason) for path, _ in wanted)
     return Facts(
         host=ask(lambda: software.probe_host(own_addresses, env)),
-        python=ask(lambda: software.probe_python(env)),
+        python=software.probe_python(),
         torch=ask(software.probe_torch),
         nvidia=nvidia,
         nvml=nvml,

@@ -1,4 +1,4 @@
-"""GPUs as NVML or amdsmi describes them, AMD's without amdsmi as the kernel does."""
+"""GPUs as NVML describes them, and AMD's as the kernel does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from typing import Any, TypeVar
 
 from ddplaunch.machine import files
@@ -80,32 +79,6 @@ def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | Non
     finally:
         with suppress(api.NVMLError):
             api.nvmlShutdown()
-
-
-def gpu_links() -> str:
-    """Return what connects this machine's GPUs, each pair of them: ``NVLink``, ``PCIe``, or both; "" if nobody knows.
-
-    One GPU has no links. Never raises for a broken driver.
-    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html (nvmlDeviceGetP2PStatus)
-    """
-    api, _ = start_nvml()
-    if isinstance(api, Unavailable):
-        return ""
-    try:
-        handles = [api.nvmlDeviceGetHandleByIndex(number) for number in range(api.nvmlDeviceGetCount())]
-        linked = [
-            ask(api, lambda: int(api.nvmlDeviceGetP2PStatus(*pair, api.NVML_P2P_CAPS_INDEX_NVLINK)))  # noqa: B023
-            for pair in combinations(handles, 2)
-        ]
-        if not linked or any(isinstance(status, Unavailable) for status in linked):
-            return ""
-        by_nvlink = [status == api.NVML_P2P_STATUS_OK for status in linked]
-    except api.NVMLError:
-        return ""
-    finally:
-        with suppress(api.NVMLError):
-            api.nvmlShutdown()
-    return "NVLink" if all(by_nvlink) else "NVLink and PCIe" if any(by_nvlink) else "PCIe"
 
 
 def _facts(api: Any, details: bool) -> NvmlFacts:
@@ -261,87 +234,21 @@ AMD_DRIVER = "/dev/kfd"
 
 
 def probe_amd(details: bool = True, root: str = "") -> NvmlFacts | Unavailable:
-    """Return what amdsmi knows of AMD's GPUs, as ``probe_nvml`` does of NVIDIA's; in the order in which HIP counts.
+    """Return what the kernel shows of AMD's GPUs below ``root``, as ``probe_nvml`` does of NVIDIA's, in HIP's order.
 
-    Without amdsmi it is what the kernel shows below ``root``: no count of ECC errors and no temperature.
-    https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html
+    It needs no library of ROCm, and knows neither a count of ECC errors nor temperatures.
     """
-    try:
-        import amdsmi as api  # type: ignore[import-not-found]  # comes with ROCm
-    except Exception as error:  # it loads libamd_smi.so, and raises what it likes where that is not there
-        devices = amd_devices(root)
-        if not devices:
-            return Unavailable(f"the package amdsmi does not import: {error}")
-        driver = files.read(f"{root}/sys/module/amdgpu/version")  # of AMD's package alone
-        release = files.read(f"{root}/proc/sys/kernel/osrelease") or "unknown"
-        gpus = tuple(_amd_gpu_of_kernel(each, details, root) for each in devices)
-        return NvmlFacts(driver or f"of Linux {release}", (0, 0), gpus, "amd", amd_denied(devices, root))
-    try:
-        api.amdsmi_init()
-    except api.AmdSmiException as error:
-        return Unavailable(f"amdsmi does not start: {_amd_error(error)}")
-    try:
-        found = [_amd_gpu(api, handle, details) for handle in api.amdsmi_get_processor_handles()]
-        drivers = {driver for _, driver in found}
-        gpus = tuple(sorted((gpu for gpu, _ in found), key=lambda gpu: gpu.index))
-        return NvmlFacts(" and ".join(sorted(drivers)), (0, 0), gpus, "amd", amd_denied(amd_devices(root), root))
-    except api.AmdSmiException as error:
-        return Unavailable(f"amdsmi does not answer: {_amd_error(error)}")
-    finally:
-        with suppress(api.AmdSmiException):
-            api.amdsmi_shut_down()
+    devices = amd_devices(root)
+    if not devices:
+        return Unavailable("the kernel shows no GPU of AMD's that this user may use")
+    driver = files.read(f"{root}/sys/module/amdgpu/version")  # of AMD's package alone
+    release = files.read(f"{root}/proc/sys/kernel/osrelease") or "unknown"
+    gpus = tuple(_amd_gpu(device, details, root) for device in devices)
+    return NvmlFacts(driver or f"of Linux {release}", (0, 0), gpus, "amd", amd_denied(devices, root))
 
 
-def _amd_gpu(api: Any, handle: Any, details: bool) -> tuple[Gpu, str]:
-    """Return a GPU and the version of its driver."""
-
-    def told(question: Callable[[], T]) -> T | Unavailable:
-        try:
-            answer = question()
-        except api.AmdSmiException as error:
-            return Unavailable(f"amdsmi: {_amd_error(error)}")
-        except (AttributeError, KeyError, TypeError, ValueError):  # "N/A" stands for what is not told
-            return Unavailable("the installed amdsmi or the driver does not tell")
-        return answer
-
-    place = api.amdsmi_get_gpu_enumeration_info(handle)
-
-    def memory(what: str) -> int:
-        return int(api.amdsmi_get_gpu_vram_usage(handle)[what]) << 20  # told in MiB
-
-    gpu = Gpu(
-        index=int(place["hip_id"]),
-        uuid=str(place["hip_uuid"]),
-        name=str(known(told(lambda: api.amdsmi_get_gpu_asic_info(handle)["market_name"]), "AMD GPU")),
-        pci_bus_id=str(known(told(lambda: api.amdsmi_get_gpu_device_bdf(handle)), "")),
-        memory_total_bytes=told(lambda: memory("vram_total")),
-        memory_used_bytes=told(lambda: memory("vram_used")),
-        mig_enabled=False,
-    )
-    driver = str(known(told(lambda: api.amdsmi_get_gpu_driver_info(handle)["driver_version"]), "unknown"))
-    if not details:
-        return gpu, driver
-    hot, now = api.AmdSmiTemperatureType.HOTSPOT, api.AmdSmiTemperatureMetric.CURRENT
-    return replace(
-        gpu,
-        utilization_percent=told(lambda: int(api.amdsmi_get_gpu_activity(handle)["gfx_activity"])),
-        processes=told(lambda: _amd_processes(api, handle)),
-        ecc_uncorrected=told(lambda: int(api.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"])),
-        temperature_c=told(lambda: int(api.amdsmi_get_temp_metric(handle, hot, now))),
-    ), driver
-
-
-def _amd_processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    running = api.amdsmi_get_gpu_process_list(handle)
-    return _described((int(each["pid"]), int(each["memory_usage"]["vram_mem"])) for each in running)
-
-
-def _amd_error(error: Any) -> str:
-    return str(getattr(error, "err_info", None) or error).strip()
-
-
-def _amd_gpu_of_kernel(device: AmdDevice, details: bool, root: str) -> Gpu:
-    def told(name: str) -> int | Unavailable:
+def _amd_gpu(device: AmdDevice, details: bool, root: str) -> Gpu:
+    def number(name: str) -> int | Unavailable:
         value = files.number(f"{device.folder}/{name}")
         return Unavailable(f"the driver does not tell {name}") if value is None else value
 
@@ -350,12 +257,12 @@ def _amd_gpu_of_kernel(device: AmdDevice, details: bool, root: str) -> Gpu:
         uuid=device.uuid,
         name=files.read(f"{device.folder}/product_name") or f"AMD {device.chip}",
         pci_bus_id=device.pci_bus_id,
-        memory_total_bytes=told("mem_info_vram_total"),
-        memory_used_bytes=told("mem_info_vram_used"),
+        memory_total_bytes=number("mem_info_vram_total"),
+        memory_used_bytes=number("mem_info_vram_used"),
         mig_enabled=False,
     )
     if not details:
         return gpu
     holders = amd_holders((device,), root).items()
-    held = _described((pid, by_gpu[device.index]) for pid, by_gpu in holders)
-    return replace(gpu, utilization_percent=told("gpu_busy_percent"), processes=held)
+    processes = _described((pid, by_gpu[device.index]) for pid, by_gpu in holders)
+    return replace(gpu, utilization_percent=number("gpu_busy_percent"), processes=processes)

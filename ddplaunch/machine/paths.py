@@ -1,4 +1,4 @@
-"""Looks at data and output paths, each in a child with a deadline: file system, disk, space.
+"""Looks at data and output paths, each in a child with a deadline: file system, space.
 
 A dead NFS mount blocks every system call on it, `os.path.exists` included, and cannot be interrupted.
 """
@@ -18,50 +18,22 @@ from ddplaunch.machine import deadline, files
 from ddplaunch.machine.facts import PathFact
 
 
-def filesystem(path: str, root: Path = Path("/")) -> tuple[str | None, str]:
-    """Return the type and the source of the mount that holds ``path``, by the longest prefix in /proc/mounts.
+def filesystem(path: str, root: Path = Path("/")) -> str | None:
+    """Return the type of the mount that holds ``path``, by the longest prefix in /proc/mounts.
 
     Links are resolved, which can block on a dead mount: call it in a child with a deadline. Where two mounts
     share a mount point, the later one covers the earlier.
     """
     real = os.path.realpath(path)
-    best, kind, source = -1, None, ""
+    best, kind = -1, None
     for line in (files.read(f"{root}/proc/mounts") or "").splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
         point = files.unescape(fields[1])
         if len(point) >= best and (real == point or real.startswith(point.rstrip("/") + "/")):
-            best, kind, source = len(point), fields[2], files.unescape(fields[0])
-    return kind, source
-
-
-def rotational(device: int, source: str = "", root: Path = Path("/")) -> bool | None:
-    """Return whether the disk spins, by the kernel's queue/rotational; None where that means nothing.
-
-    ``device`` is a `st_dev`; btrfs and overlays have an anonymous one (major 0), then the mount's ``source``
-    is asked. Disks of virtual machines report 1 whatever lies below them, so they count as unknown.
-    """
-    if os.major(device) == 0:
-        try:
-            device = Path(source).stat().st_rdev if source.startswith("/dev/") else 0
-        except OSError:
-            device = 0
-    if not device:
-        return None
-    folder = f"{root}/sys/dev/block/{os.major(device)}:{os.minor(device)}"
-    real = os.path.realpath(folder)
-    for queue in (f"{real}/queue/rotational", f"{Path(real).parent}/queue/rotational"):  # disk, or its partition
-        value = files.number(queue)
-        if value is not None:
-            return None if _virtual(real) else value == 1
-    return None
-
-
-def _virtual(disk: str) -> bool:
-    """Return whether a disk, or any that device mapper or md builds it from, is a hypervisor's."""
-    below = [os.path.realpath(f"{disk}/slaves/{name}") for name in files.names(f"{disk}/slaves")]
-    return any("/virtio" in path or "/vbd-" in path or "/virtual/block/loop" in path for path in (disk, *below))
+            best, kind = len(point), fields[2]
+    return kind
 
 
 Role = Literal["data", "output"]
@@ -110,7 +82,7 @@ def describe(path: str, role: Role) -> dict[str, Any]:
 
 def _without_status(path: str, role: Role, error: OSError) -> dict[str, Any]:
     if error.errno in _DEAD:
-        return {"kind": "unreachable", "error": error.strerror, "filesystem": filesystem(path)[0]}
+        return {"kind": "unreachable", "error": error.strerror, "filesystem": filesystem(path)}
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
         return {"kind": "other", "error": error.strerror}
     if role == "data":
@@ -137,7 +109,6 @@ def _described(path: str, status: os.stat_result) -> dict[str, Any]:
     space = os.statvfs(path)
     directory = stat.S_ISDIR(status.st_mode)
     need = os.X_OK if directory else 0
-    kind, source = filesystem(path)
     return {
         "kind": "directory" if directory else "file" if stat.S_ISREG(status.st_mode) else "other",
         "readable": os.access(path, os.R_OK | need, effective_ids=True),
@@ -146,8 +117,7 @@ def _described(path: str, status: os.stat_result) -> dict[str, Any]:
         "free_bytes": space.f_bavail * space.f_frsize,
         "total_bytes": space.f_blocks * space.f_frsize,
         "free_inodes": space.f_favail if space.f_files else None,  # btrfs and some NFS servers count none
-        "filesystem": kind,
-        "rotational": rotational(status.st_dev, source),
+        "filesystem": filesystem(path),
         "owner": _owner(status.st_uid),
     }
 

@@ -90,8 +90,6 @@ def report() -> dict[str, Any]:
         "import_s": import_s,
         "version": str(torch.__version__),
         "nccl_available": torch.distributed.is_nccl_available(),
-        "gloo_available": torch.distributed.is_gloo_available(),
-        "nccl_version": _nccl_version(torch),
         "cuda_available": available,
         "cuda_error": said[0] if said else error,
         "device_count": torch.cuda.device_count(),
@@ -99,7 +97,7 @@ def report() -> dict[str, Any]:
         "cpu_s": cpu_s,
         "queued_s": None if queued_s is None or until_s is None else until_s - queued_s,
         "bytecode": None if bytecode is None else "stored" if stored else "written" if bytecode.exists() else "missing",
-        "filesystem": filesystem(str(torch.__file__))[0],
+        "filesystem": filesystem(str(torch.__file__)),
     }
 
 
@@ -125,15 +123,6 @@ def _cuda_error(torch: Any) -> str | None:
     except Exception as error:
         return str(error)
     return None
-
-
-def _nccl_version(torch: Any) -> str | None:
-    if not torch.distributed.is_nccl_available():
-        return None
-    try:
-        return ".".join(str(part) for part in torch.cuda.nccl.version())
-    except Exception:  # a build that counts NCCL in and cannot say which
-        return None
 
 
 def main() -> None:

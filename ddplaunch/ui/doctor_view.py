@@ -68,7 +68,7 @@ def _wsl_text(facts: Facts) -> str:
 
 
 def _nodes_text(facts: Facts) -> str:
-    """Return which CPUs, GPUs and network cards each NUMA node has: of a machine with one node nothing."""
+    """Return which CPUs and GPUs each NUMA node has: of a machine with one node nothing."""
     layout = facts.cpu_layout
     if isinstance(layout, Unavailable) or len(layout.nodes) == 1:
         return ""
@@ -76,10 +76,9 @@ def _nodes_text(facts: Facts) -> str:
     parts = []
     for node in layout.nodes:
         near = [gpu.index for gpu in gpus if layout.gpu_nodes.get(gpu.pci_bus_id) == node.index]
-        cards = [name for name, home in layout.network_nodes.items() if home == node.index]
         has = [f"CPUs {numbers_text(sorted(node.cpus))}" if node.cpus else "no usable CPU"]
         has += [f"GPU {numbers_text(near)}"] if near else []
-        parts.append(f"NUMA node {node.index}: {', '.join([*has, *cards])}")
+        parts.append(f"NUMA node {node.index}: {', '.join(has)}")
     return "; ".join(parts)
 
 

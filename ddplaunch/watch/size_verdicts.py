@@ -31,9 +31,9 @@ class SizeMeasured:
 
     ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
     ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
-    the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU, ``links`` what connects its GPUs
-    (``NVLink``, ``PCIe``, ``NVLink and PCIe``; "" if nobody knows). ``settled`` is False where step times still moved,
-    ``unwatched`` is True where nobody saw how far its ranks were. ``outside`` are files that it left behind.
+    the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU. ``settled`` is False where step
+    times still moved, ``unwatched`` is True where nobody saw how far its ranks were. ``outside`` are files that
+    it left behind.
     ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not. ``observed`` is
     what its ranks were found to do at their first steps, as `run` tells it.
     Sizes are in bytes, times in seconds.
@@ -48,7 +48,6 @@ class SizeMeasured:
     lr: str | None = None
     cpus: int = 1
     gpu_bytes: int | None = None
-    links: str = ""
     settled: bool = True
     outside: tuple[str, ...] = ()
     unwatched: bool = False
@@ -195,9 +194,7 @@ def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:
         return found
     moved = 2 * (one.processes - 1) / one.processes * size
     where = "over the network" if one.nodes > 1 else "within this machine"
-    if one.nodes == 1 and one.links:
-        where += f", whose GPUs {one.links} {'connect' if ' and ' in one.links else 'connects'}"
-    elif one.nodes == 1 and all(rank.facts.get("backend") == "gloo" for rank in one.ranks):
+    if one.nodes == 1 and all(rank.facts.get("backend") == "gloo" for rank in one.ranks):
         where += ", through sockets of gloo"
     seen = f"{found.what}, {size_text(round(moved / waits_s))} in a second {where}"
     return warning(found.code, seen, why=found.why, fix=found.fix)

@@ -84,8 +84,6 @@ def healthy_torch_import(**replace: Any) -> TorchImport:
         import_s=1.5,
         version="2.8.0+cu128",
         nccl_available=True,
-        gloo_available=True,
-        nccl_version="2.27.3",
         cuda_available=True,
         cuda_error=None,
         device_count=8,
@@ -110,14 +108,14 @@ def healthy_layout(**replace: Any) -> CpuLayout:
         NumaNode(node, node, tuple((core, core + 64) for core in range(32 * node, 32 * node + 32))) for node in range(2)
     )
     gpus = {healthy_gpu(index).pci_bus_id: index // 4 for index in range(8)}
-    return dataclasses.replace(CpuLayout(nodes, 128, 128, gpus, {"eth0": 0, "mlx5_0": 1}), **replace)
+    return dataclasses.replace(CpuLayout(nodes, 128, 128, gpus), **replace)
 
 
 def healthy_facts(**replace: Any) -> Facts:
     """Return the healthy node; ``replace`` overrides fields of ``Facts``."""
     facts = Facts(
         host=HostFacts("gpu-node-1", ("10.0.0.5",), "6.8.0-45-generic", None, "ada"),
-        python=PythonFacts(PYTHON, "3.11.9", "/opt/env/bin/torchrun", PYTHON),
+        python=PythonFacts(PYTHON, "3.11.9"),
         torch=healthy_torch(),
         torch_import=healthy_torch_import(),
         nvidia=NvidiaFacts(pci_gpus=8, kernel_module_version="570.124.06", device_nodes=8),
@@ -130,12 +128,8 @@ def healthy_facts(**replace: Any) -> Facts:
             open_files_soft=1_048_576, open_files_hard=1_048_576, memlock_bytes=None, processes_soft=None
         ),
         network=healthy_network(),
-        data_paths=(
-            PathFact("/data/text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4", False),
-        ),
-        output_paths=(
-            PathFact("/data/out", "directory", True, True, True, 800 * GIB, 1000 * GIB, 10**7, "ext4", False),
-        ),
+        data_paths=(PathFact("/data/text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4"),),
+        output_paths=(PathFact("/data/out", "directory", True, True, True, 800 * GIB, 1000 * GIB, 10**7, "ext4"),),
         environment={"PATH": "/opt/env/bin:/usr/bin:/bin", "HOME": "/home/ada", "LANG": "C.UTF-8"},
     )
     return dataclasses.replace(facts, **replace)

@@ -1,4 +1,4 @@
-"""The host and python_env families: torchrun on PATH, shared memory, limits, CPUs, memory, processes."""
+"""The host family: shared memory, limits, CPUs, memory, processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.host import CHECKS, workers_per_process
-from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, PythonFacts, ShmFacts
+from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, ShmFacts
 from ddplaunch.planning.launch import Launch, Placement, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import Severity
@@ -216,25 +216,3 @@ def test_workers_option_outranks_the_arguments() -> None:
     target = Target("script", "train.py", ("--num-workers", "4"))
     assert workers_per_process(launch(workers=6, target=target)) == 6
     assert workers_per_process(healthy_launch(target=None)) is None
-
-
-def test_torchrun_of_another_python() -> None:
-    python = PythonFacts("/opt/my env/bin/python", "3.11.9", "/usr/bin/torchrun", "/usr/bin/python3")
-    for launch, script in ((None, None), (NO_LAUNCH, NO_SCRIPT)):
-        finding = found(CHECKS, "torchrun-of-another-python", healthy_facts(python=python), launch, script)
-        assert finding and "/usr/bin/torchrun, which runs /usr/bin/python3" in finding.what
-        assert "`export PATH='/opt/my env/bin':$PATH`" in finding.fix
-
-
-@pytest.mark.parametrize(
-    ("executable", "torchrun_python"),
-    [
-        ("/opt/env/bin/python", "/opt/env/bin/python3.11"),
-        ("/usr/bin/python3", "/bin/python3"),
-        ("/opt/env/bin/python", None),
-        ("/opt/env/bin/python", "python3"),
-    ],
-)
-def test_torchrun_of_the_same_python(executable: str, torchrun_python: str | None) -> None:
-    python = PythonFacts(executable, "3.11.9", "/opt/env/bin/torchrun", torchrun_python)
-    assert found(CHECKS, "torchrun-of-another-python", healthy_facts(python=python)) is None

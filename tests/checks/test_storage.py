@@ -16,7 +16,7 @@ from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import GIB, healthy_facts, healthy_torch_import
 
 MIB = 1024**2
-GOOD = PathFact("/data/my text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4", False)
+GOOD = PathFact("/data/my text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4")
 
 
 def data(**replace: Any) -> Facts:
@@ -42,7 +42,6 @@ FIRES = [
     ("data-unreachable", data(kind="unreachable", filesystem="nfs4"), Severity.ERROR, "did not answer (nfs4)"),
     ("data-on-slow-storage", data(filesystem="nfs4"), Severity.WARNING, "on a network mount (nfs4)"),
     ("data-on-slow-storage", data(filesystem="fuse.sshfs"), Severity.WARNING, "(fuse.sshfs)"),
-    ("data-on-slow-storage", data(rotational=True), Severity.WARNING, "on a spinning disk"),
     ("output-not-writable", output(writable=False, owner="root"), Severity.ERROR, "it belongs to root"),
     ("output-unreachable", output(kind="unreachable"), Severity.ERROR, "did not answer"),
     ("disk-nearly-full", output(free_bytes=50 * MIB), Severity.ERROR, "50 MiB of 1000 GiB free"),
@@ -76,7 +75,7 @@ SILENT = [
     ("data-empty", data(empty=True, readable=False)),
     ("data-unreachable", data(filesystem="nfs4")),
     ("data-on-slow-storage", data(filesystem="lustre")),
-    ("data-on-slow-storage", data(filesystem="overlay", rotational=None)),
+    ("data-on-slow-storage", data(filesystem="overlay")),
     ("data-on-slow-storage", data(kind="missing", filesystem="nfs4")),
     ("output-not-writable", output(kind="unreachable", writable=False)),
     ("output-not-writable", output(kind="missing", writable=True)),
@@ -107,7 +106,7 @@ def test_healthy() -> None:
 def test_one_bad_path_gives_one_finding() -> None:
     """A path that is not there must not also be called unreadable, empty and slow."""
     for kind in ("missing", "unreachable"):
-        bad = data(kind=kind, readable=False, empty=True, filesystem="nfs4", rotational=True)
+        bad = data(kind=kind, readable=False, empty=True, filesystem="nfs4")
         findings = [check.code for check in CHECKS if check.code.startswith("data-") and found(CHECKS, check.code, bad)]
         assert findings == [f"data-{kind}"]
 

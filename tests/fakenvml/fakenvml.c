@@ -14,7 +14,6 @@
  *   0 ecc 2    0 remap 0 1 1 0 (correctable, uncorrectable, pending, failed)    0 recovery 1    0 throttle 0x40
  *   0 power 350 700 (W: now, limit)         0 clock 1200 1980 (MHz of the SMs: now, most)
  *   0 temperature 33    0 mode 3    0 mig 1    0 instances 2
- *   0 nvlink 1               the switch that it is on: two GPUs of one have NVLink between them
  *
  * Struct layouts and numbers: https://docs.nvidia.com/deploy/nvml-api/
  */
@@ -289,16 +288,6 @@ Return nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *out) 
     ASK(device, "temperature");
     (void)sensor;
     *out = (unsigned)number(device->gpu, "temperature", 33);
-    return SUCCESS;
-}
-
-Return nvmlDeviceGetP2PStatus(Device *one, Device *other, int index, int *out) {
-    unsigned long long here;
-    ASK(one, "nvlink");
-    ASK(other, "nvlink");
-    if (index != 2) return NOT_SUPPORTED;
-    here = number(one->gpu, "nvlink", 0);
-    *out = here && here == number(other->gpu, "nvlink", 0) ? 0 : 5; /* NVML_P2P_STATUS_NOT_SUPPORTED */
     return SUCCESS;
 }
 

@@ -167,23 +167,3 @@ def test_without_the_library_pynvml_is_not_imported() -> None:
     assert result.returncode == 0, result.stderr
     assert "`libnvidia-ml-nowhere.so.1` of the NVIDIA driver is not installed" in result.stdout
     assert result.stdout.strip().endswith("None)")
-
-
-LINKS = "from ddplaunch.machine.nvml import gpu_links; print(gpu_links())"
-
-
-@pytest.mark.parametrize(
-    ("gpus", "state", "links"),
-    [
-        (4, ["* nvlink 1"], "NVLink"),
-        (4, ["0 nvlink 1", "1 nvlink 1", "2 nvlink 2", "3 nvlink 2"], "NVLink and PCIe"),
-        (2, [], "PCIe"),
-        (2, ["* nvlink 1", "1 fail-nvlink 3"], ""),
-        (2, ["1 handle 15"], ""),
-        (1, ["* nvlink 1"], ""),
-    ],
-)
-def test_what_connects_the_gpus(fake_nvml: FakeNvml, gpus: int, state: list[str], links: str) -> None:
-    environment = fake_nvml.environment(gpus, state)
-    done = subprocess.run([sys.executable, "-c", LINKS], env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, links), done.stderr

@@ -147,24 +147,6 @@ def test_file_system_by_the_longest_prefix(tmp_path: Path) -> None:
     mounts = "/dev/sda1 / ext4 rw 0 0\nsrv:/a /data nfs4 rw 0 0\n"
     mounts += "/dev/b /my\\040data xfs rw 0 0\nsrv:/b /data lustre rw 0 0\n"
     (tmp_path / "proc/mounts").write_text(mounts)
-    assert paths.filesystem("/datasets/x", tmp_path) == ("ext4", "/dev/sda1")
-    assert paths.filesystem("/data/x", tmp_path) == ("lustre", "srv:/b")
-    assert paths.filesystem("/my data", tmp_path) == ("xfs", "/dev/b")
-
-
-def test_rotational_of_disk_and_partition(tmp_path: Path) -> None:
-    disk = tmp_path / "sys/devices/pci0/ata1/block/sda"
-    (disk / "sda1").mkdir(parents=True)
-    (disk / "queue").mkdir()
-    (disk / "queue/rotational").write_text("1\n")
-    virtual = tmp_path / "sys/devices/pci0/virtio2/block/vda"
-    (virtual / "queue").mkdir(parents=True)
-    (virtual / "queue/rotational").write_text("1\n")
-    links = tmp_path / "sys/dev/block"
-    links.mkdir(parents=True)
-    for number, target in (("8:0", disk), ("8:1", disk / "sda1"), ("253:0", virtual)):
-        (links / number).symlink_to(target)
-    assert paths.rotational(os.makedev(8, 0), root=tmp_path) is True
-    assert paths.rotational(os.makedev(8, 1), root=tmp_path) is True
-    assert paths.rotational(os.makedev(253, 0), root=tmp_path) is None
-    assert paths.rotational(os.makedev(0, 40), root=tmp_path) is None
+    assert paths.filesystem("/datasets/x", tmp_path) == "ext4"
+    assert paths.filesystem("/data/x", tmp_path) == "lustre"
+    assert paths.filesystem("/my data", tmp_path) == "xfs"

@@ -126,8 +126,6 @@ def test_verdicts(case: str) -> None:
 @pytest.mark.parametrize(
     ("more", "where"),
     [
-        ({"links": "NVLink"}, "within this machine, whose GPUs NVLink connects"),
-        ({"links": "NVLink and PCIe"}, "within this machine, whose GPUs NVLink and PCIe connect"),
         ({"backend": "gloo"}, "within this machine, through sockets of gloo"),
         ({"backend": "nccl"}, "within this machine"),
         ({"backend": "gloo", "nodes": 2}, "over the network"),

@@ -21,7 +21,6 @@ from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, measure_of
 from ddplaunch.hosts.hostlist import Host
 from ddplaunch.machine.facts import Facts, NvmlFacts
-from ddplaunch.machine.nvml import gpu_links
 from ddplaunch.planning.flag import Flag, NodeRange
 from ddplaunch.planning.gpus import exported, shown
 from ddplaunch.planning.inside.slurm import read_slurm
@@ -256,7 +255,6 @@ class _Sizes:
             lr=", ".join(format_lr(rate.value) for rate in rates) or None,
             cpus=cpus,
             gpu_bytes=gpu_bytes if on_gpus else None,
-            links=gpu_links() if on_gpus and self._machines.here and size.nproc > 1 else "",
             settled=measured.settled,
             outside=trial.changed_files,
             unwatched=trial.unwatched,
