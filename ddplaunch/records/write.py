@@ -23,7 +23,7 @@ from ddplaunch.records.own.own_files import closing, open_base, open_file
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.secrets import HIDDEN, hide_json, hide_value, hide_words, is_recorded
+from ddplaunch.values.secrets import hide_json, hide_value, hide_words, recorded_value
 
 SCHEMA = 1
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -84,9 +84,7 @@ def _record(
         "argv": hide_words(argv),
         "torchrun_argv": hide_words(launch.argv),
         "plan": _plan(launch),
-        "environment": {
-            name: hide_value(name, environment[name]) if is_recorded(name) else HIDDEN for name in sorted(environment)
-        },
+        "environment": {name: recorded_value(name, environment[name]) for name in sorted(environment)},
         "findings": hide_json(plain(findings)),
         "versions": {
             "ddplaunch": __version__,

@@ -194,6 +194,11 @@ def is_recorded(name: str) -> bool:
     return name in _VARIABLES or name.startswith(_PREFIXES)
 
 
+def recorded_value(name: str, value: str) -> str:
+    """Return what a record has as the value of the variable ``name``."""
+    return hide_value(name, value) if is_recorded(name) else HIDDEN
+
+
 def is_secret(name: str, value: str) -> bool:
     """Return whether the value of the variable ``name`` is a secret or holds one."""
     return hide_value(name, value) != value
