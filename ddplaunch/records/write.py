@@ -106,8 +106,7 @@ def _plan(launch: Launch) -> dict[str, Any]:
 
 
 def _variable(variable: Variable) -> dict[str, Any]:
-    shown = None if variable.value is None else hide_value(variable.name, variable.value)
-    return {**plain(variable), "value": shown}
+    return {**plain(variable), "value": variable.value and hide_value(variable.name, variable.value)}
 
 
 def _own(base: Path) -> None:

@@ -28,12 +28,9 @@ else:
 
     def _init(self, *args, **values):
         fields = self.__dataclass_fields__
-        if len(args) > len(fields):
-            raise TypeError(f"{type(self).__name__}() takes {len(fields)} values, got {len(args)}")
         given = dict(zip(fields, args, strict=False))
-        if not values.keys() <= fields.keys() - given.keys():
-            wrong = ", ".join(sorted(values.keys() - (fields.keys() - given.keys())))
-            raise TypeError(f"{type(self).__name__}() has no such field, or got it twice: {wrong}")
+        if len(args) > len(fields) or not values.keys() <= fields.keys() - given.keys():
+            raise TypeError(f"{type(self).__name__}() has no such field, or got it twice: {args}, {values}")
         given.update(values)
         own = self.__dict__
         for name, field in fields.items():  # in their order, which __eq__, __hash__ and __repr__ rely on
@@ -47,7 +44,7 @@ else:
                 raise TypeError(f"{type(self).__name__}() needs a value for {name!r}")
 
     def _repr(self):
-        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__)
+        inner = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
         return f"{type(self).__qualname__}({inner})"
 
     def _eq(self, other):
@@ -56,17 +53,14 @@ else:
     def _hash(self):
         return hash(tuple(self.__dict__.values()))
 
-    def _setattr(self, name, value):
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-
-    def _delattr(self, name):
-        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    def _refuse(self, name, *_):
+        raise dataclasses.FrozenInstanceError(f"cannot change field {name!r}")
 
     _METHODS = {
         "__init__": _init,
         "__repr__": _repr,
         "__eq__": _eq,
         "__hash__": _hash,
-        "__setattr__": _setattr,
-        "__delattr__": _delattr,
+        "__setattr__": _refuse,
+        "__delattr__": _refuse,
     }
