@@ -1,7 +1,7 @@
 """Which batch fits into memory: a model of what trials took, the largest batch by it, and the next one to try.
 
 Peak memory is taken to be a fixed part, weights, gradients, optimizer state and the libraries, and a part for each
-sample. It is drawn through measured trials only; the answer is a batch that was tried itself.
+sample: a line through the smallest and the largest batch that ran. The answer is a batch that was tried itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from ddplaunch.values.frozen import dataclass
 
 _ALIKE = 0.03  # two batches that differ by less are one answer
-_NOISE = 0.02  # peaks that differ by less say nothing about a sample
-_ROUGH = 0.1  # peaks that differ by less say it roughly
-_LEAP = 16  # times the largest batch that was tried: as far as a trial goes that little is known about
+_LEAP = 16  # times the largest batch that was tried: as far as a trial goes
 _SHRINK = 4  # a trial that ran out of memory has no peak: the next one has this part of its batch
 _LARGEST = 1 << 30
 _FIGURES = 32  # a batch is rounded down to a multiple of a power of two, by at most this part of it
@@ -67,39 +65,19 @@ class MemoryModel:
 
 
 def modelled(tried: Sequence[Tried]) -> MemoryModel | None:
-    """Return the line through measured peaks, the larger ones weighing more; None of fewer than two batches.
+    """Return the line through the smallest and the largest batch whose peaks are known; None of fewer than two.
 
-    A batch takes as much as a smaller one at least, so that where one is seen to take less, both count as the mean.
+    A batch takes as much as a smaller one at least; malloc gives freed memory back at times, so that it can seem less.
     """
-    points = _rising([(each.batch, each.peak_bytes) for each in tried if each.peak_bytes is not None])
-    if len({batch for batch, _ in points}) < 2:
+    peaks = {trial.batch: trial.peak_bytes for trial in tried if trial.peak_bytes is not None}
+    if len(peaks) < 2:
         return None
-    weight = sum(batch for batch, _ in points)
-    batches = sum(batch * batch for batch, _ in points) / weight
-    peaks = sum(batch * peak for batch, peak in points) / weight
-    spread = sum(batch * (batch - batches) ** 2 for batch, _ in points)
-    sample = sum(batch * (batch - batches) * (peak - peaks) for batch, peak in points) / spread
-    line = MemoryModel(peaks - sample * batches, sample, None)
-    if len({batch for batch, _ in points}) < 3:
+    small, large = min(peaks), max(peaks)
+    sample = max(0.0, (peaks[large] - peaks[small]) / (large - small))
+    line = MemoryModel(peaks[large] - sample * large, sample, None)
+    if len(peaks) < 3:
         return line
-    return MemoryModel(line.fixed_bytes, sample, max(abs(line.at(batch) / peak - 1) for batch, peak in points))
-
-
-def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the nearest peaks that never fall: neighbours that do are put at their mean (isotonic regression).
-
-    malloc gives freed memory back at times, so that of two batches the larger one may have the lower peak.
-    """
-    pools: list[list[tuple[int, float]]] = []
-    for point in sorted(points):
-        pools.append([point])
-        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    return [(batch, _mean(pool)) for pool in pools for batch, _ in pool]
-
-
-def _mean(points: Sequence[tuple[int, float]]) -> float:
-    return sum(peak for _, peak in points) / len(points)
+    return MemoryModel(line.fixed_bytes, sample, max(abs(line.at(batch) / peak - 1) for batch, peak in peaks.items()))
 
 
 @dataclass(frozen=True)
@@ -136,7 +114,7 @@ def _divisors(number: int) -> list[int]:
 
 def largest(tried: Sequence[Tried], headroom: float) -> Tried | None:
     """Return the trial with the largest batch that leaves ``headroom``; None while there is none."""
-    return max((each for each in tried if each.within(headroom)), key=lambda each: each.batch, default=None)
+    return max((trial for trial in tried if trial.within(headroom)), key=lambda trial: trial.batch, default=None)
 
 
 def next_batch(tried: Sequence[Tried], batches: Batches, headroom: float) -> int | None:
@@ -149,67 +127,31 @@ def next_batch(tried: Sequence[Tried], batches: Batches, headroom: float) -> int
         first = min(batches.first, batches.most)
         return batches.at_most(first) if batches.total is not None else max(1, first)
     best = largest(tried, headroom)
-    over = min((each.batch for each in tried if not each.within(headroom)), default=None)
+    over = min((trial.batch for trial in tried if not trial.within(headroom)), default=_LARGEST)
+    wanted = _by_model(tried, best, headroom)
     if best is None:
-        assert over is not None
-        return _below(tried, batches, headroom, over)
-    if over is not None and _as_near_as_it_is_known(tried, best, headroom):
-        return None
-    if best.peak_bytes is None or best.limit_bytes is None:
-        wanted = float(best.batch * _LEAP)
-    else:
-        wanted = _by_model(tried, best, headroom)
-    return _between(best.batch, over, batches, wanted)
+        return None if over <= batches.least else batches.at_most(min(wanted, over - 1))
+    if wanted >= over:  # what was over says more than the model
+        wanted = over - 1 if batches.total is not None else (best.batch + over) / 2
+    batch = batches.at_most(wanted)
+    alike = 1 if batches.total is not None else 1 + _ALIKE
+    return batch if best.batch * alike < batch < over else None
 
 
-def _as_near_as_it_is_known(tried: Sequence[Tried], best: Tried, headroom: float) -> bool:
-    """Say whether what is left of the memory is less than trials of one batch differ by."""
-    model = modelled(tried)
-    if model is None or model.off is None or best.peak_bytes is None or best.limit_bytes is None:
-        return False
-    return best.peak_bytes >= budget(best, headroom) * (1 - model.off)
-
-
-def _below(tried: Sequence[Tried], batches: Batches, headroom: float, over: int) -> int | None:
-    """Return a batch below all that were tried, none of which fits."""
-    if over <= batches.least:
-        return None
-    smallest = min(tried, key=lambda each: each.batch)
-    model = modelled(tried)
-    wanted = over / _SHRINK
-    if model is not None and smallest.limit_bytes is not None and model.sample_bytes > 0:
-        wanted = model.within(budget(smallest, headroom))
-    return batches.at_most(min(wanted, over - 1))
-
-
-def _by_model(tried: Sequence[Tried], best: Tried, headroom: float) -> float:
+def _by_model(tried: Sequence[Tried], best: Tried | None, headroom: float) -> float:
     """Return which batch fits by all that was measured, as far as it can be trusted."""
-    most_bytes, peak = budget(best, headroom), best.peak_bytes or 1
-    farthest = best.batch * _LEAP
-    peaks = [each.peak_bytes for each in tried if each.peak_bytes]
-    model = modelled(tried)
-    if model is None:  # even if all of the peak is for samples, so many fit
-        return min(farthest, max(best.batch * most_bytes / peak, 2 * best.batch))
-    if max(peaks) > (1 + _NOISE) * peak and all(each.batch <= best.batch for each in tried):
-        # the largest batch did not take most: what a sample takes is not known to more than this
-        return min(farthest, max(best.batch * most_bytes / max(peaks), 2 * best.batch))
-    told = (max(peaks) - min(peaks)) / max(peaks)
-    if told < _NOISE or model.sample_bytes <= 0:
-        return farthest
-    found = min(farthest, model.within(most_bytes))
-    return max(best.batch, (found + best.batch) / 2) if told < _ROUGH else found
-
-
-def _between(best: int, over: int | None, batches: Batches, wanted: float) -> int | None:
-    """Return ``wanted`` as one of the batches above ``best`` and below ``over``; None where none is left."""
-    if over is not None and wanted >= over:  # what was over says more than the model
-        wanted = over - 1 if batches.total is not None else (best + over) / 2
-    found = batches.at_most(wanted)
-    if found <= best:
-        return None
-    if batches.total is None and found <= best * (1 + _ALIKE):
-        return None
-    return None if over is not None and found >= over else found
+    model, smallest = modelled(tried), min(tried, key=lambda trial: trial.batch)
+    trusted = model is not None and model.sample_bytes > 0
+    if best is None:
+        if model is None or not trusted or smallest.limit_bytes is None:
+            return smallest.batch / _SHRINK
+        return model.within(budget(smallest, headroom))
+    if best.peak_bytes is None or best.limit_bytes is None:
+        return best.batch * _LEAP
+    if model is not None and trusted:
+        return min(best.batch * _LEAP, model.within(budget(best, headroom)))
+    peak = max(trial.peak_bytes or 1 for trial in tried)  # even if all of it is for samples, so many fit
+    return min(best.batch * _LEAP, max(best.batch * budget(best, headroom) / peak, 2 * best.batch))
 
 
 def fastest(tried: Sequence[Tried], headroom: float, samples: int = _LARGEST) -> Tried | None:

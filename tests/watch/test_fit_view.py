@@ -53,7 +53,7 @@ def test_memory_that_runs_out_below_what_is_predicted_is_said() -> None:
     failed = replace(TRIALS[2], tried=Tried(500, False, None, 900 * MIB))
     found = replace(FOUND, trials=(*TRIALS, failed))
     text = " ".join(fit_text(found, Terminal(width=80)).split())
-    assert "unsure 500 ran out of memory, and by this it takes 833 MiB: a step takes more at times" in text
+    assert "unsure 500 ran out of memory, and by this it takes 832 MiB: a step takes more at times" in text
     assert "unsure" not in fit_text(FOUND, Terminal(width=80)), "640 samples are beyond it"
     twice = replace(FOUND, trials=tuple(replace(each, observed=(TOLD,)) for each in TRIALS))
     assert fit_text(twice, Terminal(width=80)).count("warning[numbers-differ]: each rank takes 4") == 1
