@@ -221,6 +221,23 @@ numbers-differ: The ranks do not train with the numbers of the panel
 no-process-group: Several ranks train, and none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains a model of its own, as often as if it ran alone, and
     all say that they are done. Remedy: the script's switch for distributed training, or one process.
+gpu-of-all-ranks: All ranks of a node take the same GPU
+    `cuda()` and `torch.device("cuda")` are the current GPU, which is number 0 until `torch.cuda.set_device` names
+    another one; a number in the source is the same for all ranks. NCCL refuses two ranks on one GPU (`Duplicate GPU
+    detected`), and without NCCL they share its memory. The ranks' first steps show it. Remedy:
+    `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before anything is moved.
+data-not-divided: Each rank trains on all samples
+    The DataLoader of each rank has a sampler that knows nothing of the others, or all have the same rank's. An epoch
+    takes as long as on one process. The ranks' first steps show it. Remedy: `DistributedSampler(dataset)`, and
+    `set_epoch` before each epoch.
+gradients-not-averaged: Ranks share a process group, and nothing averages their gradients
+    Each rank then trains a model of its own on its part of the samples, and their losses drift apart. The ranks' first
+    steps show it where nothing went through the process group. Remedy: `DistributedDataParallel(model)`.
+replicas-differ: The parameters of the model are not the same on all ranks
+    DistributedDataParallel copies those of rank 0 to all when it wraps a model, and averages gradients from then on:
+    what one rank loads, initialises or multiplies by itself behind that stays on it, and the ranks train different
+    models. Sums over parameters at the ranks' third step show it. Remedy: the same on all ranks, or on rank 0 in front
+    of the wrapper (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
 number-out-of-range: A number is outside its range
     torch counts in signed 64-bit integers, and a learning rate is a positive finite number.
 unknown-lr-scaling: `--lr-scaling` names no rule

@@ -106,13 +106,12 @@ class Import:
 class Mistake:
     """A line of the script that does not do with several ranks what it does with one.
 
-    ``code`` is that of the finding, ``line`` the source without its indentation, ``corrected`` what should stand there,
-    ``detail`` what was read in it: a number, a name.
+    ``code`` is that of the finding, ``corrected`` what should stand there, ``detail`` what was read in it: a number, a
+    name.
     """
 
     code: str
     at: DeclaredAt
-    line: str
     corrected: str
     detail: str = ""
 

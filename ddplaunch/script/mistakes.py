@@ -1,0 +1,402 @@
+"""Mistakes of distributed training that can be read in a script's source, each with the line that should stand there.
+
+A rule that concludes from the absence of something asks ``Training.lacks``, which is sure only where all of the
+program was read. Mistakes that show in the ranks' first steps are left to ``watch``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+from ddplaunch.script.flow import Flow
+from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
+from ddplaunch.script.program import Program
+from ddplaunch.script.reachable import ReachablePart, is_environ
+from ddplaunch.script.script_report import FRAMEWORKS, HARMLESS, Mistake
+
+DDP = frozenset({"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"})
+INIT = frozenset({"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"})
+SAMPLER = frozenset({"torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler"})
+_LOADER_NAMES = ("DataLoader", "BatchSampler")
+_LONGEST_CALL = 120  # characters of a corrected call
+_MOST_FILES = 48  # that are read to be sure of what a program lacks: some 10 ms
+# Packages that neither load data, nor start ranks, nor train, beside those of which that is known anyway.
+_ASIDE_NAMES = """
+    IPython accimage apex debugpy dllogger functorch gpu_affinity line_profiler lxml onnx onnxruntime panopticapi ptvsd
+    pycocoevalcap pytorch_quantization ruamel_yaml swanlab tabulate tensorboard_logger tensorflow thop torchdiffeq
+    torchprofile torchsummary torchinfo torchviz unidecode warmup_scheduler yaml
+"""
+_ASIDE = frozenset(_ASIDE_NAMES.split())
+_LOCAL_RANK = 'int(os.environ["LOCAL_RANK"])'
+
+Place = tuple[ast.Call, ReachablePart]
+
+
+class Training:
+    """One program with its arithmetic, as the rules look at it."""
+
+    def __init__(self, program: Program, parts: Sequence[ReachablePart], flow: Flow) -> None:
+        """Look at the ``parts`` of a program that can run."""
+        self.program, self.parts, self.flow = program, parts, flow
+
+    @cached_property
+    def is_read_whole(self) -> bool:
+        """Whether all of the program's source was read; files that no option can be in are read for it now."""
+        known = HARMLESS | FRAMEWORKS | sys.stdlib_module_names | _ASIDE
+
+        def only_known() -> bool:
+            return all(record.package in known for _, record in self.program.foreign)
+
+        return only_known() and (self.program.complete or self.program.whole(_MOST_FILES)) and only_known()
+
+    def lacks(self, pattern: str) -> bool:
+        """Return whether all of the program was read, and none of its files has a match of ``pattern``."""
+        matches = re.compile(pattern).search
+        present = any(matches(file.text) for file in self.program.files.values())
+        return not present and self.is_read_whole and not any(matches(f.text) for f in self.program.files.values())
+
+    def calls(self, full_names: frozenset[str]) -> Iterator[Place]:
+        """Yield the calls of functions and classes by their full names that no condition keeps from running."""
+        for part in self.parts:
+            for call in part.calls_of(*sorted({name.rpartition(".")[2] for name in full_names})):
+                if dotted(call.func, part.aliases) in full_names and self.flow.known.runs(call, part):
+                    yield call, part
+
+    @cached_property
+    def wraps(self) -> list[Place]:
+        """The calls of DistributedDataParallel."""
+        return list(self.calls(DDP))
+
+    @cached_property
+    def groups(self) -> list[Place]:
+        """The calls of ``init_process_group``."""
+        return list(self.calls(INIT))
+
+    def function(self, node: ast.AST, part: ReachablePart) -> Function | ast.Module:
+        """Return the innermost function around ``node``, or the module."""
+        return self.flow.function_of(node, part) or part.source.tree
+
+    def is_tried(self, node: ast.AST, part: ReachablePart) -> bool:
+        """Return whether ``node`` stands in a ``try``, in its body or in what is done instead."""
+        parent = part.source.parents.get(node)
+        while parent is not None and not isinstance(parent, (ast.Try, *FunctionNodes)):
+            parent = part.source.parents.get(parent)
+        return isinstance(parent, ast.Try)
+
+    def is_unconditional(self, node: ast.AST, part: ReachablePart) -> bool:
+        """Return whether ``node`` stands under no condition but the main guard, and in no ``try``."""
+        tests = (ast.unparse(test) for test, _ in self.flow.known.conditions(node, part))
+        return not self.is_tried(node, part) and all("__name__" in test for test in tests)
+
+    def callers(self, function: Function, part: ReachablePart) -> list[Place]:
+        """Return the calls of a top-level function; none where it is a method, or named other than in a call."""
+        if part.source.definitions.get(function.name) is not function:
+            return []
+        calls: list[Place] = []
+        for home in self.parts:
+            for node in home.of(ast.Name, ast.Attribute) if function.name in home.source.text else ():
+                if last(node) != function.name or not isinstance(getattr(node, "ctx", None), ast.Load):
+                    continue
+                parent = home.source.parents.get(node)
+                if not isinstance(parent, ast.Call) or parent.func is not node:
+                    return []
+                calls.append((parent, home))
+        return calls
+
+
+def _mistake(code: str, node: ast.AST, part: ReachablePart, corrected: str, detail: str = "") -> Mistake:
+    return Mistake(code, at(node, part.source), corrected, detail)
+
+
+def _call_text(call: ast.Call, without: Sequence[str] = (), **added: str) -> str:
+    """Return a call as a line of source, ``without`` some keywords and with others ``added``; long ones shortened."""
+    kept = [ast.unparse(item) for item in call.args]
+    kept += [ast.unparse(item) for item in call.keywords if item.arg not in without]
+    new = [f"{name}={value}" for name, value in added.items()]
+    text = f"{ast.unparse(call.func)}({', '.join([*kept, *new])})"
+    return text if len(text) <= _LONGEST_CALL else f"{ast.unparse(call.func)}({', '.join([*kept[:1], '…', *new])})"
+
+
+def _argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
+    """Return an argument that may be given by its ``name`` or by its ``position``, counted from 0."""
+    return keyword(call, name) or (call.args[position] if len(call.args) > position else None)
+
+
+def _is_plain(call: ast.Call) -> bool:
+    """Return whether all arguments of a call are seen: no ``*words``, no ``**options``."""
+    return all(item.arg for item in call.keywords) and not any(isinstance(item, ast.Starred) for item in call.args)
+
+
+def meeting_place_written_down(training: Training) -> Iterator[Mistake]:
+    """An address, port, rank or size of the script's own in the place of torchrun's."""
+    by_environment = False
+    for call, part in training.groups:
+        if _is_plain(call):
+            method = string(_argument(call, "init_method", 1) or ast.Constant("env://")) or ""
+            by_environment = by_environment or (method == "env://" and keyword(call, "store") is None)
+            yield from () if training.is_tried(call, part) else _literal_place(call, method, part)
+    for part in training.parts if by_environment else ():
+        for node in part.of(ast.Assign):
+            assert isinstance(node, ast.Assign)
+            target, value = node.targets[0], string(node.value)
+            if isinstance(target, ast.Subscript) and is_environ(target.value, part) and value is not None:
+                name = string(target.slice)
+                if name in ("MASTER_PORT", "WORLD_SIZE", "RANK") and _comes_first(node, part, training):
+                    code = "rendezvous-in-script" if name == "MASTER_PORT" else "world-size-in-script"
+                    corrected = f'os.environ.setdefault("{name}", "{value}")'
+                    yield _mistake(code, node, part, corrected, f"{name}={value}")
+
+
+def _literal_place(call: ast.Call, method: str, part: ReachablePart) -> Iterator[Mistake]:
+    """Yield what a call of ``init_process_group`` says as a literal that only torchrun knows."""
+    if method.startswith("tcp://"):
+        # an address without size and rank is refused: the corrected line leaves out all three
+        corrected = _call_text(call, without=("init_method", "world_size", "rank"))
+        yield _mistake("rendezvous-in-script", call, part, corrected, method)
+        return
+    for name, position in (("world_size", 3), ("rank", 4)):
+        value = _argument(call, name, position)
+        if isinstance(value, ast.Constant) and isinstance(value.value, int) and value.value >= 0:
+            corrected = _call_text(call, without=("world_size", "rank"))
+            yield _mistake("world-size-in-script", call, part, corrected, f"{name}={value.value}")
+
+
+def _comes_first(node: ast.AST, part: ReachablePart, training: Training) -> bool:
+    """Return whether every rank certainly runs an assignment: under no condition, in what all ranks call."""
+    if not training.is_unconditional(node, part):
+        return False
+    function = training.function(node, part)
+    if isinstance(function, ast.Module):
+        return True
+    return any(_comes_first(call, home, training) for call, home in training.callers(function, part))
+
+
+def threads_of_one_process(training: Training) -> Iterator[Mistake]:
+    """DataParallel in a script whose ranks would each use all GPUs of the host."""
+    if training.lacks(
+        "DistributedDataParallel|init_process_group|init_distributed|FullyShardedDataParallel|fully_shard"
+    ):
+        for call, part in training.calls(frozenset({"torch.nn.DataParallel", "torch.nn.parallel.DataParallel"})):
+            model = ast.unparse(call.args[0]) if call.args else "model"
+            # scripts of DataParallel move the model to the first GPU, or later
+            corrected = f"DistributedDataParallel({model}.to({_LOCAL_RANK}), device_ids=[{_LOCAL_RANK}])"
+            yield _mistake("data-parallel-under-launcher", call, part, part.statement(call, corrected), model)
+            return
+
+
+_EVALUATION = re.compile(r"(?i)val|test|eval|dev\b|infer|query|gallery|memory|bank|feature|knn|calib")
+_EPOCH = re.compile(r"(?i)_?(?:i_?|cur(?:rent)?_?|this_)?epochs?(?:_(?:num|idx|i|id|index))?|ep")
+_COUNTS = frozenset({"range", "trange", "tqdm", "enumerate", "count"})
+
+
+def same_order(training: Training) -> Iterator[Mistake]:
+    """A DistributedSampler of a training over epochs that nobody tells of the epoch."""
+    samplers = list(training.calls(SAMPLER)) if training.groups else []
+    loops = _loops_over_epochs(training) if samplers and training.lacks(r"set_epoch|class\s+\w*Sampler\b") else ()
+    for loop, home, epoch in loops:
+        for call, part in samplers:
+            owner = _assigned_to(call, part)
+            if not _shuffles_for_training(call, owner, part, training):
+                continue
+            around = training.function(loop, home)
+            is_seen = home is part and around in (training.function(call, part), home.source.tree)
+            named = owner if is_seen or "." in owner else _sampler_in(loop)
+            place = f"{home.source.shown}:{loop.lineno}"
+            yield _mistake("sampler-epoch-not-set", call, part, f"{named}.set_epoch({epoch})", f"{owner} {place}")
+            return
+
+
+def _shuffles_for_training(call: ast.Call, owner: str, part: ReachablePart, training: Training) -> bool:
+    """Return whether a sampler shuffles, and a DataLoader that is for no evaluation gets it."""
+    shuffle = keyword(call, "shuffle")
+    if not _is_plain(call) or not owner or not (shuffle is None or getattr(shuffle, "value", False) is True):
+        return False
+    texts = (owner, getattr(training.function(call, part), "name", ""), *map(ast.unparse, call.args))
+    loaders = [
+        _assigned_to(loader, home)
+        for home in training.parts
+        for loader in home.calls_of(*_LOADER_NAMES)
+        if last(_argument(loader, "sampler", 0)) == owner.rpartition(".")[2]
+    ]
+    return bool(loaders) and not any(map(_EVALUATION.search, (*texts, *loaders)))
+
+
+def _assigned_to(call: ast.Call, part: ReachablePart) -> str:
+    """Return the name that a call's value gets, also where it is one of two; empty where it gets none."""
+    parent = part.source.parents.get(call)
+    while isinstance(parent, ast.IfExp):
+        parent = part.source.parents.get(parent)
+    return dotted(parent.targets[0], {}) if isinstance(parent, ast.Assign) else ""
+
+
+def _sampler_in(loop: ast.For) -> str:
+    """Return the sampler as a loop that does not see its name can say it: by the DataLoader that the loop names."""
+    names = [node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and "load" in node.id.lower()]
+    loaders = {name for name in names if not _EVALUATION.search(name)}
+    return f"{loaders.pop() if len(loaders) == 1 else 'loader'}.sampler"
+
+
+def _loops_over_epochs(training: Training) -> Iterator[tuple[ast.For, ReachablePart, str]]:
+    """Yield the loops over more than one epoch around a training, with the name of the epoch."""
+    for part in training.parts:
+        for node in part.of(ast.For):
+            assert isinstance(node, ast.For)
+            target = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
+            if last(getattr(node.iter, "func", None)) in _COUNTS and _EPOCH.fullmatch(getattr(target, "id", "")):
+                yield node, part, last(target)
+
+
+_AUGMENTS = re.compile(r"\.Random(?!Sampler|State)\w+\(|RandAugment|AutoAugment|ColorJitter|TrivialAugment")
+
+
+def same_seeds(training: Training) -> Iterator[Mistake]:
+    """One seed for the random augmentation of all ranks."""
+    own = r"(?i)seed[^\n]*(?:rank|gpu)|(?:rank|gpu)[^\n]*seed|worker_init_fn|\.Generator\("
+    if not (training.wraps and training.groups) or not training.lacks(own):
+        return
+    if not any(_AUGMENTS.search(file.text) for file in training.program.files.values()):
+        return
+    for call, part in training.calls(frozenset({"torch.manual_seed"})):
+        simple = len(call.args) == 1 and isinstance(call.args[0], (ast.Constant, ast.Name, ast.Attribute))
+        if simple and training.is_unconditional(call, part):
+            seed = ast.unparse(call.args[0])
+            corrected = f'torch.manual_seed({seed} + int(os.environ["RANK"]))'
+            yield _mistake("seed-of-all-ranks", call, part, corrected, seed)
+            return
+
+
+def loaded_to_first_gpu(training: Training) -> Iterator[Mistake]:
+    """A checkpoint that every rank loads to the GPU which wrote it."""
+    if not training.groups or not training.wraps:
+        return
+    saved = any(".cpu()" not in ast.unparse(call) for call, _ in training.calls(frozenset({"torch.save"})))
+    on_gpus = any("cuda" in part.source.text for part in training.parts)
+    if saved and on_gpus and training.lacks("set_default_device|set_default_tensor_type|map_location"):
+        for call, part in training.calls(frozenset({"torch.load"})):
+            if len(call.args) == 1 and _is_plain(call) and _is_state(call, part, training):
+                corrected = _call_text(call, map_location='"cpu"')
+                yield _mistake("load-without-map-location", call, part, corrected)
+                return
+
+
+def _is_state(call: ast.Call, part: ReachablePart, training: Training) -> bool:
+    """Return whether what is loaded goes into ``load_state_dict``."""
+    name = _assigned_to(call, part)
+    for node in ast.walk(training.function(call, part)):
+        if isinstance(node, ast.Call) and last(node.func) == "load_state_dict" and node.args:
+            value = node.args[0]
+            if value is call or (name and re.match(rf"{re.escape(name)}\b", ast.unparse(value))):
+                return True
+    return False
+
+
+# Anything in a condition or a path that may stand for one rank, or for a switch that only one rank has on.
+_ONE = re.compile(
+    r"(?i)rank|main|master|primary|gpu|device|local|chief|lead|root|proc|dist|writer|logger|is_first|\bnode|save_?on"
+    r"|coordinator|pid|uuid|hostname|tmp|temp|host|worker|should_|zero|verbose|log"
+)
+
+
+def written_by_all(training: Training) -> Iterator[Mistake]:
+    """A checkpoint that all ranks write to one path."""
+    for call, part in training.calls(frozenset({"torch.save"})) if training.wraps and training.groups else ():
+        path = _argument(call, "f", 1)
+        if path is None or not _is_one_path(path, part, training) or not training.is_read_whole:
+            continue
+        values = [path, *(value for value, _ in training.flow.bound(path, part))]
+        is_text = any(string(node) for value in values for node in ast.walk(value))
+        if is_text and _all_ranks_reach(call, part, training, 4):
+            corrected = "if dist.get_rank() == 0: " + _call_text(call)
+            yield _mistake("file-of-all-ranks", call, part, corrected, ast.unparse(path))
+            return
+
+
+def _is_one_path(path: ast.expr, part: ReachablePart, training: Training, depth: int = 5) -> bool:
+    """Return whether nothing in a path, as far as it can be followed, tells of a rank."""
+    if _ONE.search(ast.unparse(path)):
+        return False
+    names = [node for node in ast.walk(path) if isinstance(node, (ast.Name, ast.Attribute))] if depth else []
+    return all(
+        _is_one_path(value, home, training, depth - 1)
+        for node in names
+        if isinstance(node.ctx, ast.Load)
+        for value, home in training.flow.bound(node, part)
+    )
+
+
+def _all_ranks_reach(node: ast.AST, part: ReachablePart, training: Training, depth: int) -> bool:
+    """Return whether all ranks certainly come to ``node``, through functions that are called by name."""
+    for test, _ in training.flow.known.conditions(node, part):
+        if "__name__" not in ast.unparse(test) and not _is_one_path(test, part, training, 1):
+            return False
+    function = training.function(node, part)
+    for other in part.of(ast.If):
+        assert isinstance(other, ast.If)
+        leaves = any(isinstance(inner, (ast.Return, ast.Continue, ast.Break)) for inner in ast.walk(other))
+        if leaves and training.function(other, part) is function and _ONE.search(ast.unparse(other.test)):
+            return False
+    if isinstance(function, ast.Module):
+        return part is training.parts[0]
+    callers = training.callers(function, part) if depth and not function.decorator_list else []
+    return any(_all_ranks_reach(call, home, training, depth - 1) for call, home in callers)
+
+
+_NORM = re.compile(
+    r"torch\.nn\.(?:modules\.batchnorm\.)?BatchNorm[123]d|torchvision\.models\.(?:resnet\.)?(?:wide_)?resnet\d+\w*"
+)
+
+
+def norm_of_one_rank(training: Training) -> Iterator[Mistake]:
+    """BatchNorm over the samples of one rank."""
+    if not training.wraps or not training.lacks("SyncBatchNorm|sync_?bn|syncbn|convert_syncbn|GroupNorm"):
+        return
+    wrap, home = training.wraps[0]
+    for part in training.parts:
+        names = (dotted(call.func, part.aliases) for call in part.calls)
+        norm = next((name for name in names if _NORM.fullmatch(name)), None)
+        if norm is not None:
+            model = ast.unparse(wrap.args[0]) if wrap.args else "model"
+            corrected = f"{model} = torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
+            yield _mistake("batch-norm-of-one-rank", wrap, home, corrected, norm.rpartition(".")[2])
+            return
+
+
+def group_left(training: Training) -> Iterator[Mistake]:
+    """A process group that nobody destroys."""
+    if not training.groups or not training.lacks("destroy_process_group|os\\._exit|destroy\\(|cleanup_distributed"):
+        return
+    call, part = training.groups[0]
+    if not any(map(_never_ends, ast.walk(training.function(call, part)))):
+        own = ast.unparse(call.func) if part is training.parts[0] else "torch.distributed.init_process_group"
+        corrected = own.replace("init_process_group", "destroy_process_group") + "()"
+        yield _mistake("group-not-destroyed", call, part, corrected)
+
+
+def _never_ends(node: ast.AST) -> bool:
+    """Return whether a loop is left by an exception alone: no line comes after it."""
+    endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
+    return endless and not any(isinstance(inner, (ast.Break, ast.Return)) for inner in ast.walk(node))
+
+
+_RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
+    meeting_place_written_down,
+    threads_of_one_process,
+    same_order,
+    written_by_all,
+    loaded_to_first_gpu,
+    same_seeds,
+    norm_of_one_rank,
+    group_left,
+)
+
+
+def mistakes_of(program: Program, parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
+    """Return the mistakes of a program, each place once."""
+    if not any("torch" in part.source.text for part in parts):
+        return ()
+    training = Training(program, parts, flow)
+    return tuple(dict.fromkeys(mistake for rule in _RULES for mistake in rule(training)))
