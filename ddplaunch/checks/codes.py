@@ -336,7 +336,7 @@ trial-without-samples: The measured steps had no samples
     The ranks counted 0 samples in each step, or epochs passed without a batch, as with `drop_last=True` and less data
     than a batch. Remedy: the data and its sampler, or a smaller batch.
 trial-interrupted: A trial was interrupted
-    Ctrl-C ended it before enough was measured. Remedy: `--resume` takes what was measured before.
+    Ctrl-C ended it before enough was measured. Remedy: the same command again.
 batch-never-fits: The smallest batch there is does not fit into memory
     `fit` has tried it. Weights, gradients, optimizer state and libraries take memory whatever the batch is. Remedy:
     smaller inputs or a smaller model, activation checkpointing, FSDP, or a larger `--memory`.

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import selectors
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import ddplaunch
+from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.parsing.typed_words import launch_words
-from ddplaunch.cli.streams import StartReport, asked, read_told
+from ddplaunch.cli.streams import StartReport
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import new_run_id
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.values.finding import Finding, Severity, error
-from ddplaunch.values.variable_names import own_command
 
 _SCRIPT = str(Path(ddplaunch.__file__).parent / "examples" / "comm_test.py")
 #: On other hosts, where it lies somewhere else. `python -m` would import from the working directory first.
@@ -35,9 +33,7 @@ _SHARED = frozenset(
 )
 _START_S = 180.0  # until the ranks have imported torch and met, over all hosts
 _MARGIN_S = 30.0  # beyond the time-out of a group, until its result is here
-_END_S = 45.0  # torchrun's grace, and what the guard ends after it
-_OUTCOME_S = 20.0  # the guard writes it when torchrun has gone
-_LOOK_S = 0.1
+_GRACE_S = 30.0  # torchrun's
 
 
 def comm_words(
@@ -59,20 +55,13 @@ def run_comm_test(words: Sequence[str], timeout_s: float) -> Comm:
     """
     with tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True) as folder:
         told = Path(folder) / "told.jsonl"
-        with subprocess.Popen(
-            own_command(sys.executable, "ddplaunch", *words),
-            env={**os.environ, **asked(told)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the run
-        ) as process:
+        with start_run(words, told, subprocess.PIPE) as process:
             try:
                 output = _output(process, timeout_s)
             finally:
                 silent = process.poll() is None
-                _end(process)
-        report = read_told(told) if told.exists() else StartReport()
+                report = told_so_far(told)
+                end_run(process, report.directory, _GRACE_S)
     comm = comm_results(output.decode("utf-8", "replace").splitlines())
     if process.returncode == 0 and comm.ended:
         return comm
@@ -92,20 +81,10 @@ def _output(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_S)
+                    process.wait(_GRACE_S)
                 break
             output, limit_s = output + data, timeout_s + _MARGIN_S
     return output
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the run, if it has not ended, in the way of `ddplaunch stop`: SIGTERM, then SIGKILL, and the guard sweeps."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-    if process.poll() is None:
-        process.kill()
 
 
 def _failure(report: StartReport, status: int) -> Finding:
@@ -113,21 +92,11 @@ def _failure(report: StartReport, status: int) -> Finding:
     refusing = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     if report.run_id is None and refusing:
         return refusing[0]
-    outcome = None if report.directory is None else _outcome(report.directory)
-    diagnosis = None if outcome is None else outcome.diagnosis
+    outcome = None if report.directory is None else read_outcome(report.directory)
+    diagnosis = outcome.diagnosis if isinstance(outcome, RunOutcome) else None
     fix = "`ddplaunch run 2 --device cpu -- -m ddplaunch.examples.comm_test` shows what it prints"
     if report.run_id is not None:
         fix = f"`ddplaunch explain {report.run_id}`"
     if diagnosis is not None:
         return error(diagnosis.code, diagnosis.what, why=diagnosis.why, fix=fix)
     return error("", f"its run ended with status {status}", why="a training on these ranks might end alike", fix=fix)
-
-
-def _outcome(directory: Path) -> RunOutcome | None:
-    until_s = time.monotonic() + _OUTCOME_S
-    while time.monotonic() < until_s:
-        outcome = read_outcome(directory)
-        if isinstance(outcome, RunOutcome):
-            return outcome
-        time.sleep(_LOOK_S)
-    return None

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import ddplaunch
-from ddplaunch.cli.streams import StartReport, answer, asked, read_told, say, tell, tell_findings
+from ddplaunch.cli.streams import StartReport, answer, read_told, say, tell, tell_findings
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.ui.launch_view import launch_line, launch_panel
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import value_of
-from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED, own_command
+from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED
 
 if TYPE_CHECKING:
     import subprocess
@@ -109,9 +109,9 @@ def launch_detached(base: Path) -> int:
     What it says until it has launched is told here, then its run id is answered; where it launches nothing, its exit
     status is returned. Raises UsageError in a task of Slurm, and RefusedError where its output could not be kept.
     """
-    import subprocess  # these are for the launches that ask for it
-    import tempfile
+    import tempfile  # these are for the launches that ask for it
 
+    from ddplaunch.cli.child_run import start_run
     from ddplaunch.cli.target import split_arguments
     from ddplaunch.records.directory import path_text
     from ddplaunch.records.own.own_files import open_to_write
@@ -142,14 +142,7 @@ def launch_detached(base: Path) -> int:
     with open(console, "rb") as said, tempfile.TemporaryDirectory(prefix="ddplaunch-") as folder:
         told = Path(folder, "told.jsonl")
         told.touch()
-        child = subprocess.Popen(
-            own_command(sys.executable, "ddplaunch", *words),
-            env={**os.environ, **asked(told, outlives=True)},
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=written,
-            start_new_session=True,
-        )
+        child = start_run(words, told, written, written, outlives=True)
         os.close(written)
         launched = _until_launched(child, said, told)
     if launched.run_id is None:

@@ -135,7 +135,7 @@ def test_what_is_planted_is_named(folder: Path, planted: str) -> None:
 
 
 @pytest.mark.slow
-def test_sizes_side_by_side_and_resumed(folder: Path) -> None:
+def test_sizes_side_by_side(folder: Path) -> None:
     command = words("1,2", "--batch-size", "8", "--base-lr", "0.1", "--dataset-size", "1000")
     out, err = scale(folder, command)
     assert err.count(" steps of ") == 2 and "1 process:" in err and "2 processes:" in err
@@ -145,9 +145,6 @@ def test_sizes_side_by_side_and_resumed(folder: Path) -> None:
     assert 1.4 < float(lines["speed-up"][1]) < 2.6, out
     assert err.count(": 25 steps of ") == 2, "as many as --steps says"
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
-    again, _ = scale(folder, resumed(command))
-    assert again == out, "all of it is read from the records"
-    assert len(list((folder / ".ddplaunch" / "runs").iterdir())) == 2, "nothing was measured again"
     strong, _ = scale(folder, words("1,2", "--strong", "--global-batch-size", "8", "--keep"))
     assert "the effective batch stays the same" in strong
     assert next(line.split()[-2:] for line in strong.splitlines() if "effective batch  " in line) == ["8", "8"]
@@ -166,11 +163,6 @@ def test_separate_trainings_are_no_speed_up(folder: Path) -> None:
     assert two["verdict"]["finding"]["code"] == "no-process-group"
 
 
-def resumed(command: list[str]) -> list[str]:
-    at = command.index("scale")
-    return [*command[: at + 2], "--resume", *command[at + 2 :]]
-
-
 @pytest.mark.slow
 def test_what_cannot_be_measured(folder: Path) -> None:
     out, _ = scale(folder, words("1", script=("--steps", "5")), 1)
@@ -187,7 +179,7 @@ def test_what_cannot_be_measured(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_cut_short_is_shown_and_measured_anew(folder: Path) -> None:
+def test_what_was_cut_short_is_shown(folder: Path) -> None:
     command = words("1,2", "--timeout", "300")
     command[command.index("25")] = "100000"
     running = subprocess.Popen(
@@ -198,11 +190,7 @@ def test_what_was_cut_short_is_shown_and_measured_anew(folder: Path) -> None:
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 130 and "1 process: " in out and "samples/s" in out, out + err
-    assert "interrupted at size 1: the same command with `--resume` measures 1, 2" in " ".join(err.split())
-    _, err = scale(folder, resumed(words("1")))
-    assert "1 process: 25 steps of" in err and len(list(folder.glob(".ddplaunch/runs/*"))) == 1, "of those recorded"
-    _, err = scale(folder, resumed(words("1", "--batch-size", "2")))
-    assert "has no size of this script with these options" in " ".join(err.split())
+    assert "interrupted at size 1: `ddplaunch scale 1,2 …` measures the rest" in " ".join(err.split())
 
 
 @pytest.mark.slow
@@ -219,7 +207,7 @@ def test_who_is_told_to_end_keeps_what_there_is(folder: Path, number: signal.Sig
     running.send_signal(number)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 130, out + err
-    assert "error[trial-interrupted]" in out and "`--resume`" in out
-    assert "interrupted at size 1: the same command with `--resume` measures 1, 2" in " ".join(err.split())
+    assert "error[trial-interrupted]" in out
+    assert "interrupted at size 1: `ddplaunch scale 1,2 …` measures the rest" in " ".join(err.split())
     assert not list(folder.glob(".ddplaunch/trials/*"))
     assert not any(within(run, folder) for run in runs_in(process_table()))

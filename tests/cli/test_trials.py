@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import pytest
 
 from ddplaunch.agent.rank_site.ddplaunch_marks import redirect_writers
 from ddplaunch.cli.prepare import prepare
+from ddplaunch.cli.target import parse_target
 from ddplaunch.cli.trials.measured_steps import Measure
 from ddplaunch.cli.trials.trial import Change, Trial, Trials
 from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
@@ -218,10 +220,17 @@ def trial(*words: str, processes: int = 2, timeout_s: float = 120, run_words: tu
     flag = Source("flag", "--device")
     device: Resolved[DeviceWord] = Resolved("cpu", flag)
     measure = Measure(steps=30, seconds=None, timeout_s=timeout_s)
-    trials = Trials("scale", Options(device=device), ["train.py", *words], None, measure, keep=False)
+    script = ["train.py", *words]
+    first = prepare(Options(device=device), parse_target(script))
     said = {"device": device, "start": Resolved("warm", flag), "timeout": Resolved("9m", flag)}
     change = Change(str(processes), str(processes), processes, said, run_words)
-    result = trials.run(change, prepare(trials.options, trials.target))
+    results: list[Trial] = []
+
+    def series() -> Generator[Change, Trial, None]:
+        results.append((yield change))
+
+    assert Trials("scale", first, script, None, measure, keep=False).run_all(series()) is False
+    (result,) = results
     assert not [run for run in runs_in(process_table()) if run.run_id == result.run_id], "nothing is left"
     assert (result.problem is None) is bool(result.measured.ranks)
     return result

@@ -17,7 +17,6 @@ from ddplaunch.cli.comm_run import comm_words, run_comm_test
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, facts_of, hosts_of, meeting_of, once
 from ddplaunch.cli.parsing.command import FORCE, HOSTS, OUTPUT, PROFILE, Command
-from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
 from ddplaunch.cli.streams import answer, answer_json, say
 from ddplaunch.cli.target import parse_target
@@ -202,21 +201,8 @@ def _collectives(
         nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
     limit_s = timeout_s or _TIMEOUT_S[device]
     say(f"testing collectives, each group for {limit_s:g} s at most")
-    hosts = [] if asked is None else [*_host_words(asked), *(f"--exclude={name}" for name in missing)]
+    hosts = [] if asked is None else [*asked.words(), *(f"--exclude={name}" for name in missing)]
     return run_comm_test(comm_words(said, profile, nproc, hosts, limit_s), limit_s)
-
-
-def _host_words(asked: AskedHosts) -> list[str]:
-    """Return the words of a command line that name the same hosts."""
-    words: list[str] = []
-    for flag in HOSTS:
-        value = getattr(asked, flag.name)
-        if flag.kind == "switch":
-            words += [flag.flag] if value else []
-        elif value is not None:
-            values = value if flag.kind == "many" else [f"{value:g}" if flag.kind == "duration" else value]
-            words += [word for one in values for word in spelled(flag.flag, one)]
-    return words
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:

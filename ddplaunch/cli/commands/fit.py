@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, trial_options
-from ddplaunch.cli.parsing.typed_words import launch_words
+from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.streams import answer, answer_json, tell
-from ddplaunch.cli.target import required
-from ddplaunch.cli.trials.trial import Change, Trial, Trials, measure_of, too_small
+from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of, too_small
 from ddplaunch.planning.flag import Flag
-from ddplaunch.planning.options import Said
+from ddplaunch.planning.options import Options, Said
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
 from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
 from ddplaunch.ui.terminal import Terminal
@@ -75,8 +75,11 @@ def fit(
     if trials is not None and trials < 1:
         raise too_small("--trials", trials, str(_TRIALS))
     measure = measure_of(options, warmup_steps, steps, seconds, usual_s=5.0)
-    search = _Search(Trials("fit", options, words, profile, measure, keep=bool(keep)), said, _headroom(headroom))
-    interrupted = search.run(_TRIALS if trials is None else trials)
+    search = _Search(
+        options, said, words, [] if profile is None else spelled("--profile", profile), _headroom(headroom)
+    )
+    runs = Trials("fit", search.first, words, profile, measure, keep=bool(keep))
+    interrupted = runs.run_all(search.run(_TRIALS if trials is None else trials))
     fitted = search.fitted()
     if json:
         answer_json(fit_json(fitted))
@@ -105,11 +108,15 @@ def _headroom(text: str | None) -> float:
 class _Search:
     """The trials of one command, and what they have shown so far."""
 
-    def __init__(self, trials: Trials, said: Said, headroom: float) -> None:
-        self._runs, self._said, self._headroom, self._options = trials, said, headroom, trials.options
-        _refuse_machines(1 if self._options.nnodes is None else self._options.nnodes.value.most)
-        self._first = trials.allowed(trials.options)
-        launch = self._first.launch
+    def __init__(
+        self, options: Options, said: Said, script: Sequence[str], profile: Sequence[str], headroom: float
+    ) -> None:
+        self._options, self._said, self._script, self._headroom = options, said, script, headroom
+        self._profile = profile
+        self._target = parse_target(script)
+        _refuse_machines(1 if options.nnodes is None else options.nnodes.value.most)
+        self.first = decided(options, self._target)
+        launch = self.first.launch
         _refuse_machines(launch.topology.nnodes.value)  # a Slurm allocation may have several
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives
         if "batch_size" not in launch.receives:
@@ -125,7 +132,7 @@ class _Search:
         first = replace(self._options, batch_size=Resolved(_FIRST, _FIT), global_batch_size=None, accum=None)
         reason, fix = "no option of it was found that takes one", "`--batch-option NAME` names its option"
         try:
-            missing = [one for one in prepare(first, self._runs.target).launch.missing if one.number == "batch_size"]
+            missing = [one for one in prepare(first, self._target).launch.missing if one.number == "batch_size"]
             reason, fix = (missing[0].reason, missing[0].fix or fix) if missing else (reason, fix)
         except UsageError as problem:
             reason, fix = problem.findings[0].what, problem.findings[0].fix
@@ -134,16 +141,16 @@ class _Search:
             "the script takes no batch size from outside, so that none can be tried",
             why=reason,
             fix=fix,
-            where=self._runs.script[0],
+            where=self._script[0],
         )
 
     def _limit(self) -> Resolved[str] | None:
         """Return what a rank may have on the CPU, as `--memory` takes it: that, or its share of what is available."""
-        if self._first.launch.device.value != "cpu":
+        if self.first.launch.device.value != "cpu":
             return None
         if "memory" in self._said or self._options.memory_bytes is not None:
             return self._said.get("memory")
-        memory = self._first.facts.memory
+        memory = self.first.facts.memory
         if isinstance(memory, Unavailable):
             return None
         return Resolved(f"{max(64, memory.available_bytes // self._world >> 20)}M", Source("detected"))
@@ -161,27 +168,27 @@ class _Search:
 
     # Trials
 
-    def run(self, most: int) -> bool:
-        """Run the trials, ``most`` at most; return whether Ctrl-C came before they were over."""
+    def run(self, most: int) -> Generator[Change, Trial, None]:
+        """Have batches tried, ``most`` at most, until the largest that fits is known, and whether less is faster."""
         while len(self._trials) < most and self._problem is None:
             batch = next_batch(self._tried(), self._batches, self._headroom)
             if batch is None:
                 break
-            if self._try(batch):
-                return True
+            yield from self._try(batch)
+        if self._problem is not None or not self._trials:
+            return
         best = largest(self._tried(), self._headroom)
-        if best is None and self._problem is None and self._trials:
+        if best is None:
             smallest = min(self._trials, key=lambda trial: trial.tried.batch)
             self._problem = never_fits(smallest, self._headroom, whole=self._batches.whole)
-        if best is not None and self._problem is None and len(self._trials) < most and best.samples_per_s:
+        elif len(self._trials) < most and best.samples_per_s:
             half = self._batches.at_most(best.batch / 2)
             near = [one.batch for one in self._tried() if one.ran and one.batch < best.batch]
             if 1 < half < best.batch and not any(batch > best.batch / 3 for batch in near):
-                return self._try(half)  # whether less is faster
-        return False
+                yield from self._try(half)
 
-    def _try(self, batch: int) -> bool:
-        """Run the trial of a batch; return whether Ctrl-C ended it."""
+    def _try(self, batch: int) -> Generator[Change, Trial, None]:
+        """Have one batch tried, and take down what its trial says."""
         if (model := modelled(self._tried())) is not None:
             self._predicted[batch] = model.at(batch)
         said = {name: value for name, value in self._said.items() if name != "batch_size"}
@@ -190,20 +197,19 @@ class _Search:
         said["batch_size"] = Resolved(batch, _FIT)
         if self._memory is not None:
             said["memory"] = self._memory
-        nproc = self._first.launch.topology.nproc_per_node.value
-        trial = self._runs.run(Change(f"batch-{batch}", str(nproc), self._world, said), self._first)
+        nproc = self.first.launch.topology.nproc_per_node.value
+        trial = yield Change(f"batch-{batch}", str(nproc), self._world, said)
         if trial.ending == "interrupted":
-            return True
+            return
         tried, note = self._judged(batch, trial)
         if tried is not None:
             about = trial.run_id, trial.took_s, trial.changed_files, trial.observed
             self._trials.append(FitTrial(tried, self._accum(batch), trial.measured.steps, note, *about))
             tell(trial_text(self._trials[-1], self._headroom))
-        return False
 
     def _accum(self, batch: int) -> int | None:
         total = self._batches.total
-        return total // batch if total is not None else value_of(self._first.launch.numbers.accum, None)
+        return total // batch if total is not None else value_of(self.first.launch.numbers.accum, None)
 
     def _tried(self) -> list[Tried]:
         return [trial.tried for trial in self._trials]
@@ -264,14 +270,14 @@ class _Search:
         """Return all that was found."""
         tried, most = self._tried(), self._batches.most
         samples = most if most < Batches.most else None
-        accum = value_of(self._first.launch.numbers.accum, 1)
+        accum = value_of(self.first.launch.numbers.accum, 1)
         best = largest(tried, self._headroom)
         quickest = fastest(tried, self._headroom, most // accum)
         timed = any(one.samples_per_s for one in tried)
         return Fitted(
             trials=tuple(self._trials),
             headroom=self._headroom,
-            device=self._first.launch.device.value,
+            device=self.first.launch.device.value,
             best=best,
             fastest=quickest,
             model=modelled(tried),
@@ -283,7 +289,7 @@ class _Search:
 
     def _commands(self, best: Tried, quickest: Tried | None) -> Iterator[FitCommand]:
         """Yield what may be typed: for the effective batch of this launch, and for a larger one if nobody fixed it."""
-        numbers = self._first.launch.numbers
+        numbers = self.first.launch.numbers
         effective, total = value_of(numbers.global_batch_size, None), self._batches.total
         if total is not None:
             quickest = quickest or best
@@ -306,10 +312,10 @@ class _Search:
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
         factor = now / effective if effective else 1.0
         rates = list(self._rates(numbers, factor))
-        words = ["ddplaunch", "run", *nproc, *self._runs.words, *said, *sizes]
+        words = ["ddplaunch", "run", *nproc, *self._profile, *said, *sizes]
         words += [word for flag, name, lr in rates for word in (flag, f"{name}={lr}" if name else lr)]
         lr = ", ".join(f"{name}={lr}" if name else lr for flag, name, lr in rates if flag == "--lr")
-        words += ["--", *self._runs.script]
+        words += ["--", *self._script]
         capped = round(factor, 1) if rates and self._lr_factor(factor) == _MOST_FACTOR < factor else None
         return FitCommand(batch, now, now == effective, tuple(words), lr, capped)
 
@@ -323,7 +329,7 @@ class _Search:
         """Yield flag, name and value of what changes with the effective batch, or was said about it."""
         scale = self._lr_factor(factor)
         own = numbers.lr is not None and numbers.lr.source.kind == "script"
-        takes = "lr" in self._first.launch.receives or not own
+        takes = "lr" in self.first.launch.receives or not own
         if numbers.lr is not None and takes and not (own and factor == 1):
             yield "--lr", "", format_lr(round_significant(numbers.lr.value * scale))
         for each in numbers.rates:

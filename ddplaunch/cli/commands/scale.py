@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,25 +14,24 @@ from typing import Any, NamedTuple
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, hosts_of, refuse_own_place
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, TRIALS, Command, trial_options
-from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, say, tell
-from ddplaunch.cli.target import required
-from ddplaunch.cli.trials.trial import Change, Trial, Trials, measure_of
+from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of
 from ddplaunch.hosts.hostlist import Host
 from ddplaunch.machine.facts import Facts, NvmlFacts
 from ddplaunch.planning.flag import Flag, NodeRange
 from ddplaunch.planning.gpus import exported, shown
 from ddplaunch.planning.inside.slurm import read_slurm
+from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.ranks.placement import workers_typed
-from ddplaunch.records.directory import path_text
 from ddplaunch.records.json_files import read_object
-from ddplaunch.scaling.numbers import Numbers, format_lr
+from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError, usage
+from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
-from ddplaunch.values.words import count, listed
+from ddplaunch.values.words import count
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 
@@ -48,7 +47,6 @@ COMMAND = Command(
         PROFILE,
         Flag("strong", "switch", TRIALS, "Keep the effective batch, not that of each process."),
         *trial_options(10),
-        Flag("resume", "switch", TRIALS, "Take what the same command has measured before, and do the rest."),
         *HOSTS,
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
     ),
@@ -69,7 +67,6 @@ def scale(
     steps: int | None,
     seconds: float | None,
     keep: bool | None,
-    resume: bool | None,
     json: bool | None,
     **hosts: Any,
 ) -> int:
@@ -78,19 +75,20 @@ def scale(
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile, working_directory())
     measure = measure_of(options, warmup_steps, steps, seconds, usual_s=10.0)
-    trials = Trials("scale", options, words, profile, measure, keep=bool(keep))
-    machines = _machines(trials, hosts)
+    machines = _machines(options, parse_target(words), hosts)
     sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, machines)
-    search = _Sizes(trials, machines, launch, bool(strong))
-    measured, interrupted = search.run(sizes, resume=bool(resume))
-    dataset_size = value_of(options.dataset_size, None)
+    search = _Sizes(machines, launch, options, bool(strong))
+    interrupted = Trials("scale", machines.first, words, profile, measure, keep=bool(keep)).run_all(search.run(sizes))
+    shown: Any = {"strong": search.strong, "dataset_size": value_of(options.dataset_size, None)}
     if json:
-        answer_json(scale_json(measured, strong=search.strong, dataset_size=dataset_size))
+        answer_json(scale_json(search.measured, **shown))
     else:
-        answer(scale_text(measured, Terminal.of(sys.stdout), strong=search.strong, dataset_size=dataset_size))
+        answer(scale_text(search.measured, Terminal.of(sys.stdout), **shown))
     if interrupted:
+        rest = sizes[len(search.measured) - 1 :]
+        say(f"interrupted at size {rest[0]}: `ddplaunch scale {','.join(map(str, rest))} …` measures the rest")
         return ExitStatus.INTERRUPTED
-    return ExitStatus.FINDINGS if any(one.problem is not None for one in measured) else ExitStatus.DONE
+    return ExitStatus.FINDINGS if any(one.problem is not None for one in search.measured) else ExitStatus.DONE
 
 
 class Size(NamedTuple):
@@ -127,38 +125,33 @@ class Machines(NamedTuple):
     hosts: tuple[Host, ...] = ()
     asked: AskedHosts | None = None
 
-    def words(self, size: Size) -> tuple[str, ...]:
+    def words(self, size: Size) -> list[str]:
         """Return the flags by which a trial takes as many hosts, the first of all that there are."""
         if self.asked is None:
-            return ()
+            return []
         chosen = self.hosts[: size.nodes]
-        words = spelled("--hosts", ",".join(host.name for host in chosen))
-        for host in chosen:
-            if host.devices is not None:
-                words += spelled("--include", f"{host.name}:{','.join(map(str, host.devices))}")
-        for name in ("chdir", "python", "join_timeout"):
-            if (value := getattr(self.asked, name)) is not None:
-                words += spelled(f"--{name.replace('_', '-')}", f"{value:g}" if name == "join_timeout" else value)
-        return (*words, *(["--bootstrap"] if self.asked.bootstrap else []))
+        names = ",".join(host.name for host in chosen)
+        some = [f"{one.name}:{','.join(map(str, one.devices))}" for one in chosen if one.devices is not None]
+        return replace(self.asked, hosts=names, hostfile=None, include=some, exclude=()).words()
 
 
-def _machines(trials: Trials, flags: Mapping[str, Any]) -> Machines:
+def _machines(options: Options, target: Target, flags: Mapping[str, Any]) -> Machines:
     """Return the machines of this launch. Raises UsageError, and RefusedError where nothing can be launched here."""
-    asked, one = asked_for(flags), Size(1, 1).of(trials.options)
+    asked, one = asked_for(flags), Size(1, 1).of(options)
     if asked is not None:
-        refuse_own_place(trials.options)
+        refuse_own_place(options)
         hosts = hosts_of(asked)  # each trial asks them for their facts
         slots = [host.slots if host.devices is None else len(host.devices) for host in hosts]
-        least = None if None in slots else min(each or 1 for each in slots)
-        first = prepare(replace(one, device=Resolved("cpu", _SIZES)), trials.target)
+        least = None if None in slots else min(number or 1 for number in slots)
+        first = prepare(replace(one, device=Resolved("cpu", _SIZES)), target)
         return Machines(first, len(hosts), least, False, hosts, asked)
-    first = trials.allowed(one)
-    if first.launch.device.value == "cpu" and trials.options.gpus is not None:
-        prepare(replace(one, gpus=trials.options.gpus), trials.target)  # which refuses it
+    first = decided(one, target)
+    if first.launch.device.value == "cpu" and options.gpus is not None:
+        prepare(replace(one, gpus=options.gpus), target)  # which refuses it
     slurm = read_slurm(os.environ)
     if slurm is None or slurm.step is not None:
-        return Machines(first, 1, _places(trials.options, first), True)
-    places = _places(trials.options, first) if slurm.on_node else slurm.gpus_on_node
+        return Machines(first, 1, _places(options, first), True)
+    places = _places(options, first) if slurm.on_node else slurm.gpus_on_node
     return Machines(first, slurm.nodes, places, slurm.on_node and slurm.nodes == 1)
 
 
@@ -175,16 +168,13 @@ def _places(options: Options, first: Prepared) -> int:
 
 
 class _Sizes:
-    """The trials of one command, a size each."""
+    """The sizes of one command, and what was ``measured`` of them so far."""
 
-    def __init__(self, trials: Trials, machines: Machines, said: Said, strong: bool) -> None:
-        self._trials, self._machines, self._said, self._options = trials, machines, said, trials.options
-        self._first = machines.first
-        self._device = self._first.launch.device.value
-        self.strong = strong or self._options.global_batch_size is not None
-        self._effective = self._first.launch.numbers.global_batch_size
-        if self._options.global_batch_size is not None:
-            self._effective = self._options.global_batch_size
+    def __init__(self, machines: Machines, said: Said, options: Options, strong: bool) -> None:
+        self._machines, self._said, self._options = machines, said, options
+        self.measured: list[SizeMeasured] = []
+        self.strong = strong or options.global_batch_size is not None
+        self._effective = options.global_batch_size or machines.first.launch.numbers.global_batch_size
         if self.strong and self._effective is None:
             raise usage(
                 "`--strong` without a batch",
@@ -193,23 +183,12 @@ class _Sizes:
                 where="flag: --strong",
             )
 
-    def run(self, sizes: Sequence[Size], *, resume: bool) -> tuple[list[SizeMeasured], bool]:
-        """Run the trials in turn; return what was measured, and whether Ctrl-C came before they were over."""
-        measured: list[SizeMeasured] = []
-        changes = {size: self._change(size) for size in sizes}
-        before = {size: self._trials.earlier(changes[size], self._first) for size in sizes} if resume else {}
-        if resume and not any(before.values()):
-            place = path_text(self._first.base / "runs")
-            say(f"--resume: `{place}` has no size of this script with these options, so that all of them are measured")
-        for size, change in changes.items():
-            trial = before.get(size) or self._trials.run(change, self._first)
-            measured.append(self._measured(size, trial))
-            tell(progress_text(measured[-1], trial.took_s, Terminal.of(sys.stderr).width))
-            if trial.ending == "interrupted":
-                rest = listed([str(each) for each in sizes[sizes.index(size) :] if before.get(each) is None])
-                say(f"interrupted at size {size}: the same command with `--resume` measures {rest}")
-                return measured, True
-        return measured, False
+    def run(self, sizes: Sequence[Size]) -> Generator[Change, Trial, None]:
+        """Have the sizes tried in turn, and say what was measured of each."""
+        for size in sizes:
+            trial = yield self._change(size)
+            self.measured.append(self._measured(size, trial))
+            tell(progress_text(self.measured[-1], trial.took_s, Terminal.of(sys.stderr).width))
 
     def _change(self, size: Size) -> Change:
         """Return the trial of a size, on the first GPUs of ``--gpus``, or as many idle ones, which it holds."""
@@ -217,64 +196,63 @@ class _Sizes:
         if self.strong and self._effective is not None:
             said.pop("batch_size", None)
             said["global_batch_size"] = Resolved(self._effective.value, Source("flag", "--strong"))
-        if self._device == "cuda" and self._machines.here:
+        if self._machines.first.launch.device.value == "cuda" and self._machines.here:
             gpus = value_of(self._options.gpus, "free")
             chosen = f"free:{size.nproc}" if gpus.startswith("free") else ",".join(gpus.split(",")[: size.nproc])
             said["gpus"] = Resolved(chosen, _SIZES)
         # in an allocation, one node has to be said: else all of them are meant
         nproc = str(size) if self._machines.here else f"{size.nodes}x{size.nproc}"
         words = self._machines.words(size)
-        return Change(str(size), nproc, size.processes, said, words, elsewhere=not self._machines.here)
-
-    def _numbers(self, size: Size) -> Numbers | None:
-        """Return what a launch of a size would train with; they do not depend on where its machines are."""
-        options = size.of(self._options)
-        if not self._machines.here:
-            options = replace(options, device=Resolved("cpu", _SIZES))
-        if size.nodes > 1:
-            options = replace(options, node_rank=Resolved(0, _SIZES), master_addr=Resolved("localhost", _SIZES))
-        if self.strong:
-            options = replace(options, batch_size=None, global_batch_size=self._effective)
-        with suppress(UsageError, RefusedError):
-            return prepare(options, self._trials.target).launch.numbers
-        return None
+        return Change(str(size), nproc, size.processes, said, tuple(words), elsewhere=not self._machines.here)
 
     def _measured(self, size: Size, trial: Trial) -> SizeMeasured:
-        numbers, measured = self._numbers(size), trial.measured
-        batch = None if numbers is None else value_of(numbers.global_batch_size, None)
-        rates = [] if numbers is None else [rate for rate in (numbers.lr, *(each.lr for each in numbers.rates)) if rate]
+        measured, recorded = trial.measured, _recorded(trial.record)
         on_gpus = any(rank.facts.get("device") == "cuda" for rank in measured.ranks)
-        cpus, gpu_bytes = _host_of(trial.record)
         one = SizeMeasured(
             size=str(size),
             processes=size.processes,
             nodes=size.nodes,
             ranks=measured.ranks,
             samples_per_s=measured.samples_per_s,
-            effective_batch=batch,
-            lr=", ".join(format_lr(rate.value) for rate in rates) or None,
-            cpus=cpus,
-            gpu_bytes=gpu_bytes if on_gpus else None,
+            effective_batch=recorded.effective_batch,
+            lr=recorded.lr,
+            cpus=recorded.cpus,
+            gpu_bytes=recorded.gpu_bytes if on_gpus else None,
             settled=measured.settled,
             outside=trial.changed_files,
             unwatched=trial.unwatched,
-            workers=workers_typed(self._first.script, "{}"),
+            workers=workers_typed(self._machines.first.script, "{}"),
             record=str(trial.record),
             problem=trial.problem,
             observed=trial.observed,
         )
-        if one.samples_per_s is None and one.mean_s and batch:
-            one = replace(one, samples_per_s=batch / one.mean_s)
+        if one.samples_per_s is None and one.mean_s and one.effective_batch:
+            one = replace(one, samples_per_s=one.effective_batch / one.mean_s)
         return one
 
 
-def _host_of(record: Path) -> tuple[int, int | None]:
-    """Return how many CPUs a trial's first node has, and the memory of its smallest GPU, by its record."""
+class _Recorded(NamedTuple):
+    """What the record of a trial says: its numbers, and of its first node the CPUs and the smallest GPU's memory."""
+
+    cpus: int = 1
+    gpu_bytes: int | None = None
+    effective_batch: int | None = None
+    lr: str | None = None
+
+
+def _recorded(record: Path) -> _Recorded:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        host = read_object(record / "run.json")["host"]
+        run = read_object(record / "run.json")
+        host, numbers = run["host"], run["plan"]["numbers"]
         sizes = [int(gpu["memory_total_bytes"]) for gpu in host["nvml"].get("gpus", ())]
-        return max(1, int(host["cpu"]["usable"])), min(sizes, default=None)
-    return 1, None
+        rates = [rate for rate in (numbers.get("lr"), *(rate["lr"] for rate in numbers["rates"])) if rate]
+        return _Recorded(
+            cpus=max(1, int(host["cpu"]["usable"])),
+            gpu_bytes=min(sizes, default=None),
+            effective_batch=numbers["global_batch_size"]["value"] if "global_batch_size" in numbers else None,
+            lr=", ".join(format_lr(rate["value"]) for rate in rates) or None,
+        )
+    return _Recorded()
 
 
 def _sizes(text: str | None, machines: Machines) -> list[Size]:

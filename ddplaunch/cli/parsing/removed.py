@@ -15,6 +15,7 @@ _BY_HAND = "edit what `ddplaunch submit --to kubernetes` prints, or patch it wit
 REMOVED = {
     "attach": "`ddplaunch logs RUN --follow` shows what a run prints, `ddplaunch explain RUN` how it ended",
     "explain RUN RUN": "`ddplaunch explain RUN` for each; `diff` of the two `run.json` shows what else differs",
+    "scale --resume": "name the sizes that are missing: `ddplaunch scale 1,4,8 … -- train.py`",
     "scale --plot": "`ddplaunch scale --json` has all numbers to draw",
     "submit --kind": _ONE_KIND,
     "submit --patch": _BY_HAND,

@@ -1,52 +1,47 @@
 """Trials: short runs of an unchanged script that are measured from outside and ended. `scale` and `fit` share them.
 
-A trial is ``ddplaunch run … --phases`` as a user would type it, a child of this process with a record of its own::
+A trial is ``ddplaunch run … --phases`` as a user would type it, a child of this process with a record of its own.
+Which trial comes next, and what all of them say, is decided by the command in a generator::
 
-    trials = Trials("fit", options, ["train.py"], None, Measure(steps=20), keep=False)
-    first = trials.allowed(options)
-    trial = trials.run(Change("batch-16", "2", 2, {**said, "batch_size": …}), first)
-    trial.problem, trial.measured.samples_per_s, trial.measured.peak_bytes
+    def series():
+        trial = yield Change("batch-16", "2", 2, {**said, "batch_size": …})
+        trial.problem, trial.measured.samples_per_s, trial.measured.peak_bytes
 
-Which trial comes next, and what all of them say, is decided by the command. Nothing is left running when ``run``
-returns or raises.
+    interrupted = Trials("fit", launch, ["train.py"], None, Measure(steps=20), keep=False).run_all(series())
+
+Nothing is left running when it returns or raises.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import asked, read_told, say, tell, tell_findings
-from ddplaunch.cli.target import parse_target
+from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.trials.measured_steps import FollowedSteps, Measure, MeasuredSteps
 from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.hosts.local.stop_run import stop_run
-from ddplaunch.hosts.slurm.programs import end_step
+from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import new_run_id, not_yours, path_text
-from ddplaunch.records.find import numbered, run_directories
-from ddplaunch.records.json_files import read_object
+from ddplaunch.records.find import numbered
 from ddplaunch.records.outcome import RunOutcome, read_findings, read_outcome
 from ddplaunch.records.own.own_files import NotOursError
-from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import value_of
-from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.variable_names import TRIAL, own_command
+from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import count, duration_text
 
 #: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": its
@@ -60,7 +55,6 @@ _LOOK_S = 0.2
 _UNSEEN_S = 60.0  # for ranks of other machines to start and settle that nobody sees
 _EMPTY = 16  # epochs without a batch after which none is waited for
 _GRACE_S = 30.0
-_LONGER_S = 15.0  # torchrun kills ranks after the grace itself
 
 
 @dataclass(frozen=True)
@@ -132,96 +126,111 @@ def too_small(flag: str, value: float, example: str) -> UsageError:
     )
 
 
+def decided(options: Options, target: Target) -> Prepared:
+    """Return a launch whose findings were told. Raises RefusedError for errors among them, and UsageError."""
+    prepared = prepare(options, target)
+    tell_findings(prepared.findings)
+    if refusing := errors(prepared.findings):
+        raise RefusedError(*refusing)
+    return prepared
+
+
 class Trials:
-    """The trials of one command: a script, and the options of its launch that every trial has."""
+    """The trials of one command, which share a script and how long they are measured."""
 
     def __init__(
-        self,
-        command: str,
-        options: Options,
-        script: Sequence[str],
-        profile: str | None,
-        measure: Measure,
-        *,
-        keep: bool,
+        self, command: str, first: Prepared, script: Sequence[str], profile: str | None, measure: Measure, *, keep: bool
     ) -> None:
-        """``measure`` is how long each is measured; with ``keep`` their folders stay."""
-        self.options, self.script, self.measure, self._keep = options, tuple(script), measure, keep
+        """``first`` is a launch of the script that was decided before; with ``keep`` the trials' folders stay."""
+        self.first, self.script, self.measure, self._keep = first, tuple(script), measure, keep
         self.words = () if profile is None else tuple(spelled("--profile", profile))
-        self.target = parse_target(script)
-        self._group = f"{value_of(options.run_id, command)}-{new_run_id()}"
+        self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
 
-    def allowed(self, options: Options) -> Prepared:
-        """Return a launch whose findings were told. Raises RefusedError for errors among them, and UsageError."""
-        prepared = prepare(options, self.target)
-        tell_findings(prepared.findings)
-        if refusing := errors(prepared.findings):
-            raise RefusedError(*refusing)
-        return prepared
+    def run_all(self, series: Generator[Change, Trial, None]) -> bool:
+        """Run each trial that ``series`` asks for, and give it back; return whether Ctrl-C ended the last one.
 
-    def run(self, change: Change, first: Prepared) -> Trial:
-        """Run a trial to its end; ``first`` is a launch of the script that was decided before.
-
-        Ctrl-C, SIGTERM and SIGHUP end the trial, which says so. Raises RefusedError where it has no place to write.
+        Raises RefusedError where a trial has no place to write.
         """
-        place, words = self._command(change, first)
-        before, began_s = files_here(first.base), time.monotonic()
+        trial: Trial | None = None
+        with suppress(StopIteration):
+            change = next(series)
+            while trial is None or trial.ending != "interrupted":
+                trial = self._run(change)
+                change = series.send(trial)
+        return trial is not None and trial.ending == "interrupted"
+
+    def _run(self, change: Change) -> Trial:
+        """Run a trial to its end. Ctrl-C, SIGTERM and SIGHUP end the trial, which says so."""
+        base, run_id = self.first.base, f"{self._group}.{change.name}"
+        place = prepare_place(base, run_id, self.script, self.first.script)
+        before, began_s = files_here(base), time.monotonic()
+        record, steps = base / "runs" / run_id, FollowedSteps(base / "runs" / run_id, change.ranks)
         _make(place)
         grace = change.said.get("grace")
-        running = _Running(words, change, self.measure, first.base / "runs" / place.folder.name, place.told)
+        child = start_run(self._typed(change, run_id, place), place.told)
         try:
             with _ending_as_by_ctrl_c():
-                ending = running.watch(_GRACE_S if grace is None else float(grace.value))
-            findings = read_told(place.told).findings if place.told.exists() else ()
+                try:
+                    ending, unwatched = self._watch(child.poll, change, record, steps)
+                finally:
+                    end_run(child, record, _GRACE_S if grace is None else float(grace.value))
+            findings = told_so_far(place.told).findings
         finally:
             if not self._keep:
                 place.remove()
+        steps.look()
         if self._keep:
             say(f"{change.name}: kept in `{path_text(place.folder)}`")
-        changed = {path for path, status in files_here(first.base).items() if before.get(path) != status}
-        outcome = read_outcome(running.record)
+        recorded = read_outcome(record)
+        outcome = recorded if isinstance(recorded, RunOutcome) else None
         trial = Trial(
             change=change,
-            record=running.record,
+            record=record,
             ending=ending,
-            measured=running.steps.measured(self.measure, failed=ending == "failed"),
-            diagnosis=outcome.diagnosis if isinstance(outcome, RunOutcome) else None,
+            measured=steps.measured(self.measure, failed=ending == "failed"),
+            diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
-            observed=_observed(running.record),
-            changed_files=tuple(sorted(changed)) if before else (),
-            unwatched=running.unwatched,
+            observed=_observed(record, outcome),
+            changed_files=tuple(sorted(path for path, _ in files_here(base).items() - before.items()))
+            if before
+            else (),
+            unwatched=unwatched,
             took_s=round(time.monotonic() - began_s, 2),
         )
         return replace(trial, problem=self._problem(trial))
 
-    def earlier(self, change: Change, first: Prepared) -> Trial | None:
-        """Return the newest trial that the same command has measured, None where there is none."""
-        _, words = self._command(change, first)
-        typed = hide_words(words[words.index("run") :])
-        for record in run_directories(first.base):
-            if not record.name.endswith(f".{change.name}"):
-                continue
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                argv = [str(word) for word in read_object(record / "run.json")["argv"]]
-                group = record.name.removesuffix(f".{change.name}")
-                if [word.replace(group, self._group) for word in argv[argv.index("run") :]] != typed:
-                    continue
-                steps = FollowedSteps(record, change.ranks)
-                steps.look()
-                if steps.are_enough(self.measure):
-                    observed = _observed(record)
-                    return Trial(change, record, "measured", steps.measured(self.measure), observed=observed)
-        return None
-
-    def _command(self, change: Change, first: Prepared) -> tuple[TrialPlace, list[str]]:
-        """Return where a trial writes, and the words that start it."""
-        run_id = f"{self._group}.{change.name}"
-        place = prepare_place(first.base, run_id, self.script, first.script)
+    def _typed(self, change: Change, run_id: str, place: TrialPlace) -> list[str]:
+        """Return the words after ``ddplaunch`` that start a trial."""
         words = ["run", change.nproc, "--run-id", run_id, "--phases", *self.words, *change.words]
-        for name, value in (*place.variables, (TRIAL, f"{self._group}/{change.name}")):
+        for name, value in (*place.variables, (TRIAL, run_id.replace(f".{change.name}", f"/{change.name}"))):
             words += ["--env", f"{name}={value}"]  # before those of the user, which win
-        words += launch_words(change.said, _OWN)
-        return place, own_command(sys.executable, "ddplaunch", *words, "--", *place.script)
+        return [*words, *launch_words(change.said, _OWN), "--", *place.script]
+
+    def _watch(
+        self, poll: Callable[[], int | None], change: Change, record: Path, steps: FollowedSteps
+    ) -> tuple[Ending, bool]:
+        """Wait until enough is measured or the run is over; return how it ended, and whether nobody saw its ranks."""
+        began_s, terminal, unwatched = time.monotonic(), Terminal.of(sys.stderr), False
+        unseen_s = _UNSEEN_S + (self.measure.seconds or 10.0)
+        try:
+            while (status := poll()) is None:
+                time.sleep(_LOOK_S)
+                steps.look()
+                took_s = time.monotonic() - began_s
+                if terminal.styled:
+                    tell(f"\r{change.name}: {count(steps.made, 'step')}, {took_s:.0f} s \r")
+                if steps.are_enough(self.measure):
+                    return "measured", unwatched
+                unwatched = change.elsewhere and not steps.complete
+                over = took_s >= self.measure.timeout_s or (unwatched and took_s >= unseen_s)
+                if over or steps.empty_epochs >= _EMPTY:
+                    return "timed-out", unwatched
+        except KeyboardInterrupt:
+            return "interrupted", unwatched
+        if status == 0:
+            return "ended", unwatched
+        refused = status in (ExitStatus.REFUSED, ExitStatus.USAGE) and not numbered(record, "node")
+        return "refused" if refused else "failed", unwatched
 
     def _problem(self, trial: Trial) -> Finding | None:
         """Return why a trial measured nothing; None where it did."""
@@ -266,7 +275,7 @@ class Trials:
                 "trial-interrupted",
                 f"interrupted after {steps}",
                 "Ctrl-C ended it before enough was measured",
-                "the same command again; with `--resume`, `scale` measures only what is missing",
+                "the same command again",
             )
         fix = "`--run-dir` on a file system that all hosts share" if trial.unwatched else "`--timeout 30m` waits longer"
         return (
@@ -294,81 +303,9 @@ def _make(place: TrialPlace) -> None:
         ) from problem
 
 
-class _Running:
-    """The launcher of a trial as a child of this process."""
-
-    def __init__(self, words: Sequence[str], change: Change, measure: Measure, record: Path, told: Path) -> None:
-        self.record, self.steps = record, FollowedSteps(record, change.ranks)
-        self.unwatched = False
-        self._change, self._measure = change, measure
-        self._child = subprocess.Popen(
-            words,
-            env={**os.environ, **asked(told)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the trial
-        )
-
-    def watch(self, grace_s: float) -> Ending:
-        """Wait until enough is measured or the run is over, and end it with its usual grace; return how it ended."""
-        try:
-            return self._wait()
-        except KeyboardInterrupt:
-            return "interrupted"
-        finally:
-            self._end(grace_s)
-            self.steps.look()
-
-    def _wait(self) -> Ending:
-        began_s, terminal = time.monotonic(), Terminal.of(sys.stderr)
-        unseen_s = _UNSEEN_S + (self._measure.seconds or 10.0)
-        while (status := self._child.poll()) is None:
-            time.sleep(_LOOK_S)
-            self.steps.look()
-            took_s = time.monotonic() - began_s
-            if terminal.styled:
-                tell(f"\r{self._change.name}: {count(self.steps.made, 'step')}, {took_s:.0f} s \r")
-            if self.steps.are_enough(self._measure):
-                return "measured"
-            self.unwatched = self._change.elsewhere and not self.steps.complete
-            over = took_s >= self._measure.timeout_s or (self.unwatched and took_s >= unseen_s)
-            if over or self.steps.empty_epochs >= _EMPTY:
-                return "timed-out"
-        if status == 0:
-            return "ended"
-        refused = status in (ExitStatus.REFUSED, ExitStatus.USAGE) and not numbered(self.record, "node")
-        return "refused" if refused else "failed"
-
-    def _end(self, grace_s: float) -> None:
-        """End the run, and whatever should be left of it; a second Ctrl-C does so at once."""
-        try:
-            if self._child.poll() is None:
-                if not end_step(self._step_of_slurm(), os.environ):
-                    self._child.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self._child.wait(grace_s + _LONGER_S)
-        except KeyboardInterrupt:
-            grace_s = 0.0
-        if (left := live_run(self.record, self._child.pid)) is not None:
-            stop_run(left, grace_s)  # waits for the guard, which writes the outcome
-        if self._child.poll() is None:
-            self._child.kill()
-            self._child.wait()
-
-    def _step_of_slurm(self) -> dict[str, str]:
-        """Return the variables of the job's step that srun has made of the launcher; empty where there is none."""
-        with suppress(OSError, ValueError, KeyError, AttributeError):
-            variables = read_object(self.record / "run.json")["environment"]
-            if variables.get("SLURM_STEP_ID") != os.environ.get("SLURM_STEP_ID"):
-                return {str(name): str(value) for name, value in variables.items()}
-        return {}
-
-
-def _observed(record: Path) -> tuple[Finding, ...]:
+def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
     """Return what was found of how the ranks of a run train."""
-    outcome = read_outcome(record)
-    findings = outcome.findings if isinstance(outcome, RunOutcome) else ()
+    findings = outcome.findings if outcome is not None else ()
     return tuple(each for each in findings or read_findings(record) if each.code in OBSERVED)
 
 

@@ -1,0 +1,76 @@
+"""A ``ddplaunch run`` as a child of this process: `scale`, `fit`, `doctor --comm` and `run --detach` start one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from ddplaunch.cli.streams import StartReport, asked, read_told
+from ddplaunch.hosts.local.stop_run import stop_run
+from ddplaunch.hosts.slurm.programs import end_step
+from ddplaunch.records.json_files import read_object
+from ddplaunch.records.run_states import live_run
+from ddplaunch.values.variable_names import own_command
+
+_LONGER_S = 15.0  # torchrun kills ranks after the grace itself
+
+
+def start_run(
+    words: Sequence[str],
+    told: Path,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] = subprocess.DEVNULL,
+    *,
+    outlives: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start ``ddplaunch WORDS``, which tells ``told`` what it finds and launches.
+
+    Ctrl-C is for this process. If it is killed, the kernel has the run end, unless that ``outlives`` it.
+    """
+    return subprocess.Popen(
+        own_command(sys.executable, "ddplaunch", *words),
+        env={**os.environ, **asked(told, outlives=outlives)},
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def told_so_far(told: Path) -> StartReport:
+    """Return what a run has told; nothing where it did not begin."""
+    return read_told(told) if told.exists() else StartReport()
+
+
+def end_run(child: subprocess.Popen[bytes], record: Path | None, grace_s: float) -> None:
+    """End a run if it has not ended, and whatever is left of it; a second Ctrl-C does so at once.
+
+    When this returns, its outcome is in ``record``. Without a record only the child itself is ended.
+    """
+    try:
+        if child.poll() is None:
+            if record is None or not end_step(_step_of_slurm(record), os.environ):
+                child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(grace_s + _LONGER_S)
+    except KeyboardInterrupt:
+        grace_s = 0.0
+    if record is not None and (left := live_run(record, child.pid)) is not None:
+        stop_run(left, grace_s)  # waits for the guard, which writes the outcome
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+
+
+def _step_of_slurm(record: Path) -> dict[str, str]:
+    """Return the variables of the job's step that srun has made of the launcher; empty where there is none."""
+    with suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
+        variables = read_object(record / "run.json")["environment"]
+        if variables.get("SLURM_STEP_ID") != os.environ.get("SLURM_STEP_ID"):
+            return {str(name): str(value) for name, value in variables.items()}
+    return {}
