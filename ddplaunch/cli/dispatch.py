@@ -31,7 +31,7 @@ def dispatch(words: list[str]) -> int:
     if values is None:
         from ddplaunch.cli.parsing.typer_app import parse  # takes longer than deciding a launch
 
-        values = parse(ours, script)
+        values = parse(ours)
         if values is None:  # it showed help
             return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
     if (missing := needs_linux(_what_is_done(command, values))) is not None:

@@ -22,7 +22,7 @@ Kind = Literal[
     "argument", "arguments", "text", "output", "integer", "number", "duration", "switch", "pair", "many", "rates"
 ]
 #: Where a shell's completion finds values: this machine, the project or its records. Files are the shell's own.
-Offer = Literal["profiles", "gpus", "hosts", "runs", "live runs", "checks", "runs and codes", "interfaces"]
+Offer = Literal["profiles", "hosts", "runs", "live runs", "checks", "runs and codes"]
 Processes: TypeAlias = int | Literal["auto"]
 DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
 Ranks: TypeAlias = tuple[int, ...] | Literal["all"]

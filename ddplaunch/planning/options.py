@@ -103,7 +103,7 @@ class Options:
         offers=("auto", "1", "2", "4", "8"),
     )
     gpus: Resolved[str] | None = _flag(
-        SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST", offers="gpus"
+        SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST"
     )
     device: Resolved[DeviceWord] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read_device)
     nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read_nodes)
@@ -184,7 +184,7 @@ class Options:
         NETWORK, "Port of the rendezvous [a free one on one node].", None, "29500", "PORT"
     )
     socket_ifname: Resolved[str] | None = _flag(
-        NETWORK, "Network interface for NCCL and gloo.", "NAME", read_name, "eth0", offers="interfaces"
+        NETWORK, "Network interface for NCCL and gloo.", "NAME", read_name, "eth0"
     )
     nccl_debug: Resolved[str] | None = _flag(
         NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO"

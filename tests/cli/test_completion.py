@@ -52,8 +52,6 @@ def offered(line: str, folder: Path) -> list[str]:
         ("ddplaunch run a", ["auto"]),
         ("ddplaunch explain shm-too", ["shm-too-small"]),
         ("ddplaunch run --ignore shm-too-small,disk-n", ["shm-too-small,disk-nearly-full"]),
-        ("ddplaunch run 2 -- train.py --b", ["--batch-size"]),
-        ("ddplaunch run -- train.py --b", ["--batch-size"]),
     ],
 )
 def test_words(folder: Path, line: str, words: list[str]) -> None:
@@ -166,7 +164,6 @@ def test_a_real_shell_completes(folder: Path, shell: str) -> None:
         "ddplaunch run --gl": "ddplaunch run --global-batch-size",
         "ddplaunch run --device cu": "ddplaunch run --device cuda",
         "ddplaunch run 2 -- tr": "ddplaunch run 2 -- train.py",
-        "ddplaunch run 2 -- train.py --no": "ddplaunch run 2 -- train.py --note",
     }
     if shell != "fish":
         _complete_in_tmux([shell, "-i"], environ, folder, lines)

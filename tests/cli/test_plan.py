@@ -152,7 +152,6 @@ def test_a_profile_says_it_too(call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "args", "what"),
     [
-        (("--batch-size", "8", "--batch-size", "16"), (), "`--batch-size` is given 2 times"),
         (("--batch-option=--size",), (), "own.py declares no option `--size`"),
         ((), ("--lr", "{lr:head}"), "`{lr:head}` in the script's arguments is no placeholder"),
         (("--warmup", "5", "--base-warmup", "5"), (), "`--warmup 5` and `--base-warmup 5` are both given"),

@@ -100,8 +100,8 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
         (["--torchrun-arg=--nnode=3"], "did you mean `--nnodes`?"),
         (["--torchrun-arg='x"], "has an unbalanced quote"),
         (["--json"], "`--json` without `--dry-run`"),
-        (["--batchsize", "3"], "did you mean `ddplaunch run 2 --batch-size 3 -- train.py`?"),
-        (["--batch_siez", "3"], "did you mean `ddplaunch run 2 --batch-size 3 -- train.py`?"),
+        (["--batchsize", "3"], "did you mean `--batch-size`?"),
+        (["--batch_siez", "3"], "did you mean `--batch-size`?"),
         (["--nproc-per-node=4"], "`ddplaunch run 4 -- train.py`"),
         (["--epochs", "3"], "put it after `--` if it is the script's"),
         (["--batch-size"], "option '--batch-size' requires an argument"),
@@ -216,7 +216,7 @@ def test_a_working_directory_that_is_gone(call: Call, folder: Path) -> None:
 
 def test_commands(call: Call) -> None:
     said = call("rnu", "2", "--", "train.py")
-    assert said.status == 2 and "did you mean `ddplaunch run 2 -- train.py`?" in said.err
+    assert said.status == 2 and "did you mean `ddplaunch run`?" in said.err
     assert call("explain").status == 2
     near = call("explain", "shm_small")
     assert near.status == 2 and "`ddplaunch explain shm-too-small`" in near.err

@@ -48,12 +48,10 @@ def offered(option: Flag) -> Complete | None:
         return None
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
-        if option.kind in ("argument", "arguments") and (script := _script_words()) is not None:
-            return _of_script(script, incomplete)
         with suppress(Exception):  # a broken record, an unreadable profile: there is a prompt under it
             words = [Offered(word) for word in where] if isinstance(where, tuple) else _SOURCES[where]()
             before, comma, _ = incomplete.rpartition(",")
-            if comma and where in ("gpus", "hosts", "checks"):
+            if comma and where in ("hosts", "checks"):
                 typed = before.split(",")
                 words = [Offered(f"{before},{word}", text) for word, text in words if word not in typed]
             return list({word: (word, text) for word, text in reversed(words) if _SAFE.match(word)}.values())[::-1]
@@ -62,32 +60,10 @@ def offered(option: Flag) -> Complete | None:
     return complete
 
 
-def offered_of_script(incomplete: str) -> list[tuple[str, str]]:
-    """Return the options that the script after ``--`` declares, as Typer calls it."""
-    return _of_script(_script_words() or [], incomplete)
-
-
-def _script_words() -> list[str] | None:
-    """Return the words after ``--`` of the line that is completed, None where there is no ``--`` yet."""
-    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-    words = line.split("\n") if "COMP_WORDS" in os.environ else line.split()
-    return words[words.index("--") + 1 :] if "--" in words[:-1] else None
-
-
 def _profiles() -> list[Offered]:
     from ddplaunch.cli.configuration import profile_names
 
     return [Offered(name) for name in profile_names(Path.cwd())]
-
-
-def _gpus() -> list[Offered]:
-    from ddplaunch.machine.facts import NvmlFacts
-    from ddplaunch.machine.nvml import probe_nvml
-
-    facts, _ = probe_nvml(details=False)
-    gpus = facts.gpus if isinstance(facts, NvmlFacts) else ()
-    idle = [Offered(f"free:{number}", "Reserve idle ones.") for number in range(1, len(gpus) + 1)]
-    return [*(Offered(str(gpu.index), gpu.name) for gpu in gpus), *idle]
 
 
 def _hosts() -> list[Offered]:
@@ -125,36 +101,14 @@ def _runs_and_codes() -> list[Offered]:
     return [*_runs(), *_checks(), *(Offered(each.code, each.title) for each in REFUSALS), *failures]
 
 
-def _interfaces() -> list[Offered]:
-    import socket
-
-    return [Offered(name) for _, name in socket.if_nameindex() if name != "lo"]
-
-
 _SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
     "profiles": _profiles,
-    "gpus": _gpus,
     "hosts": _hosts,
     "runs": _runs,
     "live runs": _live_runs,
     "checks": _checks,
     "runs and codes": _runs_and_codes,
-    "interfaces": _interfaces,
 }
-
-
-def _of_script(words: Sequence[str], incomplete: str) -> list[tuple[str, str]]:
-    """Return the options that the script's own source declares; nothing, and so files, where no option is begun."""
-    if not words or not words[0].endswith(".py") or not incomplete.startswith("-"):
-        return []
-    import sys
-
-    from ddplaunch.script.read import read_script
-    from ddplaunch.script.script_report import ScriptReport
-
-    report = read_script(Path(words[0]), Path.cwd(), tuple(map(Path, sys.path)), tuple(words[1:]))
-    options = report.options if isinstance(report, ScriptReport) else ()
-    return [(flag, option.help) for option in options for flag in option.flags if flag.startswith("--")]
 
 
 def set_up_shell(words: Sequence[str]) -> str:

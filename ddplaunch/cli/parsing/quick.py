@@ -9,7 +9,6 @@ from typing import Any
 
 from ddplaunch.cli.parsing.command import REPEATED, options_of, spellings
 from ddplaunch.cli.parsing.typed_words import with_lists_taken_apart
-from ddplaunch.planning.flag import Flag
 
 
 def parse_quickly(command: str, words: list[str]) -> dict[str, Any] | None:
@@ -40,17 +39,8 @@ def parse_quickly(command: str, words: list[str]) -> dict[str, Any] | None:
             return None
         else:
             value = attached if equals else rest.pop(0)
-        if not _keep(values, option, value):
-            return None
+        if option.kind in REPEATED:
+            values[option.name].append(value)
+        else:
+            values[option.name] = value  # the last one counts, as Typer has it
     return with_lists_taken_apart(values)
-
-
-def _keep(values: dict[str, Any], option: Flag, value: Any) -> bool:
-    """Put a value down; False for a second one where one is wanted, and Typer says so."""
-    if option.kind in REPEATED:
-        values[option.name].append(value)
-        return True
-    if values[option.name] is not None and (values[option.name] is not value or not isinstance(value, bool)):
-        return False
-    values[option.name] = value
-    return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
 
@@ -16,19 +15,18 @@ import typer
 from typer.core import TyperCommand
 
 from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, REPEATED, Command, command_named, options_of, spellings
-from ddplaunch.cli.parsing.completion import offered, offered_of_script
+from ddplaunch.cli.parsing.completion import offered
 from ddplaunch.cli.parsing.typed_words import with_lists_taken_apart
 from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
-from ddplaunch.values.words import listed, nearest
+from ddplaunch.values.words import nearest
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda word: word.replace("_", "-")}
-#: Numbers and lengths of time are text here: ``Flag`` reads them. All options are lists, to see what was typed twice.
+#: Numbers and lengths of time are text here: ``Flag`` reads them.
 _TEXTS: Any = Optional[list[str]]  # noqa: UP045 - Typer reads it at run time
 _TYPES: dict[str, Any] = {
-    "argument": Optional[str],  # noqa: UP045
-    "switch": Optional[bool],  # noqa: UP045
-    "pair": Optional[list[bool]],  # noqa: UP045
+    **dict.fromkeys(REPEATED, _TEXTS),
+    **dict.fromkeys(("switch", "pair"), Optional[bool]),  # noqa: UP045
 }
 _LIST_OF_COMMANDS = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run 4 -- train.py`"
 #: What other programs call a command, and what people try first.
@@ -67,10 +65,10 @@ class _WithScript(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "-- SCRIPT [ARGS]..."]
 
 
-def parse(words: Sequence[str], script: Sequence[str] | None = None) -> dict[str, Any] | None:
+def parse(words: Sequence[str]) -> dict[str, Any] | None:
     """Return the values of all options as Typer understands the words before ``--``; None where it showed help.
 
-    ``script`` are the words after ``--``. Raises UsageError for what it does not understand.
+    Raises UsageError for what it does not understand.
     """
     parsed: dict[str, Any] = {}
     command = words[0] if words and words[0] in COMMANDS else None
@@ -81,7 +79,7 @@ def parse(words: Sequence[str], script: Sequence[str] | None = None) -> dict[str
     except Exception as exception:
         if not hasattr(exception, "format_message"):
             raise
-        raise _misunderstood(list(words), script, exception) from exception
+        raise _misunderstood(words, exception) from exception
     return with_lists_taken_apart(parsed) if parsed else None
 
 
@@ -153,22 +151,25 @@ def _body(
     """Return a function with one parameter for each option, as Typer wants to read them."""
 
     def body(**values: Any) -> None:
-        keep({option.name: _value(option, values[option.name]) for option in options})
+        keep(
+            {
+                option.name: list(values[option.name] or ()) if option.kind in REPEATED else values[option.name]
+                for option in options
+            }
+        )
 
     parameters = [
         inspect.Parameter(
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=[] if option.kind in REPEATED else None,
-            annotation=Annotated[_TYPES.get(option.kind, _TEXTS), _described(option)],
+            annotation=Annotated[_TYPES.get(option.kind, Optional[str]), _described(option)],  # noqa: UP045
         )
         for option in options
     ]
     if completing and name in LAUNCHING:  # elsewhere the words after `--` are split off before
-        script = typer.Argument(metavar="SCRIPT", autocompletion=offered_of_script)
-        parameters.append(
-            inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[_TEXTS, script])
-        )
+        script = Annotated[_TEXTS, typer.Argument(metavar="SCRIPT")]
+        parameters.append(inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=script))
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     body.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return body
@@ -189,31 +190,7 @@ def _described(option: Flag) -> Any:
     return typer.Option(*spelled, rich_help_panel=option.panel or None, **settings)
 
 
-def _value(option: Flag, typed: Any) -> Any:
-    """Return what an option says. Raises UsageError for two values of one that takes one."""
-    if option.kind in REPEATED:
-        return list(typed or ())
-    if option.kind in ("argument", "switch") or not typed:
-        return None if typed == [] else typed
-    if option.kind == "pair" and len(set(typed)) > 1:
-        raise usage(
-            f"`{option.flag}` and `--no-{option.flag[2:]}` are both given",
-            why="one is the opposite of the other",
-            fix="keep the one that you mean",
-            where=f"flag: {option.flag}",
-        )
-    if option.kind != "pair" and len(typed) > 1:
-        words = [f"{option.flag} {shlex.quote(value)}" for value in typed]
-        raise usage(
-            f"`{option.flag}` is given {len(words)} times: {listed([f'`{word}`' for word in words], last=' and ')}",
-            why="it takes one value",
-            fix=f"keep one of them, as in `{words[-1]}`",
-            where=f"flag: {option.flag}",
-        )
-    return typed[0]
-
-
-def _misunderstood(words: list[str], script: Sequence[str] | None, exception: Any) -> UsageError:
+def _misunderstood(words: Sequence[str], exception: Any) -> UsageError:
     """Return Typer's complaint with what to type instead."""
     command = words[0] if words and words[0] in COMMANDS else ""
     message = exception.format_message().rstrip(".")
@@ -223,40 +200,28 @@ def _misunderstood(words: list[str], script: Sequence[str] | None, exception: An
         why = "NPROC is a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)"
         return usage(f"`{option}` is not a number of processes", why=why, fix="`ddplaunch run 4 -- train.py`")
     if type(exception).__name__ == "NoSuchOption" and option:
-        return usage(f"no such option: `{option}`", why="", fix=_instead(command, words, script, option) or help_line)
+        return usage(f"no such option: `{option}`", why="", fix=_instead(command, option) or help_line)
     if extra := re.search(r"unexpected extra argument(?:s|\(s\))? \((.*)\)$", message):  # as click and Typer word it
         fix = f"{help_line}; what belongs to the script goes after `--`" if command in LAUNCHING else help_line
         return usage(f"unexpected `{extra[1]}`", why="", fix=fix)
     if not command and words and not words[0].startswith("-"):
-        return _no_such_command(words, script)
+        elsewhere = (name for name, others in _COMMANDS_ELSEWHERE.items() if words[0] in others)
+        near = next(elsewhere, None) or nearest(words[0], COMMANDS)
+        if re.fullmatch(r"auto|\d+(x\d+)?", words[0]):
+            near = f"run {words[0]}"
+        fix = f"did you mean `ddplaunch {near}`?" if near else _LIST_OF_COMMANDS
+        return usage(f"no such command: `{words[0]}`", why="", fix=fix)
     return usage(message[:1].lower() + message[1:], why="", fix=help_line)
 
 
-def _instead(command: str, words: list[str], script: Sequence[str] | None, option: str) -> str:
+def _instead(command: str, option: str) -> str:
     """Return what to type for an option that there is not; empty where nobody can tell."""
     dashed = option.replace("_", "-")
     if command in LAUNCHING and dashed in _OPTIONS_ELSEWHERE:
         return _OPTIONS_ELSEWHERE[dashed]
     known = [*spellings(options_of(command)), "--help"] if command else ["--version", "--help", "--install-completion"]
-    at = next((at for at, word in enumerate(words) if word.partition("=")[0].replace("_", "-") == dashed), None)
-    after = [] if script is None else ["--", *script]
-    near = nearest(dashed, known, cutoff=0.7)
-    if near and at is not None:
-        _, equals, value = words[at].partition("=")
-        line = ["ddplaunch", *words[:at], near + equals + value, *words[at + 1 :], *after]
-        return f"did you mean `{shlex.join(line)}`?"
+    if near := nearest(dashed, known, cutoff=0.7):
+        return f"did you mean `{near}`?"
     if command in LAUNCHING:
         return f"put it after `--` if it is the script's, into `--torchrun-arg={option}` if it is torchrun's"
     return ""
-
-
-def _no_such_command(words: Sequence[str], script: Sequence[str] | None) -> UsageError:
-    after = [] if script is None else ["--", *script]
-    elsewhere = (name for name, others in _COMMANDS_ELSEWHERE.items() if words[0] in others)
-    near = next(elsewhere, None) or nearest(words[0], COMMANDS)
-    fix = _LIST_OF_COMMANDS
-    if near:
-        fix = f"did you mean `{shlex.join(['ddplaunch', near, *words[1:], *after])}`?"
-    elif script or re.fullmatch(r"auto|\d+(x\d+)?", words[0]):
-        fix = f"did you mean `{shlex.join(['ddplaunch', 'run', *words, *after])}`?"
-    return usage(f"no such command: `{words[0]}`", why="", fix=fix)
