@@ -12,9 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import ddplaunch
-from ddplaunch.cli.streams import StartReport, answer, read_told, say, tell, tell_findings
+from ddplaunch.cli.prepare import Prepared
+from ddplaunch.cli.streams import (
+    StartReport,
+    answer,
+    read_told,
+    say,
+    tell,
+    tell_findings,
+    tell_findings_to_starter,
+    tell_launch_to_starter,
+)
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
+from ddplaunch.records.directory import path_text
+from ddplaunch.records.own.run_lock import HeldRun
+from ddplaunch.records.write import write_record
 from ddplaunch.ui.launch_view import launch_line, launch_panel
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
@@ -73,19 +86,44 @@ def interruptible(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
     return {"DDPLAUNCH_INTERRUPTIBLE": "1", "DDPLAUNCH_SITE": before, "PYTHONPATH": path}
 
 
-def announce(launch: Launch, findings: Sequence[Finding], facts: Facts, record: str) -> None:
-    """Tell the reader of stderr what is launched: as a panel, in a line where no terminal is, or what is wrong alone.
+def record_and_execute(
+    prepared: Prepared,
+    launch: Launch,
+    environment: dict[str, str],
+    held: HeldRun,
+    argv: Sequence[str],
+    token: str,
+    *,
+    silent: bool,
+) -> NoReturn:
+    """Record a launch that was typed as ``argv`` and whose id is ``held``; show it unless ``silent``; execute it."""
+    held.pass_on()
+    findings, base, code = prepared.findings, prepared.base, prepared.code
+    noted = write_record(launch, argv, environment, prepared.facts, findings, base, code, token)
+    show_launch(launch, findings, prepared.facts, held, noted, silent=silent)
+    execute(launch, environment, token)
 
-    ``record`` is where the run's record lies, or the sentence that says why there is none.
+
+def show_launch(
+    launch: Launch, findings: Sequence[Finding], facts: Facts, held: HeldRun, noted: Path | str, *, silent: bool = False
+) -> None:
+    """Tell the starter what is launched, and the reader of stderr: as a panel, or in a line where no terminal is.
+
+    ``noted`` is the run's record, or the sentence that says why there is none.
     """
+    tell_findings_to_starter(findings)
     terminal, quiet = Terminal.of(sys.stderr), value_of(launch.options.quiet, None)
-    if quiet:
+    record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
+    if silent:
+        pass
+    elif quiet:
         tell_findings(findings)
     elif quiet is None and not (sys.stderr is not None and sys.stderr.isatty()):
         tell(launch_line(launch, terminal, facts=facts, record=record))
         tell_findings(findings)
     else:
         tell(launch_panel(launch, findings, terminal, facts=facts, record=record))
+    tell_launch_to_starter(launch.run_id, noted)
 
 
 def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn:
@@ -113,7 +151,6 @@ def launch_detached(base: Path) -> int:
 
     from ddplaunch.cli.child_run import start_run
     from ddplaunch.cli.target import split_arguments
-    from ddplaunch.records.directory import path_text
     from ddplaunch.records.own.own_files import open_to_write
 
     if "SLURM_PROCID" in os.environ:

@@ -77,32 +77,50 @@ def prepare(
     """
     environ, cwd = os.environ, Path.cwd()
     options = complete(options, environ)
-    pairs = variables(options)
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     facts = replace(facts, launch_lines=launch_lines(target))
     script = script_report(options, target, cwd, facts)
-    run_id = run_id_of(options)
-    base = runs_directory(environ, value_of(options.run_dir, None), cwd)
-    situation = Situation(
-        facts=facts,
-        script=script,
-        environ=environ,
-        pairs=pairs,
-        selection=choose_gpus(options, facts, exported(environ, pairs, facts.nvml), locks),
-        python=interpreter(),
-        run_id=run_id,
-        record=str(record_directory(base, run_id)),
-        plugin=probe_plugin(),
-        cwd=str(cwd),
-        shadowing=shadowing(options, cwd),
-    )
+    plugin, run_id, aside = probe_plugin(), run_id_of(options), shadowing(options, cwd)
+    situation = situation_of(options, facts, script, environ, cwd, interpreter(), plugin, run_id, locks)
+    situation = replace(situation, shadowing=aside)
     launch = resolve(options, target, situation)
     if launch.placement.apart and locks is not None and not locks.try_hold(CORES):
         taken = "another run on this machine has bound its ranks"
         launch = resolve(options, target, replace(situation, taken=taken))
     launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
     code = () if isinstance(script, Unavailable) else script.code
+    base = Path(situation.record).parents[1]
     return Prepared(launch, facts, check(options, launch, facts, script, advice), base, code, script)
+
+
+def situation_of(
+    options: Options,
+    facts: Facts,
+    script: ScriptReport | Unavailable,
+    environ: Mapping[str, str],
+    cwd: Path,
+    python: tuple[str, ...],
+    plugin: str | Unavailable,
+    run_id: str,
+    locks: GpuLocks | None = None,
+) -> Situation:
+    """Return what a launch is decided from on a machine with these facts, in its directory ``cwd``.
+
+    Raises UsageError for GPUs that are not there, for variables, and for an id that cannot name a directory.
+    """
+    pairs = variables(options)
+    return Situation(
+        facts=facts,
+        script=script,
+        environ=environ,
+        pairs=pairs,
+        selection=choose_gpus(options, facts, exported(environ, pairs, facts.nvml), locks),
+        python=python,
+        run_id=run_id,
+        record=str(record_directory(runs_directory(environ, value_of(options.run_dir, None), cwd), run_id)),
+        plugin=plugin,
+        cwd=str(cwd),
+    )
 
 
 def launch_lines(target: Target | None) -> tuple[str, ...]:

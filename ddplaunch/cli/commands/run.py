@@ -7,26 +7,17 @@ import sys
 from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.execute import announce, environment_of, execute, launch_detached, new_token, refuse_too_long
+from ddplaunch.cli.execute import environment_of, launch_detached, new_token, record_and_execute, refuse_too_long
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, SEVERAL_HOSTS, Command
 from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import (
-    answer,
-    answer_json,
-    outlives_starter,
-    tell,
-    tell_findings,
-    tell_findings_to_starter,
-    tell_launch_to_starter,
-)
+from ddplaunch.cli.streams import answer, answer_json, outlives_starter, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
-from ddplaunch.records.directory import path_text, runs_directory
+from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
-from ddplaunch.records.write import write_record
 from ddplaunch.ui.plan_view import plan_json
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
@@ -137,16 +128,8 @@ def _start(prepared: Prepared, join_timeout: float | None, join_secret: str | No
     silent = _speaks_elsewhere(launch)
     if timeout_s is not None:
         launch = meet_nodes.call_roll(prepared, timeout_s, silent, join_secret)
-    held = hold_run(prepared.base, launch)
-    held.pass_on()
-    findings, base, code, token = prepared.findings, prepared.base, prepared.code, new_token()
-    noted = write_record(launch, sys.argv, environment, prepared.facts, findings, base, code, token)
-    tell_findings_to_starter(findings)
-    if not silent:
-        record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
-        announce(launch, prepared.findings, prepared.facts, record)
-    tell_launch_to_starter(launch.run_id, noted)
-    execute(launch, environment, token)
+    held, token = hold_run(prepared.base, launch), new_token()
+    record_and_execute(prepared, launch, environment, held, sys.argv, token, silent=silent)
 
 
 def _speaks_elsewhere(launch: Launch) -> bool:

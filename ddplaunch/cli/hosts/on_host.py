@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from ddplaunch.cli.execute import environment_of, execute, refuse_too_long
+from ddplaunch.cli.execute import environment_of, record_and_execute, refuse_too_long
 from ddplaunch.cli.prepare import errors, prepare
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.cli.target import parse_target
@@ -19,7 +19,6 @@ from ddplaunch.planning.hosts_plan import options_from_json
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
-from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import DdplaunchError, ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 
@@ -39,10 +38,8 @@ def on_host(order: dict[str, Any]) -> int:
     refuse_too_long(prepared.launch.argv, environment)
     directory, marker = prepared.base / "runs" / prepared.launch.run_id, order.get("marker")
     shared = marker is not None and (directory / marker).exists()
-    hold_run(prepared.base, prepared.launch, "host", shared=shared).pass_on()
-    findings, base, code = prepared.findings, prepared.base, prepared.code
-    write_record(prepared.launch, order["argv"], environment, prepared.facts, findings, base, code, order["token"])
-    execute(prepared.launch, environment, order["token"])
+    held = hold_run(prepared.base, prepared.launch, "host", shared=shared)
+    record_and_execute(prepared, prepared.launch, environment, held, order["argv"], order["token"], silent=True)
 
 
 def main(descriptor: int) -> int:

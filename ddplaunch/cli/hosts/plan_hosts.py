@@ -10,36 +10,33 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import run_across
-from ddplaunch.checks.check import CheckOutcome
-from ddplaunch.cli.configuration import text_of, variables, working_directory
+from ddplaunch.cli.configuration import text_of, working_directory
 from ddplaunch.cli.parsing.command import HOSTS
 from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import (
     check,
     checked,
-    choose_gpus,
+    errors,
     ignored,
     interpreter,
     probe_request,
-    record_directory,
     run_id_of,
     script_report,
+    situation_of,
 )
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import digest_of_file
 from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, bootstrapped, meet, sync, tracked, with_sources
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import alike, command, receiver, ssh_missing
-from ddplaunch.planning.gpus import exported
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
-from ddplaunch.planning.resolve import Situation, resolve
-from ddplaunch.records.directory import runs_directory
+from ddplaunch.planning.resolve import resolve
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.script.source import locate
-from ddplaunch.values.finding import Finding, RefusedError, Severity, UsageError, usage, warning
+from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import listed
@@ -61,6 +58,16 @@ class AskedHosts:
     join_timeout: float | None = None
     sync: bool | None = None
     bootstrap: bool | None = None
+
+    @property
+    def interpreter(self) -> str:
+        """The path of Python on every host."""
+        return self.python or sys.executable
+
+    @property
+    def directory(self) -> str:
+        """The directory on every host."""
+        return self.chdir or str(working_directory())
 
     def words(self) -> list[str]:
         """Return the words of a command line that name the same hosts."""
@@ -112,11 +119,24 @@ def refuse_own_place(options: Options) -> None:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """Each host's part, what was decided for node 0, and what all checks found; errors refuse the launch."""
+class HostPart:
+    """One host's part of a launch: what it reported, the options that it gets, and what was decided from them.
 
-    parts: tuple[Options, ...]
-    launches: tuple[Launch, ...]
+    ``record`` is the run's directory there.
+    """
+
+    report: HostReport
+    link: Link
+    options: Options
+    launch: Launch
+    record: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The parts in the order of the hosts, and what all checks found; errors refuse the launch."""
+
+    parts: tuple[HostPart, ...]
     findings: tuple[Finding, ...]
 
 
@@ -129,7 +149,6 @@ def facts_of(
     torch: bool = False,
 ) -> Gathered:
     """Ask all hosts at once. Raises RefusedError where there is no ssh."""
-    python = asked.python or sys.executable
     question = Question(
         request=replace(
             probe_request(options, {}, import_torch=torch),
@@ -137,13 +156,12 @@ def facts_of(
             master_addr=None,
             master_port=None,
         ),
-        python=python,
-        cwd=asked.chdir or str(working_directory()),
+        python=asked.interpreter,
+        cwd=asked.directory,
         script=target.name if target is not None and target.kind == "script" else None,
         env=forwarded(os.environ),
         deadline_s=asked.join_timeout or (_TORCH_S if torch else _FACTS_S),
     )
-
     names = [host.name for host in hosts]
     try:
         return ask_all(links, names, _starting(links, names, asked, question.deadline_s), question)
@@ -153,14 +171,9 @@ def facts_of(
 
 def _starting(links: Links, names: Sequence[str], asked: AskedHosts, deadline_s: float) -> Callable[[str], Link]:
     """Return what begins the session with a host, after `--bootstrap` has put ddplaunch there."""
-    python = asked.python or sys.executable
-    folders: Mapping[str, str] = {}
+    python, folders = asked.interpreter, dict[str, str]()
     if asked.bootstrap:
-
-        def receive(name: str) -> Link:
-            return links.open(name, receiver(name, python))
-
-        folders = bootstrapped(links, names, receive, deadline_s)
+        folders |= bootstrapped(links, names, lambda name: links.open(name, receiver(name, python)), deadline_s)
 
     def start(name: str) -> Link:
         folder = folders.get(name, "")
@@ -183,37 +196,65 @@ def plan(
     ``without`` are comparisons that `--sync` settles.
     """
     script = script_report(options, target, Path.cwd(), gathered.reports[0].facts)
-    across: tuple[CheckOutcome, ...] = ()
+    findings: tuple[Finding, ...] = ()
     if checked(options):
-        here = () if isinstance(script, Unavailable) else own_sources(script)
-        uneven = ["hosts-differ-gpu-count"] if options.node_sizes else []
-        same = asked.chdir is None or Path(asked.chdir) == Path.cwd()
-        gathered = with_sources(links, gathered, [path for path, _ in here], here if same else ())
-        across = run_across(gathered.reports, {*ignored(options), *without, *uneven})
-    findings = tuple(finding for outcome in across for finding in outcome.findings)
-    if any(each.severity is Severity.ERROR for each in findings):
-        return Planned((), (), findings)
+        gathered, findings = _compared(links, gathered, options, script, asked, without)
+    if errors(findings):
+        return Planned((), findings)
     meeting = meeting_of(links, gathered, options)
     if not isinstance(meeting, Meeting):
         raise RefusedError(*meeting)
     run_id = run_id_of(options)
-    parts, launches = [], []
+    python = (asked.python,) if asked.python else interpreter()
+    parts = []
     found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
-    for node, (host, report) in enumerate(zip(hosts, gathered.reports, strict=True)):
+    for node, (host, link, report) in enumerate(zip(hosts, gathered.links, gathered.reports, strict=True)):
         mine = part(options, node, meeting, run_id, host.devices)
         if not isinstance(report.facts.network, Unavailable):
             network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
             report = replace(report, facts=replace(report.facts, network=network))
-        launch = _plan_host(mine, target, report, script, run_id, asked)
-        if launch.placement.apart and (others := on_its_cpus(report, gathered.reports)):
+        planned = _part_of(mine, target, report, link, script, python, run_id)
+        if planned.launch.placement.apart and (others := on_its_cpus(report, gathered.reports)):
             source = Source("detected", f"{listed([report.name, *others])} are one machine")
             mine = replace(mine, placement=Resolved("none", source))
-            launch = _plan_host(mine, target, report, script, run_id, asked)
-        parts.append(mine)
-        launches.append(launch)
-        for outcome in check(mine, launch, report.facts, script, advice=False):
+            planned = _part_of(mine, target, report, link, script, python, run_id)
+        parts.append(planned)
+        for outcome in check(mine, planned.launch, report.facts, script, advice=False):
             found += [(report.name, finding) for finding in outcome.findings]
-    return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
+    return Planned(tuple(parts), once(found, len(hosts)))
+
+
+def _compared(
+    links: Links,
+    gathered: Gathered,
+    options: Options,
+    script: ScriptReport | Unavailable,
+    asked: AskedHosts,
+    without: frozenset[str],
+) -> tuple[Gathered, tuple[Finding, ...]]:
+    """Return the reports with the digests of the script's files, and what differs between hosts."""
+    here = () if isinstance(script, Unavailable) else own_sources(script)
+    uneven = ["hosts-differ-gpu-count"] if options.node_sizes else []
+    same = asked.chdir is None or Path(asked.chdir) == Path.cwd()
+    gathered = with_sources(links, gathered, [path for path, _ in here], here if same else ())
+    across = run_across(gathered.reports, {*ignored(options), *without, *uneven})
+    return gathered, tuple(finding for outcome in across for finding in outcome.findings)
+
+
+def _part_of(
+    options: Options,
+    target: Target,
+    report: HostReport,
+    link: Link,
+    script: ScriptReport | Unavailable,
+    python: tuple[str, ...],
+    run_id: str,
+) -> HostPart:
+    """Decide one host's part from what it reported. It decides again itself, from what it then sees."""
+    plugin = report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none")
+    environ = report.facts.environment
+    situation = situation_of(options, report.facts, script, environ, Path(report.cwd), python, plugin, run_id)
+    return HostPart(report, link, options, resolve(options, target, situation), situation.record)
 
 
 def on_its_cpus(one: HostReport, reports: Sequence[HostReport]) -> list[str]:
@@ -256,49 +297,19 @@ def synced(
 
     ``dry_run``: only find out. Raises RefusedError where git lists nothing, or a host takes a file not.
     """
-    cwd, python = working_directory(), asked.python or sys.executable
+    cwd = working_directory()
     read = locate(target.kind, target.name, cwd, ())
     report = read_script(read, cwd, (), target.args) if isinstance(read, Path) else None
     imported = [] if report is None or isinstance(report, Unavailable) else [path for path, _ in own_sources(report)]
-    files = dict.fromkeys([*tracked(cwd), *imported])
-    names = [host.name for host in hosts]
-
-    there, deadline_s = asked.chdir or str(cwd), asked.join_timeout or _FACTS_S
-    return sync(
-        links, names, _starting(links, names, asked, deadline_s), there, tuple(files), python, deadline_s, dry_run
-    )
+    files = tuple(dict.fromkeys([*tracked(cwd), *imported]))
+    names, deadline_s = [host.name for host in hosts], asked.join_timeout or _FACTS_S
+    start = _starting(links, names, asked, deadline_s)
+    return sync(links, names, start, asked.directory, files, asked.interpreter, deadline_s, dry_run)
 
 
 def meeting_of(links: Links, gathered: Gathered, options: Options) -> Meeting | tuple[Finding, ...]:
     """Return where the hosts that answered meet, or what keeps them from it."""
     return meet(links, gathered.links, value_of(options.master_port, None), value_of(options.master_addr, None))
-
-
-def _plan_host(
-    options: Options,
-    target: Target,
-    report: HostReport,
-    script: ScriptReport | Unavailable,
-    run_id: str,
-    asked: AskedHosts,
-) -> Launch:
-    """Decide one host's launch from what it reported. It decides again itself, from what it then sees."""
-    environ = report.facts.environment
-    record = record_directory(runs_directory(environ, value_of(options.run_dir, None), Path(report.cwd)), run_id)
-    pairs = variables(options)
-    situation = Situation(
-        facts=report.facts,
-        script=script,
-        environ=environ,
-        pairs=pairs,
-        selection=choose_gpus(options, report.facts, exported(environ, pairs, report.facts.nvml), None),
-        python=(asked.python,) if asked.python else interpreter(),
-        run_id=run_id,
-        record=str(record),
-        plugin=report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none"),
-        cwd=report.cwd,
-    )
-    return resolve(options, target, situation)
 
 
 def answering(hosts: tuple[Host, ...], gathered: Gathered, enough: int) -> tuple[tuple[Host, ...], tuple[Finding, ...]]:

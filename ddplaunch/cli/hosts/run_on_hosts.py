@@ -6,7 +6,6 @@ Nothing is started unless every host answered and no check objects.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
-from ddplaunch.cli.execute import announce, new_token
+from ddplaunch.cli.execute import new_token, show_launch
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.cli.hosts.plan_hosts import (
     SYNCED_AFTER,
     SYNCED_BEFORE,
     AskedHosts,
+    HostPart,
     Planned,
     answering,
     facts_of,
@@ -31,21 +31,13 @@ from ddplaunch.cli.hosts.plan_hosts import (
     synced,
 )
 from ddplaunch.cli.prepare import errors, record_directory
-from ddplaunch.cli.streams import (
-    answer,
-    answer_json,
-    tell,
-    tell_findings,
-    tell_findings_to_starter,
-    tell_launch_to_starter,
-)
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
-from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
-from ddplaunch.planning.hosts_plan import HostReport, named, options_json, sized
+from ddplaunch.planning.hosts_plan import named, options_json, sized
 from ddplaunch.planning.launch import Launch
-from ddplaunch.planning.options import Options, Said
+from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import steady_s
 from ddplaunch.records.hosts_record import Pieces, without_skew, write_for_all
@@ -58,12 +50,12 @@ from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.plan_view import plan_json, plan_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
-from ddplaunch.ui.terminal import Terminal, wrap
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.words import count, numbers_text
+from ddplaunch.values.words import count
 
 _GRACE_S = 30.0
 
@@ -109,8 +101,8 @@ def run_on_hosts(
             tell(refusal_text(refusing, Terminal.of(sys.stderr)))
             return ExitStatus.REFUSED
         if dry_run:
-            return _print(gathered, planned, json, copied, plan_only)
-        return _launch(links, gathered, planned, required(script), begun_s)
+            return _print(planned, json, copied, plan_only)
+        return _launch(links, planned, required(script), begun_s)
 
 
 def copied_text(copied: Mapping[str, Mapping[str, str]]) -> str:
@@ -120,79 +112,46 @@ def copied_text(copied: Mapping[str, Mapping[str, str]]) -> str:
     return f"ddplaunch: copied {said}\n" if many else "ddplaunch: all hosts have this directory's files\n"
 
 
-def _print(
-    gathered: Gathered, planned: Planned, json: bool, copied: Mapping[str, Mapping[str, str]], plan_only: bool
-) -> int:
+def _print(planned: Planned, json: bool, copied: Mapping[str, Mapping[str, str]], plan_only: bool) -> int:
     """Print what each host would run, and what `--sync` would copy there first."""
     tell_findings(planned.findings)
+    terminal = Terminal.of(sys.stdout)
     if json:
-        pairs = zip(gathered.reports, planned.launches, strict=True)
-        plans = [{"host": report.name, **plan_json(launch, ())} for report, launch in pairs]
+        plans = [{"host": part.report.name, **plan_json(part.launch, ())} for part in planned.parts]
         more = {"copied": copied} if copied else {}
         answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings), **more})
-        return ExitStatus.DONE
-    if plan_only:
-        answer(_plans_text(gathered, planned))
-        return ExitStatus.DONE
-    for report, launch in zip(gathered.reports, planned.launches, strict=True):
-        files = "".join(
-            f"# copied there first: {name} ({kind})\n" for name, kind in copied.get(report.name, {}).items()
-        )
-        answer(f"{files}# on {report.name}, in {report.cwd}\n{dry_run_text(launch, Terminal.of(sys.stdout))}\n")
+    elif plan_only:
+        for part in planned.parts:
+            answer(f"{part.report.name}\n{plan_text(part.launch, terminal, facts=part.report.facts)}\n")
+    else:
+        for part in planned.parts:
+            name, files = part.report.name, copied.get(part.report.name, {})
+            lines = [*(f"# copied there first: {file} ({kind})" for file, kind in files.items())]
+            lines += [f"# on {name}, in {part.report.cwd}", dry_run_text(part.launch, terminal)]
+            answer("\n".join(lines) + "\n")
     return ExitStatus.DONE
 
 
-#: What differs between nodes that do the same, and where lines are broken.
-_OWN_NODE = re.compile(r"this\s+is\s+node\s+\d+|--node-rank=\d+|\"node\":\d+|\\|\s+")
-
-
-def _plans_text(gathered: Gathered, planned: Planned) -> str:
-    """Return the plan of each host, those once that differ in the number of the node alone."""
-    terminal = Terminal.of(sys.stdout)
-    groups: dict[str, tuple[str, list[tuple[str, int]]]] = {}
-    for report, launch in zip(gathered.reports, planned.launches, strict=True):
-        text = plan_text(launch, terminal, facts=report.facts)
-        _, hosts = groups.setdefault(_OWN_NODE.sub("", text), (text, []))
-        hosts.append((report.name, value_of(launch.topology.node_rank, 0)))
-    said = []
-    for text, ((name, _), *others) in groups.values():
-        said.append(f"{name}\n{text}\n")
-        if others:
-            nodes = [node for _, node in others]
-            number = f"node{'s' if len(nodes) > 1 else ''} {numbers_text(nodes)}"
-            alike = f"{named([each for each, _ in others])}: the same, as {number}"
-            said.append("\n".join([*wrap(alike, terminal.width, "", "  "), "\n"]))
-    return "".join(said)
-
-
-def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float) -> int:
-    first = planned.launches[0]
-    names, facts = tuple(report.name for report in gathered.reports), gathered.reports[0].facts
-    first = replace(first, notes=(f"hosts: {named(names)}", *first.notes))
+def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -> int:
+    parts, facts = planned.parts, planned.parts[0].report.facts
+    notes = (f"hosts: {named([part.report.name for part in parts])}", *parts[0].launch.notes)
+    first = replace(of_all(parts[0].launch), notes=notes)
     base = runs_directory(os.environ, value_of(first.options.run_dir, None), Path.cwd())
     directory = record_directory(base, first.run_id)
-    held, token = hold_run(base, first, "launcher"), new_token()
-    noted = write_record(first, sys.argv, dict(os.environ), facts, planned.findings, base, token=token)
+    held, token = hold_run(base, parts[0].launch, "launcher"), new_token()
+    noted = write_record(parts[0].launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
     marker = _mark(directory)
-    tell_findings_to_starter(planned.findings)
-    record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
-    announce(of_all(first), planned.findings, facts, record)
-    tell_launch_to_starter(first.run_id, noted)
+    show_launch(first, planned.findings, facts, held, noted)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
     typed = {"script": script, "argv": hide_words(sys.argv), "marker": marker, "token": token}
-    orders = [
-        _order(launch, mine, report, typed, grace_s)
-        for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
+    orders = [_order(node, part, typed, grace_s) for node, part in enumerate(parts)]
+    places = [
+        Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s, part.link.folder)
+        for node, part in enumerate(parts)
     ]
-    pythons = [launch.argv[0] for launch in planned.launches]
-    records = [order["record"] for order in orders]
-    ahead = [report.clock_ahead_s for report in gathered.reports]
-    folders = [link.folder for link in gathered.links]
-    about = zip(names, pythons, records, ahead, folders, strict=True)
-    places = [Place(node, *place) for node, place in enumerate(about)]
     launched = launched_by_me(directory, first.run_id, places, grace_s, token, marker, begun_s)
     with held:
-        return _stay(launched, links, gathered.links, orders, first.options.show is not None)
+        return _stay(launched, links, [part.link for part in parts], orders, first.options.show is not None)
 
 
 def _stay(
@@ -229,31 +188,20 @@ def _mark(directory: Path) -> str | None:
     return name
 
 
-def _order(
-    launch: Launch,
-    options: Options,
-    report: HostReport,
-    typed: dict[str, Any],
-    grace_s: float,
-) -> dict[str, Any]:
-    record = (
-        runs_directory(report.facts.environment, value_of(options.run_dir, None), Path(report.cwd))
-        / "runs"
-        / launch.run_id
-    )
-    node = value_of(launch.topology.node_rank, 0)
+def _order(node: int, part: HostPart, typed: dict[str, Any], grace_s: float) -> dict[str, Any]:
+    """Return what the host with rank ``node`` is told to start."""
     streams = [name for name, descriptor in (("out", 1), ("err", 2)) if os.isatty(descriptor)]
     size = terminal_size()
     return {
-        "python": launch.argv[0],
-        "run_id": launch.run_id,
+        "python": part.launch.argv[0],
+        "run_id": part.launch.run_id,
         "grace_s": grace_s,
-        "record": str(record),
+        "record": part.record,
         "node": node,
         "marker": typed["marker"],
         "token": typed["token"],
         "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
-        "launch": {"options": options_json(options), **typed},
+        "launch": {"options": options_json(part.options), **typed},
     }
 
 
