@@ -53,7 +53,7 @@ def parse_target(words: Sequence[str]) -> Target:
         runs = "bash" if name.endswith(".sh") else "python"
         fix = f"`chmod +x {shlex.quote(name)}`, or name what runs it: `-- {runs} {shlex.quote(name)}`"
         raise _not_runnable(name, "is not executable", fix)
-    raise _launcher_missing(words) or _missing(path)
+    raise _missing(path)
 
 
 def _module(words: Sequence[str]) -> Target:
@@ -126,23 +126,6 @@ def _missing(path: Path) -> UsageError:
     fix = f"did you mean `{shlex.quote(str(parent / near))}`?" if near else "correct the path, or `cd` to it first"
     where = f"looked in {os.path.realpath(parent)}" if there else f"there is no directory {_shortened(str(parent))}"
     return usage(f"`{_shortened(str(path))}` does not exist", why=where, fix=fix, code="script-not-found")
-
-
-def _launcher_missing(words: Sequence[str]) -> UsageError | None:
-    """Return the error for another launcher's line, of which ddplaunch can say the same; None for another program."""
-    from ddplaunch.planning.convert.launch_words import plain  # these are for the lines that name one
-    from ddplaunch.planning.convert.launcher_line import translate
-    from ddplaunch.planning.convert.launcher_options import PROGRAMS
-
-    if words[0] not in PROGRAMS:
-        return None
-    said = translate(plain(words))
-    return usage(
-        f"`{words[0]}` is a launcher, and is not on PATH",
-        why="ddplaunch starts the ranks itself; the training script goes behind `--`",
-        fix=f"`{said.source}`" if said is not None and said.words else "`ddplaunch run 4 -- train.py --epochs 20`",
-        code="script-not-found",
-    )
 
 
 def _exists(name: str) -> bool:

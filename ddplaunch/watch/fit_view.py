@@ -39,17 +39,12 @@ class FitTrial:
 
 @dataclass(frozen=True)
 class FitCommand:
-    """What may be typed: the words of the run, and its samples per optimizer step, None where they are not known.
-
-    ``uncapped`` is how many times as large the effective batch is, where the learning rate did not follow all the way.
-    """
+    """What may be typed: the words of the run, and its samples per optimizer step, None where they are not known."""
 
     batch: int
     effective: int | None
     same: bool
     words: tuple[str, ...]
-    lr: str = ""
-    uncapped: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,10 +134,7 @@ def _sure(found: Fitted) -> str:
 def _title(command: FitCommand) -> str:
     known = "" if command.effective is None else f" of {command.effective}"
     title = f"the same effective batch{known}" if command.same else f"an effective batch{known}"
-    lr = f", lr {command.lr}" if command.lr else ""
-    if command.uncapped is not None:
-        lr += f" (8 times, not {command.uncapped:g} times: try whether it trains as well; `--lr-scaling` says a rule)"
-    return f"{title}, {command.batch} per process{lr}:"
+    return f"{title}, {command.batch} per process:"
 
 
 def _verdict(trial: FitTrial, headroom: float) -> str:

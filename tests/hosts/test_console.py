@@ -10,11 +10,9 @@ import tty
 import pytest
 
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
-from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, on_its_cpus, once
-from ddplaunch.planning.hosts_plan import HostReport
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, once
 from ddplaunch.values.finding import Finding, UsageError, error
 from tests.agent.guarded import read_for
-from tests.checks.healthy import healthy_facts
 
 
 def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -115,9 +113,3 @@ def test_flags() -> None:
 def test_flags_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="`--chdir` without hosts"):
         asked_for({"chdir": "/x"})
-
-
-def test_containers_of_one_machine_share_its_cpus() -> None:
-    machines = {"a": "boot pid:1", "b": "boot pid:2", "c": "another pid:1", "d": ""}
-    reports = [HostReport(name, healthy_facts(), "0.1", machine=machine) for name, machine in machines.items()]
-    assert [on_its_cpus(each, reports) for each in reports] == [["b"], ["a"], [], []]

@@ -39,7 +39,7 @@ FOUND = Fitted(
     predicted_bytes=811.0 * MIB,
     commands=(
         FitCommand(32, 64, True, WORDS),
-        FitCommand(472, 944, False, (*WORDS[:4], "472", "--lr", "0.15", *WORDS[5:]), "0.15"),
+        FitCommand(472, 944, False, (*WORDS[:4], "472", "--base-lr", "0.01", "--base-batch-size", "64", *WORDS[5:])),
     ),
 )
 
@@ -82,9 +82,3 @@ def test_what_never_fits_is_said_with_what_it_took(whole: bool) -> None:
     )
     assert "error[batch-never-fits]" in text and "with 640 samples per process memory" in text
     assert ("--global-batch-size" in text) == whole
-
-
-def test_a_learning_rate_that_did_not_follow_is_said() -> None:
-    command = FitCommand(4096, 8192, False, WORDS, "0.08", 256.0)
-    text = " ".join(fit_text(Fitted(TRIALS, 0.1, "cpu", FOUND.best, commands=(command,)), Terminal(width=80)).split())
-    assert "lr 0.08 (8 times, not 256 times: try whether it trains as well" in text

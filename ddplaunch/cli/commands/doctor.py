@@ -131,34 +131,32 @@ def _doctor_hosts(
     allow_many(len(hosts))
     if target is None and asked.chdir is None:
         asked = replace(asked, chdir="/")  # without a launch no directory is wanted
-    measured, measures = None, tuple[CheckOutcome, ...]()
+    measured = None
     with Links() as links:
         gathered = facts_of(links, hosts, asked, options, target, torch=True)
         reports = gathered.reports
-        compared = run_across(reports, ignored(options)) if reports else ()
+        of_all = list(run_across(reports, ignored(options))) if reports else []
         own = [check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports]
         meeting = meeting_of(links, gathered, options) if len(reports) > 1 else ()
     if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
         measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
-        measures = run_measured(measured, ignored(options))
+        of_all += run_measured(measured, ignored(options))
     found = by_host(gathered.missing)
-    found += [(None, finding) for outcome in compared for finding in outcome.findings]
+    found += [(None, finding) for outcome in of_all for finding in outcome.findings]
     for report, outcomes in zip(reports, own, strict=True):
         found += [(report.name, finding) for outcome in outcomes for finding in outcome.findings]
     found += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
-    found += [(None, finding) for outcome in measures for finding in outcome.findings]
     findings = once(found, len(hosts))
-    every = [outcome for outcomes in (compared, measures, *own) for outcome in outcomes]
+    statuses = [outcome.status for outcomes in (of_all, *own) for outcome in outcomes]
     if json:
-        document = hosts_json(reports, own, (*compared, *measures), findings)
+        document = hosts_json(reports, own, of_all, findings)
         answer_json(document | ({} if measured is None else {"comm": comm_json(measured)}))
     else:
         terminal = Terminal.of(sys.stdout)
-        passed = sum(outcome.status == "passed" for outcome in every)
         picture = () if measured is None else comm_text(measured, terminal)
+        passed = statuses.count("passed")
         answer(hosts_text(reports, gathered.missing, findings, passed, terminal, picture=picture))
-    crashed = any(outcome.status == "crashed" for outcome in every)
-    return ExitStatus.FINDINGS if findings or crashed else ExitStatus.DONE
+    return ExitStatus.FINDINGS if findings or "crashed" in statuses else ExitStatus.DONE
 
 
 def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[CheckOutcome, ...]]:

@@ -11,16 +11,15 @@ from typing import Any
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, trial_options
 from ddplaunch.cli.parsing.typed_words import launch_words, spelled
-from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of, too_small
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
-from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
+from ddplaunch.scaling.numbers import Numbers, format_lr
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import count
 from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
@@ -47,13 +46,14 @@ _STARTED_WITH = 4  # of an effective batch that is kept, its part of one rank by
 _FIT = Source("flag", "fit")
 #: Of the learning rate, where nobody said a rule. https://arxiv.org/abs/1706.02677 reaches 32 with a warmup of five
 #: epochs and SGD; what `fit` is asked about may have neither.
-_MOST_FACTOR = 8.0
+_AT_MOST = ("--lr-max-factor", "8")
+_SCALING = ("lr_scaling", "lr_max_factor")
 #: What says that a rank got no more memory; a thread that cannot be started is one where memory is limited.
 _MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "process-limit"})
 #: Flags that the answer sets anew, or that were about the trials.
 _DECIDED = (
-    *("batch_size", "accum", "global_batch_size", "base_lr", "base_batch_size", "lr", "lr_scaling", "lr_max_factor"),
-    *("base_warmup", "warmup", "run_id", "timeout"),
+    *("batch_size", "accum", "global_batch_size", "base_lr", "base_batch_size", "lr", "base_warmup", "warmup"),
+    *(*_SCALING, "run_id", "timeout"),
 )
 
 
@@ -120,29 +120,20 @@ class _Search:
         _refuse_machines(launch.topology.nnodes.value)  # a Slurm allocation may have several
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives
         if "batch_size" not in launch.receives:
-            raise RefusedError(self._takes_none())
+            raise RefusedError(
+                error(
+                    "batch-not-taken",
+                    "the script takes no batch size from outside, so that none can be tried",
+                    why="no option of it was found that takes one",
+                    fix="`--batch-option NAME` names its option; `ddplaunch plan --batch-size 8 -- …` says more",
+                    where=script[0],
+                )
+            )
         self._memory = self._limit()
         self._batches = self._candidates(launch.numbers)
         self._trials: list[FitTrial] = []
         self._problem: Finding | None = None
         self._predicted: dict[int, float] = {}
-
-    def _takes_none(self) -> Finding:
-        """Return the finding for a script that takes no batch size from outside, with what the plan knows of it."""
-        first = replace(self._options, batch_size=Resolved(_FIRST, _FIT), global_batch_size=None, accum=None)
-        reason, fix = "no option of it was found that takes one", "`--batch-option NAME` names its option"
-        try:
-            missing = [one for one in prepare(first, self._target).launch.missing if one.number == "batch_size"]
-            reason, fix = (missing[0].reason, missing[0].fix or fix) if missing else (reason, fix)
-        except UsageError as problem:
-            reason, fix = problem.findings[0].what, problem.findings[0].fix
-        return error(
-            "batch-not-taken",
-            "the script takes no batch size from outside, so that none can be tried",
-            why=reason,
-            fix=fix,
-            where=self._script[0],
-        )
 
     def _limit(self) -> Resolved[str] | None:
         """Return what a rank may have on the CPU, as `--memory` takes it: that, or its share of what is available."""
@@ -226,7 +217,7 @@ class _Search:
             self._problem = _not_this_batch(batch, loaded, trial)
             return None, ""
         if trial.problem is None:
-            return Tried(batch, True, peak, limit, measured.samples_per_s or self._by_steps(batch, trial)), ""
+            return Tried(batch, True, peak, limit, trial.samples_per_s), ""
         if trial.ending == "ended" and peak is not None:
             return Tried(batch, True, peak, limit), f"it ended after {count(measured.steps, 'step')}"
         if trial.ending == "failed" and (note := self._out_of_memory(batch, trial, Tried(batch, True, peak, limit))):
@@ -258,11 +249,6 @@ class _Search:
         if predicted or (at_its_end.limit_bytes and not at_its_end.within(_HEADROOM)):
             return f"failed ({code or 'unknown'}) where memory ends"
         return ""
-
-    def _by_steps(self, batch: int, trial: Trial) -> float:
-        """Return samples per second where only the length of steps is known."""
-        longest = max(rank.mean_s for rank in trial.measured.ranks)
-        return batch * (self._accum(batch) or 1) * self._world / longest
 
     # The answer
 
@@ -305,37 +291,32 @@ class _Search:
             yield self._command(quickest.batch, accum, numbers, effective)
 
     def _command(self, batch: int, accum: int, numbers: Numbers, effective: int | None) -> FitCommand:
-        """Return the whole command of a batch; its learning rates follow from those of the ``effective`` batch."""
+        """Return the whole command of a batch; with another ``effective`` batch ``run`` scales the learning rates."""
         now = batch * accum * self._world
         nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
         said = launch_words(self._said, _DECIDED)
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
-        factor = now / effective if effective else 1.0
-        rates = list(self._rates(numbers, factor))
         words = ["ddplaunch", "run", *nproc, *self._profile, *said, *sizes]
-        words += [word for flag, name, lr in rates for word in (flag, f"{name}={lr}" if name else lr)]
-        lr = ", ".join(f"{name}={lr}" if name else lr for flag, name, lr in rates if flag == "--lr")
-        words += ["--", *self._script]
-        capped = round(factor, 1) if rates and self._lr_factor(factor) == _MOST_FACTOR < factor else None
-        return FitCommand(batch, now, now == effective, tuple(words), lr, capped)
+        words += self._rates(numbers, None if effective in (None, now) else effective)
+        return FitCommand(batch, now, now == effective, (*words, "--", *self._script))
 
-    def _lr_factor(self, factor: float) -> float:
-        """Return what learning rates are multiplied by where the effective batch is ``factor`` times as large."""
-        rule = value_of(self._options.lr_scaling, None)
-        scale = 1.0 if rule == "none" else factor**0.5 if rule == "sqrt" else factor
-        return min(scale, value_of(self._options.lr_max_factor, _MOST_FACTOR if rule is None else scale))
-
-    def _rates(self, numbers: Numbers, factor: float) -> Iterator[tuple[str, str, str]]:
-        """Yield flag, name and value of what changes with the effective batch, or was said about it."""
-        scale = self._lr_factor(factor)
-        own = numbers.lr is not None and numbers.lr.source.kind == "script"
-        takes = "lr" in self.first.launch.receives or not own
-        if numbers.lr is not None and takes and not (own and factor == 1):
-            yield "--lr", "", format_lr(round_significant(numbers.lr.value * scale))
-        for each in numbers.rates:
-            yield "--lr", each.name, format_lr(round_significant(each.lr.value * scale))
-        if numbers.warmup_steps is not None and numbers.warmup_steps.source.kind != "script":
-            yield "--warmup", "", str(max(0, round(numbers.warmup_steps.value * scale)))
+    def _rates(self, numbers: Numbers, base: int | None) -> list[str]:
+        """Return the words for the learning rates and the warmup of this launch; ``run`` scales those of a ``base``."""
+        before, words = "" if base is None else "base-", list[str]()
+        rates = [(f"{rate.name}=", rate.lr) for rate in numbers.rates]
+        if (lr := numbers.lr) is not None:
+            own = lr.source.kind == "script"
+            rates += [("", lr)] if not own or (base is not None and "lr" in self.first.launch.receives) else []
+        for name, rate in rates:
+            words += [f"--{before}lr", f"{name}{format_lr(rate.value)}"]
+        warmup = numbers.warmup_steps
+        if warmup is not None and warmup.source.kind != "script":
+            words += [f"--{before}warmup", str(warmup.value)]
+        if base is not None and words:
+            rule = {name: self._said[name] for name in _SCALING if name in self._said}
+            no_rule = self._options.lr_scaling is None and self._options.lr_max_factor is None
+            words += ["--base-batch-size", str(base), *(_AT_MOST if no_rule else launch_words(rule))]
+        return words
 
 
 def _refuse_machines(nodes: int) -> None:

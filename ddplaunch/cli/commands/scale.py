@@ -6,9 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
@@ -26,8 +24,6 @@ from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.ranks.placement import workers_typed
-from ddplaunch.records.json_files import read_object
-from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
@@ -206,14 +202,14 @@ class _Sizes:
         return Change(str(size), nproc, size.processes, said, tuple(words), elsewhere=not self._machines.here)
 
     def _measured(self, size: Size, trial: Trial) -> SizeMeasured:
-        measured, recorded = trial.measured, _recorded(trial.record)
+        measured, recorded = trial.measured, trial.recorded
         on_gpus = any(rank.facts.get("device") == "cuda" for rank in measured.ranks)
-        one = SizeMeasured(
+        return SizeMeasured(
             size=str(size),
             processes=size.processes,
             nodes=size.nodes,
             ranks=measured.ranks,
-            samples_per_s=measured.samples_per_s,
+            samples_per_s=trial.samples_per_s,
             effective_batch=recorded.effective_batch,
             lr=recorded.lr,
             cpus=recorded.cpus,
@@ -226,33 +222,6 @@ class _Sizes:
             problem=trial.problem,
             observed=trial.observed,
         )
-        if one.samples_per_s is None and one.mean_s and one.effective_batch:
-            one = replace(one, samples_per_s=one.effective_batch / one.mean_s)
-        return one
-
-
-class _Recorded(NamedTuple):
-    """What the record of a trial says: its numbers, and of its first node the CPUs and the smallest GPU's memory."""
-
-    cpus: int = 1
-    gpu_bytes: int | None = None
-    effective_batch: int | None = None
-    lr: str | None = None
-
-
-def _recorded(record: Path) -> _Recorded:
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        run = read_object(record / "run.json")
-        host, numbers = run["host"], run["plan"]["numbers"]
-        sizes = [int(gpu["memory_total_bytes"]) for gpu in host["nvml"].get("gpus", ())]
-        rates = [rate for rate in (numbers.get("lr"), *(rate["lr"] for rate in numbers["rates"])) if rate]
-        return _Recorded(
-            cpus=max(1, int(host["cpu"]["usable"])),
-            gpu_bytes=min(sizes, default=None),
-            effective_batch=numbers["global_batch_size"]["value"] if "global_batch_size" in numbers else None,
-            lr=", ".join(format_lr(rate["value"]) for rate in rates) or None,
-        )
-    return _Recorded()
 
 
 def _sizes(text: str | None, machines: Machines) -> list[Size]:

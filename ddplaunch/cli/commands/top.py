@@ -10,7 +10,6 @@ from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
-from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell_findings
 from ddplaunch.cli.which_run import running_run
 from ddplaunch.hosts.session.each_host import EachHost
@@ -39,7 +38,7 @@ COMMAND = Command(
     options=(
         LIVE_RUN,
         Flag("interval", "duration", "", "Time between samples: 1, 5s [1].", "TIME", short="-d"),
-        Flag("count", "text", "", "Stop after N samples [when the run ends].", "N", short="-n"),
+        Flag("count", "integer", "", "Stop after N samples [when the run ends].", "N", short="-n"),
         Flag(
             "metric",
             "text",
@@ -58,7 +57,7 @@ _LEAST_S = 0.2
 def top(
     run: str | None,
     interval: float | None,
-    count: str | None,
+    count: int | None,
     metric: str | None,
     json: bool | None,
     run_dir: str | None,
@@ -71,10 +70,7 @@ def top(
             fix=f"`--interval {_LEAST_S:g}`",
             where="flag: --interval",
         )
-    most = None
-    if count is not None:
-        why = "it is how many to show before ending"
-        most = whole_number("--count", count, "samples", why, "`--count 10`", least=1)
+    most = None if count is None else max(1, count)
     pattern = None if metric is None else metric_pattern(metric)
     interval_s = interval or 1.0
     chosen = running_run(run, run_dir, "top")

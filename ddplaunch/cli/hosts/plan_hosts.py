@@ -38,8 +38,7 @@ from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.script.source import locate
 from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
-from ddplaunch.values.words import listed
+from ddplaunch.values.resolved import Unavailable, value_of
 
 _FACTS_S = 20.0  # how long a host may take to answer
 _TORCH_S = 90.0  # and to import torch as well
@@ -214,10 +213,6 @@ def plan(
             network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
             report = replace(report, facts=replace(report.facts, network=network))
         planned = _part_of(mine, target, report, link, script, python, run_id)
-        if planned.launch.placement.apart and (others := on_its_cpus(report, gathered.reports)):
-            source = Source("detected", f"{listed([report.name, *others])} are one machine")
-            mine = replace(mine, placement=Resolved("none", source))
-            planned = _part_of(mine, target, report, link, script, python, run_id)
         parts.append(planned)
         for outcome in check(mine, planned.launch, report.facts, script, advice=False):
             found += [(report.name, finding) for finding in outcome.findings]
@@ -255,19 +250,6 @@ def _part_of(
     environ = report.facts.environment
     situation = situation_of(options, report.facts, script, environ, Path(report.cwd), python, plugin, run_id)
     return HostPart(report, link, options, resolve(options, target, situation), situation.record)
-
-
-def on_its_cpus(one: HostReport, reports: Sequence[HostReport]) -> list[str]:
-    """Return the other hosts that share some of its CPUs: containers of one machine, in one boot of the kernel."""
-    mine, boot = one.facts.cpu_layout, one.machine.partition(" ")[0]
-    if isinstance(mine, Unavailable) or not boot:
-        return []
-    layouts = [(each.name, each.facts.cpu_layout) for each in reports if each.machine.partition(" ")[0] == boot]
-    return [
-        name
-        for name, layout in layouts
-        if name != one.name and not isinstance(layout, Unavailable) and set(layout.cpus) & set(mine.cpus)
-    ]
 
 
 def own_sources(script: ScriptReport) -> tuple[tuple[str, str], ...]:

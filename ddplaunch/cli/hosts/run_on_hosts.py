@@ -31,7 +31,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
     synced,
 )
 from ddplaunch.cli.prepare import errors, record_directory
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
@@ -87,7 +87,8 @@ def run_on_hosts(
         with Links() as links:
             copied = synced(links, hosts, asked, options, target, dry_run)
         if not dry_run:
-            tell(copied_text(copied))
+            numbers = [f"{count(len(files), 'file')} to {host}" for host, files in copied.items() if files]
+            say(f"copied {', '.join(numbers)}" if numbers else "all hosts have this directory's files")
     settled = frozenset() if not asked.sync else SYNCED_BEFORE if dry_run else SYNCED_AFTER
     begun_s = steady_s()
     with Links() as links:
@@ -103,13 +104,6 @@ def run_on_hosts(
         if dry_run:
             return _print(planned, json, copied, plan_only)
         return _launch(links, planned, required(script), begun_s)
-
-
-def copied_text(copied: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a line of what `--sync` has copied."""
-    many = {host: len(files) for host, files in copied.items() if files}
-    said = ", ".join(f"{count(number, 'file')} to {host}" for host, number in many.items())
-    return f"ddplaunch: copied {said}\n" if many else "ddplaunch: all hosts have this directory's files\n"
 
 
 def _print(planned: Planned, json: bool, copied: Mapping[str, Mapping[str, str]], plan_only: bool) -> int:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.parsing.typed_words import launch_words, spelled
@@ -35,8 +35,10 @@ from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import new_run_id, not_yours, path_text
 from ddplaunch.records.find import numbered
+from ddplaunch.records.json_files import read_object
 from ddplaunch.records.outcome import RunOutcome, read_findings, read_outcome
 from ddplaunch.records.own.own_files import NotOursError
+from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
 from ddplaunch.values.frozen import dataclass
@@ -73,6 +75,15 @@ class Change:
     elsewhere: bool = False
 
 
+class Recorded(NamedTuple):
+    """What the record of a trial says: its numbers, and of its first node the CPUs and the smallest GPU's memory."""
+
+    cpus: int = 1
+    gpu_bytes: int | None = None
+    effective_batch: int | None = None
+    lr: str | None = None
+
+
 @dataclass(frozen=True)
 class Trial:
     """One trial that is over.
@@ -86,6 +97,7 @@ class Trial:
     record: Path
     ending: Ending
     measured: MeasuredSteps
+    recorded: Recorded = Recorded()
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()
     observed: tuple[Finding, ...] = ()
@@ -98,6 +110,14 @@ class Trial:
     def run_id(self) -> str:
         """Its name."""
         return self.record.name
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all ranks in a second, as they counted them or by the effective batch; None where nobody knows."""
+        ranks, batch = self.measured.ranks, self.recorded.effective_batch
+        if self.measured.samples_per_s is not None or not ranks or batch is None:
+            return self.measured.samples_per_s
+        return batch * len(ranks) / sum(rank.mean_s for rank in ranks)
 
 
 def measure_of(
@@ -188,6 +208,7 @@ class Trials:
             record=record,
             ending=ending,
             measured=steps.measured(self.measure, failed=ending == "failed"),
+            recorded=_recorded(record),
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
             observed=_observed(record, outcome),
@@ -307,6 +328,21 @@ def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
     """Return what was found of how the ranks of a run train."""
     findings = outcome.findings if outcome is not None else ()
     return tuple(each for each in findings or read_findings(record) if each.code in OBSERVED)
+
+
+def _recorded(record: Path) -> Recorded:
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        run = read_object(record / "run.json")
+        host, numbers = run["host"], run["plan"]["numbers"]
+        sizes = [int(gpu["memory_total_bytes"]) for gpu in host["nvml"].get("gpus", ())]
+        rates = [rate for rate in (numbers.get("lr"), *(rate["lr"] for rate in numbers["rates"])) if rate]
+        return Recorded(
+            cpus=max(1, int(host["cpu"]["usable"])),
+            gpu_bytes=min(sizes, default=None),
+            effective_batch=numbers["global_batch_size"]["value"] if "global_batch_size" in numbers else None,
+            lr=", ".join(format_lr(rate["value"]) for rate in rates) or None,
+        )
+    return Recorded()
 
 
 @contextmanager
