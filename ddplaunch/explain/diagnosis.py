@@ -216,39 +216,6 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     return {"schema": SCHEMA, **plain(explanation)}
 
 
-def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
-    """Return the diagnosis that ``value`` was made of. Raises KeyError and TypeError for other values."""
-    raised = value.get("exception")
-    return Diagnosis(
-        value["code"],
-        value["certainty"],
-        value["what"],
-        value["why"],
-        tuple(value["fixes"]),
-        value["rank"],
-        value["host"],
-        tuple(_evidence(each) for each in value["evidence"]),
-        None
-        if raised is None
-        else Raised(raised["type"], raised["message"], raised["frame"], tuple(raised.get("notes", ()))),
-        tuple(
-            UserCall(each["place"], each["source"], each["folded"], each["library"]) for each in value.get("calls", ())
-        ),
-        None
-        if (other := value.get("rival")) is None
-        else Rival(other["code"], other["what"], _evidence(other["evidence"])),
-    )
-
-
-def echo_from_json(value: dict[str, Any]) -> Echo:
-    """Return the consequence that ``value`` was made of. Raises KeyError and TypeError for other values."""
-    return Echo(value["what"], value["rank"], value["host"], _evidence(value["evidence"]), value["times"])
-
-
-def _evidence(value: dict[str, Any]) -> Evidence:
-    return Evidence(value["file"], value["line"], value["text"])
-
-
 def own_frame(frames: Sequence[tuple[str, int, str]]) -> str | None:
     """Return the last frame of the user's own code, "train.py:31 in main", or None."""
     return next((_place(frame) for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)

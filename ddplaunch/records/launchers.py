@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ddplaunch.machine.files import boot_id, open_plain
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher
 from ddplaunch.records.find import numbered
-from ddplaunch.records.json_files import as_number, as_text, as_whole, objects, read_object, replace_file
-from ddplaunch.values.codec import plain
+from ddplaunch.records.json_files import as_number, as_text, read_object, replace_file
+from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import RUN_ID
 
@@ -116,31 +115,21 @@ def read_launched(directory: Path) -> Launched | None:
     """Return what the launcher of a run over several hosts noted, None where there is none or it cannot be read."""
     try:
         data = read_object(directory / FILE)
-        launcher, nodes = data["launcher"], data["nodes"]
+        launcher = from_plain(data.get("launcher"), Recorded)
         return Launched(
-            run_id=str(data["run_id"]),
-            directory=directory,
-            host=str(data["host"]),
-            boot_id=str(data["boot_id"]),
-            pid=int(launcher["pid"]),
-            start_ticks=int(launcher["start_time"]),
-            places=tuple(
-                Place(
-                    int(node["node"]),
-                    str(node["host"]),
-                    str(node["python"]),
-                    str(node.get("record", "")),
-                    as_number(node.get("clock_ahead_s")) or 0.0,
-                    str(node.get("folder", "")),
-                )
-                for node in nodes
-            ),
-            grace_s=as_number(data.get("grace_s")) or _GRACE_S,
-            launch=str(data.get("launch", "")),
-            marker=as_text(data.get("marker")),
-            begun_s=as_number(data.get("begun_s")) or 0.0,
+            str(data["run_id"]),
+            directory,
+            str(data["host"]),
+            str(data["boot_id"]),
+            launcher.pid,
+            launcher.start_time,
+            from_plain(data.get("nodes"), tuple[Place, ...]),
+            as_number(data.get("grace_s")) or _GRACE_S,
+            str(data.get("launch", "")),
+            as_text(data.get("marker")),
+            as_number(data.get("begun_s")) or 0.0,
         )
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, KeyError):
         return None
 
 
@@ -232,10 +221,10 @@ def with_residents(
 
 @dataclass(frozen=True)
 class Recorded:
-    """One process as the record names it. ``start_ticks`` as in ``Process``; ``rank`` is None for no rank."""
+    """One process as a record names it: ``start_time`` is its ``start_ticks``; ``rank`` is None for no rank."""
 
     pid: int
-    start_ticks: int
+    start_time: int
     rank: int | None = None
 
 
@@ -244,47 +233,21 @@ class NodeProcesses:
     """``node-K/processes.json``: what ran on one node. Pids mean something on ``host`` in the boot ``boot_id`` only."""
 
     node: int
-    run_id: str
+    run_id: str | None
     host: str
     boot_id: str
-    attempt: int
     launcher: Recorded | None
-    ranks: tuple[Recorded, ...]
-
-    @property
-    def recorded(self) -> tuple[Recorded, ...]:
-        """The launcher, if it is known, and the ranks."""
-        return self.ranks if self.launcher is None else (self.launcher, *self.ranks)
+    attempt: int = 0
+    ranks: tuple[Recorded, ...] = ()
 
 
 def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
     """Return what every node of a run noted; a file that is missing, broken or newer says nothing."""
-    found = []
+    nodes = []
     for node, folder in numbered(directory, "node"):
-        try:
-            data = read_object(folder / "processes.json")
-        except (OSError, ValueError):
-            continue
-        ranks = tuple(rank for each in objects(data.get("ranks")) if (rank := _recorded(each, each.get("rank"))))
-        found.append(
-            NodeProcesses(
-                node=node,
-                run_id=str(data.get("run_id", "")),
-                host=str(data.get("host", "")),
-                boot_id=str(data.get("boot_id", "")),
-                attempt=as_whole(data.get("attempt")) or 0,
-                launcher=_recorded(data.get("launcher")),
-                ranks=ranks,
-            )
-        )
-    return tuple(found)
-
-
-def _recorded(value: Any, rank: Any = None) -> Recorded | None:
-    if not isinstance(value, dict):
-        return None
-    pid, start = as_whole(value.get("pid")), as_whole(value.get("start_time"))
-    return None if pid is None or start is None else Recorded(pid, start, as_whole(rank))
+        with suppress(OSError, ValueError):
+            nodes.append(from_plain({**read_object(folder / "processes.json"), "node": node}, NodeProcesses))
+    return tuple(nodes)
 
 
 def still_running(
@@ -298,7 +261,7 @@ def still_running(
     if recorded is None or boot is None or node.boot_id != boot:
         return None
     process = table.get(recorded.pid)
-    if process is None or not process.alive or process.start_ticks != recorded.start_ticks:
+    if process is None or not process.alive or process.start_ticks != recorded.start_time:
         return None
     named = process.mark(RUN_ID)
     if named is None and process.environment == {}:  # setproctitle writes its title over the environment

@@ -12,11 +12,10 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.machine.processes.process_table import ProcessTable
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import numbered, read_record, run_directories
 from ddplaunch.records.json_files import read_object
-from ddplaunch.records.launchers import NodeProcesses, read_processes
+from ddplaunch.records.launchers import read_processes
 from ddplaunch.records.own.own_files import NotOursError, closing, open_runs, own_folders, remove_folder
 from ddplaunch.records.own.run_lock import hold_ended, is_held
 from ddplaunch.records.run_states import state_of
@@ -41,15 +40,7 @@ class OldRecords:
     problem: str | None = None
 
 
-def old_records(
-    base: Path,
-    keep: int,
-    busy: Collection[Path],
-    table: ProcessTable,
-    host: str,
-    boot: str | None,
-    now_s: float | None = None,
-) -> OldRecords:
+def old_records(base: Path, keep: int, busy: Collection[Path], host: str, now_s: float | None = None) -> OldRecords:
     """Return the records that are not among the newest ``keep``. ``busy`` are directories of runs that live here."""
     now_s = time.time() if now_s is None else now_s
     try:
@@ -65,7 +56,7 @@ def old_records(
     records = [path for path in run_directories(base) if claims.get(path.name)]
     removable, kept = [], []
     for directory in records[keep:]:
-        reason = _reason_to_keep(directory, busy, table, host, boot, now_s)
+        reason = _reason_to_keep(directory, busy, host, now_s)
         if reason is None and directory.name not in claims[directory.name]:
             reason = "no run.json in it names this run"
         if reason is None:
@@ -89,13 +80,11 @@ def _claims(directory: Path) -> set[str]:
     return found
 
 
-def _reason_to_keep(
-    directory: Path, busy: Collection[Path], table: ProcessTable, host: str, boot: str | None, now_s: float
-) -> str | None:
-    record, nodes = read_record(directory), read_processes(directory)
-    if directory.resolve() in busy or is_held(directory) or any(_lives(node, table, boot) for node in nodes):
+def _reason_to_keep(directory: Path, busy: Collection[Path], host: str, now_s: float) -> str | None:
+    record = read_record(directory)
+    if directory.resolve() in busy or is_held(directory):
         return "it runs"
-    state = state_of(record, None, nodes, host)
+    state = state_of(record, None, read_processes(directory), host)
     if state == "elsewhere":
         return "it was started on another host, and has no outcome"
     if state == "unreadable" and record.problem is not None and "schema" in record.problem:
@@ -103,13 +92,6 @@ def _reason_to_keep(
     if not record.outcomes and now_s - record.created_s < _BEGINNING_S:
         return "it has only begun"
     return None
-
-
-def _lives(node: NodeProcesses, table: ProcessTable, boot: str | None) -> bool:
-    """Whether a pid and start time of the record live, whatever their environment says: in doubt it is kept."""
-    return node.boot_id == boot and any(
-        each.pid in table and table[each.pid].start_ticks == each.start_ticks for each in node.recorded
-    )
 
 
 def remove_record(directory: Path) -> str | None:

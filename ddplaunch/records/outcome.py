@@ -11,20 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal
 
-from ddplaunch.explain.diagnosis import (
-    Diagnosis,
-    Echo,
-    Explanation,
-    Raised,
-    RankEnd,
-    diagnosis_from_json,
-    echo_from_json,
-)
-from ddplaunch.records.json_files import LARGEST, as_number, as_text, as_whole, objects, read_object, replace_file
-from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import Finding, Severity
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, Raised, RankEnd
+from ddplaunch.records.json_files import LARGEST, objects, read_object, replace_file
+from ddplaunch.values.codec import from_plain, plain
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
@@ -36,7 +28,6 @@ _OBSERVED = "observed.json"  # in the folder of a node
 RunState = Literal["succeeded", "failed", "terminated", "killed"]
 #: How an earlier run ended: "alike" and "otherwise" compare its failure with the one that is looked at.
 Ended = Literal["succeeded", "alike", "otherwise"]
-STATES: tuple[RunState, ...] = get_args(RunState)
 #: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
 EndedBy = Literal["itself", "launcher"]
 
@@ -170,14 +161,14 @@ def read_outcome(directory: Path, node: int = 0) -> RunOutcome | Unavailable | N
     except OSError as error:
         return Unavailable(f"{path.name}: {error.strerror}")
     except ValueError as error:
-        return Unavailable(str(error))
+        return Unavailable(str(error).replace(RunOutcome.__name__, path.name))
 
 
 def outcome_of(data: Mapping[str, Any]) -> RunOutcome | None:
     """Return the outcome that another node told, None for what is none."""
     try:
-        return _outcome(dict(data), "", 0)
-    except (ValueError, TypeError):
+        return _outcome(data, "", 0)
+    except ValueError:
         return None
 
 
@@ -190,87 +181,26 @@ def short_outcome(outcome: RunOutcome) -> dict[str, Any]:
     return outcome_json(replace(outcome, attempts=attempts, findings=(), notes=(), previous=None))
 
 
-def _outcome(data: dict[str, Any], run_id: str, node: int) -> RunOutcome:
-    """Raises ValueError where state, exit status or the time of the end is missing; all else may be."""
-    state, status, ended_s = data.get("state"), as_whole(data.get("exit_status")), as_number(data.get("ended_s"))
-    if state not in STATES or status is None or ended_s is None:
-        raise ValueError("outcome.json does not say how the run ended")
-    started_s = _or(as_number(data.get("started_s")), ended_s)
-    explanation = _explanation(data)
-    return RunOutcome(
-        run_id=_or(as_text(data.get("run_id")), run_id),
-        host=as_text(data.get("host")) or "",
-        node=_or(as_whole(data.get("node")), node),
-        state=cast(RunState, state),
-        exit_status=status,
-        started_s=started_s,
-        ended_s=ended_s,
-        first_failed_rank=as_whole(data.get("first_failed_rank")),
-        diagnosis=None if explanation is None else explanation.diagnosis,
-        cascade=() if explanation is None else explanation.cascade,
-        attempts=tuple(
-            AttemptOutcome(
-                attempt=_or(as_whole(each.get("attempt")), number),
-                started_s=_or(as_number(each.get("started_s")), started_s),
-                ended_s=_or(as_number(each.get("ended_s")), ended_s),
-                failed=each.get("failed") is True,
-                diagnosis=_diagnosis(each.get("diagnosis")),
-                ranks=tuple(_rank(one) for one in objects(each.get("ranks")) if as_whole(one.get("rank")) is not None),
-            )
-            for number, each in enumerate(objects(data.get("attempts")))
-        ),
-        notes=_texts(data.get("notes")),
-        findings=findings_from_json(data.get("findings")),
-        explained=explanation is not None,
-        previous=_previous(data.get("previous")),
-        launch=as_text(data.get("launch")) or "",
-    )
+def _outcome(data: Mapping[str, Any], run_id: str, node: int) -> RunOutcome:
+    """Raises ValueError where state, exit status or the time of the end is missing, or a value has another type.
 
-
-def _previous(value: Any) -> PreviousRun | None:
-    found = value if isinstance(value, dict) else {}
-    run_id, ended = as_text(found.get("run_id")), as_text(found.get("ended"))
-    if not run_id or ended not in get_args(Ended):
-        return None
-    return PreviousRun(run_id, cast(Ended, ended), _texts(found.get("changed")))
-
-
-def _rank(data: dict[str, Any]) -> RankOutcome:
-    by, exception = data.get("ended_by"), data.get("exception")
-    return RankOutcome(
-        rank=int(data["rank"]),
-        local_rank=as_whole(data.get("local_rank")) or 0,
-        host=as_text(data.get("host")) or "",
-        pid=as_whole(data.get("pid")),
-        exit_code=as_whole(data.get("exit_code")),
-        signal=as_text(data.get("signal")),
-        started_s=as_number(data.get("started_s")),
-        ended_s=as_number(data.get("ended_s")),
-        ended_by=by if by in get_args(EndedBy) else None,
-        last_lines=_texts(data.get("last_lines")),
-        exception=_raised(exception) if isinstance(exception, dict) else None,
-        out=as_text(data.get("out")),
-        err=as_text(data.get("err")),
-        through=as_text(data.get("through")),
-    )
-
-
-def _explanation(data: dict[str, Any]) -> Explanation | None:
-    """Return the explanation, None where another version wrote it."""
-    found = _diagnosis(data.get("diagnosis"))
-    if "diagnosis" not in data or (found is None and data["diagnosis"] is not None):
-        return None
+    What another version wrote may lack more, and explain a failure in terms that this one does not know.
+    """
+    least = {
+        "run_id": run_id,
+        "host": "",
+        "node": node,
+        "started_s": data.get("ended_s"),
+        "cascade": [],
+        "attempts": [],
+    }
+    known = {**least, **data, "explained": "diagnosis" in data}
     try:
-        return Explanation(found, tuple(echo_from_json(each) for each in data.get("cascade", ())))
-    except (KeyError, TypeError):
-        return None
-
-
-def _diagnosis(data: Any) -> Diagnosis | None:
-    try:
-        return None if data is None else diagnosis_from_json(data)
-    except (KeyError, TypeError, AttributeError):
-        return None
+        return from_plain(known, RunOutcome)
+    except ValueError:
+        attempts = [{**attempt, "diagnosis": None} for attempt in objects(data.get("attempts"))]
+        words: dict[str, Any] = {"diagnosis": None, "cascade": [], "findings": [], "previous": None, "explained": False}
+        return from_plain({**known, **words, "attempts": attempts}, RunOutcome)
 
 
 def write_findings(node: str, findings: Sequence[Finding]) -> None:
@@ -288,31 +218,5 @@ def read_findings(directory: Path) -> tuple[Finding, ...]:
 
 
 def findings_from_json(value: Any) -> tuple[Finding, ...]:
-    """Return the findings in a list of a record; what an object lacks is empty."""
-    return tuple(
-        Finding(
-            code=as_text(each.get("code")) or "",
-            severity=Severity.ERROR if each.get("severity") == Severity.ERROR.value else Severity.WARNING,
-            what=as_text(each.get("what")) or "",
-            why=as_text(each.get("why")) or "",
-            fix=as_text(each.get("fix")) or "",
-            where=_texts(each.get("where")),
-        )
-        for each in objects(value)
-    )
-
-
-def _raised(data: dict[str, Any]) -> Raised:
-    kind, message = as_text(data.get("type")) or "", as_text(data.get("message")) or ""
-    return Raised(kind, message, as_text(data.get("frame")), _texts(data.get("notes")))
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
-
-
-_Value = TypeVar("_Value")
-
-
-def _or(value: _Value | None, otherwise: _Value) -> _Value:
-    return otherwise if value is None else value
+    """Return the findings that ``plain`` made ``value`` of; none of None. Raises ValueError for other values."""
+    return from_plain(value or [], tuple[Finding, ...])

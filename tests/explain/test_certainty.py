@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.later_faults import FILES
-from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Rival, diagnosis_from_json
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Rival
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.codec import plain
+from ddplaunch.values.codec import from_plain, plain
 from tests.explain.logs import diagnosed, ended, explained, failed, raised, recorded
 
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.6 GiB"
@@ -77,9 +77,9 @@ def test_where_the_work_went_on_the_last_error_that_it_passed_over_is_shown() ->
 def test_a_rival_survives_the_record() -> None:
     found = replace(diagnosed(raised(0, FULL)), rival=Rival("disk-full", "no room", Evidence("a.log", 3, "no space")))
     value: dict[str, Any] = plain(found)
-    assert diagnosis_from_json(value) == found
+    assert from_plain(value, Diagnosis) == found
     del value["rival"]
-    assert diagnosis_from_json(value) == replace(found, rival=None), "a record of an earlier version has none"
+    assert from_plain(value, Diagnosis) == replace(found, rival=None), "a record of an earlier version has none"
 
 
 def test_doubt_is_seldom_where_the_answer_is_right() -> None:

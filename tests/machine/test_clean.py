@@ -19,9 +19,8 @@ import pytest
 
 from ddplaunch.cli.commands import clean as clean_command
 from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
-from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.orphans import Orphans, Segment, held_segments
-from ddplaunch.machine.processes.process_table import Process, process_table, read_process
+from ddplaunch.machine.processes.process_table import Process, read_process
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.own_files import try_lock
@@ -109,7 +108,7 @@ def test_processes_and_records_are_asked_for_one_by_one(folder: Path, typed: str
     old = record(folder / ".ddplaunch", "old", begun_s=time.time() - 3600)
     outcome(old)
     found = Leftovers((Orphans("x", "ddplaunch", ()),), (), {}, ())
-    both = Work(found, old_records(folder / ".ddplaunch", 0, (), {}, host_name(), boot_id()))
+    both = Work(found, old_records(folder / ".ddplaunch", 0, (), host_name()))
     master, slave = pty.openpty()
     with os.fdopen(slave) as terminal, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", terminal)
@@ -201,17 +200,14 @@ def test_another_users_orphans_are_listed_and_left(folder: Path, call: Call) -> 
 
 def keep(base: Path, number: int, busy: tuple[Path, ...] = ()) -> tuple[list[str], dict[str, str]]:
     """What is to be removed and what is kept for which reason."""
-    found = old_records(base, number, busy, process_table(), host_name(), boot_id())
+    found = old_records(base, number, busy, host_name())
     return [path.name for path in found.removable], {path.name: reason for path, reason in found.kept}
 
 
 def test_old_records_go_but_not_those_of_runs_that_may_live(tmp_path: Path) -> None:
     hour_ago = time.time() - 3600
-    names = ["ended", "runs", "lives", "away", "newer", "broken", "fresh", "new-1", "new-2"]
+    names = ["ended", "runs", "away", "newer", "broken", "fresh", "new-1", "new-2"]
     places = {name: record(tmp_path, name, begun_s=hour_ago + 60 * i) for i, name in enumerate(names)}
-    me = read_process(os.getpid())
-    assert me is not None
-    processes_json(places["lives"], launcher={"pid": me.pid, "start_time": me.start_ticks})
     processes_json(places["away"], host="node-9", boot_id="another")
     (places["newer"] / "outcome.json").write_text('{"schema": 2}')
     (places["broken"] / "run.json").write_text("{")
@@ -228,11 +224,8 @@ def test_old_records_go_but_not_those_of_runs_that_may_live(tmp_path: Path) -> N
         "fresh": ["it", "has"],
         "newer": ["outcome.json", "has"],
         "away": ["it", "was"],
-        "lives": ["it", "runs"],
         "runs": ["it", "runs"],
     }
-    processes_json(places["lives"], launcher={"pid": me.pid, "start_time": me.start_ticks - 1})  # a recycled pid
-    assert "lives" in keep(tmp_path, 2)[0]
 
 
 def test_records_are_removed_beyond_those_to_keep(call: Call, folder: Path) -> None:
@@ -244,7 +237,7 @@ def test_records_are_removed_beyond_those_to_keep(call: Call, folder: Path) -> N
     (base / "runs" / "link").symlink_to(outside)
     (base / "latest").unlink()
     (base / "latest").symlink_to(Path("runs") / "r1")
-    found = old_records(base, 3, (), process_table(), host_name(), boot_id())
+    found = old_records(base, 3, (), host_name())
     assert [remove_record(path) for path in found.removable] == [None, None]
     assert sorted(path.name for path in (base / "runs").iterdir()) == ["link", "r2", "r3", "r4"]
     assert outside.exists() and not (base / "latest").is_symlink()
@@ -259,7 +252,7 @@ def test_a_launch_that_begins_during_the_question_keeps_its_record(
     base, one = folder / ".ddplaunch", launch(run_id="again")
     directory = record(base, "again", begun_s=time.time() - 3600)
     outcome(directory)
-    (listed,) = old_records(base, 0, (), process_table(), host_name(), boot_id()).removable
+    (listed,) = old_records(base, 0, (), host_name()).removable
     with hold_run(base, one):
         assert "a launch has begun in it" in str(remove_record(listed)) and (directory / ".lock-0").exists()
     removals = [directory]
@@ -389,7 +382,7 @@ FOUND = Leftovers(
 
 
 def work(found: Leftovers, tmp_path: Path, old: int = 0) -> Work:
-    records = replace(old_records(tmp_path, 0, (), {}, "h", None), total=62)
+    records = replace(old_records(tmp_path, 0, (), "h"), total=62)
     return Work(found, replace(records, removable=tuple(tmp_path / f"2026112{i}-000000-aaaaaa" for i in range(old))))
 
 

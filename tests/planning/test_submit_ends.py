@@ -46,9 +46,10 @@ def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
     monkeypatch.setattr(follow, "_SETTLE_S", 0.01)
     run = folder / ".ddplaunch/runs/slurm-12.0"
     (run / "node-1").mkdir(parents=True)
-    rank = {"rank": 3, "ended_by": "itself", "exit_code": 42, "signal": None, "ended_s": 5.0}
+    rank = {"rank": 3, "local_rank": 1, "host": "n1", "ended_by": "itself", "exit_code": 42, "ended_s": 5.0}
+    attempt = {"attempt": 0, "started_s": 1.0, "ended_s": 9.0, "failed": True, "diagnosis": None, "ranks": [rank]}
     outcome = {"schema": 1, "state": "failed", "exit_status": 42, "node": 1, "ended_s": 9.0, "first_failed_rank": 3}
-    (run / "node-1/outcome.json").write_text(json.dumps({**outcome, "attempts": [{"ranks": [rank]}]}))
+    (run / "node-1/outcome.json").write_text(json.dumps({**outcome, "attempts": [attempt]}))
     (run / "outcome.json").write_text(json.dumps({**outcome, "node": 0, "exit_status": 1, "attempts": []}))
     answer = call("submit", "2x4", "--wait", "--", "train.py")
     told = " ".join(answer.err.split())

@@ -160,10 +160,10 @@ def test_what_a_rank_leaves_behind_does_not_hold_the_id(tmp_path: Path) -> None:
 def test_a_held_record_is_not_cleaned(tmp_path: Path) -> None:
     outcome(record(tmp_path, "one", begun_s=time.time() - 3600))
     with held_by_another_process(tmp_path, "host", "node(1)") as first:
-        found = old_records(tmp_path, 0, (), {}, host_name(), None)
+        found = old_records(tmp_path, 0, (), host_name())
         assert found.removable == () and [reason for _, reason in found.kept] == ["it runs"]
         first.kill()
-    assert len(old_records(tmp_path, 0, (), {}, host_name(), None).removable) == 1
+    assert len(old_records(tmp_path, 0, (), host_name()).removable) == 1
 
 
 def begun(base: Path, one: Launch, holder: Holder = "node", shared: bool = False) -> str:

@@ -28,8 +28,8 @@ __all__ = ["call", "folder", "start_run"]
 
 RANK = Process(20, 1, 20, "S", 20, 7, "python")
 DETACHED = Process(21, 1, 21, "S", 20, 7, "tensorboard")
-NODE = NodeProcesses(0, "r", host_name(), "b", 0, None, ())
-AWAY = NodeProcesses(1, "r", "node-9", "b", 0, None, ())
+NODE = NodeProcesses(0, "r", host_name(), "b", None)
+AWAY = NodeProcesses(1, "r", "node-9", "b", None)
 
 
 def test_states(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.hosts.local.end_orphans import Cleaned, leftovers
 from ddplaunch.hosts.local.end_orphans import clean as clean_up
-from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import Flag
@@ -99,7 +98,7 @@ def look(base: Path, keep: int, run_id: str | None) -> Work:
     if run_id is not None:
         return Work(found, OldRecords((), (), 0), run_id)
     busy = {place for run in runs_in(table) if (place := recorded_at(run)) is not None}
-    return Work(found, old_records(base, keep, busy, table, host_name(), boot_id()))
+    return Work(found, old_records(base, keep, busy, host_name()))
 
 
 class _Agreed(NamedTuple):
