@@ -240,8 +240,6 @@ replicas-differ: The parameters of the model are not the same on all ranks
     of the wrapper (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
 number-out-of-range: A number is outside its range
     torch counts in signed 64-bit integers, and a learning rate is a positive finite number.
-unknown-lr-scaling: `--lr-scaling` names no rule
-    The rules are `linear`, `sqrt` and `none`.
 """
 
 _RUNS = """

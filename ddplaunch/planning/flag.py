@@ -168,11 +168,11 @@ class _OneOf:
     example: str
 
     def __call__(self, flag: Flag, said: Resolved[str]) -> str:
-        word = next((word for word in self.words if word.lower() == said.value.lower()), None)
-        if word is None:
-            problem = f" is neither {', '.join(self.words[:-1])} nor {self.words[-1]}"
-            raise _refused(flag, said, problem, self.why, f"`{flag.flag} {self.example}`")
-        return word
+        for word in self.words:
+            if word.lower() == said.value.lower():
+                return word
+        problem = f" is neither {', '.join(self.words[:-1])} nor {self.words[-1]}"
+        raise _refused(flag, said, problem, self.why, f"`{flag.flag} {self.example}`")
 
 
 @dataclass(frozen=True)
@@ -349,6 +349,7 @@ read_size = _Size(1, "a failure is explained from what was printed last", may_be
 read_memory = _Size(64, "importing torch alone takes more")
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 read_nccl_level = _OneOf(("VERSION", "WARN", "INFO", "TRACE"), "these are the levels of NCCL_DEBUG", "INFO")
+read_lr_scaling = _OneOf(("linear", "sqrt", "none"), "the rate follows the effective batch by one of these", "sqrt")
 read_device = _OneOf(("auto", "cuda", "cpu"), "`cuda` is AMD's ROCm too", "auto")
 read_on_hang = _OneOf(
     ("report", "stop"),

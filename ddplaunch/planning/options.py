@@ -27,6 +27,7 @@ from ddplaunch.planning.flag import (
     read_device,
     read_duration,
     read_limit,
+    read_lr_scaling,
     read_memory,
     read_modules,
     read_name,
@@ -40,7 +41,7 @@ from ddplaunch.planning.flag import (
     read_size,
     read_start,
 )
-from ddplaunch.scaling.numbers import LrScaling, rate_key
+from ddplaunch.scaling.numbers import rate_key
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved
@@ -133,9 +134,7 @@ class Options:
         NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
     )
     lr: Resolved[float] | None = _rates("Final learning rate, never scaled; for several rates: NAME=X, repeated.")
-    lr_scaling: Resolved[LrScaling] | None = _flag(
-        NUMBERS, "linear, sqrt or none [linear].", "RULE", offers=("linear", "sqrt", "none")
-    )
+    lr_scaling: Resolved[str] | None = _flag(NUMBERS, "linear, sqrt or none [linear].", "RULE", read_lr_scaling)
     lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", "4")
     base_warmup: Resolved[int] | None = _integer(NUMBERS, "Warmup steps, scaled like --base-lr.", example="500")
     warmup: Resolved[int] | None = _integer(NUMBERS, "Final warmup steps, never scaled.", example="500")

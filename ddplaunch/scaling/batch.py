@@ -30,10 +30,10 @@ class EffectiveBatch:
 class Epoch:
     """One pass over the data: optimizer steps, and samples dropped with or repeated without ``drop_last``."""
 
-    steps_per_epoch: Resolved[int]
-    dropped: Resolved[int]
-    padded: Resolved[int]
-    assumptions: tuple[Assumption, ...]
+    steps_per_epoch: Resolved[int] | None = None
+    dropped: Resolved[int] | None = None
+    padded: Resolved[int] | None = None
+    assumptions: tuple[Assumption, ...] = ()
 
 
 def resolve_batch(request: NumbersRequest) -> EffectiveBatch:
@@ -119,8 +119,8 @@ def _nearest(middle: int, *, unit: int, total: int) -> list[int]:
     return [*first(down), *first(range(middle + 1, middle + reach + 1))]
 
 
-def resolve_epoch(request: NumbersRequest, batch: EffectiveBatch) -> Epoch | None:
-    """Return one epoch of ``dataset_size`` = N samples over W ranks, or None without ``dataset_size``.
+def resolve_epoch(request: NumbersRequest, batch: EffectiveBatch) -> Epoch:
+    """Return one epoch of ``dataset_size`` = N samples over W ranks, or nothing of it without ``dataset_size``.
 
     With torch's defaults, ``drop_last=False`` in DistributedSampler and in DataLoader, per-GPU batch b, accumulation a:
 
@@ -137,7 +137,7 @@ def resolve_epoch(request: NumbersRequest, batch: EffectiveBatch) -> Epoch | Non
     """
     size, effective, world = request.dataset_size, batch.global_batch_size, request.world_size.value
     if size is None:
-        return None
+        return Epoch()
     if size.value < world:
         raise usage(
             f"`--dataset-size {size.value}` is smaller than the world size {world}",

@@ -9,7 +9,6 @@ from dataclasses import replace
 from ddplaunch.scaling.batch import EffectiveBatch, resolve_batch, resolve_epoch
 from ddplaunch.scaling.numbers import (
     Assumption,
-    LrScaling,
     NamedRate,
     Numbers,
     NumbersRequest,
@@ -25,7 +24,7 @@ from ddplaunch.scaling.numbers import (
 )
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import DEFAULT, Resolved, Source
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source, value_of
 
 _GOYAL = Source("default", "Goyal et al. 2017, https://arxiv.org/abs/1706.02677")
 _DDP_NOTES = Source("default", "PyTorch, https://docs.pytorch.org/docs/stable/notes/ddp.html")
@@ -48,18 +47,18 @@ def compute(request: NumbersRequest) -> Numbers:
         accum=batch.accum,
         global_batch_size=batch.global_batch_size,
         base_lr=request.base_lr,
-        base_batch_size=scaling.base_batch_size if scaling else None,
-        lr_scaling=scaling.lr_scaling if scaling else None,
-        lr_factor=scaling.factor if scaling else None,
+        base_batch_size=scaling.base_batch_size,
+        lr_scaling=scaling.lr_scaling,
+        lr_factor=scaling.factor,
         lr=_resolve_lr(request, scaling),
         base_warmup=request.base_warmup,
         warmup_steps=_resolve_warmup(request, scaling),
         rates=_resolve_rates(request, scaling),
         dataset_size=request.dataset_size,
-        steps_per_epoch=epoch.steps_per_epoch if epoch else None,
-        dropped=epoch.dropped if epoch else None,
-        padded=epoch.padded if epoch else None,
-        assumptions=(scaling.assumptions if scaling else ()) + (epoch.assumptions if epoch else ()),
+        steps_per_epoch=epoch.steps_per_epoch,
+        dropped=epoch.dropped,
+        padded=epoch.padded,
+        assumptions=scaling.assumptions + epoch.assumptions,
     )
 
 
@@ -92,16 +91,19 @@ def compare(
 
 @dataclass(frozen=True)
 class _Scaling:
-    """The rule, the base in samples per optimizer step, the factor, and what they take for granted."""
+    """The rule, the base in samples per optimizer step, the factor, and what they take for granted.
 
-    lr_scaling: Resolved[LrScaling]
-    base_batch_size: Resolved[int] | None
-    factor: Resolved[float]
-    assumptions: tuple[Assumption, ...]
+    There is no factor where nothing is to be scaled.
+    """
+
+    lr_scaling: Resolved[str] | None = None
+    base_batch_size: Resolved[int] | None = None
+    factor: Resolved[float] | None = None
+    assumptions: tuple[Assumption, ...] = ()
 
 
-def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling | None:
-    """Return the factor for ``base_lr`` and ``base_warmup``, or None where nothing is to be scaled.
+def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling:
+    """Return the factor for ``base_lr`` and ``base_warmup``, without one where nothing is to be scaled.
 
     linear: effective batch / base batch (Goyal et al. 2017, https://arxiv.org/abs/1706.02677); sqrt: its square
     root (https://arxiv.org/abs/1404.5997, section 5; usual for Adam-like optimizers); none: 1. ``lr_max_factor``
@@ -112,11 +114,10 @@ def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling
     """
     _refuse_contradictions(request)
     if not _scales_rates(request) and (request.base_warmup is None or _is_final(request)):
-        return None
-    rule: Resolved[LrScaling] = request.lr_scaling or Resolved("linear", DEFAULT)
+        return _Scaling()
+    rule: Resolved[str] = request.lr_scaling or Resolved("linear", DEFAULT)
     if rule.value == "none":
-        factor = _capped(1.0, "none", request)
-        return _Scaling(rule, request.base_batch_size, factor, ())
+        return _Scaling(rule, request.base_batch_size, _capped(1.0, "none", request))
     base, ratio, fraction = _ratio(request, batch)
     if rule.value == "sqrt":
         factor = _capped(math.sqrt(ratio), f"sqrt({fraction})", request)
@@ -125,25 +126,26 @@ def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling
     return _Scaling(rule, base, factor, _scaling_assumptions(request, batch, base, factor.value))
 
 
-def _resolve_lr(request: NumbersRequest, scaling: _Scaling | None) -> Resolved[float] | None:
+def _resolve_lr(request: NumbersRequest, scaling: _Scaling) -> Resolved[float] | None:
     """Return the learning rate: ``--lr`` untouched, or base_lr x factor to 12 significant digits.
 
     Raises UsageError if the product is too large or too small for a float.
     """
     base = request.base_lr
-    return request.lr if base is None or scaling is None else _scaled("--base-lr", base, scaling.factor.value)
+    return request.lr if base is None else _scaled("--base-lr", base, scaling)
 
 
-def _resolve_rates(request: NumbersRequest, scaling: _Scaling | None) -> tuple[NamedRate, ...]:
+def _resolve_rates(request: NumbersRequest, scaling: _Scaling) -> tuple[NamedRate, ...]:
     """Return the learning rates that have names, those to be scaled first. Raises UsageError as ``_resolve_lr``."""
-    found = []
-    for name, base in by_name(request.named_base_lr):
-        assert scaling is not None
-        found.append(NamedRate(name, base, _scaled(f"--base-lr {name}", base, scaling.factor.value)))
-    return (*found, *(NamedRate(name, None, lr) for name, lr in by_name(request.named_lr)))
+    to_scale = [
+        NamedRate(name, base, _scaled(f"--base-lr {name}", base, scaling))
+        for name, base in by_name(request.named_base_lr)
+    ]
+    return (*to_scale, *(NamedRate(name, None, lr) for name, lr in by_name(request.named_lr)))
 
 
-def _scaled(flag: str, base: Resolved[float], factor: float) -> Resolved[float]:
+def _scaled(flag: str, base: Resolved[float], scaling: _Scaling) -> Resolved[float]:
+    factor = value_of(scaling.factor, 1.0)
     lr = round_significant(base.value * factor)
     formula = f"{format_lr(base.value)} × {format_factor(factor)}"
     if not math.isfinite(lr) or lr <= 0:
@@ -157,7 +159,7 @@ def _scaled(flag: str, base: Resolved[float], factor: float) -> Resolved[float]:
     return computed(lr, formula)
 
 
-def _resolve_warmup(request: NumbersRequest, scaling: _Scaling | None) -> Resolved[int] | None:
+def _resolve_warmup(request: NumbersRequest, scaling: _Scaling) -> Resolved[int] | None:
     """Return the warmup in optimizer steps: ``--warmup`` untouched, or base_warmup x factor, a half rounded up.
 
     Beside a final learning rate it is not scaled, unless a rule was given.
@@ -165,7 +167,7 @@ def _resolve_warmup(request: NumbersRequest, scaling: _Scaling | None) -> Resolv
     base = request.base_warmup
     if base is None:
         return request.warmup
-    if scaling is None:
+    if scaling.factor is None:
         return computed(base.value, f"{base.value}, not scaled: the learning rate is final")
     factor = scaling.factor.value
     return computed(round_half_up(base.value * factor), f"{base.value} × {format_factor(factor)}")

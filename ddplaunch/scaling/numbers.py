@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 from ddplaunch.values.finding import Finding, UsageError, error
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
 
-LrScaling = Literal["linear", "sqrt", "none"]
 T = TypeVar("T")
 _LARGEST_COUNT = 2**63 - 1  # torch keeps sizes in signed 64-bit integers
 
@@ -29,7 +28,7 @@ class NumbersRequest:
     base_lr: Resolved[float] | None = None
     base_batch_size: Resolved[int] | None = None
     lr: Resolved[float] | None = None
-    lr_scaling: Resolved[LrScaling] | None = None
+    lr_scaling: Resolved[str] | None = None
     lr_max_factor: Resolved[float] | None = None
     base_warmup: Resolved[int] | None = None
     warmup: Resolved[int] | None = None
@@ -80,7 +79,7 @@ class Numbers:
     global_batch_size: Resolved[int] | None = None
     base_lr: Resolved[float] | None = None
     base_batch_size: Resolved[int] | None = None
-    lr_scaling: Resolved[LrScaling] | None = None
+    lr_scaling: Resolved[str] | None = None
     lr_factor: Resolved[float] | None = None
     lr: Resolved[float] | None = None
     base_warmup: Resolved[int] | None = None
@@ -122,70 +121,46 @@ def format_factor(x: float) -> str:
     return f"{x:.6g}"
 
 
-def where(flag: str, resolved: Resolved[int] | Resolved[float] | Resolved[LrScaling]) -> str:
+def where(flag: str, resolved: Resolved[Any]) -> str:
     """Return ``Finding.where`` of a value: the flag as it was typed, or the flag and the source of its value."""
     return resolved.source.detail or flag if resolved.source.kind == "flag" else f"{flag} ({resolved.source})"
 
 
+#: The least that each count may be; 0 steps of warmup is a schedule without one, as in Hugging Face's default.
+_LEAST = {
+    **dict.fromkeys(("world_size", "batch_size", "accum", "global_batch_size", "base_batch_size", "dataset_size"), 1),
+    **dict.fromkeys(("base_warmup", "warmup"), 0),
+}
+
+
 def refuse_impossible(request: NumbersRequest) -> None:
     """Raise one UsageError with a finding for every number that is out of range, whatever the others are."""
-    findings = (*_counts(request), *_rates(request), *_rule(request))
+    findings = []
+    for name, least in _LEAST.items():
+        count = getattr(request, name)
+        if count is not None and not least <= count.value <= _LARGEST_COUNT:
+            flag = where("NPROC", count) if name == "world_size" else _flag(name)
+            meant = f"a whole number from {least} to {_LARGEST_COUNT}"
+            findings.append(_out_of_range(flag, count, str(count.value), meant))
+    rates = [(_flag(name), getattr(request, name)) for name in ("lr", "base_lr", "lr_max_factor")]
+    rates += [(f"--lr {name}", rate) for name, rate in by_name(request.named_lr)]
+    rates += [(f"--base-lr {name}", rate) for name, rate in by_name(request.named_base_lr)]
+    for flag, rate in rates:
+        if rate is not None and not (math.isfinite(rate.value) and rate.value > 0):
+            findings.append(_out_of_range(flag, rate, format_lr(rate.value), "a finite number above 0"))
     if findings:
         raise UsageError(*findings)
 
 
-def _counts(request: NumbersRequest) -> Iterator[Finding]:
-    counts = (
-        (where("NPROC", request.world_size), request.world_size, 1, "4", "processes"),
-        ("--batch-size", request.batch_size, 1, "--batch-size 8", "samples"),
-        ("--accum", request.accum, 1, "--accum 1", "micro-batches"),
-        ("--global-batch-size", request.global_batch_size, 1, "--global-batch-size 64", "samples"),
-        ("--base-batch-size", request.base_batch_size, 1, "--base-batch-size 64", "samples"),
-        # 0 steps of warmup is a schedule without warmup, as in Hugging Face's default
-        ("--base-warmup", request.base_warmup, 0, "--base-warmup 0", "optimizer steps"),
-        ("--warmup", request.warmup, 0, "--warmup 0", "optimizer steps"),
-        ("--dataset-size", request.dataset_size, 1, "--dataset-size 50000", "samples"),
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _out_of_range(flag: str, number: Resolved[Any], text: str, meant: str) -> Finding:
+    return error(
+        "number-out-of-range",
+        f"`{flag}` is {text}, not {meant}",
+        why="what is made from it would be zero, negative, infinite or more than torch's 64-bit integers hold",
+        fix=f"give {meant}",
+        where=where(flag, number),
     )
-    for flag, count, smallest, example, unit in counts:
-        if count is None or smallest <= count.value <= _LARGEST_COUNT:
-            continue
-        yield error(
-            "number-out-of-range",
-            f"`{flag}` is {count.value}, outside {smallest} to {_LARGEST_COUNT} {unit}",
-            why=f"it counts {unit}, and torch holds such a count in a signed 64-bit integer",
-            fix=f"give a whole number from {smallest} on, for example `{example}`",
-            where=where(flag, count),
-        )
-
-
-def _rates(request: NumbersRequest) -> Iterator[Finding]:
-    rates = (
-        ("--lr", request.lr, "0.0003"),
-        ("--base-lr", request.base_lr, "0.0001"),
-        ("--lr-max-factor", request.lr_max_factor, "4"),
-        *((f"--lr {name}", lr, "0.0003") for name, lr in by_name(request.named_lr)),
-        *((f"--base-lr {name}", lr, "0.0001") for name, lr in by_name(request.named_base_lr)),
-    )
-    for flag, rate, example in rates:
-        if rate is None or (math.isfinite(rate.value) and rate.value > 0):
-            continue
-        yield error(
-            "number-out-of-range",
-            f"`{flag}` is {format_lr(rate.value)}, not a finite number above 0",
-            why="every learning rate made from it would be zero, negative, infinite or not a number",
-            fix=f"give a finite number above 0, for example `{flag}{'=' if ' ' in flag else ' '}{example}`",
-            where=where(flag, rate),
-        )
-
-
-def _rule(request: NumbersRequest) -> Iterator[Finding]:
-    rules = get_args(LrScaling)
-    # the value may come from a profile, where its type is not checked
-    if request.lr_scaling is not None and request.lr_scaling.value not in rules:
-        yield error(
-            "unknown-lr-scaling",
-            f"`--lr-scaling` is {request.lr_scaling.value!r}, not one of {', '.join(rules)}",
-            why="only these rules are defined for how the learning rate follows the effective batch",
-            fix="`--lr-scaling linear`, `--lr-scaling sqrt` or `--lr-scaling none`",
-            where=where("--lr-scaling", request.lr_scaling),
-        )

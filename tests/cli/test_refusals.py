@@ -79,7 +79,7 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
         (["--nnodes", "2", "--master-addr", "10.0.0.1"], "[node-rank-missing]"),
         (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "2"], "node rank 2 of 2 nodes does not exist"),
         (["--device", "tpu"], "`--device tpu` is neither auto, cuda nor cpu"),
-        (["--lr-scaling", "cubic"], "[unknown-lr-scaling]"),
+        (["--lr-scaling", "cubic"], "`--lr-scaling cubic` is neither linear, sqrt nor none"),
         (["--nccl-debug", "LOUD"], "is neither VERSION, WARN, INFO nor TRACE"),
         (["--socket-ifname", ""], "`--socket-ifname` is empty"),
         (["--run-dir", ""], "`--run-dir` is empty"),

@@ -149,7 +149,7 @@ def test_a_name_is_final_or_scaled_and_not_both() -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
 def test_a_learning_rate_with_a_name_has_a_range_too(rate: float) -> None:
     request = replace(ask(4, batch_size=8), named_base_lr=named(phase1=rate))
-    assert "`--base-lr phase1=" in refused(request, "number-out-of-range")
+    assert "`--base-lr phase1` is" in refused(request, "number-out-of-range")
 
 
 def test_final_learning_rates_leave_the_warmup_alone() -> None:
@@ -225,11 +225,6 @@ def test_an_impossible_number_names_its_flag(name: str, wrong: float) -> None:
 @pytest.mark.parametrize("world", [0, -4])
 def test_an_impossible_world_size_is_refused(world: int) -> None:
     assert f"`NPROC` is {world}" in refused(ask(world, batch_size=8), "number-out-of-range")
-
-
-def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
-    text = refused(ask(2, base_lr=1e-4, lr_scaling="cosine"), "unknown-lr-scaling")
-    assert "'cosine', not one of linear, sqrt, none" in text
 
 
 def test_all_impossible_numbers_are_told_at_once_with_their_source() -> None:
