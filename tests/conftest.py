@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from scripts.signatures import COMPILED, compiled
 from tests.golden import compare
 
 Golden = Callable[[str, str], None]
@@ -44,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--accept-golden", action="store_true", help="write tests/golden/*.txt from what the code says now"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Signatures are compiled anew before any test reads them, so that one command accepts what they say now."""
+    if config.getoption("--accept-golden") and not hasattr(config, "workerinput"):
+        COMPILED.write_text(compiled(), encoding="utf-8")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

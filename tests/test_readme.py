@@ -22,15 +22,16 @@ from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
-from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.signatures import all_signatures, signature_of
 from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.planning.current import Current
 from ddplaunch.planning.script_numbers.handed_out import NAMES
 from ddplaunch.values.finding import ExitStatus
 from scripts import docs_site
+from scripts.signatures import rules_of
 from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
-from tests.explain.signature_rules import caught, idle, missed, unfilled
+from tests.explain.signature_rules import idle, matched, unfilled
 from tests.readme_blocks import (
     BLOCK,
     HOME,
@@ -367,16 +368,17 @@ def test_the_example_of_its_test_passes() -> None:
         test()
 
 
-def test_the_example_of_a_signature_keeps_the_rules() -> None:
-    (code,) = python_blocks("## Add a signature in ten lines")
-    namespace: dict[str, Any] = {}
-    exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
-    (signature,) = namespace["SIGNATURES"]
+def test_the_example_of_a_signature_keeps_the_rules(tmp_path: Path) -> None:
+    (rule,) = re.findall(r"^```toml\n(\[\[too.*?)^```", DOCUMENTS["CONTRIBUTING.md"], re.M | re.S)
+    file = tmp_path / "system.toml"
+    file.write_text('[too-many-open-files]\ntier = "cause"\n' + rule)
+    (signature,) = map(signature_of, rules_of(file))
     assert signature.code in {each.code for each in all_signatures()}
-    assert missed(signature) == caught(signature) == idle(signature) == unfilled(signature) == []
+    assert matched(signature, signature.example)
+    assert idle(signature, [signature.example]) == unfilled(signature, [signature.example]) == []
 
 
 def test_the_tiers_of_signatures_are_those_of_the_program() -> None:
-    section = DOCUMENTS["CONTRIBUTING.md"].partition("## Add a signature in ten lines")[2].partition("\n## ")[0]
-    names = re.findall(r"^- `([A-Z]+)` ", section, re.M)
-    assert names == [tier.name for tier in Tier if tier != Tier.SURVIVED]
+    section = DOCUMENTS["CONTRIBUTING.md"].partition("## Add a signature without Python")[2].partition("\n## ")[0]
+    names = re.findall(r"^- `([a-z]+)` ", section, re.M)
+    assert names == [tier.name.lower() for tier in Tier if tier != Tier.SURVIVED]

@@ -36,7 +36,7 @@ from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.gpu.memory import told_by_sizes
+from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
 from ddplaunch.explain.signatures.signature import (
     ENDED_BY,
     ENDED_BY_ANOTHER,
@@ -178,7 +178,7 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     sizes = told_by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
-    words = _Words(*sizes) if sizes else _of_signature(signature, readable(candidate.groups))
+    words = _of_signature(*(sizes or (signature, readable(candidate.groups))))
     at = cause.frame or (cause.calls[-1].place if cause.calls and cause.code == "syntax-error" else "")
     return words._replace(what=f"{words.what}, at {at}") if at else words
 

@@ -140,7 +140,7 @@ def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) ->
     for each in signatures:
         fixes = tuple(_generally(fix) for fix in each.fixes[:_FIXES])
         if each.is_root:
-            mechanisms.setdefault(fixes, {}).setdefault(_generally(each.why), each.examples[0])
+            mechanisms.setdefault(fixes, {}).setdefault(_generally(each.why), each.example)
     for position, (fixes, reasons) in enumerate(mechanisms.items()):
         lines += [""] if position else []
         for why, example in reasons.items():

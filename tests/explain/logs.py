@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 from typing import Any
 
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RankEnd, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.read.lines import Line, read_lines
 
+#: What stands in front of a line of a fixture: the code that it wins, or that it decided.
+MARK = re.compile(r"(?m)^=> ([\w-]+): ")
+EVERY_CODE = Path(__file__).with_name("every_code.txt")
 TORCH = "/opt/env/lib/python3.11/site-packages/torch"
+
+
+def every_code() -> list[str]:
+    """Return a short log for each thing that can go wrong, without marks; neighbours stand side by side."""
+    return MARK.sub("", EVERY_CODE.read_text(encoding="utf-8")).split("===\n")
 
 
 def explained(text: str, facts: RunFacts | None = None) -> Explanation:

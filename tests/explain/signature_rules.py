@@ -1,9 +1,10 @@
-"""What every signature promises, checked with its own examples and `re` alone, without the engine."""
+"""What every signature promises, checked with its own example, lines of logs and `re` alone, without the engine."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from functools import cache
 from string import Formatter
 
@@ -24,28 +25,16 @@ def fields(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
 
 
-def missed(signature: Signature) -> list[str]:
-    """Return the examples that do not match."""
-    return [line for line in signature.examples if matched(signature, line) is None]
-
-
-def caught(signature: Signature) -> list[str]:
-    """Return the near-misses that match."""
-    return [line for line in signature.near_misses if matched(signature, line) is not None]
-
-
-def idle(signature: Signature) -> list[str]:
-    """Return patterns that no example needs."""
-    used = {match.re.pattern for line in signature.examples if (match := matched(signature, line))}
+def idle(signature: Signature, lines: Sequence[str]) -> list[str]:
+    """Return patterns that no line needs."""
+    used = {match.re.pattern for line in lines if (match := matched(signature, line))}
     return [each for each in signature.patterns if each not in used]
 
 
-def unfilled(signature: Signature) -> list[str]:
-    """Return the sentences that an example leaves with a hole, or that do not format."""
+def unfilled(signature: Signature, lines: Sequence[str]) -> list[str]:
+    """Return the sentences that a line leaves with a hole, or that do not format."""
     holes = []
-    for line in signature.examples:
-        match = matched(signature, line)
-        assert match is not None
+    for match in filter(None, (matched(signature, line) for line in lines)):
         known = {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}
         known |= {name: name for each in signature.log_with for name in _compiled(each).groupindex}
         for sentence in (signature.what, signature.why):
@@ -67,15 +56,14 @@ def too_wide(signature: Signature) -> list[str]:
 
 
 def slow(signature: Signature, seconds: float) -> list[str]:
-    """Return the expressions that need more CPU time than ``seconds`` for 8000 characters made of its examples."""
-    found = []
-    for example in signature.examples:
-        line = (example + " ") * (8000 // len(example) + 1)
-        beside = (*signature.log_unless, *signature.log_with, *signature.log_by_several)
-        for each in (*signature.patterns, *signature.unless, *beside):
-            pattern = _compiled(each)
-            begun = time.process_time()
-            pattern.search(line)
-            if time.process_time() - begun > seconds:
-                found.append(each)
-    return found
+    """Return the expressions that need more CPU time than ``seconds`` for 8000 characters made of its example."""
+    line = (signature.example + " ") * (8000 // len(signature.example) + 1)
+    beside = (*signature.log_unless, *signature.log_with, *signature.log_by_several)
+    return [each for each in (*signature.patterns, *signature.unless, *beside) if _seconds(each, line) > seconds]
+
+
+def _seconds(expression: str, line: str) -> float:
+    pattern = _compiled(expression)
+    begun = time.process_time()
+    pattern.search(line)
+    return time.process_time() - begun

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from benchmarks.later_faults import FILES
-from tests.explain.logs import explained
+from tests.explain.logs import every_code, explained
 from tests.explain.shown import SHOWN
 
 SETS = ("sixth", "seventh", "seventh_held_out", "eighth", "eighth_held_out")
 LOGS = [each.log for name in SETS for each in FILES[name] if each.log]
-LOGS += re.split(r"(?m)^=== .*\n", Path(__file__).with_name("every_code.txt").read_text())[1:]
+LOGS += every_code()
 #: Few lines do not tell what stands in front of them, or which came first.
 FEWEST_LINES, FEWEST_STAMPED = 6, 60
 

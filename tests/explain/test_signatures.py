@@ -1,87 +1,50 @@
-"""Every signature of every family: its examples, its near-misses, and look-alikes of its neighbours."""
+"""Every signature of every family, by its example, by lines that look like it, and by short logs.
+
+In ``lines/FAMILY.txt`` each line stands for itself, and the code that wins it stands in front: ``=> CODE: line``; no
+signature knows a line without one. In ``every_code.txt`` the code of the diagnosis stands before the line that decided.
+``pytest --accept-golden tests/explain/test_signatures.py`` compiles the families, and writes all these marks.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY
-from ddplaunch.explain.read.scan import matcher, needed_texts
-from ddplaunch.explain.signatures import all_signatures, failed_collectives
-from ddplaunch.explain.signatures.gpu import memory
+from ddplaunch.explain.read.scan import matcher
+from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature, Tier
-from tests.explain.signature_rules import caught, idle, matched, missed, slow, too_wide, unfilled
+from scripts.signatures import COMPILED, EXPLAIN, FAMILIES, compiled, needed_texts
+from tests.explain.logs import EVERY_CODE, MARK, diagnosed, every_code
+from tests.explain.signature_rules import idle, matched, slow, too_wide, unfilled
 
-#: The files of ``explain/signatures`` whose signatures may match the same line.
-FAMILIES = {
-    "gpu": ("gpu.setup", "gpu.faults", "gpu.memory"),
-    "nccl": ("network.nccl", "echoes"),
-    "collective": ("failed_collectives", "echoes"),
-    "ddp": ("ddp",),
-    "system": ("system_memory", "system"),
-    "network": ("network.connection", "network.rendezvous"),
-    "data": ("checkpoints", "data"),
-    "launching": ("launching", "extensions", "imports"),
-    "scheduler": ("scheduler",),
-    "ending": ("ending", "echoes"),
-}
-SIGNATURES: dict[str, tuple[Signature, ...]] = {
-    family: tuple(each for name in names for each in import_module(f"ddplaunch.explain.signatures.{name}").SIGNATURES)
-    for family, names in FAMILIES.items()
-}
-#: Of each family, lines with the code that it gives them, "-" for none.
-LOOK_ALIKES = [
-    (family, line, None if code == "-" else code)
-    for part in Path(__file__).with_name("look_alikes.txt").read_text().split("=== ")[1:]
-    for family, *lines in [part.splitlines()]
-    for code, _, line in (each.partition(": ") for each in lines)
-]
+HERE = Path(__file__).parent
+SIGNATURES = [pytest.param(each, id=f"{at}-{each.code}") for at, each in enumerate(all_signatures())]
 
 
-def test_every_family_is_looked_at() -> None:
-    assert {each for family in SIGNATURES.values() for each in family} == set(all_signatures())
+@cache
+def lines() -> dict[str, list[str]]:
+    """The lines of each family without their marks."""
+    return {each: MARK.sub("", (HERE / "lines" / f"{each}.txt").read_text()).splitlines() for each in FAMILIES}
 
 
-@pytest.mark.parametrize(
-    "signature",
-    [
-        pytest.param(each, id=f"{family}-{each.code}-{at}")
-        for family, signatures in SIGNATURES.items()
-        for at, each in enumerate(signatures)
-    ],
-)
-def test_keeps_its_word(signature: Signature) -> None:
-    assert signature.examples
-    assert signature.near_misses
-    assert missed(signature) == []
-    assert caught(signature) == []
-    assert idle(signature) == []
-    assert unfilled(signature) == []
-    assert too_wide(signature) == []
-    assert slow(signature, seconds=1.0) == []
-    assert bool(signature.fixes) == bool(signature.why) == (signature.tier != Tier.ECHO)
-    assert signature.tier != Tier.SURVIVED, "what became of the rank decides that, not its words"
+@cache
+def all_lines() -> tuple[str, ...]:
+    return tuple(line for of_family in lines().values() for line in of_family)
 
 
-@pytest.mark.parametrize(("family", "line", "code"), LOOK_ALIKES)
-def test_neighbours_are_told_apart(family: str, line: str, code: str | None) -> None:
-    found = [each for each in SIGNATURES[family] if alone(each) and matched(each, line) is not None]
-    best = min(found, key=lambda each: each.tier).code if found else None
-    assert best == code
-
-
-def test_memory_is_measured() -> None:
-    line = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of 39.38 "
-        "GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
-    )
-    signature = next(each for each in memory.SIGNATURES if matched(each, line))
-    match = matched(signature, line)
-    assert match is not None
-    assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
+@cache
+def lines_of() -> dict[Signature, list[str]]:
+    """The lines that each signature sees, its own example first."""
+    seen = {each: [each.example] for each in all_signatures()}
+    for line in all_lines():
+        for signature in shown(line):
+            seen[signature].append(line)
+    return seen
 
 
 def alone(signature: Signature) -> bool:
@@ -90,24 +53,96 @@ def alone(signature: Signature) -> bool:
 
 
 def shown(text: str) -> list[Signature]:
-    hits = matcher().hits(Line(0, "train.log", 1, text, NOBODY))
-    return [hit.signature for hit in hits if not hit.signature.log_by_several]  # one line is not several
+    """Return what a line shows by itself, best first."""
+    return [hit.signature for hit in matcher().hits(Line(0, "train.log", 1, text, NOBODY))]
 
 
-def test_every_example_is_told_by_its_own_code_among_all_signatures() -> None:
-    roots = [each for each in all_signatures() if each.is_root and not each.log_by_several]
-    for signature in roots:
-        for text in signature.examples:
-            others = [each for each in shown(text) if alone(each) or each is signature]
-            assert others[0].code == signature.code, text
+def winner(text: str) -> str | None:
+    return next((each.code for each in shown(text) if alone(each)), None)
+
+
+def marked(line: str, code: str | None) -> str:
+    return f"=> {code}: {line}" if code else line
+
+
+def with_mark(log: str) -> str:
+    """Return a log with the code of its diagnosis before the line that decided."""
+    text = log.splitlines(keepends=True)
+    found = diagnosed(log)
+    assert found.what and found.why and found.fixes and "\n" not in found.what and "{" not in found.what
+    at = found.evidence[0].line - 1
+    return "".join([*text[:at], marked(text[at], found.code), *text[at + 1 :]])
+
+
+@pytest.fixture
+def same(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """``same(path, text)`` compares a file with ``text``, or writes it with ``--accept-golden``."""
+
+    def compare(path: Path, text: str) -> None:
+        if request.config.getoption("--accept-golden"):
+            path.write_text(text, encoding="utf-8")
+        before = path.read_text(encoding="utf-8")
+        assert before == text, f"{path.name}: if this is meant, `pytest --accept-golden {__name__}`"
+
+    return compare
+
+
+def test_the_compiled_file_is_what_the_families_say(same: Callable[[Path, str], None]) -> None:
+    same(COMPILED, compiled())
+    assert sorted(FAMILIES) == sorted(path.stem for path in EXPLAIN.glob("families/*.toml"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lines_are_won_by_these_codes(family: str, same: Callable[[Path, str], None]) -> None:
+    text = "".join(f"{marked(line, winner(line))}\n" for line in lines()[family])
+    same(HERE / "lines" / f"{family}.txt", text)
+
+
+def test_logs_get_these_codes_for_these_lines(same: Callable[[Path, str], None]) -> None:
+    same(EVERY_CODE, "===\n".join(with_mark(log) for log in every_code()))
+
+
+def test_every_code_that_a_line_can_have_has_a_log() -> None:
+    codes = set(MARK.findall(EVERY_CODE.read_text()))
+    assert {each.code for each in all_signatures() if each.is_root} <= codes
+
+
+@pytest.mark.parametrize("signature", SIGNATURES)
+def test_keeps_its_word(signature: Signature) -> None:
+    assert matched(signature, signature.example) is not None
+    assert idle(signature, lines_of()[signature]) == []
+    assert unfilled(signature, lines_of()[signature]) == []
+    assert too_wide(signature) == []
+    assert slow(signature, seconds=1.0) == []
+    assert bool(signature.fixes) == bool(signature.why) == (signature.tier != Tier.ECHO)
+    assert signature.tier != Tier.SURVIVED, "what became of the rank decides that, not its words"
+    if signature.is_root and not signature.log_by_several:
+        others = [each for each in shown(signature.example) if alone(each) or each is signature]
+        assert others[0].code == signature.code
+
+
+def test_some_lines_of_every_family_are_won_and_some_are_not() -> None:
+    for family, of_family in lines().items():
+        codes = [winner(line) for line in of_family]
+        assert None in codes and len(set(codes)) > 2, family
 
 
 @pytest.mark.slow
 def test_no_line_is_skipped_that_a_signature_matches() -> None:
-    for text in dict.fromkeys(text for each in all_signatures() for text in (*each.examples, *each.near_misses)):
-        alone = [each for each in all_signatures() if not each.log_by_several]  # as `shown` takes them
-        found = [each for each in alone if matched(each, text) is not None]
+    for text in dict.fromkeys((*all_lines(), *(each.example for each in all_signatures()))):
+        found = [each for each in all_signatures() if matched(each, text) is not None]
         assert shown(text) == sorted(found, key=lambda each: each.tier), text
+
+
+def test_memory_is_measured() -> None:
+    line = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of 39.38 "
+        "GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
+    )
+    signature, *_ = shown(line)
+    match = matched(signature, line)
+    assert match is not None
+    assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
 
 
 @pytest.mark.parametrize(
@@ -127,5 +162,5 @@ def test_texts_that_a_pattern_needs(pattern: str, needed: tuple[str, ...]) -> No
 
 def test_the_late_rank_is_named() -> None:
     line = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms"
-    found = [match for each in failed_collectives.SIGNATURES if (match := matched(each, line))]
-    assert [match["culprit"] for match in found] == ["1"]
+    (match,) = [match for each in all_signatures() if (match := matched(each, line))]
+    assert match["culprit"] == "1"

@@ -125,7 +125,7 @@ def test_a_suite_that_failed_is_not_healthy() -> None:
 
 def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa: F811
     def one(why: str, fix: str, tier: Tier = Tier.CAUSE) -> Signature:
-        return Signature("c", tier, ("x",), "what", (f"as {why}",), why, (fix,))
+        return Signature("c", tier, "what", example=f"as {why}", why=why, fixes=(fix,))
 
     shown = (
         one("a", "do `ls {path}`"),

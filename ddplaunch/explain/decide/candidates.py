@@ -13,9 +13,9 @@ from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank, rank_
 from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, announced
 from ddplaunch.explain.read.prefixes import Speaker
-from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
+from ddplaunch.explain.read.scan import Hit, Scanned, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
-from ddplaunch.explain.signatures.launching import PROGRAM_MISSING
+from ddplaunch.explain.signatures import named
 from ddplaunch.explain.signatures.signature import AT_START, NOISE, OF_MACHINES, Signature, Tier, filled
 from ddplaunch.values.frozen import dataclass
 
@@ -203,7 +203,7 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: 
             if hit.signature.tier != Tier.ECHO:
                 if not (context.contradicts(hit) or traceback.store_lost or _is_own_wait(hit.signature, part)):
                     no_program = part.starts_program and hit.signature.code == "dataset-missing"
-                    roots.append((hit._replace(signature=PROGRAM_MISSING) if no_program else hit, part))
+                    roots.append((hit._replace(signature=named("program-missing")) if no_program else hit, part))
             elif hit.line.at == part.line.at:
                 echo = echo or hit
     if roots:
@@ -256,7 +256,7 @@ def _is_said_of_another(signature: Signature, part: ChainedException) -> bool:
     last = part.calls[-1] if part.calls else None
     raises = last is not None and not last.folded and bool(_RAISES.search(last.source))
     own = raises and "[Errno" not in part.raised.message
-    return own or (signature.code in OF_MACHINES and name in _OF_LOGIC and name not in raised_in(signature))
+    return own or (signature.code in OF_MACHINES and name in _OF_LOGIC and name not in signature.raises)
 
 
 def _of_exception(traceback: Traceback) -> Candidate | None:
@@ -264,7 +264,7 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
     raised = traceback.raised
     name = raised.type.rpartition(".")[2]
     if name == "FileNotFoundError" and (program := traceback.program):
-        return _of_hit(Hit(PROGRAM_MISSING, traceback.root.line, {"path": program}), traceback.speaker, raised)
+        return _of_hit(Hit(named("program-missing"), traceback.root.line, {"path": program}), traceback.speaker, raised)
     if name in _LAUNCHERS or (traceback.launcher and name in LOST_PEER | _LOST | STARTED | _ASKED_TO_END):
         return None
     own_wait = _is_own_wait(None, traceback.root)

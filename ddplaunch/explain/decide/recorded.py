@@ -13,7 +13,7 @@ from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
 from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit, exit_code
-from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
+from ddplaunch.explain.signatures import named
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 
 #: Codes of exits that tell more than an abort or an exit status of the script.
@@ -331,7 +331,7 @@ def lost_while_joining(
     joining = any(function == "init_process_group" and "distributed_c10d" in file for file, _, function in root.frames)
     if not joining or not (_RESET if facts is None else _RESET_OR_CLOSED).search(root.raised.message):
         return None
-    return Hit(LOST_WHILE_JOINING, root.line, {"line": root.raised.message}), own[0]
+    return Hit(named("lost-while-joining"), root.line, {"line": root.raised.message}), own[0]
 
 
 def exception_text(raised: Raised) -> str:

@@ -16,7 +16,6 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.values.frozen import dataclass
 
-_TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
 _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
 #: What puts the messages of others in quotes: a record in JSON, and what copies many files.
 _LISTS = re.compile(r'"message": "|shutil\.Error: \[')
@@ -56,12 +55,6 @@ class Hit(NamedTuple):
     quoted: bool = False
 
 
-@cache
-def raised_in(signature: Signature) -> frozenset[str]:
-    """Return the types of exceptions in the examples of ``signature``."""
-    return frozenset(name for example in signature.examples for name in _TYPE.findall(example))
-
-
 #: What the system says, as programs in Go write it: container runtimes, Kubernetes, registries.
 _OF_GO = re.compile(
     r": (no space left on device|permission denied|too many open files|read-only file system|cannot allocate memory"
@@ -85,58 +78,6 @@ def _shown(signature: Signature, text: str) -> tuple[dict[str, str], bool] | Non
     return {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}, quoted
 
 
-#: The parts of a regular expression; ``aside`` are look-arounds and groups with flags.
-_PART = re.compile(
-    r"(?P<any>\\\w|\[\^?\]?(?:\\.|[^\]\\])*\]|[.^$])"
-    r"|(?P<group>\((?:\?P<\w+>|\?:|(?!\?)))|(?P<aside>\(\?)|(?P<end>\))|(?P<or>\|)"
-    r"|(?P<optional>(?:[*?]|\{\d[\d,]*\})\??)|(?P<repeated>\+\??)"
-    r"|(?P<text>[^\\()\[|.*+?^${]+|\\\W|\{)"
-)
-_NOTHING = ("",)  # stands in every line
-
-
-def needed_texts(pattern: str) -> tuple[str, ...]:
-    """Return texts of which every line that ``pattern`` matches contains one; "" where none can be told.
-
-    They make most lines cheap to skip: looking for a text costs far less than searching a regular expression.
-    """
-    return _needed_in_group(_PART.finditer(pattern))
-
-
-def _needed_in_group(parts: Iterator[re.Match[str]]) -> tuple[str, ...]:
-    """Return the longest texts of each alternative, up to the end of the group that ``parts`` are in."""
-    alternatives: list[tuple[str, ...]] = []
-    pieces: list[tuple[str, ...]] = [_NOTHING]
-    run = ""
-    for part in parts:
-        kind = part.lastgroup
-        if kind == "text":
-            run += part[0].removeprefix("\\")
-            continue
-        if kind == "optional" and run:
-            run = run[:-1]
-        elif kind == "optional":
-            pieces.pop()
-        pieces.append((run,))
-        run = ""
-        if kind in ("group", "aside"):
-            inner = _needed_in_group(parts)
-            pieces.append(inner if kind == "group" else _NOTHING)
-        elif kind == "any":
-            pieces.append(_NOTHING)
-        elif kind == "or":
-            alternatives.append(_longest(pieces))
-            pieces = [_NOTHING]
-        elif kind == "end":
-            break
-    alternatives.append(_longest([*pieces, (run,)]))
-    return tuple(text for texts in alternatives for text in texts)
-
-
-def _longest(pieces: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    return max(pieces, key=lambda texts: min(map(len, texts)))
-
-
 def _shape(text: str) -> str:
     """Return ``text`` without the numbers, and the indents, in which lines of one kind differ."""
     return _SPACES.sub(" ", _DIGITS.sub("0", text))
@@ -150,9 +91,8 @@ class Matcher:
         self._places: dict[str, set[int]] = {}  # of the signatures that need this text
         self._shapes: dict[str, tuple[Signature, ...]] = {}
         for place, signature in enumerate(signatures):
-            for pattern in signature.patterns:
-                for text in needed_texts(pattern):
-                    self._places.setdefault(_shape(text), set()).add(place)
+            for text in signature.needed:
+                self._places.setdefault(_shape(text), set()).add(place)
 
     def candidates(self, text: str) -> tuple[Signature, ...]:
         """Return the signatures of which a needed text stands in ``text``, numbers aside, as they are listed."""

@@ -1,50 +1,36 @@
-"""All signatures: one family per file, each with a tuple ``SIGNATURES`` in which the specific ones come first."""
+"""All signatures, of the files ``ddplaunch/explain/families/*.toml``: those of a file in their order."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
+from typing import Any
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 
 @cache
 def all_signatures() -> tuple[Signature, ...]:
-    """Return the signatures of all families; they are imported here, when a log is to be explained."""
-    from ddplaunch.explain.signatures import (
-        checkpoints,
-        data,
-        ddp,
-        echoes,
-        ending,
-        extensions,
-        failed_collectives,
-        imports,
-        launching,
-        scheduler,
-        system,
-        system_memory,
-    )
-    from ddplaunch.explain.signatures.gpu import faults, memory, setup
-    from ddplaunch.explain.signatures.network import connection, nccl, rendezvous
+    """Return what lines of logs are compared with; read here, when a log is to be explained."""
+    return tuple(each for each in _all() if not each.name)
 
-    families = (
-        setup,
-        faults,
-        memory,
-        nccl,
-        echoes,
-        failed_collectives,
-        ddp,
-        system_memory,
-        system,
-        connection,
-        rendezvous,
-        checkpoints,
-        data,
-        launching,
-        extensions,
-        imports,
-        scheduler,
-        ending,
-    )
-    return tuple(signature for family in families for signature in family.SIGNATURES)
+
+@cache
+def named(name: str) -> Signature:
+    """Return the words of this name. Raises StopIteration if there are none."""
+    return next(each for each in _all() if each.name == name)
+
+
+@cache
+def _all() -> tuple[Signature, ...]:
+    """Return the rules of all families, as ``python -m scripts.signatures`` has compiled them."""
+    rules = json.loads(Path(__file__).parents[1].joinpath("families.json").read_bytes())
+    return tuple(signature_of(rule) for rule in rules)
+
+
+def signature_of(rule: dict[str, Any]) -> Signature:
+    """Return a rule of the compiled file as it is used."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in rule.items()}
+    values["tier"] = Tier[rule["tier"].upper()]
+    return Signature(**values)

@@ -61,7 +61,7 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True)
 class Signature:
-    """One way in which ``code`` shows.
+    """One way in which ``code`` shows: a rule of ``ddplaunch/explain/families/*.toml``.
 
     - ``tier``: how it ranks against other failures. If two signatures of a tier match one line, the first listed wins.
     - ``patterns``: regular expressions of Python, searched in one line without its prefix and ANSI codes; the first
@@ -72,23 +72,27 @@ class Signature:
     - ``what``, ``why``, ``fixes``: words that may use named groups of the pattern as ``{name}``; ``{line}`` is what the
       whole pattern matched, unless it names a part so. A fix whose groups are missing is left out. Echoes have no
       ``why`` and no ``fixes``.
-    - ``examples`` match and ``near_misses`` do not: the tests hold both.
-    - ``source``: where the message is printed or discussed.
+    - ``raises``: exceptions of a program's own logic (ValueError …) that have this message nevertheless.
+    - ``needed``: texts of which every line that matches contains one.
+    - ``source``: where the message is printed or discussed. ``example``: a line that matches.
+    - ``name``: of words that the engine asks for by name; it has no patterns.
     """
 
     code: str
     tier: Tier
-    patterns: tuple[str, ...]
     what: str
-    examples: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
+    example: str = ""
     why: str = ""
     fixes: tuple[str, ...] = ()
-    near_misses: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     log_unless: tuple[str, ...] = ()
     log_with: tuple[str, ...] = ()
     log_by_several: tuple[str, ...] = ()
+    raises: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
     source: str = ""
+    name: str = ""
 
     @property
     def is_root(self) -> bool:

@@ -1,1 +1,0 @@
-"""Signatures of GPUs, one family per file."""

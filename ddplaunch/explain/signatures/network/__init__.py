@@ -1,1 +1,0 @@
-"""Signatures of the network, one family per file."""
