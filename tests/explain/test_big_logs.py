@@ -85,3 +85,12 @@ def test_ten_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own
     assert found.diagnosis is not None and found.diagnosis.code == "script-exception"
     assert {echo.rank for echo in found.cascade} == (set() if own else set(range(10_000)) - {7}), "all are named"
     assert time.process_time() - begun < 60, "the square takes more than half an hour"
+
+
+@pytest.mark.parametrize(
+    "text", ["\n" * 3_000_000, "ValueError: bad sample\n" * 10_000, "CUDA out of memory\n" * 10_000, "x\n" * 1_000_000]
+)
+def test_equal_lines_in_a_row_take_no_time(text: str) -> None:
+    begun = time.process_time()
+    explained(text)
+    assert time.process_time() - begun < 2, "each line was looked at, and compared with all the others"

@@ -838,17 +838,6 @@ def test_a_program_that_a_shell_says_was_terminated_was_not_ended_by_its_launche
     assert diagnosed(ALL_STEPS + "run.sh: line 3: 27961 Terminated              python train.py\n").code == "terminated"
 
 
-def test_an_exception_that_the_work_survived_often_has_not_ended_it() -> None:
-    caught = "ERROR:2026-03-26 22:35:46,212:no action for item {0}\nTraceback (most recent call last):\n"
-    caught += '  File "/srv/env.py", line 282, in act\n    x, y = parse(text)\nValueError: step {0} - no action in it\n'
-    rollouts = "".join(f"rollout {at}: reward 0.{at}\n" + caught.format(at) for at in range(5, 11))
-    assert explained(rollouts).diagnosis is None
-    other = diagnosed(rollouts + raised(None, "KeyError: 'labels'"))
-    assert other.what.startswith("KeyError: 'labels'"), "another one than those"
-    again = "".join(f"step {at} loss 0.5\n" for at in range(4)) + raised(None, "KeyError: 'labels'")
-    assert diagnosed(again * 5).what.startswith("KeyError: 'labels'"), "no new steps: it begins anew each time"
-
-
 def test_what_a_launcher_kills_after_it_saw_a_rank_fail_is_no_cause() -> None:
     saw = "[rank: 1] Child process with PID 24110 terminated with code 1. Forcefully terminating all other processes to"
     found = diagnosed(f"{STEPS}{saw} avoid zombies\nKilled\n")

@@ -93,7 +93,7 @@ _DUMPED = re.compile(
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
-_ENDS, _ALIKE = 15, 40  # lines of a file that may say how it ended; characters of exceptions that are the same
+_ENDS = 15  # lines of a file that may say how it ended
 GOES_ON = 3  # lines of a program that passed over an error that it has announced
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
@@ -255,7 +255,6 @@ class Afterwards:
         self._title = lines[0].at if len(lines) > 1 and lines[0].text and not lines[1].text else -1
         self._known: dict[re.Pattern[str], dict[str, tuple[int, int]]] = {}
         self._counts: dict[str, _Counted] = {}
-        self._often: dict[str, dict[str, list[int]]] = {}
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False, asked: bool = False) -> bool:
         """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
@@ -270,7 +269,7 @@ class Afterwards:
         said = self._files.get(line.file, [])
         at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
         progresses, kinds, passed, done, _ = self._counted(line.file, said)
-        if passed >= at or (uncaught and self._was_survived(line, said, at)):
+        if passed >= at:
             return True
         if len(said) - at < 1 + uncaught:
             return False
@@ -317,20 +316,6 @@ class Afterwards:
             }
             self._known[pattern] = {name: (places[0], places[-1]) for name, places in found.items() if places}
         return self._known[pattern].get(file, (-1, -1))
-
-    def _was_survived(self, line: Line, said: Sequence[Line], at: int) -> bool:
-        """Return whether the same exception was printed often before, and new steps were reported after that."""
-        if line.file not in self._often:
-            places = self._often[line.file] = {}
-            for place, each in enumerate(said):
-                if "Error" in each.text:
-                    places.setdefault(COUNT.sub("", each.text)[:_ALIKE], []).append(place)
-        alike = self._often[line.file].get(COUNT.sub("", line.text)[:_ALIKE], ())
-        before = [place for place in alike if said[place].at < line.at]
-        if len(before) < _WORK:
-            return False
-        old, new = said[: before[_WORK - 1]], said[before[_WORK - 1] : at]
-        return len(_steps(each.text for each in new) - _steps(each.text for each in old)) >= 2
 
     def _counted(self, file: str, said: Sequence[Line]) -> _Counted:
         if file not in self._counts:

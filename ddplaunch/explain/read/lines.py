@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import unescape
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -273,6 +274,7 @@ def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, li
         yield source, oldest_first(lines)
 
 
+_MOST_EQUAL = 100  # lines in a row; more of them say no more
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -280,7 +282,8 @@ def _numbered(data: bytes, first: int) -> list[Numbered]:
     wide = data[:2] in _WIDE and data.count(b"\0", 0, 400) > 100  # PowerShell's
     encoding = "utf-16" if wide and first == 1 else "utf-8"
     lines = data.decode(encoding, "replace").split("\n")
-    return list(enumerate(lines if lines[-1] else lines[:-1], start=first))
+    numbered = enumerate(lines if lines[-1] else lines[:-1], start=first)
+    return [entry for _, equal in groupby(numbered, itemgetter(1)) for entry in islice(equal, _MOST_EQUAL)]
 
 
 def _stream(stream: BinaryIO, share: int) -> list[Numbered]:
