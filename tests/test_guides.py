@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddplaunch.cli.parsing.quick import parse_quickly
+from ddplaunch.cli.parsing.typed_words import parse_quickly
 from ddplaunch.planning.options import flags_of_options
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, body_of, own_values
-from ddplaunch.cli.parsing.quick import parse_quickly
 from ddplaunch.cli.parsing.removed import removed
-from ddplaunch.cli.parsing.typed_words import said_on_command_line
+from ddplaunch.cli.parsing.typed_words import parse_quickly, said_on_command_line
 from ddplaunch.cli.target import misplaced_script, split_arguments
 from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
 from ddplaunch.values.words import needs_linux

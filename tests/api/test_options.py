@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.api.from_python import NOT_HERE, RunOptions, _option_words
 from ddplaunch.cli.parsing.command import options_of
-from ddplaunch.cli.parsing.quick import parse_quickly
+from ddplaunch.cli.parsing.typed_words import parse_quickly
 from ddplaunch.planning import current
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, command_named, options_of, own_values
-from ddplaunch.cli.parsing.quick import parse_quickly
-from ddplaunch.cli.parsing.typed_words import said_on_command_line
+from ddplaunch.cli.parsing.typed_words import parse_quickly, said_on_command_line
 from ddplaunch.cli.target import parse_target, split_arguments
 from ddplaunch.planning.convert.launch_words import plain
 from ddplaunch.planning.convert.launcher_line import translate

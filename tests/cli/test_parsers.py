@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ddplaunch.cli.commands.submit import run_words
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
-from ddplaunch.cli.parsing.quick import parse_quickly
-from ddplaunch.cli.parsing.typed_words import said_on_command_line, with_lists_taken_apart
+from ddplaunch.cli.parsing.typed_words import parse_quickly, said_on_command_line, with_lists_taken_apart
 from ddplaunch.cli.parsing.typer_app import _misunderstood
 from ddplaunch.cli.parsing.typer_app import parse as parse_with_typer
 from ddplaunch.planning import options as launch_options

@@ -99,7 +99,7 @@ def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
         (("top", "nothing-like-it"), "there is no record of a run"),
         (("top", "--interval", "0.01"), "is less than 0.2 s"),
         (("top", "--interval", "soon"), "is not a length of time"),
-        (("top", "--count", "0"), "is not a number of samples"),
+        (("top", "--count", "soon"), "is not an integer"),
         (("top", "--metric", "(", "over"), "is not a regular expression"),
     ):
         said = call(*words)

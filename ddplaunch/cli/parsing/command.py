@@ -1,6 +1,6 @@
 """What a command is: its help, its examples and its options as data, at the top of the file that has its body.
 
-Typer's application (``typer_app``), the quick parser (``quick``), the shell's completion and the site's page of options
+Typer's application (``typer_app``), the quick parser (``typed_words``), completion and the site's page of options
 are built from this. An option of a launch is a field of ``planning.options.Options`` and belongs to all commands that
 take a launch.
 """

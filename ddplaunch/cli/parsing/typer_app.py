@@ -1,6 +1,6 @@
 """The Typer application: it parses, shows help, completes and words what is wrong with a command line.
 
-It is built from ``cli.command``. ``quick`` reads the lines that are plainly right.
+It is built from ``cli.command``. ``typed_words`` reads the lines that are plainly right.
 """
 
 from __future__ import annotations
