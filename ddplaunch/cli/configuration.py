@@ -243,34 +243,34 @@ def said_in_profile(document: Mapping[str, Any], name: str | None, where: str) -
     return merge(said_in_table(_as_table(profiles[name], f"profiles.{name}", where), f"{where}, {name}"), base)
 
 
-_ONLY_SCALE = ("base_batch_size", "lr_scaling", "lr_max_factor")
-
-
 def merge(first: Said, second: Said) -> dict[str, Any]:
     """Return ``first`` completed by ``second``; repeatable flags are joined, those of ``first`` last.
 
     What ``first`` says also takes away from ``second`` what would contradict it, so that a flag wins over a profile.
+    Learning rates of ``first`` take the place of all those of ``second``.
     """
-    merged = {name: value for name, value in second.items() if name not in _displaced(first, second)}
-    for name, other in (("lr", "base_lr"), ("base_lr", "lr")):
-        said = {item.value.rpartition("=")[0] for item in first.get(name, ())}
-        left = tuple(item for item in merged.pop(other, ()) if item.value.rpartition("=")[0] not in said)
-        merged |= {other: left} if left else {}
-    if "lr" in first and not {"base_lr", "base_warmup"} & (first.keys() | merged.keys()):  # nothing to scale is left
-        merged = {name: value for name, value in merged.items() if name not in _ONLY_SCALE}
+    displaced = _displaced(first, second)
+    merged = {name: value for name, value in second.items() if name not in displaced}
     for name, value in first.items():
-        merged[name] = (*merged.get(name, ()), *value) if isinstance(value, tuple) else value
+        joined = isinstance(value, tuple) and name not in _RATES
+        merged[name] = (*merged.get(name, ()), *value) if joined else value
     return merged
+
+
+_RATES = ("lr", "base_lr")
+_ONLY_SCALE = ("base_batch_size", "lr_scaling", "lr_max_factor")
 
 
 def _displaced(first: Said, second: Said) -> set[str]:
     """Return the flags of ``second`` that cannot stand beside those of ``first``."""
-    either = {"warmup": "base_warmup", "base_warmup": "warmup", "gpus": "device"}
+    either = {"warmup": "base_warmup", "base_warmup": "warmup", "gpus": "device", "lr": "base_lr", "base_lr": "lr"}
     names = {other for name, other in either.items() if name in first}
     if "device" in first and first["device"].value == "cpu":
         names.add("gpus")
     if "nnodes" in first and "nproc" in second and "x" in second["nproc"].value:
         names.add("nproc")
+    if "lr" in first and not {"base_lr", "base_warmup"} & (first.keys() | second.keys() - names):
+        names.update(_ONLY_SCALE)  # there is nothing to scale
     return names
 
 

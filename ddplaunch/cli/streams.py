@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,19 @@ def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
         signal_at_parents_end(signal.SIGTERM)
     if _path(environ) is None:  # it went just now
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def ending_by_signals(end: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP call ``end``, which raises, meanwhile; what ignores them (nohup) goes on to."""
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def outlives_starter() -> bool:

@@ -92,12 +92,12 @@ def test_learning_rates_with_names_stand_in_a_table_or_a_list(value: object) -> 
     assert options.named_base_lr[0].source == Source("profile", "f") and options.base_lr is None
 
 
-def test_a_flag_wins_over_the_profile_for_its_own_learning_rate() -> None:
+def test_learning_rates_of_flags_take_the_place_of_a_profiles() -> None:
     table = said_in_table({"base-lr": {"a": 1e-5, "b": 2e-5}, "lr-scaling": "sqrt", "base-warmup": 5}, "f")
     scaled = parse_options(merge({"base_lr": (Resolved("b=1", FLAG),)}, table))
-    assert [item.value for item in scaled.named_base_lr] == [("a", 1e-5), ("b", 1.0)]
+    assert [item.value for item in scaled.named_base_lr] == [("b", 1.0)] and scaled.lr_scaling is not None
     final = parse_options(merge({"lr": (Resolved("b=1", FLAG),), "warmup": Resolved(7, FLAG)}, table))
-    assert [item.value for item in final.named_base_lr] == [("a", 1e-5)] and final.lr_scaling is not None
+    assert final.named_base_lr == () and final.lr_scaling is None
     assert [item.value for item in final.named_lr] == [("b", 1.0)]
     assert final.warmup == Resolved(7, FLAG) and final.base_warmup is None
 

@@ -160,7 +160,7 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
         assert "rank 1 ended with exit code 42" in " ".join(
             cluster.ddplaunch("explain", word, cwd=place).stdout.split()
         )
-    assert "one task on each node, by srun \\ --kill-on-bad-exit=1 --wait=60" in " ".join(log.split())
+    assert "one task on each node, by `srun --kill-on-bad-exit=1 --wait=60" in " ".join(log.split())
     assert not _left(place), "no rank outlives the job"
 
 

@@ -7,20 +7,19 @@ missing.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import NoReturn
 
 from ddplaunch import __version__
 from ddplaunch.checks.connectivity import port_taken
 from ddplaunch.cli.prepare import Prepared, checked, ignored
-from ddplaunch.cli.streams import tell_findings
+from ddplaunch.cli.streams import ending_by_signals, tell_findings
 from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
 from ddplaunch.hosts.roll_call.messages import Hello, Verdict, secrets_of
@@ -51,23 +50,8 @@ def wanted(launch: Launch, join_timeout: float | None) -> float | None:
     return None if own_rendezvous or not timeout_s else timeout_s
 
 
-@contextmanager
-def ending_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind what waits; 128 + signal is the exit status.
-
-    Others can be told then, and the first process of a container, to which signals do nothing by default, ends at all.
-    """
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def call_roll(prepared: Prepared, timeout_s: float, silent: bool, join_secret: str | None = None) -> Launch:
@@ -90,7 +74,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, join_secret: s
     hello = _hello(prepared)
     progress = RollCallLine(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
     show = (lambda status: None) if silent else progress.show
-    with ending_by_signals():
+    with ending_by_signals(_end):  # the others are told, and the first process of a container ends at all
         try:
             if topology.node_rank.value == 0:
                 verdict = _hold(call, hello, prepared, show)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ddplaunch.cli.prepare import interpreter
-from ddplaunch.cli.streams import answer, tell
+from ddplaunch.cli.streams import answer, say
 from ddplaunch.hosts.slurm.programs import with_end_of_job
 from ddplaunch.planning.flag import NodeRange
 from ddplaunch.planning.inside.slurm import Slurm, describe, read_slurm
 from ddplaunch.planning.job.sbatch import step_argv
 from ddplaunch.ui.shell import command_lines
-from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import ExitStatus, RefusedError, error
 from ddplaunch.values.resolved import Resolved
 from ddplaunch.values.variable_names import JOIN_SECRET
@@ -59,14 +59,9 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
                 fix="put Slurm's programs on PATH, often by `module load slurm`",
             )
         )
-    tell("\n".join(_became(slurm, step)) + "\n")
-    os.execve(found, words, {JOIN_SECRET: os.urandom(16).hex(), **with_end_of_job(environ), _DEPTH: slurm.job})
-
-
-def _became(slurm: Slurm, step: tuple[str, ...]) -> list[str]:
     tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
-    said = wrap(f"{describe(slurm)}; {tasks}, by", Terminal.of(sys.stderr).width, "ddplaunch: ", "  ")
-    return [*said, *(f"  {line}" for line in command_lines(step, Terminal.of(sys.stderr).width - 4))]
+    say(f"ddplaunch: {describe(slurm)}; {tasks}, by `{shlex.join(step)}`")
+    os.execve(found, words, {JOIN_SECRET: os.urandom(16).hex(), **with_end_of_job(environ), _DEPTH: slurm.job})
 
 
 def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:

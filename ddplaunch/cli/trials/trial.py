@@ -17,8 +17,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import say, tell, tell_findings
+from ddplaunch.cli.streams import ending_by_signals, say, tell, tell_findings
 from ddplaunch.cli.trials.measured_steps import FollowedSteps, Measure, MeasuredSteps
 from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
 from ddplaunch.explain.diagnosis import Diagnosis
@@ -189,7 +189,7 @@ class Trials:
         grace = change.said.get("grace")
         child = start_run(self._typed(change, run_id, place), place.told)
         try:
-            with _ending_as_by_ctrl_c():
+            with ending_by_signals(signal.default_int_handler):  # `timeout`, a closed terminal: as Ctrl-C
                 try:
                     ending, unwatched = self._watch(child.poll, change, record, steps)
                 finally:
@@ -343,16 +343,3 @@ def _recorded(record: Path) -> Recorded:
             lr=", ".join(format_lr(rate["value"]) for rate in rates) or None,
         )
     return Recorded()
-
-
-@contextmanager
-def _ending_as_by_ctrl_c() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, so that `timeout` or a closed terminal leave nothing running."""
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
-    for number in numbers:  # nohup ignores SIGHUP
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
