@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, body_of, own_values
-from ddplaunch.cli.parsing.removed import removed
+from ddplaunch.cli.parsing.removed import called_otherwise, removed
 from ddplaunch.cli.parsing.typed_words import parse_quickly, said_on_command_line
 from ddplaunch.cli.target import misplaced_script, split_arguments
 from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
@@ -53,9 +53,11 @@ def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) 
 
 
 def _removed(ours: list[str]) -> UsageError | None:
-    """Return the error for the first word that names a command or option that is gone, None where none does."""
+    """Return the error for the first word that names what is gone, or called otherwise; None where none does."""
     command, *words = ours
     if command not in COMMANDS:
-        return removed(command)
-    answers = (removed(command, word.partition("=")[0]) for word in words if word.startswith("--"))
-    return next((gone for gone in answers if gone is not None), None)
+        return removed(command) or called_otherwise(command)
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    answers = [removed(command, word) for word in options if word.startswith("--")]
+    answers += [called_otherwise(word) for word in options if command in LAUNCHING]
+    return next((answer for answer in answers if answer is not None), None)

@@ -62,8 +62,8 @@ def test_an_options_value_is_no_script(call: Call, folder: Path, words: list[str
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--epochs", "3", "train.py"], "no such option: `--epochs`"),
-        (["--nproc_per_node=2", "train.py"], "NPROC, as in `ddplaunch run 4 -- train.py`"),
+        (["--epochs", "3", "train.py"], "no such option: --epochs"),
+        (["--nproc_per_node=2", "train.py"], "NPROC, the processes of each node"),
     ],
 )
 def test_an_unknown_option_is_reported_before_the_script(call: Call, words: list[str], what: str) -> None:

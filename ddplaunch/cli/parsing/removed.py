@@ -1,4 +1,4 @@
-"""Options and commands that are gone, each with what to use instead: what is typed is answered with that."""
+"""Options and commands that are gone, or called otherwise elsewhere, each with what to use instead."""
 
 from __future__ import annotations
 
@@ -31,6 +31,35 @@ REMOVED = {
     "--relaunch-wait": _RESTARTS,
     "--trace": "`ddplaunch report` draws when each rank began and ended",
 }
+
+
+#: What torchrun, accelerate, DeepSpeed and other programs call it, and what says the same here.
+_NPROC = "NPROC, the processes of each node: `ddplaunch run 4 -- train.py`, `run 2x4` on 2 nodes"
+ELSEWHERE = {
+    **dict.fromkeys(("--nproc-per-node", "--nproc", "--num-gpus", "--num-processes", "-n", "-np"), _NPROC),
+    **dict.fromkeys(("--standalone", "--multi-gpu"), "leave it out: a launch on one node is standalone"),
+    "--cpu": "`--device cpu`",
+    "--num-machines": "`--nnodes`",
+    "--machine-rank": "`--node-rank`",
+    "--main-process-ip": "`--master-addr`",
+    "--main-process-port": "`--master-port`",
+    "--rdzv-endpoint": "`--master-addr` and `--master-port`",
+    "--gpu-ids": "`--gpus`",
+    **dict.fromkeys(("launch", "start", "train", "exec", "torchrun"), "`ddplaunch run 4 -- train.py`"),
+    **dict.fromkeys(("kill", "cancel", "end"), "`ddplaunch stop`"),
+    **dict.fromkeys(("status", "list", "ls", "runs"), "`ddplaunch ps`"),
+    **dict.fromkeys(("tail", "output"), "`ddplaunch logs`"),
+    **dict.fromkeys(("check", "test"), "`ddplaunch doctor`"),
+    **dict.fromkeys(("why", "diagnose"), "`ddplaunch explain`"),
+    **dict.fromkeys(("watch", "monitor"), "`ddplaunch top`"),
+}
+
+
+def called_otherwise(word: str) -> UsageError | None:
+    """Return the error for a command or an option of a launch that is another program's; None for any other word."""
+    fix = ELSEWHERE.get(word.replace("_", "-"))
+    kind = "option" if word.startswith("-") else "command"
+    return None if fix is None else usage(f"no such {kind}: `{word}`", why="", fix=fix)
 
 
 def removed(command: str, word: str = "") -> UsageError | None:

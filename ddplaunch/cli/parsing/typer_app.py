@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
 
 import typer
 from typer.core import TyperCommand
 
-from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, REPEATED, Command, command_named, options_of, spellings
+from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, REPEATED, Command, command_named, options_of
 from ddplaunch.cli.parsing.completion import offered
 from ddplaunch.cli.parsing.typed_words import with_lists_taken_apart
 from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
-from ddplaunch.values.words import nearest
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda word: word.replace("_", "-")}
 #: Numbers and lengths of time are text here: ``Flag`` reads them.
@@ -29,33 +27,6 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("switch", "pair"), Optional[bool]),  # noqa: UP045
 }
 _LIST_OF_COMMANDS = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run 4 -- train.py`"
-#: What other programs call a command, and what people try first.
-_COMMANDS_ELSEWHERE = {
-    "run": ("launch", "start", "train", "exec", "torchrun"),
-    "stop": ("kill", "cancel", "end"),
-    "ps": ("status", "list", "ls", "runs"),
-    "logs": ("tail", "output"),
-    "doctor": ("check", "test"),
-    "explain": ("why", "diagnose"),
-    "top": ("watch", "monitor"),
-}
-#: Options of torchrun, accelerate and DeepSpeed that people type here, and what says the same.
-_OPTIONS_ELSEWHERE = {
-    **dict.fromkeys(("--nproc-per-node", "--nproc", "--num-gpus"), "NPROC, as in `ddplaunch run 4 -- train.py`"),
-    **dict.fromkeys(
-        ("--num-processes", "-n", "-np"),
-        "NPROC, the processes of each node: `ddplaunch run 4 -- train.py`, `run 2x4` on 2 nodes",
-    ),
-    "--standalone": "leave it out: a launch on one node is standalone",
-    "--multi-gpu": "leave it out",
-    "--cpu": "`--device cpu`",
-    "--num-machines": "`--nnodes`",
-    "--machine-rank": "`--node-rank`",
-    "--main-process-ip": "`--master-addr`",
-    "--main-process-port": "`--master-port`",
-    "--rdzv-endpoint": "`--master-addr` and `--master-port`",
-    "--gpu-ids": "`--gpus`",
-}
 
 
 class _WithScript(TyperCommand):
@@ -191,37 +162,10 @@ def _described(option: Flag) -> Any:
 
 
 def _misunderstood(words: Sequence[str], exception: Any) -> UsageError:
-    """Return Typer's complaint with what to type instead."""
-    command = words[0] if words and words[0] in COMMANDS else ""
+    """Return Typer's complaint with where to look."""
+    command = words[0] if words and words[0] in COMMANDS else None
     message = exception.format_message().rstrip(".")
-    help_line = f"`{_name(command)} --help` lists the options" if command else _LIST_OF_COMMANDS
-    option = getattr(exception, "option_name", None)
-    if option and option[1:].isdigit() and command in LAUNCHING:
-        why = "NPROC is a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)"
-        return usage(f"`{option}` is not a number of processes", why=why, fix="`ddplaunch run 4 -- train.py`")
-    if type(exception).__name__ == "NoSuchOption" and option:
-        return usage(f"no such option: `{option}`", why="", fix=_instead(command, option) or help_line)
-    if extra := re.search(r"unexpected extra argument(?:s|\(s\))? \((.*)\)$", message):  # as click and Typer word it
-        fix = f"{help_line}; what belongs to the script goes after `--`" if command in LAUNCHING else help_line
-        return usage(f"unexpected `{extra[1]}`", why="", fix=fix)
-    if not command and words and not words[0].startswith("-"):
-        elsewhere = (name for name, others in _COMMANDS_ELSEWHERE.items() if words[0] in others)
-        near = next(elsewhere, None) or nearest(words[0], COMMANDS)
-        if re.fullmatch(r"auto|\d+(x\d+)?", words[0]):
-            near = f"run {words[0]}"
-        fix = f"did you mean `ddplaunch {near}`?" if near else _LIST_OF_COMMANDS
-        return usage(f"no such command: `{words[0]}`", why="", fix=fix)
-    return usage(message[:1].lower() + message[1:], why="", fix=help_line)
-
-
-def _instead(command: str, option: str) -> str:
-    """Return what to type for an option that there is not; empty where nobody can tell."""
-    dashed = option.replace("_", "-")
-    if command in LAUNCHING and dashed in _OPTIONS_ELSEWHERE:
-        return _OPTIONS_ELSEWHERE[dashed]
-    known = [*spellings(options_of(command)), "--help"] if command else ["--version", "--help", "--install-completion"]
-    if near := nearest(dashed, known, cutoff=0.7):
-        return f"did you mean `{near}`?"
+    fix = f"`{_name(command)} --help` lists the options" if command else _LIST_OF_COMMANDS
     if command in LAUNCHING:
-        return f"put it after `--` if it is the script's, into `--torchrun-arg={option}` if it is torchrun's"
-    return ""
+        fix += "; what belongs to the script goes after `--`, to torchrun into `--torchrun-arg=…`"
+    return usage(message[:1].lower() + message[1:], why="", fix=fix)
