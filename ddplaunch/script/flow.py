@@ -1,19 +1,21 @@
 """What a script's arithmetic does with the values of its options.
 
-An expression is read as a product of powers: ``args.lr * args.batch_size * get_world_size() / 256`` is
-lr¹ batch_size¹ world¹ / 256. Names and attributes are followed through assignments, parameters and calls, so that a
-division counts wherever it is written. What is no product (a sum, a call of something unknown) becomes a symbol of its
+An expression is read as options and numbers of ranks that are multiplied and divided: ``args.lr * args.batch_size *
+get_world_size() / 256``. Names and attributes are followed through assignments, parameters and calls, so that a
+division counts wherever it is written. What is no product (a sum, a call of something unknown) becomes a factor of its
 own.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
-from ddplaunch.script.known import Known, Product
+from ddplaunch.script.known import Known
 from ddplaunch.script.names import (
     Augmented,
     Function,
@@ -25,9 +27,10 @@ from ddplaunch.script.names import (
     environment_variable,
     keyword,
     last,
+    meaning_of,
     string,
 )
-from ddplaunch.script.program import Program, is_main_guard
+from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
@@ -40,11 +43,14 @@ _LOCAL_NAME = re.compile(
     r"(?i)_?(?:n_?gpus?(?:_per_node)?|num_?gpus?(?:_per_node)?|gpus?_(?:num|count)|device_count|local_world_size)"
 )
 _DEVICE_LIST = re.compile(r"(?i)_?(?:\w+_)?(?:gpu|device|cuda)(?:s|_?ids?|_list)")
-#: The symbol of how many devices a list of the script's own names.
-UNREAD_DEVICES = "?devices"
-_WORLD_CALLS = frozenset({"get_world_size", "num_processes", "get_data_parallel_world_size", "get_ddp_world_size"})
+#: The factor of an expression that is made of samples or ranks in a way that is not read.
+UNREAD = "?unread"
+_SYMBOLS = {"WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": LOCAL_WORLD}
+_SYMBOLS |= dict.fromkeys(
+    ("get_world_size", "num_processes", "get_data_parallel_world_size", "get_ddp_world_size"), WORLD
+)
+_SYMBOLS |= dict.fromkeys(("device_count", "get_local_size"), LOCAL_WORLD)
 _THROUGH = frozenset({"int", "float", "round", "max", "min", "abs", "ceil", "floor", "str", "tensor"})
-_ROOTS = frozenset({"sqrt"})
 #: Functions that only show what they get.
 TALK = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
@@ -55,13 +61,40 @@ _DEPTH = 14
 #: Expressions to follow in one script: some 30 ms.
 _BUDGET = 20_000
 
+Place = tuple[ast.expr, ReachablePart]
+
+
+class Product(NamedTuple):
+    """``constant`` times options, numbers of ranks and unknown factors (``?…``) to their powers, by name.
+
+    Some ten thousand are made of one script, and a tuple takes a tenth of the time of a frozen dataclass.
+    """
+
+    constant: float = 1.0
+    powers: tuple[tuple[str, float], ...] = ()
+
+    def power(self, name: str) -> float:
+        """Return the power of an option or a number of ranks, 0 if it does not occur."""
+        return dict(self.powers).get(name, 0.0)
+
+    def times(self, other: Product, sign: float) -> Product:
+        """Return the product with ``other`` (``sign`` 1) or its inverse (-1)."""
+        powers = dict(self.powers)
+        for name, power in other.powers:
+            powers[name] = powers.get(name, 0.0) + sign * power
+        constant = self.constant * math.pow(other.constant, sign)
+        return Product(constant, tuple(sorted((name, power) for name, power in powers.items() if power)))
+
+
+def _factor(name: str) -> Product:
+    return Product(powers=((name, 1.0),))
+
 
 @dataclass(frozen=True)
 class Use:
     """A product that the script computes: where, what for (the name that it is assigned or passed to), and if it runs.
 
-    ``sink`` is the function whose keyword or argument it is, empty for an assignment. It happens only ``without`` a
-    value of these options.
+    ``sink`` is the function whose keyword or argument it is, empty for an assignment.
     """
 
     product: Product
@@ -69,7 +102,6 @@ class Use:
     name: str
     sink: str
     runs: bool
-    without: frozenset[str] = frozenset()
 
 
 class Flow:
@@ -79,17 +111,15 @@ class Flow:
         """Index assignments, calls and functions by name."""
         self.program, self.parts = program, parts
         self._options: dict[str, DeclaredOption] = {}
-        self._shown = {part.source.shown for part in parts}
         self._trees = {part.source.path: id(part.source.tree) for part in parts}
-        self._names: dict[tuple[int, str], list[tuple[ast.expr, ReachablePart]]] = {}
-        self._attributes: dict[str, list[tuple[ast.expr, ReachablePart]]] = {}
+        self._names: dict[tuple[int, str], list[Place]] = {}
+        self._attributes: dict[str, list[Place]] = {}
         self._calls: dict[str, list[tuple[ast.Call, ReachablePart]]] = {}
         self._functions: dict[int, Function | None] = {}
-        self._passed: dict[tuple[int, str], list[tuple[ast.expr, ReachablePart]]] = {}
+        self._passed: dict[tuple[int, str], list[Place]] = {}
         self._values: dict[int, tuple[Product, ...]] = {}
         self._open: set[object] = set()
-        self._assumed = ""
-        self._cut, self._left = False, _BUDGET
+        self._assumed, self._cut, self._left = "", False, _BUDGET
         for part in parts:
             for node in part.of(*_PLACES):
                 if isinstance(node, ast.Call):
@@ -112,9 +142,8 @@ class Flow:
         self._assumed = condition
 
     def _runs(self, node: ast.AST, part: ReachablePart) -> bool:
-        around = self.known.conditions(node, part)
-        stopped = (test for test, wanted in around if self.known.decide(test, part) not in (None, wanted))
-        return all(self._assumed and as_text(test) == self._assumed for test in stopped)
+        test = self.known.obstacle(node, part)
+        return test is None or as_text(test) == self._assumed
 
     def forget(self, places: Collection[DeclaredAt]) -> None:
         """Leave out what is assigned to attributes at these lines: values of a configuration that is read otherwise."""
@@ -126,21 +155,16 @@ class Flow:
         for part in self.parts:
             for node in part.of(*_PLACES):
                 for name, sink, value in _places(node):
-                    if type(value) not in _FOLLOWED:
-                        continue
-                    for product in self._products(value, part):
-                        if any(product.power(each) for each in wanted):
-                            place, runs = at(node, part.source), self._runs(node, part)
-                            yield Use(product, place, name, sink, runs, self.known.absent(node, part))
+                    for product in self._products(value, part) if type(value) in _FOLLOWED else ():
+                        if any(product.power(dest) for dest in wanted):
+                            yield Use(product, at(node, part.source), name, sink, self._runs(node, part))
 
-    def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str] | None:
-        """Return the options and numbers of ranks that an expression is a product of; None of any other expression."""
-        products = self._products(value, part)
-        names = {name for product in products for name, _ in product.powers}
-        known = names <= {*self._options, WORLD, LOCAL_WORLD}
-        return frozenset(names) if products and known else None
+    def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str]:
+        """Return the options and numbers of ranks that an expression is a product of; none of any other expression."""
+        names = frozenset(name for product in self._products(value, part) for name, _ in product.powers)
+        return names if names <= {*self._options, WORLD, LOCAL_WORLD} else frozenset()
 
-    def assigned(self, name: str) -> list[tuple[ast.expr, ReachablePart]]:
+    def assigned(self, name: str) -> list[Place]:
         """Return what is assigned to an attribute ``name`` of anything."""
         return self._attributes.get(name, [])
 
@@ -152,24 +176,21 @@ class Flow:
         elif isinstance(target, ast.Subscript) and string(target.slice):
             self._attributes.setdefault(string(target.slice) or "", []).append((value, part))
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for each, item in zip(target.elts, value.elts, strict=True):
-                self._note(each, item, part)
+            for item, item_value in zip(target.elts, value.elts, strict=True):
+                self._note(item, item_value, part)
 
     def function_of(self, node: ast.AST, part: ReachablePart) -> Function | None:
         """Return the innermost function around ``node``."""
         if id(node) not in self._functions:
             parent = part.source.parents.get(node)
-            if parent is None or isinstance(parent, FunctionNodes):
-                self._functions[id(node)] = parent
-            else:
-                self._functions[id(node)] = self.function_of(parent, part)
+            inner = parent is None or isinstance(parent, FunctionNodes)
+            self._functions[id(node)] = parent if inner else self.function_of(parent, part)  # type: ignore[assignment, arg-type]
         return self._functions[id(node)]
 
     def _scope(self, node: ast.AST, part: ReachablePart) -> int:
-        function = self.function_of(node, part)
-        return id(part.source.tree if function is None else function)
+        return id(self.function_of(node, part) or part.source.tree)
 
-    def bound(self, node: ast.AST, part: ReachablePart) -> list[tuple[ast.expr, ReachablePart]]:
+    def bound(self, node: ast.AST, part: ReachablePart) -> list[Place]:
         """Return the expressions behind a name, an attribute or ``config["name"]``: assigned ones, or arguments."""
         if isinstance(node, ast.Attribute):
             return self._attributes.get(node.attr, [])
@@ -179,47 +200,38 @@ class Flow:
             return []
         function = self.function_of(node, part)
         while function is not None:
-            found = list(self._names.get((id(function), node.id), []))
-            found += self._arguments(function, node.id, part)
-            if found:
-                return found
+            values = [*self._names.get((id(function), node.id), []), *self._arguments(function, node.id, part)]
+            if values:
+                return values
             function = self.function_of(function, part)
         return self._names.get((id(part.source.tree), node.id), []) or self._imported(node.id, part)
 
-    def _imported(self, name: str, part: ReachablePart) -> list[tuple[ast.expr, ReachablePart]]:
+    def _imported(self, name: str, part: ReachablePart) -> list[Place]:
         """Return what the file that a name is imported from assigns to it."""
         target = self.program.resolve(part.source.path, name) if name in part.aliases else None
         return [] if target is None else self._names.get((self._trees.get(target[0], 0), target[1]), [])
 
-    def _arguments(self, function: Function, name: str, part: ReachablePart) -> list[tuple[ast.expr, ReachablePart]]:
+    def _arguments(self, function: Function, name: str, part: ReachablePart) -> list[Place]:
         """Return what the calls of ``function`` pass for its parameter ``name``."""
         key = (id(function), name)
         if key not in self._passed:
-            self._passed[key] = self._read_arguments(function, name, part)
+            self._passed[key] = list(self._read_arguments(function, name, part))
         return self._passed[key]
 
-    def _read_arguments(
-        self, function: Function, name: str, part: ReachablePart
-    ) -> list[tuple[ast.expr, ReachablePart]]:
+    def _read_arguments(self, function: Function, name: str, part: ReachablePart) -> Iterator[Place]:
         positional = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
-        if name not in positional and name not in [item.arg for item in function.args.kwonlyargs]:
-            return []
-        called = function.name
+        if name not in (*positional, *(item.arg for item in function.args.kwonlyargs)):
+            return
+        called, index = function.name, positional.index(name) if name in positional else -1
         parent = part.source.parents.get(function)
-        offset = 0
         if isinstance(parent, ast.ClassDef):
-            offset = 1
-            called = parent.name if called == "__init__" else called
-        found: list[tuple[ast.expr, ReachablePart]] = []
+            called, index = parent.name if called == "__init__" else called, index - 1
         for call, where in self._calls.get(called, [])[:_MANY]:
-            value = keyword(call, name)
-            if value is None and name in positional:
-                index = positional.index(name) - offset
-                starred = any(isinstance(item, ast.Starred) for item in call.args[: index + 1])
-                value = call.args[index] if 0 <= index < len(call.args) and not starred else None
+            starred = any(isinstance(item, ast.Starred) for item in call.args[: index + 1])
+            by_position = 0 <= index < len(call.args) and not starred
+            value = keyword(call, name) or (call.args[index] if by_position else None)
             if value is not None:
-                found.append((value, where))
-        return found
+                yield value, where
 
     def _products(self, node: ast.expr, part: ReachablePart, depth: int = _DEPTH) -> tuple[Product, ...]:
         """Return the products that an expression can be; empty where following it leads nowhere."""
@@ -231,19 +243,19 @@ class Flow:
             return ()
         outer, self._cut = self._cut, False
         self._open.add(id(node))
-        found = tuple(islice(dict.fromkeys(self._read(node, part, depth - 1)), _MANY))
+        products = tuple(islice(dict.fromkeys(self._read(node, part, depth - 1)), _MANY))
         self._open.discard(id(node))
         if not self._cut:  # otherwise it is a part of the answer, which holds on this way alone
-            self._values[id(node)] = found
+            self._values[id(node)] = products
         self._cut = self._cut or outer
-        return found
+        return products
 
     def _read(self, node: ast.expr, part: ReachablePart, depth: int) -> Iterator[Product]:
         if isinstance(node, ast.Constant):
             if isinstance(node.value, (int, float)) and node.value > 0:
                 yield Product(float(node.value))
         elif isinstance(node, (ast.BinOp, Augmented)):
-            yield from self._binary(node.left, node.op, node.right, part, depth)
+            yield from self._binary(node, part, depth)
         elif isinstance(node, (ast.IfExp, ast.BoolOp)):
             for item in self._branches(node, part):
                 yield from self._products(item, part, depth)
@@ -256,130 +268,90 @@ class Flow:
         if isinstance(node, ast.BoolOp):
             return node.values
         verdict = self.known.decide(node.test, part)
-        if verdict is None:
-            return [node.body, node.orelse]
-        return [node.body if verdict else node.orelse]
+        both = [node.body, node.orelse]
+        return both if verdict is None else both[not verdict :][:1]
 
-    def _binary(
-        self, left: ast.expr, op: ast.operator, right: ast.expr, part: ReachablePart, depth: int
-    ) -> Iterator[Product]:
-        if isinstance(op, ast.Pow):
-            exponent = self.known.value(right, part)
-            if isinstance(exponent, (int, float)):
-                yield from (product.raised(float(exponent)) for product in self._products(left, part, depth))
+    def _binary(self, node: ast.BinOp | Augmented, part: ReachablePart, depth: int) -> Iterator[Product]:
+        if not isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv)):
+            yield self._unread([node.left] if isinstance(node.op, ast.Pow) else [], node, part, depth)
             return
-        if not isinstance(op, (ast.Mult, ast.Div, ast.FloorDiv)):
-            yield Product(powers=((f"?{id(left)}", 1.0),))
-            return
-        unknown = (Product(powers=((f"?{id(right)}", 1.0),)),)
-        ones = self._products(left, part, depth) or (Product(powers=((f"?{id(left)}", 1.0),)),)
-        for one in ones:
-            for other in self._products(right, part, depth) or unknown:
-                yield one.times(other, 1.0 if isinstance(op, ast.Mult) else -1.0)
+        for left in self._products(node.left, part, depth) or [_factor(f"?{id(node.left)}")]:
+            for right in self._products(node.right, part, depth) or [_factor(f"?{id(node.right)}")]:
+                yield left.times(right, 1.0 if isinstance(node.op, ast.Mult) else -1.0)
+
+    def _unread(self, inside: Sequence[ast.expr], node: ast.expr, part: ReachablePart, depth: int) -> Product:
+        """Return the factor of an expression that is no product; samples or ranks may be ``inside`` of it."""
+        names = {name for item in inside for product in self._products(item, part, depth) for name, _ in product.powers}
+        return _factor(UNREAD if any(map(is_of_samples, names)) else f"?{id(node)}")
 
     def _call(self, node: ast.Call, part: ReachablePart, depth: int) -> Iterator[Product]:
         name = last(node.func)
-        environment = environment_variable(node, part.aliases)
-        if name in _WORLD_CALLS or environment == "WORLD_SIZE":
-            yield Product(powers=((WORLD, 1.0),))
-        elif name in ("device_count", "get_local_size") or environment == "LOCAL_WORLD_SIZE":
-            yield Product(powers=((LOCAL_WORLD, 1.0),))
+        symbol = _SYMBOLS.get(environment_variable(node, part.aliases) or name)
+        if symbol is not None:
+            yield _factor(symbol)
         elif name in _THROUGH:
             for item in node.args[:3]:
                 yield from self._products(item, part, depth)
-        elif name in _ROOTS and node.args:
-            yield from (product.raised(0.5) for product in self._products(node.args[0], part, depth))
-        elif name == "pow" and len(node.args) == 2:
-            yield from self._binary(node.args[0], ast.Pow(), node.args[1], part, depth)
         elif name == "len" and node.args and _DEVICE_LIST.fullmatch(last(node.args[0])):
-            yield Product(powers=((UNREAD_DEVICES, 1.0),))
+            yield _factor(UNREAD)
         elif name == "getattr" and len(node.args) > 1 and string(node.args[1]):
             yield from self._symbol(string(node.args[1]) or "", node, part, depth)
         else:
-            yield Product(powers=((f"?{id(node)}", 1.0),))
+            yield self._unread(node.args, node, part, depth)
 
     def _named(
         self, node: ast.Name | ast.Attribute | ast.Subscript, part: ReachablePart, depth: int
     ) -> Iterator[Product]:
-        if isinstance(node, ast.Subscript):
-            name = string(node.slice)
-            if name is None:
-                yield Product(powers=((f"?{id(node)}", 1.0),))
-                return
-            if dotted(node.value, part.aliases) == "os.environ":
-                symbol = {"WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": LOCAL_WORLD}.get(name, f"?{name}")
-                yield Product(powers=((symbol, 1.0),))
-                return
+        name = string(node.slice) if isinstance(node, ast.Subscript) else last(node)
+        if name is None:
+            yield _factor(f"?{id(node)}")
+        elif isinstance(node, ast.Subscript) and dotted(node.value, part.aliases) == "os.environ":
+            yield _factor(_SYMBOLS.get(name, f"?{name}"))
         else:
-            name = node.id if isinstance(node, ast.Name) else node.attr
-        yield from self._symbol(name, node, part, depth)
+            yield from self._symbol(name, node, part, depth)
 
     def _symbol(self, name: str, node: ast.expr, part: ReachablePart, depth: int) -> Iterator[Product]:
         """Yield what a name stands for: the number of ranks, an option's value, or what it was made from."""
         if _WORLD_NAME.fullmatch(name):
-            alone = isinstance(node, ast.Name) and self.known.is_one(node, self.function_of(node, part), part)
-            yield Product() if alone else Product(powers=((WORLD, 1.0),))
+            yield _factor(WORLD)
             return
         option = self._options.get(name)
+        if option is not None and (not isinstance(node, ast.Name) or self._is_parameter(node, part, option)):
+            yield _factor(name)
         key = ("attribute", name) if not isinstance(node, ast.Name) else (self._scope(node, part), name)
-        circular = key in self._open
-        own = not isinstance(node, ast.Name) or (option is not None and self._is_parameter(node, part, option))
-        if option is not None and own and (circular or not self._is_set_anew(name, node, part)):
-            yield Product(powers=((name, 1.0),))
-        self._cut = self._cut or circular
-        bound = [] if circular else self.bound(node, part)[:_MANY]
-        if bound:
-            self._open.add(key)
-        found = False
-        for value, where in bound:
-            if self.known.runs(value, where):
-                without = name in self.known.absent(value, where)
-                for product in self._products(value, where, depth):
-                    if without and product.power(name):
-                        continue  # it is assigned where the option has no value
-                    found = True
-                    counted = (
-                        _LOCAL_NAME.fullmatch(name) and product.powers[:1] and product.powers[0][0].startswith("?")
-                    )
-                    yield Product(powers=((LOCAL_WORLD, 1.0),)) if counted else product
-        if bound:
-            self._open.discard(key)
-        if not found and option is None:
-            yield Product(powers=((LOCAL_WORLD if _LOCAL_NAME.fullmatch(name) else f"?{name}", 1.0),))
-
-    def _is_set_anew(self, name: str, node: ast.expr, part: ReachablePart) -> bool:
-        """Return whether the script has made an option's value from itself by then: ``args.b = args.b // world``."""
-        function = self.function_of(node, part)
-        for value, where in self._attributes.get(name, ()):
-            parents = where.source.parents
-            statement = parents.get(value)
-            around = parents.get(statement) if statement is not None else None
-            if not isinstance(statement, (ast.Assign, ast.AugAssign)) or around is None:
-                continue
-            read = (each for each in ast.walk(statement.value) if isinstance(each, (ast.Attribute, ast.Subscript)))
-            if isinstance(statement, ast.Assign) and not any(last(each) == name for each in read):
-                continue
-            at_once = isinstance(around, ast.Module) or is_main_guard(around)
-            if around is function or (function is None and at_once):
-                if where is part and node.lineno > (statement.end_lineno or 0):
-                    return True
-            elif function is not None and at_once:
-                calls = (call for call, home in self._calls.get(function.name, ()) if not self.function_of(call, home))
-                if all(call.lineno > statement.lineno for call in calls):
-                    return True
-        return False
+        if key in self._open:
+            self._cut = True
+            return
+        self._open.add(key)
+        products = [
+            product
+            for value, where in self.bound(node, part)[:_MANY]
+            if self.known.runs(value, where)
+            for product in self._products(value, where, depth)
+        ]
+        self._open.discard(key)
+        for product in products:
+            counted = _LOCAL_NAME.fullmatch(name) and product.powers[:1] and product.powers[0][0].startswith("?")
+            yield _factor(LOCAL_WORLD) if counted else product
+        if not products and option is None:
+            yield _factor(LOCAL_WORLD if _LOCAL_NAME.fullmatch(name) else f"?{name}")
 
     def _is_parameter(self, node: ast.Name, part: ReachablePart, option: DeclaredOption) -> bool:
         """Return whether ``node`` is what holds the option's value: a parameter for click or fire, or a global name."""
         function = self.function_of(node, part)
         if option.parser == "globals":
             own = function is not None and (id(function), node.id) in self._names
-            home = option.at.file if option.at.file in self._shown else self.program.root.shown  # or a file for `exec`
-            return home == part.source.shown and not own
+            return part.source is self.program.root.source and not own
         if function is None or option.parser not in _OWN_NAMES or option.at.file != part.source.shown:
             return False
         first = min([function.lineno, *(item.lineno for item in function.decorator_list)])
         return first <= option.at.line <= (function.end_lineno or first)
+
+
+def is_of_samples(name: str) -> bool:
+    """Return whether a factor counts samples, passes, ranks or devices, by its name."""
+    spelled = name.lstrip("?").replace("_", "-").lower()
+    return name in (WORLD, LOCAL_WORLD, UNREAD) or meaning_of(spelled) in ("batch_size", "global_batch_size", "accum")
 
 
 _PLACES = (ast.Call, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign)

@@ -7,12 +7,11 @@ Only literals, versions, and options with their passed value or literal default 
 from __future__ import annotations
 
 import ast
-import math
 import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ddplaunch.script.names import dotted, last, string
 from ddplaunch.script.reachable import ReachablePart
@@ -92,29 +91,6 @@ class Known:
                 around = ((parent.test, node in body), *around)
             self._around[id(node)] = around
         return self._around[id(node)]
-
-    def absent(self, node: ast.AST, part: ReachablePart) -> frozenset[str]:
-        """Return the names that conditions around ``node`` want to have no value: ``if args.accum is None``."""
-        return frozenset(
-            last(item.left)
-            for test, wanted in self.conditions(node, part)
-            for item in (test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test])
-            if wanted and isinstance(item, ast.Compare) and isinstance(item.ops[0], ast.Is)
-            if isinstance(item.comparators[0], ast.Constant) and item.comparators[0].value is None
-        )
-
-    def is_one(self, name: ast.Name, function: ast.AST | None, part: ReachablePart) -> bool:
-        """Return whether ``function`` assigns 1 to the name, and others only under conditions that do not hold."""
-        if not any(_is_literal_one(value) for value, _ in self._bound(name, part)):
-            return False
-        local, parents = list(ast.walk(function)) if function is not None else part.of(ast.Name), part.source.parents
-        if any(isinstance(node, ast.arg) and node.arg == name.id for node in local):
-            return False
-        names = [node for node in local if isinstance(node, ast.Name) and node.id == name.id]
-        made = [node for node in names if isinstance(node.ctx, ast.Store)]
-        statements = [parents.get(node) for node in made if self.runs(node, part)]
-        ones = all(isinstance(each, ast.Assign) and _is_literal_one(each.value) for each in statements)
-        return 0 < len(statements) < len(made) and ones
 
     def options_behind(self, test: ast.expr, part: ReachablePart, depth: int = 5) -> frozenset[str]:
         """Return the destinations of the options that a condition depends on."""
@@ -318,38 +294,3 @@ def text_of(node: ast.AST | None) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # "…".format(…), textwrap.dedent("…")
         return text_of(node.func.value) or (text_of(node.args[0]) if node.args else "")
     return string(node) or ""
-
-
-class Product(NamedTuple):
-    """``constant`` times symbols to their powers, without powers of 0, in the order of their names.
-
-    Some ten thousand are made of one script, and a tuple takes a tenth of the time of a frozen dataclass.
-    """
-
-    constant: float = 1.0
-    powers: tuple[tuple[str, float], ...] = ()
-
-    def power(self, symbol: str) -> float:
-        """Return the power of ``symbol``, 0 if it does not occur."""
-        for name, power in self.powers:
-            if name == symbol:
-                return power
-        return 0.0
-
-    def times(self, other: Product, sign: float = 1.0) -> Product:
-        """Return the product with ``other`` to the power ``sign``."""
-        powers = dict(self.powers)
-        for name, power in other.powers:
-            powers[name] = powers.get(name, 0.0) + sign * power
-        constant = self.constant * math.pow(other.constant, sign)
-        return Product(constant, tuple(sorted((name, power) for name, power in powers.items() if power)))
-
-    def raised(self, exponent: float) -> Product:
-        """Return the product to a power."""
-        return Product(
-            math.pow(self.constant, exponent), tuple((name, power * exponent) for name, power in self.powers)
-        )
-
-
-def _is_literal_one(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 1

@@ -1,23 +1,25 @@
-"""Which number of the plan an option stands for: by its name, its help, and what the script does with its value."""
+"""Which number of the plan an option stands for: by its name, its help, and what the script does with its value.
+
+Five numbers are read: the batch of a rank, the batch of all ranks, accumulation, learning rate and warmup. An option
+that counts something else takes none: the report says so, and what to say on the command line.
+"""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.constants import LOADERS, constant, handed_on, numbers_in, without_effect
-from ddplaunch.script.flow import UNREAD_DEVICES, Flow, Use
-from ddplaunch.script.known import UNKNOWN
-from ddplaunch.script.names import at, is_number, is_one_of_names, last, last_word, meaning_of, string
-from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning
+from ddplaunch.script.constants import LOADERS, constants_in, counted_in, handed_on, handed_to_deepspeed, without_effect
+from ddplaunch.script.flow import UNREAD, Flow, Use, is_of_samples
+from ddplaunch.script.names import is_number, is_one_of_names, last_word, meaning_of
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, Instead, LrRule, Meaning
+from ddplaunch.values.frozen import dataclass
 
-_UNSURE = frozenset(
-    {"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"}
-)  # the type must fit too
-#: Names that say themselves that they count one rank's samples.
-RANK_NAME = re.compile(r"per-(?:gpu|device|proc|rank|replica)|^device-|^local-|^micro|samples-per|-gpu$")
+# Names whose type must fit too.
+_UNSURE = frozenset({"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"})
+# Names that say themselves that they count one rank's samples.
+_RANK_NAME = re.compile(r"per-(?:gpu|device|proc|rank|replica)|^device-|^local-|^micro|samples-per|-gpu$")
 _TOTAL_HELP = re.compile(
     r"(?i)\b(?:total|global|effective|overall)\b[^.;(]{0,24}\bbatch|\bbatch[^.;]{0,30}\b(?:in total|globally)\b"
     r"|\b(?:across|over|of|for|on|among|by)(?: all)?(?: the)? (?:gpus|devices|ranks|processes|workers|cards)\b"
@@ -28,13 +30,13 @@ _RANK_HELP = re.compile(
     r"(?:gpu|device|process|rank|worker|card)\b|\blocal batch"
 )
 _NODE_HELP = re.compile(r"(?i)\bper[- _](?:node|machine|host)\b|\b(?:each|every|a single) (?:node|machine|host)\b")
-# Keys of DeepSpeed's configuration beside `train_batch_size`.
-_DEEPSPEED = frozenset({"gradient_accumulation_steps", "zero_optimization", "fp16", "bf16", "steps_per_print"})
 # A batch size that only a learning rate is scaled from.
 _FOR_RATES = re.compile(r"(?i)\bfor (?:auto[- ]?)?(?:re)?scal(?:e|ing) (?:of )?(?:the )?(?:lr\b|learning[- ]rate)")
-_NOT_SAMPLES = re.compile(r"(?i)\btokens?\b")
-_SET_ITSELF = re.compile(r"(?i)\b(?:set|updated|computed) automatically|automatically (?:set|updated|computed)")
-_DEPRECATED = re.compile(r"(?i)\bdeprecated\b|\bobsolete\b|\b(?:do not|don't) use\b|\bno longer used\b")
+_TOKENS = re.compile(r"(?i)\btokens?\b")
+_NOT_TO_SET = re.compile(
+    r"(?i)\b(?:set|updated|computed) automatically|automatically (?:set|updated|computed)"
+    r"|\bdeprecated\b|\bobsolete\b|\b(?:do not|don't) use\b|\bno longer used\b"
+)
 # A whole help that says what an option is whose name does not.
 _HELP_ALONE: dict[Meaning, re.Pattern[str]] = {
     "accum": re.compile(r"(?i)(?:the )?(?:number of )?grad(?:ient)?[- ]accumulation(?: steps| iterations| iters)?"),
@@ -46,6 +48,22 @@ _HELP_ALONE: dict[Meaning, re.Pattern[str]] = {
 _STEPS = re.compile(r"(?i)steps?\b|iterations|iters|updates")
 _EPOCHS_HELP = re.compile(r"(?i)\bepochs?\b")
 _RATIO_HELP = re.compile(r"(?i)\b(?:ratio|fraction|proportion|percent\w*)\b")
+_BATCHES = ("batch_size", "global_batch_size")
+_TOTALS = ("total_batch_size", "global_batch_size")
+# The rate of a part of the model, not one of a schedule.
+_PART_OF_RATES = re.compile(
+    r"(?!.*(?:min|end|final|warm|decay|drop|sched|step|gamma|policy|mult|factor|ratio|cycle|noise|mode|type|layer))"
+    r"(?:[a-z0-9]+-)*(?:lr|learning-rate)(?:-[a-z0-9]+)*"
+)
+
+
+@dataclass(frozen=True)
+class Understood:
+    """The options with their meanings, meanings that several could have, and what there is instead of an option."""
+
+    options: tuple[DeclaredOption, ...]
+    ambiguous: tuple[tuple[Meaning, tuple[str, ...]], ...]
+    instead: tuple[Instead, ...]
 
 
 def candidate(option: DeclaredOption) -> Meaning | None:
@@ -53,23 +71,26 @@ def candidate(option: DeclaredOption) -> Meaning | None:
 
     None also for one that its help advises against, for a count whose type or default is a fraction, and for text.
     """
-    if not option.fillable or not option.takes_value or _SET_ITSELF.search(option.help):
-        return None
-    if _DEPRECATED.search(option.help):
+    if not option.fillable or not option.takes_value or _NOT_TO_SET.search(option.help):
         return None
     for flag in option.flags:
         name = last_word(flag)
         meaning = meaning_of(name) if flag.startswith("--") or len(name) > 1 else None
-        if meaning is None:
-            continue
-        if not _fits(name, meaning, option):
+        if meaning is not None and not fits(name, meaning, option):
             ratio = meaning == "warmup_steps" and (option.kind == "float" or is_number(option.default or ""))
             return "warmup_ratio" if ratio else None
-        return _by_help(name, meaning, option)
+        if meaning == "warmup_steps" and not _STEPS.search(name) and not _STEPS.search(option.help):
+            by_ratio: Meaning = "warmup_ratio" if _RATIO_HELP.search(option.help) else "warmup_steps"
+            return "warmup_epochs" if _EPOCHS_HELP.search(option.help) else by_ratio
+        if meaning in _BATCHES and (_TOKENS.search(option.help) or _FOR_RATES.search(option.help)):
+            return None
+        if meaning is not None:
+            return meaning  # type: ignore[return-value]  # a meaning
     return None
 
 
-def _fits(name: str, meaning: str, option: DeclaredOption) -> bool:
+def fits(name: str, meaning: str, option: DeclaredOption) -> bool:
+    """Return whether an option's type and default are those of a number that it is called after."""
     default = option.default
     integral = default is not None and default.replace("_", "").lstrip("+-").isdigit()
     if option.kind in ("str", "bool", "Path"):
@@ -82,268 +103,246 @@ def _fits(name: str, meaning: str, option: DeclaredOption) -> bool:
     return meaning == "warmup_epochs" or (option.kind != "float" and not fraction)
 
 
-def _by_help(name: str, meaning: str, option: DeclaredOption) -> Meaning | None:
-    if meaning == "warmup_steps" and not _STEPS.search(name) and not _STEPS.search(option.help):
-        if _EPOCHS_HELP.search(option.help):
-            return "warmup_epochs"
-        return "warmup_ratio" if _RATIO_HELP.search(option.help) else "warmup_steps"
-    if meaning in ("batch_size", "global_batch_size") and (
-        _NOT_SAMPLES.search(option.help) or _FOR_RATES.search(option.help)
-    ):
-        return None
-    return meaning  # type: ignore[return-value]  # a meaning
-
-
-def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[DeclaredOption]:
-    """Yield each option with what it stands for."""
+def understood(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Understood:
+    """Return what each option stands for, and what the file ``script`` or its program has for the other numbers."""
     candidates = _by_help_alone(options, [candidate(option) for option in options])
-    candidates = handed_on(options, candidates, flow, _fits)
-    numbers = [option for option, meaning in zip(options, candidates, strict=True) if meaning is not None]
-    if any(meaning in _BATCHES for meaning in candidates) and unit_of_batches(flow):
-        candidates = [None if meaning in _BATCHES else meaning for meaning in candidates]
-    made = {option.dest for option in options if _SET_ITSELF.search(option.help)}
+    candidates = handed_on(options, candidates, flow, fits)
+    instead: list[Instead] = []
+    computed = {option.dest for option in options if _NOT_TO_SET.search(option.help)}
     for index, option in enumerate(options):
-        meant = candidates[index]
-        if meant is not None and without_effect(option, meant, flow, numbers):
+        meaning = candidates[index]
+        other_unit = counted_in(option, flow, meaning in _BATCHES)
+        clause = other_unit or (without_effect(option, meaning, flow) if meaning is not None else "")
+        if clause:
             candidates[index] = None
-            made.add(option.dest)
-    names = {option.dest: meaning for option, meaning in zip(options, candidates, strict=True) if meaning is not None}
-    rates = tuple(dest for dest, meaning in names.items() if meaning == "lr")
-    batches = tuple(dest for dest, meaning in names.items() if meaning in ("batch_size", "global_batch_size"))
-    accums = tuple(dest for dest, meaning in names.items() if meaning == "accum")
-    uses = [
-        use
-        for use in (flow.uses((*rates, *batches, *accums)) if rates or batches or accums else ())
-        if not any(use.product.power(each) for each in made)
-    ]
-    micros = {option.dest for option in options if option.dest in batches and RANK_NAME.search(_name(option))}
-    wholes = _handed_to_deepspeed(flow) if batches else {}
-    for option, own_meaning in zip(options, candidates, strict=True):
-        meaning = None if own_meaning is None else names[option.dest]  # of those with one destination, the last one's
-        own = [use for use in uses if use.product.power(option.dest) == 1 and option.dest not in use.without]
-        if meaning == "lr":
-            yield replace(option, meaning=meaning, rule=_rule(own, batches, accums))
-        elif option.dest in batches and meaning is not None:
-            samples = [use for use in own if not any(use.product.power(rate) for rate in rates)]
-            others = tuple(each for each in batches if each != option.dest)
-            found = _Batch(option, samples, others, accums, micros - {option.dest}).meaning()
-            if option.dest in wholes:
-                found = "global_batch_size", f"{wholes[option.dest]} hands it to DeepSpeed as `train_batch_size`"
-            yield replace(option, meaning=found[0], because=found[1])
-        elif meaning == "accum":
-            shared = ((option.dest, 1.0), (WORLD, -1.0))
-            divided = next((use for use in own if use.runs and sorted(use.product.powers) == sorted(shared)), None)
-            because = "" if divided is None else f"{divided.at} divides it by the {WORLD}"
-            yield replace(option, meaning="accum" if divided is None else "total_accum", because=because)
-        else:
-            yield replace(option, meaning=meaning)
+            computed.add(option.dest)
+            instead.append(Instead("batch_size" if other_unit or meaning is None else meaning, clause))
+    reader = _Reader(options, candidates, flow, computed)
+    meant = [reader.meaning_of(option, meaning) for option, meaning in zip(options, candidates, strict=True)]
+    instead = [*reader.doubts, *instead]
+    chosen = tuple(_without_ambiguous(meant, {doubt.meaning for doubt in reader.doubts}))
+    have = {_family(option.meaning) for option in chosen} | {_family(meaning) for meaning in _shared(meant)}
+    instead = [each for each in instead if each in reader.doubts or _family(each.meaning) not in have]
+    have |= {_family(each.meaning) for each in instead}
+    instead += constants_in(flow, script, have)
+    return Understood(chosen, tuple(_ambiguous(meant, chosen)), tuple(instead))
 
 
-_BATCHES = frozenset({"batch_size", "global_batch_size"})
-#: What says in which unit a batch is counted.
-UNIT_NAME = re.compile(r"batch_(?:size_)?(?:type|unit)")
-_SAMPLES = re.compile(
-    r"(?i)samples?|sentences?|sents?|examples?|sequences?|seqs?|utt(?:erance)?s?|static|(?:un)?sorted"
-)
-
-
-def unit_of_batches(flow: Flow) -> str:
-    """Return what says that batches are counted in another unit than samples, with its value; empty if nothing does."""
-    for part in flow.parts:
-        if not UNIT_NAME.search(part.source.text):
-            continue
-        for node in part.of(ast.Attribute, ast.Constant, ast.keyword):
-            name = node.arg if isinstance(node, ast.keyword) else string(node) or last(node)
-            if name is not None and UNIT_NAME.fullmatch(name):
-                value = flow.known.option(name)
-                if not (isinstance(value, str) and _SAMPLES.fullmatch(value)):
-                    return f"`{name}`" if value in (UNKNOWN, None) else f"`{name}`, {value},"
-    return ""
-
-
-def _handed_to_deepspeed(flow: Flow) -> dict[str, DeclaredAt]:
-    """Return the options that are DeepSpeed's ``train_batch_size``, the samples of an optimizer step, with the place.
-
-    https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters
-    """
-    found = {}
-    for part in flow.parts:
-        for node in part.of(ast.Dict) if "train_batch_size" in part.source.text else ():
-            assert isinstance(node, ast.Dict)
-            items = {string(key): value for key, value in zip(node.keys, node.values, strict=True)}
-            value = items.get("train_batch_size")
-            made = flow.made_of(value, part) if value is not None and not _DEEPSPEED.isdisjoint(items) else None
-            if value is not None and made is not None and len(made) == 1:
-                found[next(iter(made))] = at(value, part.source)
-    return found
+def _family(meaning: Meaning | None) -> Meaning | None:
+    return "batch_size" if meaning and meaning.endswith("batch_size") else meaning
 
 
 def _by_help_alone(options: Sequence[DeclaredOption], candidates: Sequence[Meaning | None]) -> list[Meaning | None]:
     """Return the candidates, and for a number that no name speaks of the one option whose help does."""
-    found = list(candidates)
+    result = list(candidates)
     for meaning, pattern in _HELP_ALONE.items():
-        family = (meaning, "global_batch_size") if meaning == "batch_size" else (meaning,)
         helped = [
             index
             for index, option in enumerate(options)
             if candidates[index] is None and option.takes_value and option.fillable
-            if pattern.fullmatch(option.help.partition("[")[0].strip(" .")) and _fits("", meaning, option)
+            if pattern.fullmatch(option.help.partition("[")[0].strip(" .")) and fits("", meaning, option)
         ]
-        if len(helped) == 1 and not any(each in family for each in candidates):
-            found[helped[0]] = meaning
-    return found
+        if len(helped) == 1 and not any(_family(other) == meaning for other in candidates):
+            result[helped[0]] = meaning
+    return result
 
 
-def _rule(uses: Sequence[Use], batches: Sequence[str], accums: Sequence[str]) -> LrRule | None:
-    """Return how the script multiplies its learning rate, from the product with the most factors that runs."""
-    best: LrRule | None = None
-    names = (WORLD, LOCAL_WORLD, *batches, *accums)
-    for use in uses:
-        powers = tuple((name, power) for name, power in use.product.powers if name in names or _is_unread(name))
-        scales = any(power > 0 for name, power in powers if name not in accums)
-        if use.runs and scales and (best is None or _rank(powers) > _rank(best.powers)):
-            best = LrRule(use.product.constant, powers, use.at)
-    return best
-
-
-def _is_unread(name: str) -> bool:
-    """Return whether a symbol is a name of samples, accumulation or devices whose value was not found."""
-    if not name.startswith("?"):
-        return False
-    return name == UNREAD_DEVICES or meaning_of(name[1:].replace("_", "-").lower()) in (
-        "batch_size",
-        "global_batch_size",
-        "accum",
-    )
-
-
-def _rank(powers: Sequence[tuple[str, float]]) -> tuple[int, int]:
-    return len(powers), -sum(name.startswith("?") for name, _ in powers)
-
-
-class _Batch:
-    """Decides whose samples one option counts, from evidence in this order: arithmetic, name, data loader, help."""
+class _Reader:
+    """Reads from arithmetic what options stand for; ``doubts`` are about those that count something else."""
 
     def __init__(
         self,
-        option: DeclaredOption,
-        uses: Sequence[Use],
-        others: Sequence[str],
-        accums: Sequence[str],
-        micros: Collection[str],
+        options: Sequence[DeclaredOption],
+        candidates: Sequence[Meaning | None],
+        flow: Flow,
+        computed: Collection[str],
     ) -> None:
-        self.option, self.others, self.accums, self.micros = option, others, accums, micros
-        self.running = [use for use in uses if use.runs]
-        self.idle = [use for use in uses if not use.runs]
+        named = [(option, meaning) for option, meaning in zip(options, candidates, strict=True) if meaning is not None]
+        self.rates, self.batches, self.accums = (
+            {option.dest for option, meaning in named if meaning in family}
+            for family in (("lr",), _BATCHES, ("accum",))
+        )
+        self.micros = {o.dest for o, _ in named if o.dest in self.batches and _RANK_NAME.search(last_word(o.flags[0]))}
+        self.doubts: list[Instead] = []
+        self.wholes = handed_to_deepspeed(flow) if self.batches else {}
+        uses = flow.uses(self.rates | self.batches | self.accums) if named else ()
+        self.uses = [use for use in uses if not any(use.product.power(dest) for dest in computed)]
 
-    def meaning(self) -> tuple[Meaning, str]:
-        """Return the meaning and what it was read from, as a clause that is empty for the name alone."""
-        found = self._divided() or self._as_it_is() or self._described()
-        small = next((name for name in self.micros if name.startswith("micro")), None)
-        if found[0] == "batch_size" and small is not None and not RANK_NAME.search(_name(self.option)):
-            return "step_batch_size", f"it stands beside `{small}`"
-        return found
+    def meaning_of(self, option: DeclaredOption, meaning: Meaning | None) -> DeclaredOption:
+        """Return the option with its meaning, and with the rule of a learning rate that the script scales."""
+        own = [use for use in self.uses if use.product.power(option.dest) == 1] if meaning is not None else []
+        if meaning == "lr":
+            return replace(option, meaning=meaning, rule=self._rule(own))
+        if meaning in _BATCHES:
+            own = [use for use in own if not any(use.product.power(rate) for rate in self.rates)]
+            read, because = self._batch(option, meaning, own)
+            return replace(option, meaning=read, because=because)
+        divided = self._divided(option, own, (WORLD, LOCAL_WORLD), {WORLD, LOCAL_WORLD}) if meaning == "accum" else None
+        if divided is not None:
+            self._doubt(option, "accum", divided)
+            return replace(option, meaning=None)
+        return replace(option, meaning=meaning)
 
-    def _divided(self) -> tuple[Meaning, str] | None:
+    def _doubt(self, option: DeclaredOption, meaning: Meaning, clause: str, *words: str) -> None:
+        """Note that an option does not count what the plan passes, with the words that would say what it counts."""
+        name = option.flags[0]
+        fix = " or ".join(f"`--batch-option={name}:{word}`" for word in words)
+        if option.spelling == "file":
+            fix = f"change `{name}` in {(option.default_at or option.at).file}"
+        self.doubts.append(Instead(meaning, clause, fix or f"pass `{name}` yourself behind `--`"))
+
+    def _divided(
+        self, option: DeclaredOption, own: Sequence[Use], divisors: Sequence[str], only: set[str] | None = None
+    ) -> str | None:
+        """Return where the option is divided by one of the numbers, as a clause; ``only`` by these if given."""
+        for use in own:
+            names = {name for name, _ in use.product.powers} - {option.dest}
+            by = next((name for name in divisors if use.product.power(name) == -1), None)
+            if by is not None and use.runs and (only is None or names <= only):
+                return f"{use.at} divides it by the {by if by in (WORLD, LOCAL_WORLD) else 'accumulation'}"
+        return None
+
+    def _batch(self, option: DeclaredOption, named: Meaning, own: Sequence[Use]) -> tuple[Meaning | None, str]:
+        """Decide whose samples an option counts, from evidence in this order: arithmetic, name, data loader, help."""
+        if option.dest in self.wholes:
+            return "global_batch_size", self.wholes[option.dest]
+        others = self.batches - {option.dest}
+        parts = self.accums | others
+        counting = {*parts, option.dest, WORLD, LOCAL_WORLD}
         # where the accumulation is multiplied in, it is what was divided
-        divided = [
+        counted = [
             use
-            for use in self.running
-            if _divisor(use) and self._is_of_samples(use) and all(use.product.power(each) <= 0 for each in self.accums)
+            for use in own
+            if all(name in counting or name.startswith("?") for name, _ in use.product.powers)
+            and all(use.product.power(name) <= 0 for name in self.accums)
         ]
-        if divided:
-            divisor = _divisor(divided[0])
-            because = f"{divided[0].at} divides it by the {divisor}"
-            if divisor == LOCAL_WORLD:
-                return "node_batch_size", because
-            parts_of_it = (*self.accums, *self.others)
-            whole = any(use.product.power(each) == -1 for use in divided for each in parts_of_it)
-            return ("global_batch_size" if whole or self.micros else "total_batch_size"), because
-        for use in self.running:
-            parts = dict(use.product.powers)
-            if len(parts) == 2 and any(parts.get(name) == -1 for name in (*self.accums, *self.micros)):
-                return "step_batch_size", f"{use.at} divides it by the accumulation"
-        return None
+        micros = self.micros - {option.dest}
+        divided = self._divided(option, counted, (WORLD,))
+        if divided is not None:
+            in_passes = bool(micros) or self._divided(option, counted, tuple(parts)) is not None
+            return ("global_batch_size" if in_passes else "total_batch_size"), divided
+        in_part = self._divided(option, counted, (LOCAL_WORLD,)) or self._divided(
+            option, own, tuple(self.accums | micros), self.accums | micros
+        )
+        if in_part is not None:
+            self._doubt(option, "batch_size", in_part, "node" if LOCAL_WORLD in in_part else "step", "rank")
+            return None, ""
+        is_of_rank = _RANK_NAME.search(last_word(option.flags[0])) is not None
+        small = next((name for name in micros if name.startswith("micro")), None)
+        read, because = ("batch_size", "") if is_of_rank else self._as_it_is(option, named, own, counted)
+        if read == "batch_size" and small is not None and not is_of_rank:
+            self._doubt(option, "batch_size", f"`{option.flags[0]}` stands beside `{small}`", "rank", "total", "step")
+            return None, ""
+        return read, because
 
-    def _is_of_samples(self, use: Use) -> bool:
-        """Return whether no other option is in a product: ``heads // tensor_parallel * batch`` counts no samples."""
-        own = (self.option.dest, *self.others, *self.accums, WORLD, LOCAL_WORLD)
-        return all(name in own or name.startswith("?") for name, _ in use.product.powers)
-
-    def _as_it_is(self) -> tuple[Meaning, str] | None:
-        if RANK_NAME.search(_name(self.option)):
-            return "batch_size", ""
-        for use in self.running:
-            if use.product.power(WORLD) == 1:
+    def _as_it_is(
+        self, option: DeclaredOption, named: Meaning, own: Sequence[Use], counted: Sequence[Use]
+    ) -> tuple[Meaning | None, str]:
+        for use in own:
+            if use.runs and use.product.power(WORLD) == 1:
                 return "batch_size", f"{use.at} multiplies it by the {WORLD}"
-        for use in self.idle:
-            if _divisor(use) is not None and self._is_of_samples(use):
+        for use in counted:
+            if not use.runs and -1 in (use.product.power(WORLD), use.product.power(LOCAL_WORLD)):
                 return "batch_size", f"{use.at} does not divide it in this launch"
-        for use in self.running:
-            alone = use.product.powers == ((self.option.dest, 1.0),) and use.product.constant == 1
-            if alone and use.name == "batch_size" and LOADERS.search(use.sink) and not self._is_total():
+        for use in own:
+            alone = use.runs and use.product.powers == ((option.dest, 1.0),) and use.product.constant == 1
+            if alone and use.name == "batch_size" and LOADERS.search(use.sink) and named == "batch_size":
                 return "batch_size", f"{use.at} hands it to {use.sink}"
-        return None
+        return self._described(option, named)
 
-    def _described(self) -> tuple[Meaning, str]:
-        text, because = self.option.help, f"its help at {self.option.at}"
+    def _described(self, option: DeclaredOption, named: Meaning) -> tuple[Meaning | None, str]:
+        text, because = option.help, f"its help at {option.at}"
         if _RANK_HELP.search(text):
             return "batch_size", because
         if _NODE_HELP.search(text):
-            return "node_batch_size", because
-        whole: Meaning = "global_batch_size" if self.micros else "total_batch_size"
-        if self._is_total():
-            return ("global_batch_size" if self.accums else whole), "its name"
-        if _TOTAL_HELP.search(text):
-            return whole, because
-        return "batch_size", ""
+            self._doubt(option, "batch_size", f"`{option.flags[0]}` counts a node's samples: {because}", "node")
+            return None, ""
+        passes = self.micros - {option.dest} or (self.accums if named == "global_batch_size" else ())
+        whole: Meaning = "global_batch_size" if passes else "total_batch_size"
+        if named == "global_batch_size":
+            return whole, "its name"
+        return (whole, because) if _TOTAL_HELP.search(text) else ("batch_size", "")
 
-    def _is_total(self) -> bool:
-        return candidate(self.option) == "global_batch_size"
-
-
-def _divisor(use: Use) -> str | None:
-    return next((symbol for symbol in (WORLD, LOCAL_WORLD) if use.product.power(symbol) == -1), None)
-
-
-def _name(option: DeclaredOption) -> str:
-    return last_word(option.flags[0])
-
-
-_SECONDS_OR_TOKENS = re.compile(
-    r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+"
-)
-_CONSTANTS: tuple[Meaning, ...] = ("batch_size", "lr", "accum", "warmup_steps")
-
-
-def instead(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Iterator[tuple[Meaning, str]]:
-    """Yield what the file ``script`` or its program has for a number that no option stands for, as a clause."""
-    have = {option.meaning for option in options}
-    batch = not have.isdisjoint(
-        ("batch_size", "step_batch_size", "node_batch_size", "total_batch_size", "global_batch_size")
-    )
-    declared = {option: meaning for option in options if (meaning := candidate(option)) is not None}
-    for option, meaning in declared.items():
-        unit = unit_of_batches(flow) if meaning in _BATCHES and meaning not in have else ""
-        counted_in = f"`{option.flags[0]}` counts what {unit} says" if unit else ""
-        if meaning not in have and (clause := counted_in or without_effect(option, meaning, flow, declared)):
-            yield ("batch_size" if unit else meaning), clause
-            have.add(meaning)
-            batch = batch or meaning in ("batch_size", "global_batch_size")
-    counted = next((option for option in options if not batch and _counts_no_samples(option)), None)
-    if counted is not None:
-        unit = "tokens" if _NOT_SAMPLES.search(f"{counted.help} {_name(counted)}") else "seconds"
-        yield "batch_size", f"`{counted.flags[0]}` counts {unit} instead of samples ({counted.at})"
-    have |= {"batch_size"} if batch or counted is not None else set()
-    left = [wanted for wanted in _CONSTANTS if wanted not in have]
-    numbers = numbers_in(flow) if left else {}
-    for wanted in left:
-        found = constant(wanted, numbers.get(wanted, ()), script)
-        if found is not None:
-            yield wanted, found
+    def _rule(self, own: Sequence[Use]) -> LrRule | None:
+        """Return how the script multiplies its learning rate, from the product with the most factors that runs."""
+        parts = self.batches | self.accums
+        rules = []
+        for use in own:
+            powers = tuple(item for item in use.product.powers if item[0] in parts or is_of_samples(item[0]))
+            if use.runs and any(power > 0 and name not in self.accums for name, power in powers):
+                rules.append(LrRule(use.product.constant, powers, use.at))
+        best = max(rules, key=lambda rule: (len(rule.powers), -_unread(rule)), default=None)
+        by_batch = [dest for dest in self.batches if best is not None and dest in dict(best.powers)]
+        shared = any(
+            use.product.power(dest) == 1 and use.product.power(WORLD) == -1 for use in self.uses for dest in by_batch
+        )
+        if (
+            best is not None
+            and shared
+            and len({dict(rule.powers).get(WORLD) for rule in rules if rule.at == best.at}) > 1
+        ):
+            return replace(best, powers=(*best.powers, (UNREAD, 1.0)))  # of a batch before or after it was divided
+        return best
 
 
-def _counts_no_samples(option: DeclaredOption) -> bool:
-    name = _name(option)
-    batch = meaning_of(name) in ("batch_size", "global_batch_size")
-    return bool(_SECONDS_OR_TOKENS.fullmatch(name) or (batch and _NOT_SAMPLES.search(option.help)))
+def _unread(rule: LrRule) -> int:
+    return sum(name.startswith("?") for name, _ in rule.powers)
+
+
+def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, list[DeclaredOption]]:
+    """Return the options of each meaning that several have; one number can go to one of them."""
+    by_meaning: dict[Meaning, list[DeclaredOption]] = {}
+    for option in options:
+        if option.meaning is not None:
+            by_meaning.setdefault(option.meaning, []).append(option)
+    return {meaning: group for meaning, group in by_meaning.items() if len({o.flags[0] for o in group}) > 1}
+
+
+def _without_ambiguous(options: Sequence[DeclaredOption], doubtful: Collection[Meaning]) -> Iterator[DeclaredOption]:
+    """Yield the options, those of an ambiguous meaning without it unless one of them is plainly meant.
+
+    Without a batch of one rank that of all alone would not make the one that was planned, nor the other way round.
+    """
+    shared = _shared(options)
+    plain = {meaning: _plain(meaning, group) for meaning, group in shared.items()}
+    torn = "batch_size" in doubtful or plain.get("batch_size", "") is None
+    seen: set[tuple[str, ...]] = set()
+    for option in options:
+        left_out = option.meaning in shared and option.flags[0] != plain[option.meaning]
+        again = option.meaning is not None and option.flags in seen  # declared in two branches, or by two parsers
+        partial = torn and option.meaning in (("batch_size", *_TOTALS) if doubtful else _TOTALS)
+        seen |= {option.flags} if option.meaning is not None else set()
+        yield replace(option, meaning=None) if left_out or again or partial else option
+
+
+def _plain(meaning: Meaning, options: Sequence[DeclaredOption]) -> str | None:
+    """Return the first flag of the option that is plainly meant among several of one meaning, or None.
+
+    Of learning rates that is the only one that the script does not scale, if it scales others, or the only one called
+    just ``lr`` or ``learning-rate``; of batch sizes the only one whose name says that it is one rank's:
+    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``.
+    """
+    if meaning == "lr":
+        scaled = any(option.rule for option in options)
+        named = [option for option in options if last_word(option.flags[0]) in ("lr", "learning-rate")]
+        plain = [option for option in options if option.rule is None] if scaled else named
+    else:
+        plain = [option for option in options if _RANK_NAME.search(last_word(option.flags[0]))]
+        plain = plain if len(plain) == 1 else [option for option in plain if "-per-" in last_word(option.flags[0])]
+    return plain[0].flags[0] if len(plain) == 1 else None
+
+
+def _ambiguous(
+    meant: Sequence[DeclaredOption], chosen: Sequence[DeclaredOption]
+) -> Iterator[tuple[Meaning, tuple[str, ...]]]:
+    """Yield the meanings that are left to no option, with the first flags of those that could have it."""
+    have = {option.meaning for option in chosen}
+    shared = {meaning: group for meaning, group in _shared(meant).items() if meaning not in have}
+    if "lr" not in {*have, *shared}:
+        rates = [
+            option for option in meant if option.kind in ("float", None) and option.takes_value and option.fillable
+        ]
+        rates = [option for option in rates if _PART_OF_RATES.fullmatch(last_word(option.flags[0]))]
+        shared |= {"lr": rates} if len({option.flags[0] for option in rates}) > 1 else {}
+    for meaning, group in shared.items():
+        yield meaning, tuple(dict.fromkeys(option.flags[0] for option in group))

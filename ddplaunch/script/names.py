@@ -276,7 +276,6 @@ _NAMES: dict[str, str] = {
     "warmup_steps": "warmup warm-up warm-steps t-warmup",
     "warmup_epochs": "warmup-ep warmup-e",
     "warmup_ratio": "warmup-ratio warmup-proportion warmup-fraction warmup-frac lr-warmup-ratio warmup-percent",
-    "world_size": "world-size",
 }
 _MEANINGS = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
 _UNIT = "gpu|device|rank|proc|process|replica|worker|card"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,9 +15,9 @@ from ddplaunch.script.configured import configured_options, tap_options
 from ddplaunch.script.declared import absl_options, argparse_options, docopt_options, given, lightning_options
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
-from ddplaunch.script.meaning import RANK_NAME, candidate, instead, understood
+from ddplaunch.script.meaning import candidate, understood
 from ddplaunch.script.mistakes import mistakes_of
-from ddplaunch.script.names import dotted, last, last_word, records_of, string
+from ddplaunch.script.names import dotted, last, records_of, string
 from ddplaunch.script.process_groups import (
     asked_for,
     device_from_option,
@@ -36,7 +35,6 @@ from ddplaunch.script.script_report import (
     DeclaredAt,
     DeclaredOption,
     Import,
-    Meaning,
     ScriptReport,
 )
 from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
@@ -117,13 +115,12 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     switched = used is None and not _LOCAL_RANK.isdisjoint(ranks.switches)
     if switched:
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
-    meant = tuple(understood(options, flow))
-    final = tuple(_without_ambiguous(meant))
+    numbers = understood(options, flow, script.shown)
     hidden = _hidden_imports(program)
     alone = used is None and ranks.spawns is None and not switched
     return ScriptReport(
         path=script.shown,
-        options=final,
+        options=numbers.options,
         imports=tuple(_imports(program, script)),
         initialises=initialised,
         framework=used[0] if used is not None else None,
@@ -137,8 +134,8 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         takes_local_rank=None if local is None or switched or not own else device_from_option(parts, flow, local),
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=asked_for(parts, flow),
-        ambiguous=_ambiguous(meant, final),
-        instead=tuple(instead(final, flow, script.shown)),
+        ambiguous=numbers.ambiguous,
+        instead=numbers.instead,
         configs=config.files,
         complete=None not in found and _sees_everything(program, parts, hidden),
         hidden=hidden,
@@ -169,81 +166,9 @@ def _known_values(
         name for name, value in values.items() if value is None or (isinstance(value, (int, float)) and value <= 0)
     }
     for option in options:
-        if option.dest in empty and option.dest not in passed and candidate(option) not in (None, "world_size"):
+        if option.dest in empty and option.dest not in passed and candidate(option) is not None:
             values.pop(option.dest, None)
     return values
-
-
-# The rate of a part of the model, not one of a schedule.
-_PART_OF_RATES = re.compile(
-    r"(?!.*(?:min|end|final|warm|decay|drop|sched|step|gamma|policy|mult|factor|ratio|cycle|noise|mode|type|layer))"
-    r"(?:[a-z0-9]+-)*(?:lr|learning-rate)(?:-[a-z0-9]+)*"
-)
-
-
-def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, tuple[str, ...]]:
-    """Return the meanings that several options have, with the first flag of each; one number can go to one of them."""
-    found: dict[Meaning, list[str]] = {}
-    for option in options:
-        if option.meaning is not None:
-            found.setdefault(option.meaning, []).append(option.flags[0])
-    return {meaning: tuple(dict.fromkeys(flags)) for meaning, flags in found.items() if len(set(flags)) > 1}
-
-
-def _ambiguous(
-    meant: Sequence[DeclaredOption], final: Sequence[DeclaredOption]
-) -> tuple[tuple[Meaning, tuple[str, ...]], ...]:
-    """Return the meanings that are left to no option, with the first flags of those that could have it."""
-    left = {option.meaning for option in final}
-    found = tuple((meaning, flags) for meaning, flags in _shared(meant).items() if meaning not in left)
-    if "lr" in left or any(meaning == "lr" for meaning, _ in found):
-        return found
-    partial = [
-        option
-        for option in meant
-        if option.kind in ("float", None) and _PART_OF_RATES.fullmatch(last_word(option.flags[0]))
-    ]
-    flags = tuple(dict.fromkeys(option.flags[0] for option in partial if option.takes_value and option.fillable))
-    return (*found, ("lr", flags)) if len(flags) > 1 else found
-
-
-def _without_ambiguous(options: Sequence[DeclaredOption]) -> Iterator[DeclaredOption]:
-    """Yield the options, those of an ambiguous meaning without it unless one of them is plainly meant.
-
-    Of several learning rates that is the only one that the script does not scale, if it scales others, or the only one
-    called just ``lr`` or ``learning-rate``; of several batch sizes the only one whose name says that it is one rank's:
-    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``. Without a batch of one rank that of all
-    alone would not make the one that was planned.
-    """
-    shared = _shared(options)
-    had: set[tuple[str, ...]] = set()
-    own = [option for option in options if option.meaning == "batch_size"]
-    torn = "batch_size" in shared and _plain(own) is None
-    for option in options:
-        if torn and option.meaning == "global_batch_size":
-            yield replace(option, meaning=None)
-            continue
-        if option.meaning is not None and option.flags in had:  # declared twice: in two branches, by two parsers
-            yield replace(option, meaning=None)
-            continue
-        had.add(option.flags)
-        if option.meaning not in shared or option.flags[0] == _plain(
-            [each for each in options if each.meaning == option.meaning]
-        ):
-            yield option
-        else:
-            yield replace(option, meaning=None)
-
-
-def _plain(options: Sequence[DeclaredOption]) -> str | None:
-    """Return the first flag of the option that is plainly meant among several of one meaning, or None."""
-    if options[0].meaning == "lr":
-        named = [option for option in options if last_word(option.flags[0]) in ("lr", "learning-rate")]
-        plain = [option for option in options if option.rule is None] if any(each.rule for each in options) else named
-    else:
-        plain = [option for option in options if RANK_NAME.search(last_word(option.flags[0]))]
-        plain = plain if len(plain) == 1 else [option for option in plain if "-per-" in last_word(option.flags[0])]
-    return plain[0].flags[0] if len(plain) == 1 else None
 
 
 def _under_conditions(

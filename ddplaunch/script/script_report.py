@@ -6,22 +6,18 @@ from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
 
-#: Samples of one rank's forward pass, of one rank's optimizer step, of one pass of all ranks on a node,
-#: of one of all ranks, of an optimizer step. ``total_accum`` are the passes of all ranks for an optimizer step; the
-#: others are named as in the plan.
+#: The samples of one rank in a pass, of a node, of all ranks, of an optimizer step of all; the others are named as in
+#: the plan. What is read of a script is never a node's: only its user may say so.
 Meaning = Literal[
     "batch_size",
-    "step_batch_size",
     "node_batch_size",
     "total_batch_size",
     "global_batch_size",
     "lr",
     "accum",
-    "total_accum",
     "warmup_steps",
     "warmup_epochs",
     "warmup_ratio",
-    "world_size",
 ]
 
 
@@ -95,6 +91,15 @@ class DeclaredOption:
 
 
 @dataclass(frozen=True)
+class Instead:
+    """What a script has for a number that no option takes, as a clause, and what to do about it if that is known."""
+
+    meaning: Meaning
+    clause: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
 class Import:
     """One absolute import in the script, by top-level package."""
 
@@ -133,7 +138,7 @@ class ScriptReport:
     that appear as literals in environment look-ups, ``asks_for`` the numbers that are read from
     ``ddplaunch.current()``.
     ``ambiguous`` are meanings that several options could have, with these.
-    ``instead`` says for meanings that no option has what the source has in its place, as a clause.
+    ``instead`` says for meanings that no option has what the source has in its place.
     ``configs`` are the configuration files whose keys are among the options or their defaults. ``code`` has the files
     that were followed, the script first, each with a digest of its text.
     """
@@ -154,7 +159,7 @@ class ScriptReport:
     reads_env: tuple[str, ...] = ()
     asks_for: tuple[str, ...] = ()
     ambiguous: tuple[tuple[Meaning, tuple[str, ...]], ...] = ()
-    instead: tuple[tuple[Meaning, str], ...] = ()
+    instead: tuple[Instead, ...] = ()
     configs: tuple[str, ...] = ()
     syntax_error: str | None = None
     complete: bool = True

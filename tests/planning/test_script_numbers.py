@@ -13,7 +13,7 @@ from ddplaunch.planning.options import Options
 from ddplaunch.planning.script_numbers.forward import Forwarded, forward
 from ddplaunch.planning.script_numbers.handed_out import NAMES, Plan, complete_from_script, given_numbers
 from ddplaunch.scaling.numbers import NamedRate, Numbers
-from ddplaunch.script.script_report import WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.script.script_report import WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
 
@@ -129,7 +129,6 @@ def test_declared_options_are_filled_in_with_the_place_of_their_declaration() ->
     ("meaning", "value", "note"),
     [
         ("batch_size", "8", "train.py:9 divides it"),
-        ("step_batch_size", "16", "of one process per optimizer step: train.py:9 divides it"),
         ("node_batch_size", "32", "of all processes on a node: train.py:9 divides it"),
         ("total_batch_size", "64", "of all processes: train.py:9 divides it"),
         ("global_batch_size", "128", "per optimizer step: train.py:9 divides it"),
@@ -140,18 +139,10 @@ def test_a_batch_is_filled_in_as_the_samples_that_the_script_counts(meaning: Mea
     assert result.passed == (Passed(meaning, value, ("--batch", value), AT, note),)
 
 
-def test_an_accumulation_of_all_processes_is_filled_in_and_adopted_as_such() -> None:
-    script = report(option("--accum", "total_accum", "40"), option("--batch", "batch_size", "2"))
-    result = forward((), plan("accum"), script)
-    assert result.passed == (Passed("total_accum", "16", ("--accum", "16"), AT, "of all processes"),)
-    adopted = complete_from_script(Options(), TRAIN, FOUR, script).accum
-    assert adopted is not None and adopted.value == 10
-
-
 def test_a_script_that_divides_the_batch_of_a_step_by_one_pass_needs_no_accumulation() -> None:
-    script = report(option("--batch", "step_batch_size"), option("--micro", "batch_size"))
+    script = report(option("--batch", "global_batch_size"), option("--micro", "batch_size"))
     result = forward((), plan("batch_size", "accum"), script)
-    assert (result.args, result.missing) == (("--batch", "16", "--micro", "8"), ())
+    assert (result.args, result.missing) == (("--batch", "128", "--micro", "8"), ())
 
 
 BY_BATCH = LrRule(1 / 256, (("batch", 1.0), (WORLD, 1.0)), AT)
@@ -185,10 +176,6 @@ def test_options_are_filled_in_before_the_scripts_own_separator() -> None:
     assert result.args == ("--lr", "0.0004", "-v", "--", "a")
 
 
-def test_world_size_is_never_passed_by_itself() -> None:
-    assert forward((), LR_GIVEN, report(option("--world-size", "world_size"))).args == ()
-
-
 @pytest.mark.parametrize("word", ["--lr=4e-4", "--lr=0.00040"])
 def test_the_same_value_may_be_said_twice(word: str) -> None:
     assert forward((word,), LR_GIVEN, report(option("--lr", "lr"))) == Forwarded((word,), (), ())
@@ -218,7 +205,7 @@ EPOCHS = option("--warmup-epochs", "warmup_epochs")
         (report(complete=False), ["no option for it was found, and a part of train.py cannot be read"] * 3),
         (
             ScriptReport(
-                "train.py", (EPOCHS, option("--accum", "accum")), instead=(("lr", "`lr` is 0.1 at train.py:2"),)
+                "train.py", (EPOCHS, option("--accum", "accum")), instead=(Instead("lr", "`lr` is 0.1 at train.py:2"),)
             ),
             ["`lr` is 0.1 at train.py:2", "`--warmup-epochs` takes epochs (train.py:31)"],
         ),
@@ -227,11 +214,8 @@ EPOCHS = option("--warmup-epochs", "warmup_epochs")
             ["`--warmup-epochs` takes epochs (train.py:31)"],
         ),
         (
-            ScriptReport("train.py", (option("--lr", "lr"),), instead=(("accum", "nothing reads `--a` (train.py:2)"),)),
-            [
-                "nothing reads `--a` (train.py:2); the effective batch is without it",
-                "train.py declares no option for it",
-            ],
+            ScriptReport("train.py", (option("--lr", "lr"),), instead=(Instead("accum", "nothing reads `--a`"),)),
+            ["nothing reads `--a`", "train.py declares no option for it"],
         ),
         (
             ScriptReport("train.py", (EPOCHS, option("--accum", "accum")), ambiguous=(("lr", ("--lr", "--rate")),)),
@@ -254,6 +238,7 @@ def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
         (NO_SCRIPT, "pass it in an argument that the script takes, as in `NAME={lr}` behind `--`, or read "),
         (report(), "read `ddplaunch.current().lr` in the script"),
         (report(complete=False), "name its option, `--lr-option=NAME`; or pass it in an argument"),
+        (ScriptReport("train.py", instead=(Instead("lr", "it is divided", "`--lr-option=--a`"),)), "`--lr-option=--a`"),
         (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
         (
             report(option("--lr", "lr", rule=LrRule(1.0, (("unknown", 1.0),), AT))),
@@ -403,7 +388,7 @@ def test_a_script_that_reads_the_plan_gets_its_numbers_from_the_environment(
 
 
 def test_a_script_that_reads_another_number_does_not_get_this_one() -> None:
-    script = ScriptReport("train.py", (option("--epochs", "world_size"),), reads_env=("DDPLAUNCH_BATCH_SIZE",))
+    script = ScriptReport("train.py", (DeclaredOption(("--epochs",), AT),), reads_env=("DDPLAUNCH_BATCH_SIZE",))
     assert [item.number for item in forward((), LR_GIVEN, script).missing] == ["lr"]
 
 

@@ -54,7 +54,7 @@ CROWD_BT = """
 
 def test_argparse_as_in_crowd_bt(tmp_path: Path) -> None:
     report = read(tmp_path, CROWD_BT)
-    assert meanings(report) == {"batch_size": "--batch-size", "lr": "--lr", "world_size": "--world-size"}
+    assert meanings(report) == {"batch_size": "--batch-size", "lr": "--lr"}
     batch = option(report, "-b")
     assert (batch.flags, batch.default, str(batch.at)) == (("--batch-size", "-b"), "16", "train.py:8")
     assert option(report, "--lr").default == "1e-4"

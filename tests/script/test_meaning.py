@@ -7,6 +7,7 @@ from textwrap import dedent, indent
 
 import pytest
 
+from ddplaunch.script.flow import UNREAD
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, ScriptReport
 
@@ -17,6 +18,11 @@ def read(folder: Path, text: str, *args: str, torch: str | None = "2.5.1+cu121",
     script = folder / "train.py"
     script.write_text(dedent(text))
     return read_script(script, folder, args=args, torch=torch)
+
+
+def clauses(report: ScriptReport) -> dict[str, str]:
+    """What the report says of each number that no option takes."""
+    return {each.meaning: each.clause for each in reversed(report.instead)}
 
 
 def option(report: ScriptReport, flag: str) -> DeclaredOption:
@@ -46,7 +52,6 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
         (BATCH, "n = dist.get_world_size()\nargs.batch_size //= n", "total_batch_size", "divides it"),
         (BATCH, "local = args.batch_size // dp_size", "total_batch_size", "divides it by the world size"),
         (BATCH, "b, n = args.batch_size, args.world_size\nlocal = int(b / n)", "total_batch_size", "divides it"),
-        (BATCH, "args.batch_size = int(args.batch_size / torch.cuda.device_count())", "node_batch_size", "per node"),
         (
             BATCH + '\np.add_argument("--heads", type=int)',
             "n = args.heads / dist.get_world_size() * args.batch_size",
@@ -76,21 +81,9 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
         ),
         (
             BATCH + '\np.add_argument("--accum", type=int, default=1)',
-            "args.batch_size = args.batch_size // args.accum",
-            "step_batch_size",
-            "divides it by the accumulation",
-        ),
-        (
-            BATCH + '\np.add_argument("--accum", type=int, default=1)',
             "args.local = args.batch_size // args.world_size\nchunk = args.local // args.accum",
             "global_batch_size",
             "divides it by the world size",
-        ),
-        (
-            BATCH + '\np.add_argument("--microbatch", type=int, default=-1)',
-            "for start in range(0, len(batch), args.microbatch):\n    step(start)",
-            "step_batch_size",
-            "beside `microbatch`",
         ),
         (
             'p.add_argument("--batch", type=int, help="total batch size")\np.add_argument("--batch-gpu", type=int)',
@@ -100,13 +93,6 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
         ),
         (
             BATCH + '\np.add_argument("--launcher", default="none")',
-            "if args.launcher == 'none':\n    total_gpus = 1\nelse:\n    total_gpus, rank = setup(args.launcher)\n"
-            "args.batch_size //= total_gpus",
-            "batch_size",
-            "",
-        ),
-        (
-            BATCH + '\np.add_argument("--launcher", default="pytorch")',
             "if args.launcher == 'none':\n    total_gpus = 1\nelse:\n    total_gpus, rank = setup(args.launcher)\n"
             "args.batch_size //= total_gpus",
             "total_batch_size",
@@ -124,6 +110,54 @@ def test_whose_samples_a_batch_size_counts(
     found = read(tmp_path, script(declaration, body)).options[0]
     assert found.meaning == meaning
     assert because in found.because if because else not found.because
+
+
+@pytest.mark.parametrize(
+    ("declaration", "body", "meaning", "clause", "fix"),
+    [
+        (
+            BATCH,
+            "args.batch_size = int(args.batch_size / torch.cuda.device_count())",
+            "batch_size",
+            "train.py:8 divides it by the processes per node",
+            "`--batch-option=--batch-size:node` or `--batch-option=--batch-size:rank`",
+        ),
+        (
+            'p.add_argument("--batch-size", type=int, help="images of each node")',
+            "x = 1",
+            "batch_size",
+            "`--batch-size` counts a node's samples: its help at train.py:5",
+            "`--batch-option=--batch-size:node`",
+        ),
+        (
+            BATCH + '\np.add_argument("--accum", type=int, default=1)',
+            "args.batch_size = args.batch_size // args.accum",
+            "batch_size",
+            "train.py:9 divides it by the accumulation",
+            "`--batch-option=--batch-size:step` or `--batch-option=--batch-size:rank`",
+        ),
+        (
+            BATCH + '\np.add_argument("--microbatch", type=int, default=-1)',
+            "for start in range(0, len(batch), args.microbatch):\n    step(start)",
+            "batch_size",
+            "`--batch-size` stands beside `microbatch`",
+            " or ".join(f"`--batch-option=--batch-size:{word}`" for word in ("rank", "total", "step")),
+        ),
+        (
+            'p.add_argument("--accum", type=int)',
+            "steps = args.accum // dist.get_world_size()",
+            "accum",
+            "train.py:8 divides it by the world size",
+            "pass `--accum` yourself behind `--`",
+        ),
+    ],
+)
+def test_what_an_option_counts_otherwise_is_said_and_not_passed(
+    tmp_path: Path, declaration: str, body: str, meaning: str, clause: str, fix: str
+) -> None:
+    report = read(tmp_path, script(declaration, body))
+    assert not any(each.meaning in ("batch_size", meaning) for each in report.options)
+    assert [(each.meaning, each.clause, each.fix) for each in report.instead] == [(meaning, clause, fix)]
 
 
 def test_a_value_is_followed_through_parameters_methods_and_files(tmp_path: Path) -> None:
@@ -169,8 +203,8 @@ SPAWN_OPTIONS = """
 def test_a_division_under_a_condition_that_does_not_hold_does_not_count(tmp_path: Path) -> None:
     text = script(SPAWN_OPTIONS, SPAWNS)
     assert option(read(tmp_path, text), "--batch-size").meaning == "batch_size"
-    assert option(read(tmp_path, text, "--spawn"), "--batch-size").meaning == "node_batch_size"
-    assert option(read(tmp_path, text, "--gpu", "0"), "--batch-size").meaning == "node_batch_size"
+    assert option(read(tmp_path, text, "--spawn"), "--batch-size").meaning is None
+    assert option(read(tmp_path, text, "--gpu", "0"), "--batch-size").meaning is None
 
 
 def test_an_attribute_keeps_its_value_where_a_function_is_given_it_by_that_name(tmp_path: Path) -> None:
@@ -182,7 +216,7 @@ def test_an_attribute_keeps_its_value_where_a_function_is_given_it_by_that_name(
                 args.batch_size = int(args.batch_size / torch.cuda.device_count())
     """)
     assert option(read(tmp_path, text), "--batch-size").meaning == "batch_size"
-    assert option(read(tmp_path, text, "--gpu", "0"), "--batch-size").meaning == "node_batch_size"
+    assert option(read(tmp_path, text, "--gpu", "0"), "--batch-size").meaning is None
 
 
 @pytest.mark.parametrize(
@@ -221,8 +255,8 @@ RATE = 'p.add_argument("--lr", type=float, default=0.0005)'
     [
         ("opt = SGD(m, lr=args.lr * dist.get_world_size())", 1.0, {WORLD: 1.0}),
         ("args.lr *= dist.get_world_size()", 1.0, {WORLD: 1.0}),
-        ("args.lr = args.lr * math.sqrt(args.world_size)", 1.0, {WORLD: 0.5}),
-        ("args.lr = args.lr * args.world_size ** 0.5", 1.0, {WORLD: 0.5}),
+        ("args.lr = args.lr * math.sqrt(args.world_size)", 1.0, {UNREAD: 1.0}),
+        ("args.lr = args.lr * args.world_size ** 0.5", 1.0, {UNREAD: 1.0}),
         ("rate = args.lr * args.batch_size * dist.get_world_size() / 256.", 1 / 256, {WORLD: 1.0, "batch_size": 1.0}),
         (
             "whole = args.batch_size * args.world_size\nargs.lr = args.lr * whole / 512",
@@ -230,7 +264,7 @@ RATE = 'p.add_argument("--lr", type=float, default=0.0005)'
             {WORLD: 1.0, "batch_size": 1.0},
         ),
         ("args.lr = args.lr * torch.cuda.device_count()", 1.0, {LOCAL_WORLD: 1.0}),
-        ("args.lr *= args.batch_size * len(args.gpu_ids) / 256", 1 / 256, {"?devices": 1.0, "batch_size": 1.0}),
+        ("args.lr *= args.batch_size * len(args.gpu_ids) / 256", 1 / 256, {UNREAD: 1.0, "batch_size": 1.0}),
         ("opt = SGD(m, lr=args.lr)", None, {}),
         ("rate = args.lr * 0.1 ** (epoch // 30)", None, {}),
         ("print('base', args.lr * args.world_size)", None, {}),
@@ -325,20 +359,14 @@ def test_a_parameter_of_a_command_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "meaning"),
-    [
-        ("steps = args.accum // dist.get_world_size()", "total_accum"),
-        ("args.accum //= args.world_size", "total_accum"),
-        ("loss = loss / args.accum / dist.get_world_size()", "accum"),
-        ("total = args.accum * dist.get_world_size()", "accum"),
-        ("if args.accum is None:\n    args.accum = (args.accum or 1) // args.world_size", "accum"),
-    ],
+    "body", ["loss = loss / args.accum / dist.get_world_size()", "total = args.accum * dist.get_world_size()"]
 )
-def test_whose_passes_an_accumulation_counts(tmp_path: Path, body: str, meaning: str) -> None:
-    assert read(tmp_path, script('p.add_argument("--accum", type=int)', body)).options[0].meaning == meaning
+def test_an_accumulation_beside_the_world_size_is_one_ranks(tmp_path: Path, body: str) -> None:
+    report = read(tmp_path, script('p.add_argument("--accum", type=int)', body))
+    assert report.options[0].meaning == "accum"
 
 
-def test_an_accumulation_that_follows_from_other_options_where_it_is_left_out_is_one_ranks(tmp_path: Path) -> None:
+def test_an_accumulation_that_follows_from_other_options_is_left_to_them(tmp_path: Path) -> None:
     """GaLore takes the batch, the accumulation and the total, and computes what is left out."""
     options = f'{BATCH}\np.add_argument("--accum", type=int)\np.add_argument("--total-batch-size", type=int)'
     body = """
@@ -349,7 +377,7 @@ def test_an_accumulation_that_follows_from_other_options_where_it_is_left_out_is
             args.accum = args.total_batch_size // (args.batch_size * args.world_size)
     """
     report = read(tmp_path, script(options, dedent(body)))
-    assert [each.meaning for each in report.options] == ["batch_size", "accum", "global_batch_size"]
+    assert [each.meaning for each in report.options] == ["batch_size", None, "global_batch_size"]
 
 
 @pytest.mark.parametrize(
@@ -386,7 +414,7 @@ def test_an_accumulation_that_follows_from_other_options_where_it_is_left_out_is
 def test_what_stands_in_the_place_of_an_option(
     tmp_path: Path, declarations: str, body: str, meaning: str, clause: str | None
 ) -> None:
-    found = dict(read(tmp_path, script(declarations, body)).instead).get(meaning)  # type: ignore[call-overload]
+    found = clauses(read(tmp_path, script(declarations, body))).get(meaning)
     assert found is None if clause is None else found is not None and found.startswith(clause)
 
 
@@ -404,13 +432,13 @@ def test_a_batch_is_counted_in_what_says_so(tmp_path: Path, declaration: str, pa
     body = 'sampler = Tokens(d, args.batch_size) if args.batch_type == "token" else Samples(d, args.batch_size)'
     report = read(tmp_path, script(f"{BATCH}\n{declaration}", body), *([passed] if passed else []))
     assert option(report, "--batch-size").meaning == (None if clause else "batch_size")
-    assert dict(report.instead).get("batch_size") == clause
+    assert clauses(report).get("batch_size") == clause
 
 
 def test_a_constant_of_another_file_counts_if_it_is_handed_on(tmp_path: Path) -> None:
     helper = "import torch\nbatch_size = 4\ndef make(m):\n    return torch.optim.SGD(m, lr=0.5)\n"
     report = read(tmp_path, "import os\nimport helper\nos.environ\nhelper.make(1)\n", helper=helper + "n_gpus = 1\n")
-    assert report.instead == (("lr", "`lr` is 0.5 at helper.py:4"),)
+    assert clauses(report) == {"lr": "`lr` is 0.5 at helper.py:4"}
 
 
 def test_circles_and_depth_end(tmp_path: Path) -> None:
@@ -529,63 +557,22 @@ NUMBERS = BATCH + '\np.add_argument("--lr", type=float)\np.add_argument("--accum
 @pytest.mark.parametrize(
     ("body", "read_by_nothing"),
     [
-        ("DataLoader(d, batch_size=args.batch_size)\nprint(args)", True),
-        ("DataLoader(d, batch_size=args.batch_size)\nprint(f'accumulates {args.accum_steps}')", True),
-        ("SGD(m, lr=args.lr)\nlog.info('%s', vars(args))\ntorch.save({'args': args, 'm': m}, 'f')", True),
-        ("SGD(m, lr=args.lr)\nfor k, v in vars(args).items():\n    print(k, v)", True),
-        ("SGD(m, lr=args.lr)\nhelper.show(args)", True),
-        ("SGD(m, lr=args.lr)\nfrom helper import step\nstep(m, args.accum_steps)", True),
-        ("SGD(m, lr=args.lr)\nfrom helper import step\nstep(args.accum_steps, 1)", False),
-        ("import deepspeed\nSGD(m, lr=args.lr)\ndeepspeed.initialize(args=args, model=m)", True),
-        ("SGD(m, lr=args.lr)\nhelper.use(args)", False),
+        ("loss.backward()\nprint(args)", True),
+        ("print(args)", False),  # perhaps a stand-in for a training
         ("SGD(m, lr=args.lr)\nloss = loss / args.accum_steps", False),
         ("SGD(m, lr=args.lr)\nsteps = getattr(args, 'accum_steps')", False),
-        ("SGD(m, lr=args.lr)\nsteps = getattr(args, name)", False),
-        ("SGD(m, lr=args.lr)\nbuild(args)", False),
-        ("SGD(m, lr=args.lr)\ntrainer = Trainer(**vars(args))", False),
-        ("SGD(m, lr=args.lr)\nconfig = vars(args)\nbuild(config)", False),
-        ("SGD(m, lr=args.lr)\nfor k, v in vars(args).items():\n    setattr(config, k, v)", False),
-        ("x = 1", False),  # no training at all
+        ("SGD(m, lr=args.lr)\nhelper.use(args)", False),
+        ("SGD(m, lr=args.lr)\nimport deepspeed\ndeepspeed.train(args)", False),
     ],
 )
 def test_an_accumulation_that_nothing_reads_is_none(tmp_path: Path, body: str, read_by_nothing: bool) -> None:
-    """LlamaGen declares one so. What goes to a function of a library may be read there."""
-    helper = "import lib\ndef show(options):\n    print(options)\ndef use(given):\n    lib.train(given)\n"
-    helper += "def step(model, accum):\n    model(1)  # / accum\n"
+    """LlamaGen declares one so."""
+    helper = "def use(given):\n    return given.accum_steps\n" if "helper" in body else ""
+    body += "\nloss.backward()" if body != "print(args)" else ""
     report = read(tmp_path, "import helper\n" + script(NUMBERS, body), helper=helper)
     assert option(report, "--accum-steps").meaning == (None if read_by_nothing else "accum")
-    clause = {"accum": "nothing reads `--accum-steps` (train.py:8)"} if read_by_nothing else {}
-    assert {meaning: text for meaning, text in report.instead if meaning == "accum"} == clause
-
-
-OWN_LOOP = """
-from dataclasses import dataclass
-from transformers import HfArgumentParser, TrainingArguments{more}
-import deepspeed
-@dataclass
-class Own(TrainingArguments):
-    tag: str = ""
-args, = HfArgumentParser((Own,)).parse_args_into_dataclasses()
-for batch in DataLoader(data, batch_size=args.per_device_train_batch_size, sampler=GroupedSampler({group})):
-    {step}
-"""
-
-
-@pytest.mark.parametrize(
-    ("changes", "meaning"),
-    [
-        ({}, None),
-        ({"group": "args.per_device_train_batch_size * args.gradient_accumulation_steps"}, None),
-        ({"step": "loss = loss / args.gradient_accumulation_steps"}, "accum"),
-        ({"more": ", Trainer"}, "accum"),
-        ({"step": "transformers.Trainer(model, args).train()"}, "accum"),
-    ],
-)
-def test_accumulation_of_hugging_face_needs_its_trainer_or_a_loop_that_reads_it(
-    tmp_path: Path, changes: dict[str, str], meaning: str | None
-) -> None:
-    report = read(tmp_path, OWN_LOOP.format(**{"more": "", "group": "4", "step": "pass", **changes}))
-    assert option(report, "--gradient_accumulation_steps").meaning == meaning
+    clause = "nothing reads `--accum-steps` (train.py:8); the effective batch is without it"
+    assert clauses(report).get("accum") == (clause if read_by_nothing else None)
 
 
 @pytest.mark.parametrize(
@@ -612,29 +599,6 @@ def test_of_two_options_that_are_handed_on_as_one_number_none_is_meant(tmp_path:
     assert [item.meaning for item in read(tmp_path, script(two, body)).options] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("body", "clause"),
-    [
-        ("DataLoader(d, batch_size=args.batch_size)\nSGD(m, lr=0.1)", "nothing reads `--lr` (train.py:6)"),
-        ("DataLoader(d, batch_size=args.batch_size)\nprint(args.lr)", None),  # perhaps a stand-in for a training
-        ("SGD(m, lr=args.lr)", None),
-    ],
-)
-def test_a_rate_that_nothing_reads_is_none(tmp_path: Path, body: str, clause: str | None) -> None:
-    report = read(tmp_path, script(NUMBERS, body))
-    assert option(report, "--lr").meaning == (None if clause else "lr")
-    assert dict(report.instead).get("lr") == clause
-
-
-@pytest.mark.parametrize(("name", "meaning"), [("lr", "lr"), ("rate", None)])
-def test_a_file_that_is_imported_far_away_may_read_a_rate(tmp_path: Path, name: str, meaning: str | None) -> None:
-    """Only the files near the script are followed; that nothing reads an option is looked for in all of them."""
-    far = {f"m{number}": f"import m{number + 1}\n" for number in range(6)}
-    far |= {"m6": f"def go(o):\n    step(o.{name})\n", "used": "def data(o):\n    return load(o.batch_size)\n"}
-    body = "import m0, used\nused.data(args)\nSGD(m, lr=0.1)"
-    assert option(read(tmp_path, script(NUMBERS, body), **far), "--lr").meaning == meaning
-
-
 def test_the_accumulation_of_a_trainer_that_adds_its_own_options(tmp_path: Path) -> None:
     text = "import argparse\nimport {0}\np = argparse.ArgumentParser()\np = {0}.Trainer.add_argparse_args(p)\n"
     report = read(tmp_path, text.format("pytorch_lightning") + "args = p.parse_args()\n")
@@ -650,28 +614,13 @@ SHARED = "args.batch_size = args.batch_size // dist.get_world_size()\n"
 MAKE = "def make(args):\n    return SGD(m, lr=args.lr * args.batch_size * dist.get_world_size() / 256)\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "powers"),
-    [
-        (f"{MAKE}{SHARED}make(args)\n", (("batch_size", 1.0),)),
-        (
-            f"{MAKE}def main():\n    make(args)\nif __name__ == '__main__':\n    {SHARED}    main()\n",
-            (("batch_size", 1.0),),
-        ),
-        (SHARED + MAKE.partition("\n")[2].replace("    return ", "o = "), (("batch_size", 1.0),)),
-        (f"{MAKE}make(args)\n{SHARED}", (("batch_size", 1.0), (WORLD, 1.0))),
-        (f"{MAKE}if x:\n    {SHARED}make(args)\n", (("batch_size", 1.0), (WORLD, 1.0))),
-    ],
-)
-def test_a_rate_is_made_of_the_batch_that_is_there_by_then(
-    tmp_path: Path, body: str, powers: tuple[tuple[str, float], ...]
-) -> None:
+@pytest.mark.parametrize("body", [f"{MAKE}{SHARED}make(args)\n", f"{MAKE}if x:\n    {SHARED}make(args)\n"])
+def test_a_rate_of_a_batch_that_the_script_divides_is_not_computed(tmp_path: Path, body: str) -> None:
     """SlotCon divides its batch by the world size first, and multiplies it again where it scales the rate."""
     report = read(tmp_path, HEAD + body)
     assert option(report, "--batch-size").meaning == "total_batch_size"
     rule = option(report, "--lr").rule
-    assert rule is not None
-    assert (rule.constant, rule.powers) == (1 / 256, powers)
+    assert rule is not None and UNREAD in dict(rule.powers)
 
 
 def test_the_batch_that_deepspeed_gets_is_that_of_an_optimizer_step(tmp_path: Path) -> None:

@@ -512,17 +512,12 @@ def test_module_level_names_are_overridden_behind_a_file_of_them(tmp_path: Path)
     write(tmp_path, {"train.py": GLOBALS, "configurator.py": CONFIGURATOR, "small.py": "learning_rate = 0.5\n"})
     found = launched(tmp_path, "small.py")
     assert found.args[0] == "small.py"
-    assert ran(tmp_path, found.args) == [8, 2, 0.004]
+    assert ran(tmp_path, found.args) == [8, 10, 0.004]
+    said = next(item for item in found.missing if item.number == "accum")
+    assert said.reason == "train.py:8 divides it by the world size"
+    assert said.fix == "pass `--gradient_accumulation_steps` yourself behind `--`"
     rate = next(each for each in read(tmp_path, "small.py").options if each.meaning == "lr")
     assert (rate.default, str(rate.default_at)) == ("0.5", "small.py:1")
-
-
-def test_a_file_that_sets_a_name_leaves_what_the_script_does_with_it(tmp_path: Path) -> None:
-    small = "gradient_accumulation_steps = 1\n"
-    write(tmp_path, {"train.py": GLOBALS, "configurator.py": CONFIGURATOR, "config/small.py": small})
-    found = launched(tmp_path, "config/small.py")
-    assert ran(tmp_path, found.args) == [8, 2, 0.004]
-    assert next(item.number for item in found.passed if "accum" in item.number) == "total_accum"
 
 
 def test_a_key_of_a_file_is_changed_there(tmp_path: Path) -> None:

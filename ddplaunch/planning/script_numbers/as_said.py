@@ -28,12 +28,10 @@ _MEANINGS: dict[str, Meaning] = {
 }
 _TAKES: dict[Meaning, str] = {
     "batch_size": "the samples of one process",
-    "step_batch_size": "the samples of one process per optimizer step",
     "node_batch_size": "the samples of all processes on a node",
     "total_batch_size": "the samples of all processes",
     "global_batch_size": "the samples of an optimizer step",
     "accum": "the accumulation",
-    "total_accum": "the accumulation of all processes",
     "warmup_steps": "warmup steps",
     "warmup_epochs": "warmup epochs",
     "warmup_ratio": "the warmup as a fraction of all steps",

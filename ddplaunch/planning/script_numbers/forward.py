@@ -27,11 +27,9 @@ from ddplaunch.values.variable_names import PLAN
 from ddplaunch.values.words import listed
 
 _WHOSE = {
-    "step_batch_size": "of one process per optimizer step",
     "node_batch_size": "of all processes on a node",
     "total_batch_size": "of all processes",
     "global_batch_size": "per optimizer step",
-    "total_accum": "of all processes",
 }
 _UNITS = {"warmup_epochs": "epochs", "warmup_ratio": "a fraction of all steps"}
 
@@ -137,8 +135,7 @@ def _by_other_ways(
 ) -> Iterator[Passed | Missing]:
     """Yield the given numbers that no argument carries: read from the environment, or not received at all."""
     arrived = {item.number for item in passed}
-    # the script divides one by the other
-    both = "batch_size" in arrived and not arrived.isdisjoint(("step_batch_size", "global_batch_size"))
+    both = {"batch_size", "global_batch_size"} <= arrived  # the script divides one by the other
     for family, meanings in FAMILIES.items():
         number = plan.count(meanings[0]) if family != "lr" else getattr(plan.numbers.lr, "value", None)
         if family not in plan.given or number is None or arrived & {family, *meanings}:
@@ -206,7 +203,7 @@ def _receives(
         if option.spelling != "file"
         and (option.meaning not in _UNITS or steps_per_unit(option, plan, script, args) is not None)  # type: ignore[arg-type]
     }
-    divided = "batch_size" in meanings and not meanings.isdisjoint(("step_batch_size", "global_batch_size"))
+    divided = {"batch_size", "global_batch_size"} <= meanings
     for family, those in FAMILIES.items():
         taken = not meanings.isdisjoint(those) or (family == "accum" and divided)
         filled_in = taken and not _is_given(family, args, plan, script)
@@ -235,12 +232,9 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         could = listed([f"`{each}`" for each in shared], last=" and ")
         choices = " or ".join(f"`{flag}={each}`" for each in shared)
         return Missing(family, value, f"{could} could take it; `{flag}={shared[0]}` decides", choices)
-    stands = next((clause for meaning, clause in script.instead if meaning in FAMILIES[family]), "")
-    if stands:
-        without = (
-            "; the effective batch is without it" if family == "accum" and stands.startswith("nothing reads") else ""
-        )
-        return Missing(family, value, f"{stands}{without}", read)
+    stands = next((each for each in script.instead if each.meaning in FAMILIES[family]), None)
+    if stands is not None:
+        return Missing(family, value, stands.clause, stands.fix or read)
     if script.complete:
         return Missing(family, value, f"{script.path} declares no option for it", read)
     if script.configs:

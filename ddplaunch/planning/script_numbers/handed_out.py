@@ -25,8 +25,8 @@ _PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|(?<!\$)\{{({_NAME})\}}")
 #: The meanings that a number of the plan can be filled in as, without a placeholder. World size, nproc and nnodes are
 #: not filled in, since scripts give these names other meanings.
 FAMILIES: dict[str, tuple[Meaning, ...]] = {
-    "batch_size": ("batch_size", "step_batch_size", "node_batch_size", "total_batch_size", "global_batch_size"),
-    "accum": ("accum", "total_accum"),
+    "batch_size": ("batch_size", "node_batch_size", "total_batch_size", "global_batch_size"),
+    "accum": ("accum",),
     "lr": ("lr",),
     "warmup_steps": ("warmup_steps", "warmup_epochs", "warmup_ratio"),
 }
@@ -82,22 +82,14 @@ class Plan:
 
     def count(self, meaning: Meaning) -> int | None:
         """Return a number of samples, micro-batches or steps as an option of ``meaning`` takes it."""
-        numbers = self.numbers
-        accum = 1 if numbers.accum is None else numbers.accum.value
-        share = _shares(numbers.world_size.value, self.nproc, accum).get(meaning)
-        number = meaning if share is None else "accum" if meaning == "total_accum" else "batch_size"
-        resolved: Resolved[int] | None = getattr(numbers, number, None)
+        share = _shares(self.numbers.world_size.value, self.nproc).get(meaning)
+        resolved: Resolved[int] | None = getattr(self.numbers, meaning if share is None else "batch_size", None)
         return None if resolved is None else resolved.value * (share or 1)
 
 
-def _shares(world_size: int, nproc: int, accum: int) -> dict[Meaning, int]:
+def _shares(world_size: int, nproc: int) -> dict[Meaning, int]:
     """Return how many times one rank's number the total ones of a script are."""
-    return {
-        "step_batch_size": accum,
-        "node_batch_size": nproc,
-        "total_batch_size": world_size,
-        "total_accum": world_size,
-    }
+    return {"node_batch_size": nproc, "total_batch_size": world_size}
 
 
 def given_numbers(options: Options, numbers: Numbers) -> frozenset[str]:
@@ -260,7 +252,7 @@ def complete_from_script(
             continue
         adopted = _passed(target, option, script) or _default(options, option)
         name = "global_batch_size" if option.meaning == "global_batch_size" else family
-        adopted = _per_rank(adopted, option, options, topology)
+        adopted = _per_rank(adopted, option, topology)
         if adopted is not None and name not in values:
             values[name] = adopted
     if "batch_size" in values:
@@ -279,12 +271,9 @@ def _open(options: Options, name: str) -> bool:
     return getattr(options, name) is None
 
 
-def _per_rank(
-    found: Resolved[Any] | None, option: DeclaredOption, options: Options, topology: Topology
-) -> Resolved[Any] | None:
+def _per_rank(found: Resolved[Any] | None, option: DeclaredOption, topology: Topology) -> Resolved[Any] | None:
     """Return a total of the script as what one rank takes of it; None if it does not divide."""
-    accum = 1 if options.accum is None else options.accum.value
-    shares = _shares(topology.world_size, topology.nproc_per_node.value, accum)
+    shares = _shares(topology.world_size, topology.nproc_per_node.value)
     share = None if option.meaning is None else shares.get(option.meaning)
     if found is None or share is None:
         return found

@@ -17,9 +17,10 @@ from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Composed, Entry
 from ddplaunch.script.configuration.override_ways import Way, Ways
 from ddplaunch.script.configured import looped_options
+from ddplaunch.script.constants import UNIT_NAME
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
-from ddplaunch.script.meaning import UNIT_NAME, candidate
+from ddplaunch.script.meaning import candidate
 from ddplaunch.script.names import at, dotted, last, string
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
