@@ -186,7 +186,7 @@ def _outcome(data: Mapping[str, Any], run_id: str, node: int) -> RunOutcome:
 
     What another version wrote may lack more, and explain a failure in terms that this one does not know.
     """
-    least = {
+    least: dict[str, Any] = {
         "run_id": run_id,
         "host": "",
         "node": node,
