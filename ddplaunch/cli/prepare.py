@@ -38,15 +38,19 @@ _MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script behind `--` in which laun
 class Prepared:
     """A decided launch, the facts it was decided from and every check's outcome; ``base`` holds the records.
 
-    ``code`` has the script's files, each with a digest; ``script`` is what its source says.
+    ``script`` is what the script's source says.
     """
 
     launch: Launch
     facts: Facts
     outcomes: tuple[CheckOutcome, ...]
     base: Path
-    code: tuple[tuple[str, str], ...] = ()
-    script: ScriptReport | Unavailable = Unavailable("the script was not read")
+    script: ScriptReport | Unavailable
+
+    @property
+    def code(self) -> tuple[tuple[str, str], ...]:
+        """The script's files, each with a digest."""
+        return () if isinstance(self.script, Unavailable) else self.script.code
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -88,9 +92,8 @@ def prepare(
         taken = "another run on this machine has bound its ranks"
         launch = resolve(options, target, replace(situation, taken=taken))
     launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
-    code = () if isinstance(script, Unavailable) else script.code
     base = Path(situation.record).parents[1]
-    return Prepared(launch, facts, check(options, launch, facts, script, advice), base, code, script)
+    return Prepared(launch, facts, check(options, launch, facts, script, advice), base, script)
 
 
 def situation_of(

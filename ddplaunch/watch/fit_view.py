@@ -16,7 +16,7 @@ from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, duration_text, listed, size_text
 
-_SCHEMA = 1
+_SCHEMA = 2
 _NEAR = 0.96  # batches are rounded
 
 
@@ -62,7 +62,7 @@ class Fitted:
     model: MemoryModel | None = None
     predicted_bytes: float | None = None
     most: int | None = None
-    commands: tuple[FitCommand, ...] = ()
+    command: FitCommand | None = None
     problem: Finding | None = None
 
 
@@ -74,7 +74,7 @@ def trial_text(trial: FitTrial, headroom: float) -> str:
 
 
 def fit_text(found: Fitted, terminal: Terminal) -> str:
-    """Return the table of all trials, the answer, and the commands."""
+    """Return the table of all trials, the answer, and the command."""
     order = sorted(found.trials, key=lambda each: each.tried.batch)
     columns = {
         "batch": [str(each.tried.batch) for each in order],
@@ -92,7 +92,7 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
         lines += wrap(f"written here by the trials: {listed(outside, 8)}", terminal.width, "  ", "    ")
     for each in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
         lines += ["", finding_text(each, terminal).rstrip("\n")]
-    for command in found.commands:
+    if (command := found.command) is not None:
         lines += ["", *wrap(_title(command), terminal.width, "", "  "), f"  {shlex.join(command.words)}"]
     if found.problem is not None:
         lines += ["", finding_text(found.problem, terminal).rstrip("\n")]
@@ -167,7 +167,7 @@ def _percent(part: float) -> str:
 
 
 def fit_json(found: Fitted) -> dict[str, Any]:
-    """Return everything as JSON values, schema 1; memory in bytes, ``headroom`` as a part of 1."""
+    """Return everything as JSON values, schema 2; memory in bytes, ``headroom`` as a part of 1."""
     trials = [{**plain(each), "fits": each.tried.within(found.headroom)} for each in found.trials]
     return {"schema": _SCHEMA, **plain(found), "trials": trials}
 

@@ -80,8 +80,8 @@ def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path) -> None:
     best = found["best"]
     assert best["peak_bytes"] <= 0.9 * (500 << 20) and best["limit_bytes"] == 500 << 20
     assert len(found["trials"]) <= 8
-    assert found["commands"][-1]["words"][:2] == ["ddplaunch", "run"]
-    assert f"{found['fastest']['batch']}" in found["commands"][-1]["words"]
+    assert found["command"]["words"][:2] == ["ddplaunch", "run"]
+    assert f"{found['fastest']['batch']}" in found["command"]["words"]
     # nothing fits that takes by far more than all of the memory for its samples, as the model has it
     model = found["model"]
     over = int(1.25 * ((500 << 20) - model["fixed_bytes"]) / model["sample_bytes"])
@@ -116,7 +116,7 @@ def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert {each["accum"] * each["tried"]["batch"] * 2 for each in found["trials"]} == {24}
     assert found["best"]["peak_bytes"] <= 0.9 * (500 << 20)
-    (command,) = found["commands"]
+    command = found["command"]
     text = " ".join(command["words"])
     assert command["same"] and command["effective"] == 24
     assert f"--batch-size {command['batch']} --accum {12 // command['batch']} --lr 0.1 -- train.py" in text

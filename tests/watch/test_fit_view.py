@@ -37,9 +37,8 @@ FOUND = Fitted(
     fastest=fastest(TRIED, 0.1),
     model=modelled(TRIED),
     predicted_bytes=811.0 * MIB,
-    commands=(
-        FitCommand(32, 64, True, WORDS),
-        FitCommand(472, 944, False, (*WORDS[:4], "472", "--base-lr", "0.01", "--base-batch-size", "64", *WORDS[5:])),
+    command=FitCommand(
+        472, 944, False, (*WORDS[:4], "472", "--base-lr", "0.01", "--base-batch-size", "64", *WORDS[5:])
     ),
 )
 
@@ -69,9 +68,9 @@ def test_each_trial_has_a_line() -> None:
 
 def test_json_has_everything() -> None:
     data = json.loads(json.dumps(fit_json(FOUND)))
-    assert data["schema"] == 1 and data["best"]["batch"] == 472 and data["headroom"] == 0.1
+    assert data["schema"] == 2 and data["best"]["batch"] == 472 and data["headroom"] == 0.1
     assert [each["fits"] for each in data["trials"]] == [True, True, False, False, True, True]
-    assert data["commands"][0]["words"] == list(WORDS)
+    assert data["command"]["words"][:4] == list(WORDS[:4])
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -254,12 +254,11 @@ class _Search:
 
     def fitted(self) -> Fitted:
         """Return all that was found."""
-        tried, most = self._tried(), self._batches.most
-        samples = most if most < Batches.most else None
+        tried, most, total = self._tried(), self._batches.most, self._batches.total
         accum = value_of(self.first.launch.numbers.accum, 1)
         best = largest(tried, self._headroom)
         quickest = fastest(tried, self._headroom, most // accum)
-        timed = any(one.samples_per_s for one in tried)
+        chosen = quickest or best
         return Fitted(
             trials=tuple(self._trials),
             headroom=self._headroom,
@@ -268,31 +267,15 @@ class _Search:
             fastest=quickest,
             model=modelled(tried),
             predicted_bytes=None if best is None else self._predicted.get(best.batch),
-            most=samples,
-            commands=() if best is None else tuple(self._commands(best, quickest if timed else best)),
+            most=most if most < Batches.most else None,
+            command=None if chosen is None else self._command(chosen.batch, total // chosen.batch if total else accum),
             problem=self._problem,
         )
 
-    def _commands(self, best: Tried, quickest: Tried | None) -> Iterator[FitCommand]:
-        """Yield what may be typed: for the effective batch of this launch, and for a larger one if nobody fixed it."""
-        numbers = self.first.launch.numbers
-        effective, total = value_of(numbers.global_batch_size, None), self._batches.total
-        if total is not None:
-            quickest = quickest or best
-            yield self._command(quickest.batch, total // quickest.batch, numbers, effective)
-            return
-        accum = value_of(numbers.accum, 1)
-        if effective is not None:
-            total = effective // self._world
-            batch = Batches(1, total=total, whole=not self._accumulates).at_most(best.batch)
-            if batch <= best.batch and total % batch == 0:
-                yield self._command(batch, total // batch, numbers, effective)
-        if quickest is not None and quickest.batch * accum * self._world != effective:
-            yield self._command(quickest.batch, accum, numbers, effective)
-
-    def _command(self, batch: int, accum: int, numbers: Numbers, effective: int | None) -> FitCommand:
-        """Return the whole command of a batch; with another ``effective`` batch ``run`` scales the learning rates."""
-        now = batch * accum * self._world
+    def _command(self, batch: int, accum: int) -> FitCommand:
+        """Return the whole command of a batch; where the effective batch is another one, ``run`` scales."""
+        numbers, now = self.first.launch.numbers, batch * accum * self._world
+        effective = value_of(numbers.global_batch_size, None)
         nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
         said = launch_words(self._said, _DECIDED)
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]

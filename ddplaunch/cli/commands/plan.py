@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -63,7 +62,17 @@ def plan(
             "several formats at once", why="stdout carries one", fix="choose one of `--json`, `--env` and `--yaml`"
         )
     if any(value not in (None, []) for value in hosts.values()):
-        return _plan_hosts(said, script, profile, bool(json), bool(compare or exports or yaml), hosts)
+        from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the plans that have other hosts
+
+        asked = plan_hosts.asked_for(hosts)
+        if asked is None or compare or exports or yaml:
+            raise usage(
+                "one format for several hosts",
+                why="each host has a plan of its own",
+                fix="`--json`, which has them all, or no format for a text of each",
+                where="flag: --hosts",
+            )
+        return run_on_hosts.run_on_hosts(said, asked, script, profile, dry_run=True, json=bool(json), plan_only=True)
     options = with_configuration(said, profile, working_directory())
     target = None if script is None else parse_target(script)
     prepared = prepare(options, target)
@@ -78,24 +87,6 @@ def plan(
     else:
         answer(plan_text(prepared.launch, Terminal.of(sys.stdout), facts=prepared.facts))
     return ExitStatus.DONE
-
-
-def _plan_hosts(
-    said: Said, script: list[str] | None, profile: str | None, json: bool, other: bool, flags: Mapping[str, Any]
-) -> int:
-    """Print what each of several hosts would run."""
-    from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the plans that have other hosts
-
-    asked = plan_hosts.asked_for(flags)
-    assert asked is not None
-    if other:
-        raise usage(
-            "one format for several hosts",
-            why="each host has a plan of its own",
-            fix="`--json`, which has them all, or no format for a text of each",
-            where="flag: --hosts",
-        )
-    return run_on_hosts.run_on_hosts(said, asked, script, profile, dry_run=True, json=json, plan_only=True)
 
 
 def _compared(prepared: Prepared, target: Target | None, text: str) -> tuple[Numbers, ...]:
