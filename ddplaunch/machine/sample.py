@@ -5,11 +5,12 @@ None means "not known", never zero. Rates and percentages are means since the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any
 
-from ddplaunch.values.codec import plain
+from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.frozen import dataclass
 
 
@@ -108,29 +109,8 @@ def _without_unknown(value: Any) -> Any:
     return value
 
 
-def sample_of(value: Mapping[str, Any]) -> Sample | None:
-    """Return the sample that ``sample_json`` wrote, None if it is none; fields of later versions are left out.
-
-    ``values.codec`` would take five times as long, 1.8 ms a sample of four ranks.
-    """
-    try:
-        return _built(
-            Sample,
-            {
-                **value,
-                "host": _built(HostSample, value["host"]),
-                "ranks": tuple(_built(RankSample, rank) for rank in value["ranks"]),
-                "gpus": tuple(_built(GpuSample, gpu) for gpu in value["gpus"]),
-            },
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-
-
-_Value = TypeVar("_Value", RankSample, GpuSample, HostSample, Sample)
-
-
-def _built(kind: Callable[..., _Value], fields: Mapping[str, Any]) -> _Value:
-    known = getattr(kind, "__dataclass_fields__", {})
-    values = {name: value for name, value in fields.items() if name in known}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+def sample_of(value: object) -> Sample | None:
+    """Return the sample that ``sample_json`` wrote, None if it is none; fields of later versions are left out."""
+    with suppress(ValueError):
+        return from_plain(value, Sample)
+    return None

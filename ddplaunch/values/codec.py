@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from ddplaunch.values.resolved import Unavailable
 
 SCHEMA = 1
 _REASON = "unavailable"
-_LARGEST_FLOAT = sys.float_info.max
+_MOST = 1 << 1000  # no larger number is a float
 T = TypeVar("T")
 
 
@@ -31,8 +30,8 @@ def to_json(value: object) -> str:
 def from_json(text: str, wanted: type[T]) -> T:
     """Return the ``wanted`` dataclass in ``text``; unknown fields, of a newer ddplaunch, are ignored.
 
-    A missing field, of an older one, becomes None or Unavailable if its type allows. Raises ValueError, with the
-    place, for anything else that does not fit.
+    A missing field, of an older one, becomes None or Unavailable if its type allows. Raises ValueError, with the place, for
+    anything else that does not fit.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
@@ -47,83 +46,63 @@ def from_plain(data: object, wanted: type[T]) -> T:
 
 def _build(data: Any, wanted: Any, place: str) -> Any:
     """Return ``data`` as the annotated type ``wanted``."""
-    origin, inner, fields_inside = _shape(wanted)
+    origin, inner, is_class = _shape(wanted)
     if origin in (types.UnionType, typing.Union):
         return _union(data, inner, place)
-    if fields_inside:
-        return _dataclass(data, cast(type, wanted), place)
-    if origin is tuple:
-        return _tuple(data, inner, place)
-    if origin is frozenset:
-        return frozenset(_build(item, inner[0], place) for item in _checked(data, list, place))
+    if is_class:
+        return _dataclass(data, wanted, place)
+    if origin in (tuple, frozenset):
+        items = _checked(data, list, place)
+        types_of_items = inner if origin is tuple and inner[1:] != (...,) else inner[:1] * len(items)
+        if len(items) != len(types_of_items):
+            raise ValueError(f"{place}: {len(items)} items instead of {len(types_of_items)}")
+        pairs = enumerate(zip(items, types_of_items, strict=True))
+        return origin(_build(item, kind, f"{place}[{index}]") for index, (item, kind) in pairs)
     if origin in (dict, Mapping):
-        if inner[1] is str and all(type(item) is str for item in _checked(data, dict, place).values()):
-            return data
         return {key: _build(item, inner[1], f"{place}.{key}") for key, item in _checked(data, dict, place).items()}
-    if wanted is Any:
+    if wanted is Any or (origin is typing.Literal and data in inner):
         return data
-    if origin is typing.Literal:
-        return data if data in inner else _refuse(place, f"none of {inner}")
     return _checked(data, wanted, place)
 
 
-def _refuse(place: str, problem: str) -> Any:
-    raise ValueError(f"{place}: {problem}")
-
-
-def _checked(data: Any, wanted: type, place: str) -> Any:
-    if wanted is float and type(data) in (int, float):
-        return float(data) if abs(data) <= _LARGEST_FLOAT else _refuse(place, "a number that no float holds")
-    if issubclass(wanted, Enum):
-        found = next((each for each in wanted if type(data) is type(each.value) and data == each.value), None)
-        return _refuse(place, f"no {wanted.__name__}") if found is None else found
-    if type(data) is not wanted:  # not isinstance: True is no int here
-        _refuse(place, f"{type(data).__name__} instead of {wanted.__name__}")
+def _checked(data: Any, wanted: Any, place: str) -> Any:
+    if wanted is float and type(data) in (int, float) and abs(data) < _MOST:
+        return float(data)
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return wanted(data)  # raises ValueError
+    if wanted is float or type(data) is not wanted:  # not isinstance: True is no int here
+        raise ValueError(f"{place}: {type(data).__name__} instead of {getattr(wanted, '__name__', wanted)}")
     return data
 
 
 def _union(data: Any, arms: tuple[Any, ...], place: str) -> Any:
     if Unavailable in arms and isinstance(data, dict) and isinstance(data.get(_REASON), str):
         return Unavailable(data[_REASON])
-    if data is None and type(None) in arms:
-        return None
-    arm = next(arm for arm in arms if arm not in (Unavailable, type(None)))
-    return _build(data, arm, place)
-
-
-def _tuple(data: Any, inner: tuple[Any, ...], place: str) -> tuple[Any, ...]:
-    items = _checked(data, list, place)
-    if inner[1:] == (...,):
-        if inner[0] is str and all(type(item) is str for item in items):  # a third of the time, of many lines
-            return tuple(items)
-        return tuple(_build(item, inner[0], f"{place}[{index}]") for index, item in enumerate(items))
-    if len(items) != len(inner):
-        raise ValueError(f"{place}: {len(items)} items instead of {len(inner)}")
-    return tuple(
-        _build(item, arm, f"{place}[{index}]") for index, (item, arm) in enumerate(zip(items, inner, strict=True))
-    )
+    if type(data) in arms and data == data:  # not nan
+        return data
+    if data is None and Unavailable in arms:
+        return Unavailable("this host's ddplaunch does not report it")
+    return _build(data, next(arm for arm in arms if arm not in (Unavailable, type(None))), place)
 
 
 def _dataclass(data: Any, wanted: type, place: str) -> Any:
-    given = _checked(data, dict, place)
-    hints = _hints(wanted)
-    values = {}
-    for each in fields(wanted):
-        if each.name in given:
-            values[each.name] = _build(given[each.name], hints[each.name], f"{place}.{each.name}")
-        elif each.default is MISSING and each.default_factory is MISSING:
-            arms = typing.get_args(hints[each.name])
-            if Unavailable not in arms and type(None) not in arms:
-                raise ValueError(f"{place}.{each.name} is missing")
-            unknown = Unavailable("this host's ddplaunch does not report it")
-            values[each.name] = None if type(None) in arms else unknown
+    given, values = _checked(data, dict, place), {}
+    for name, kind, is_needed in _fields(wanted):
+        if name in given:
+            values[name] = _build(given[name], kind, f"{place}.{name}")
+        elif is_needed:
+            values[name] = _build(None, kind, f"{place}.{name}, which is missing")
     return wanted(**values)
 
 
 @functools.cache
-def _hints(wanted: type) -> dict[str, Any]:
-    """Return the evaluated annotations; cached, because that is slow and a launch decodes many hosts."""
-    return typing.get_type_hints(wanted)
+def _fields(wanted: Any) -> list[tuple[str, Any, bool]]:
+    """Return names, types and whether there is no default; cached, because that is slow and a launch decodes many."""
+    hints = typing.get_type_hints(wanted)
+    return [
+        (field.name, hints[field.name], field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(wanted)
+    ]
 
 
 @functools.cache
@@ -141,9 +120,9 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
-        return sorted(plain(each) for each in value)
+        return sorted(map(plain, value))
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return list(map(plain, value))
     return value
