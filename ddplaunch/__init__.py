@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # `typing` would make the start longer in which Ctrl-C prints a traceback of Python's
 if TYPE_CHECKING:
-    from ddplaunch.api.from_python import LaunchRefused, Outcome, RunFailed, RunOptions, launch
+    from ddplaunch.api.from_python import LaunchRefused, Outcome, RunFailed, launch
     from ddplaunch.planning.current import Current, current, log_metrics, step
 
 __version__ = "0.2.0"
@@ -13,7 +13,6 @@ __all__ = [
     "LaunchRefused",
     "Outcome",
     "RunFailed",
-    "RunOptions",
     "__version__",
     "current",
     "launch",
@@ -21,7 +20,7 @@ __all__ = [
     "step",
 ]
 
-_API = ("LaunchRefused", "Outcome", "RunFailed", "RunOptions", "launch")
+_API = ("LaunchRefused", "Outcome", "RunFailed", "launch")
 
 
 def __getattr__(name: str) -> object:

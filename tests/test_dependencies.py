@@ -69,9 +69,8 @@ def test_every_declared_dependency_is_imported_and_no_other() -> None:
         "ddplaunch_timeline",
         "sitecustomize",
     }  # the last five are files of agent/rank_site/
-    there = {"IPython"}  # in the kernel of a notebook
     library = {*sys.stdlib_module_names, "tomllib"}  # a part of it since Python 3.11; tomli has its place before
-    assert _imported() - _declared() - library <= own | there
+    assert _imported() - _declared() - library <= own
 
 
 def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:

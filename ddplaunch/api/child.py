@@ -5,26 +5,20 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import IO, NamedTuple, TextIO
 
 from ddplaunch.cli.streams import StartReport, asked, read_told
-from ddplaunch.records.find import numbered
 from ddplaunch.records.own.own_files import LOCK_SHARED, closing, try_lock
 from ddplaunch.values.variable_names import own_command
-from ddplaunch.values.words import duration_text
-from ddplaunch.watch.step_rate import Steps
 
-_LOOK_S = 0.2  # at whether the child has ended, where a pipe of its stays open
-_BAR_S = 1.0
+_LAST_WORDS_S = 2.0  # for what is in a pipe when the child has ended; one that a rank left behind holds it open
 
 
 class Ended(NamedTuple):
@@ -44,11 +38,8 @@ def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str
     with held_folder() as folder, open(told := folder / "told.jsonl", "x+b") as kept:
         command = own_command(sys.executable, "ddplaunch", *words)
         variables = {**os.environ, **asked(told), **(environment or {})}
-        if show and _has_console():
-            code, interrupted = _with_our_console(command, variables)
-        else:
-            code, interrupted = _with_pipes(command, variables, told, show)
-        return Ended(code, interrupted, read_told(kept.fileno()))
+        status, interrupted = _run(command, variables, show=show)
+        return Ended(status, interrupted, read_told(kept.fileno()))
 
 
 @contextlib.contextmanager
@@ -66,27 +57,53 @@ def held_folder() -> Iterator[Path]:
 
 def _has_console() -> bool:
     """Return whether Python's stdout and stderr are those of the process, which a child would share."""
-    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-        try:
-            if stream is None or stream.fileno() != number:
-                return False
-        except (OSError, ValueError, AttributeError):
-            return False
-    return _cell() is None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
+    return False  # in a notebook, or where somebody has replaced them
 
 
-def _with_our_console(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bool]:
-    sys.stdout.flush()
-    sys.stderr.flush()
+def _run(command: Sequence[str], variables: Mapping[str, str], *, show: bool) -> tuple[int, bool]:
+    """Return the status, and whether there was an interrupt.
+
+    Without our console it has a session of its own, so that an interrupt of a notebook's kernel and its children
+    reaches it once.
+    """
+    shared = show and _has_console()
+    if shared:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    output = None if shared else subprocess.PIPE if show else subprocess.DEVNULL
     interrupted = False
-    with subprocess.Popen(command, env=environment) as process:
+    with subprocess.Popen(
+        command,
+        env=variables,
+        bufsize=0,
+        stdin=None if shared else subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=not shared,
+    ) as process:
+        sinks = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        readers = [threading.Thread(target=_copy, args=pair, daemon=True) for pair in sinks if pair[0] is not None]
+        for reader in readers:
+            reader.start()
         while True:
             try:
-                return process.wait(), interrupted
+                status = process.wait()
+                for reader in readers:
+                    reader.join(_LAST_WORDS_S)
+                return status, interrupted
             except KeyboardInterrupt:
                 interrupted = True
-                if not _from_terminal():
+                if not (shared and _from_terminal()):
                     process.send_signal(signal.SIGINT)
+
+
+def _copy(pipe: IO[bytes], sink: TextIO) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while data := pipe.read(1 << 16):
+        sink.write(decoder.decode(data))
+        sink.flush()
 
 
 def _from_terminal() -> bool:
@@ -98,111 +115,3 @@ def _from_terminal() -> bool:
         finally:
             os.close(descriptor)
     return False
-
-
-def _with_pipes(command: Sequence[str], environment: Mapping[str, str], told: Path, show: bool) -> tuple[int, bool]:
-    """Run it in a session of its own, so that an interrupt of a notebook's kernel and its children reaches it once."""
-    interrupted = False
-    bar = _bar(told) if show else None
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        pump = _Pump({process.stdout.fileno(): sys.stdout, process.stderr.fileno(): sys.stderr}, show)
-        while True:
-            try:
-                if not pump.once() and process.poll() is not None:
-                    break
-                if bar is not None:
-                    bar()
-            except KeyboardInterrupt:
-                interrupted = True
-                process.send_signal(signal.SIGINT)
-        if bar is not None:
-            bar(ended=True)
-        return process.wait(), interrupted
-
-
-class _Pump:
-    """Carries what arrives at descriptors into streams of Python."""
-
-    def __init__(self, sinks: Mapping[int, TextIO | None], show: bool) -> None:
-        self._selector = selectors.DefaultSelector()
-        decoder = codecs.getincrementaldecoder("utf-8")
-        for descriptor, sink in sinks.items():
-            self._selector.register(descriptor, selectors.EVENT_READ, (sink if show else None, decoder("replace")))
-
-    def once(self) -> bool:
-        """Wait a moment for something; return whether there was any, or some is still to come."""
-        if not self._selector.get_map():
-            time.sleep(_LOOK_S / 10)
-            return False
-        ready = self._selector.select(_LOOK_S)
-        for key, _ in ready:
-            data = os.read(key.fd, 1 << 16)
-            sink, decoder = key.data
-            text = decoder.decode(data, final=not data)
-            if sink is not None and text:
-                sink.write(text)
-                sink.flush()
-            if not data:
-                self._selector.unregister(key.fd)
-        return bool(ready)
-
-
-def _cell() -> Any:
-    """Return the shell of the notebook that this program is a kernel of, None elsewhere."""
-    if "ipykernel" not in sys.modules:
-        return None
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    return shell if getattr(shell, "kernel", None) is not None else None
-
-
-class _Bar:
-    """A line below the cell that says, each second, how far the run is."""
-
-    def __init__(self, told: Path) -> None:
-        from IPython.display import DisplayHandle
-
-        self._told, self._began_s, self._next_s = told, time.monotonic(), 0.0
-        self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
-        self._shown = False
-        self._steps: dict[Path, Steps] = {}
-
-    def __call__(self, *, ended: bool = False) -> None:
-        now_s = time.monotonic()
-        if now_s < self._next_s and not ended:
-            return
-        self._next_s = now_s + _BAR_S
-        text = self._text(duration_text(now_s - self._began_s), ended)
-        bar = "" if ended else "<progress></progress> "
-        data = {"text/plain": text, "text/html": f"{bar}<code>{escape(text)}</code>"}
-        show: Any = self._handle.update if self._shown else self._handle.display
-        show(data, raw=True)
-        self._shown = True
-
-    def _text(self, after: str, ended: bool) -> str:
-        told = read_told(self._told)
-        words = ["ddplaunch" if told.run_id is None else f"ddplaunch {told.run_id}", after]
-        if told.directory is not None and (attempts := numbered(told.directory / "node-0", "attempt")):
-            folder = attempts[-1][1]
-            steps = self._steps.setdefault(folder, Steps(folder, range(1)))
-            progress = steps.progress(time.time()).get(0)
-            if progress is not None:
-                words.append(f"step {progress.step:g}")
-                if progress.rate is not None and not ended:
-                    words.append(f"{progress.rate:.3g} steps/s")
-        return " · ".join([*words, "ended"] if ended else words)
-
-
-def _bar(told: Path) -> Callable[..., None] | None:
-    if _cell() is None:
-        return None
-    return _Bar(told)

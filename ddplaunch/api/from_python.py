@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypedDict, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, overload
 
 from ddplaunch.api.child import Ended, held_folder, run_child
 from ddplaunch.api.rank_call import read_result, write_call
@@ -21,82 +21,9 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import RANK_CALL
 from ddplaunch.values.words import listed
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 T = TypeVar("T")
 #: A value of an option: one word, a sequence for one that may be repeated or takes a list, a mapping for ``env``.
-Word: TypeAlias = "str | int | float | os.PathLike[str]"
 Option: TypeAlias = "str | int | float | bool | os.PathLike[str] | Sequence[object] | Mapping[str, object] | None"
-
-
-class RunOptions(TypedDict, total=False):
-    """The options of ``ddplaunch run`` by name; ``ddplaunch run --help`` says what each is, times are ``90s``."""
-
-    gpus: Word | Sequence[object] | None
-    device: Word | None
-    nnodes: Word | None
-    placement: Word | None
-    memory: Word | None
-    batch_size: int | str | None
-    accum: int | str | None
-    global_batch_size: int | str | None
-    base_lr: float | str | Sequence[object] | Mapping[str, float] | None
-    base_batch_size: int | str | None
-    lr: float | str | Sequence[object] | Mapping[str, float] | None
-    lr_scaling: Word | None
-    lr_max_factor: float | str | None
-    base_warmup: int | str | None
-    warmup: int | str | None
-    dataset_size: int | str | None
-    forward: bool | None
-    batch_option: Word | None
-    accum_option: Word | None
-    lr_option: Word | None
-    warmup_option: Word | None
-    data: Word | Sequence[object] | None
-    output: Word | Sequence[object] | None
-    workers: int | str | None
-    node_rank: int | str | None
-    master_addr: Word | None
-    master_port: int | str | None
-    socket_ifname: Word | None
-    nccl_debug: Word | None
-    nccl_ib: bool | None
-    env: Word | Sequence[object] | Mapping[str, object] | None
-    env_file: Word | Sequence[object] | None
-    max_restarts: int | str | None
-    tolerate_exit_aborts: bool | None
-    grace: float | str | None
-    timeout: Word | None
-    start: Word | None
-    preload: Word | Sequence[object] | None
-    torchrun_arg: Word | Sequence[object] | None
-    ignore: Word | Sequence[object] | None
-    checks: bool | None
-    run_id: Word | None
-    run_dir: Word | None
-    show: Word | Sequence[object] | None
-    verbose: bool | None
-    quiet: bool | None
-    capture: bool | None
-    log_max_size: Word | None
-    hang_timeout: Word | None
-    on_hang: Word | None
-    stacks: bool | None
-    observe: bool | None
-    phases: bool | None
-    profile: Word | None
-    hosts: Word | Sequence[object] | None
-    hostfile: Word | None
-    include: Word | Sequence[object] | None
-    exclude: Word | Sequence[object] | None
-    chdir: Word | None
-    python: Word | None
-    join_timeout: float | str | None
-    sync: bool | None
-    bootstrap: bool | None
-    join_secret: Word | None
 
 
 NOT_HERE = ("dry_run", "json", "detach")  # they leave no outcome to return
@@ -154,37 +81,21 @@ class RunFailed(Exception):
 
 @overload
 def launch(
-    what: str | os.PathLike[str],
-    nproc: int | str | None = None,
-    *,
-    args: Sequence[object] = (),
-    module: bool = False,
-    show_output: bool = True,
-    check: bool = True,
-    **options: Unpack[RunOptions],
+    what: str | os.PathLike[str], nproc: int | str | None = None, *, args: Sequence[object] = (), **options: Any
 ) -> Outcome: ...
 @overload
 def launch(
     what: Callable[..., T],
     nproc: int | str | None = None,
     *,
+    all_ranks: Literal[True],
     args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-    all_ranks: Literal[False] = False,
-    show_output: bool = True,
-    **options: Unpack[RunOptions],
-) -> T: ...
+    **options: Any,
+) -> list[T]: ...
 @overload
 def launch(
-    what: Callable[..., T],
-    nproc: int | str | None = None,
-    *,
-    args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-    all_ranks: Literal[True],
-    show_output: bool = True,
-    **options: Unpack[RunOptions],
-) -> list[T]: ...
+    what: Callable[..., T], nproc: int | str | None = None, *, args: Sequence[object] = (), **options: Any
+) -> T: ...
 def launch(
     what: Any,
     nproc: int | str | None = None,

@@ -194,11 +194,8 @@ def test_a_users_script_is_typed(tmp_path: Path) -> None:
         losses: list[dict[str, float]] = launch(train, nproc=2, args=[0.1], all_ranks=True)
         status: int = outcome.status
         plan: int | None = ddplaunch.current().batch_size
-        options: ddplaunch.RunOptions = {"hosts": ["a", "b"], "timeout": "2h", "phases": True, "base_lr": 0.1}
-        launch("train.py", **options)
         text: str = launch(train, nproc=2, args=[0.1])  # wrong
-        launch("train.py", nproc=4, batchsize=8)  # wrong
-        launch("train.py", nproc=4, phases="yes")  # wrong
+        launch("train.py", nproc=[4])  # wrong
         """
     )
     (tmp_path / "use.py").write_text(script)

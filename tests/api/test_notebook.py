@@ -58,14 +58,11 @@ launch(train, nproc=2, args=[30], all_ranks=True)
 """
 
 
-def test_a_cell_shows_rank_0_and_how_far_it_is(tmp_path: Path) -> None:
+def test_a_cell_shows_rank_0(tmp_path: Path) -> None:
     found = notebook(STEPS, "import sys; 'torch' in sys.modules")
     client(found, tmp_path).execute()
     cell, after = found.cells
     assert said(cell, "stdout") == "".join(f"step {each}\n" for each in range(1, 31))
-    (bar,) = (each for each in cell.outputs if each.output_type == "display_data")
-    assert bar.data["text/plain"].startswith("ddplaunch 2")
-    assert bar.data["text/plain"].endswith(" · step 30 · ended")
     assert cell.outputs[-1].data["text/plain"] == "['0', '1']"
     assert after.outputs[-1].data["text/plain"] == "False"  # nothing of CUDA can be touched without it
 

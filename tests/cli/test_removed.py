@@ -48,7 +48,7 @@ def test_in_a_profile_and_from_python(call: Call, folder: Path) -> None:
     said = call("plan", "2", "--", "train.py")
     assert said.status == 2 and "error[removed]: `--record-metrics` is gone" in said.err
     with pytest.raises(TypeError, match="no option `trace` any more: `ddplaunch report`"):
-        ddplaunch.launch("train.py", trace="t.svg")  # type: ignore[call-overload]
+        ddplaunch.launch("train.py", trace="t.svg")
 
 
 def test_two_runs_are_not_compared_and_two_logs_are_read_as_one(call: Call, folder: Path) -> None:
