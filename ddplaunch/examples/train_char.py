@@ -16,73 +16,31 @@ import os
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-# Printable ASCII and the newline; every other character becomes the last code.
-ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
-UNKNOWN = len(ALPHABET)
-VOCABULARY = len(ALPHABET) + 1
+VOCABULARY = 128  # ASCII, with ? for every other character
 CONTEXT = 64
 MAX_FILES = 40
 MAX_CHARACTERS = 1_000_000
-Pair = tuple[Tensor, Tensor]
 
 
-def read_text() -> str:
-    """Return up to a million characters of the standard library's sources, the same at every call."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    files = sorted(folder.glob("*.py"))[:MAX_FILES]
-    if not files:
-        raise SystemExit(f"train_char.py: no Python sources in {folder}")
-    return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)[:MAX_CHARACTERS]
+def read_blocks() -> TensorDataset:
+    """Return up to a million characters of the standard library's sources, the same at every call, cut into blocks.
 
-
-class Blocks(Dataset[Pair]):
-    """The text cut into pieces of CONTEXT characters; the target of each character is the one that follows it."""
-
-    def __init__(self, text: str) -> None:
-        """Encode ``text`` once; every rank holds all of it, and the sampler decides which blocks it reads."""
-        codes = {character: code for code, character in enumerate(ALPHABET)}
-        self.codes = torch.tensor([codes.get(character, UNKNOWN) for character in text])
-
-    def __len__(self) -> int:
-        """Return the number of whole blocks."""
-        return (len(self.codes) - 1) // CONTEXT
-
-    def __getitem__(self, index: int) -> Pair:
-        """Return one block and the same block shifted by one character."""
-        start = index * CONTEXT
-        return self.codes[start : start + CONTEXT], self.codes[start + 1 : start + 1 + CONTEXT]
-
-
-class Layer(nn.Module):
-    """One pre-norm transformer layer: causal self-attention, then a two-layer perceptron."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, time, width) to the same shape."""
-        batch, length, width = x.shape
-        split = self.query_key_value(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.project(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.perceptron(self.norm_2(x))  # type: ignore[no-any-return]
+    A block has one character more than CONTEXT: the target of each character is the one that follows it.
+    """
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:MAX_FILES]
+    text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)[:MAX_CHARACTERS]
+    return TensorDataset(torch.tensor(list(text.encode("ascii", "replace"))).unfold(0, CONTEXT + 1, CONTEXT))
 
 
 class CharacterModel(nn.Module):
@@ -93,54 +51,16 @@ class CharacterModel(nn.Module):
         super().__init__()
         self.character = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(CONTEXT, width)
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, depth, nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Map character codes (batch, time) to logits (batch, time, vocabulary)."""
-        places = torch.arange(codes.shape[1], device=codes.device)
-        return self.head(self.norm(self.layers(self.character(codes) + self.position(places))))  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The rank of this process and the number of all; a plain `python train_char.py` is rank 0 of 1."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-
-    def mean(self, value: Tensor) -> float:
-        """Return the mean of ``value`` over all ranks; every rank has to call it."""
-        value = value.detach().clone()
-        if dist.is_initialized():
-            dist.all_reduce(value)
-        return value.item() / self.world_size
-
-    def say(self, line: str) -> None:
-        """Print on rank 0 only, without buffering, for those who follow the log."""
-        if self.rank == 0:
-            print(line, flush=True)
-
-
-@contextmanager
-def process_group(device_name: str) -> Iterator[Ranks]:
-    """Join the process group that torchrun describes in the environment, and leave it at the end."""
-    if device_name == "auto":
-        device_name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device_name)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    if "RANK" not in os.environ:
-        yield Ranks(rank=0, world_size=1, device=device)
-        return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
-    finally:
-        dist.destroy_process_group()
+        length = codes.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=codes.device)
+        inputs = self.character(codes) + self.position(torch.arange(length, device=codes.device))
+        return self.head(self.layers(inputs, mask, is_causal=True))  # type: ignore[no-any-return]
 
 
 def learning_rate_factor(step: int, warmup_steps: int, total_steps: int) -> float:
@@ -151,76 +71,70 @@ def learning_rate_factor(step: int, warmup_steps: int, total_steps: int) -> floa
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def save(model: nn.Module, path: Path) -> None:
-    """Write the weights to ``path`` atomically: a half-written checkpoint is worse than none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    torch.save(model.state_dict(), unfinished)
-    unfinished.replace(path)
-
-
-def micro_batches(loader: DataLoader[Pair], sampler: DistributedSampler[Pair]) -> Iterator[Pair]:
+def micro_batches(loader: DataLoader[tuple[Tensor, ...]], sampler: DistributedSampler[object]) -> Iterator[Tensor]:
     """Yield this rank's share of the text for ever; each epoch shuffles and splits it anew."""
-    for round_number in itertools.count():
-        sampler.set_epoch(round_number)
-        yield from loader
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)
+        for (blocks,) in loader:
+            yield blocks
 
 
-def optimizer_step(model: nn.Module, batches: Iterator[Pair], accum: int, ranks: Ranks) -> Tensor:
+def optimizer_step(
+    model: DistributedDataParallel, batches: Iterator[Tensor], accum: int, device: torch.device
+) -> Tensor:
     """Add up the gradients of ``accum`` micro-batches and return their mean loss on this rank."""
-    loss = torch.zeros((), device=ranks.device)
+    loss = torch.zeros((), device=device)
     for part in range(accum):
-        codes, targets = (tensor.to(ranks.device) for tensor in next(batches))
+        blocks = next(batches).to(device)
         # The ranks exchange gradients once per step, in its last micro-batch.
-        quiet = model.no_sync if isinstance(model, DistributedDataParallel) and part < accum - 1 else nullcontext
-        with quiet():
-            share = F.cross_entropy(model(codes).flatten(0, 1), targets.flatten()) / accum
+        with nullcontext() if part == accum - 1 else model.no_sync():
+            logits = model(blocks[:, :-1])
+            share = F.cross_entropy(logits.flatten(0, 1), blocks[:, 1:].flatten()) / accum
             share.backward()  # type: ignore[no-untyped-call]
         loss += share.detach()
     return loss
 
 
-def train(arguments: argparse.Namespace, ranks: Ranks) -> None:
+def train(arguments: argparse.Namespace, device: torch.device) -> None:
     """Train, and print the loss on rank 0; all ranks take the same number of steps."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(arguments.seed)
-    blocks = Blocks(read_text())
-    sampler: DistributedSampler[Pair] = DistributedSampler(
-        blocks, ranks.world_size, ranks.rank, seed=arguments.seed, drop_last=True
-    )
+    blocks = read_blocks()
+    sampler: DistributedSampler[object] = DistributedSampler(blocks, seed=arguments.seed, drop_last=True)
     loader = DataLoader(blocks, arguments.batch_size, sampler=sampler, drop_last=True)
     if not len(loader):
         raise SystemExit(f"train_char.py: --batch-size {arguments.batch_size} is more than a rank's share of the text")
     steps_per_epoch = arguments.steps_per_epoch or max(1, len(loader) // arguments.accum)
     total_steps = arguments.epochs * steps_per_epoch
-    network = CharacterModel().to(ranks.device)
-    model: nn.Module = DistributedDataParallel(network) if dist.is_initialized() else network
-    optimizer = torch.optim.AdamW(network.parameters(), lr=arguments.lr)
+    model = DistributedDataParallel(CharacterModel().to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_factor(step, arguments.warmup_steps, total_steps)
     )
-    characters_per_step = arguments.batch_size * arguments.accum * ranks.world_size * CONTEXT
-    ranks.say(
-        f"{ranks.world_size} x {ranks.device.type}, {sum(p.numel() for p in network.parameters()):,} parameters, "
-        f"{len(blocks) * CONTEXT:,} characters of Python, {characters_per_step:,} per step, lr {arguments.lr:g}"
-    )
+    characters_per_step = arguments.batch_size * arguments.accum * world_size * CONTEXT
+    if rank == 0:
+        print(
+            f"{world_size} x {device.type}, {characters_per_step:,} characters per step, lr {arguments.lr:g}",
+            flush=True,
+        )
     batches = micro_batches(loader, sampler)
-    first = last = float("nan")
     started = time.perf_counter()
     for step in range(1, total_steps + 1):
-        loss = optimizer_step(model, batches, arguments.accum, ranks)
+        loss = optimizer_step(model, batches, arguments.accum, device)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         if step == 1 or step % arguments.log_every == 0 or step == total_steps:
-            last = ranks.mean(loss)
-            first = last if step == 1 else first
+            dist.all_reduce(loss)
             speed = step * characters_per_step / (time.perf_counter() - started)
-            epoch = (step - 1) // steps_per_epoch + 1
-            ranks.say(f"epoch {epoch}  step {step:4d}/{total_steps}  loss {last:.3f}  {speed:9,.0f} characters/s")
-    ranks.say(f"loss {first:.3f} -> {last:.3f} in {total_steps} steps, {time.perf_counter() - started:.1f} s")
-    if arguments.save and ranks.rank == 0:
-        save(network, arguments.save)
-        ranks.say(f"saved {arguments.save}")
+            epoch, mean = (step - 1) // steps_per_epoch + 1, loss.item() / world_size
+            if rank == 0:
+                progress = f"epoch {epoch}  step {step:4d}/{total_steps}  loss {mean:.3f}"
+                print(f"{progress}  {speed:9,.0f} characters/s", flush=True)
+    if arguments.save and rank == 0:
+        arguments.save.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(model.module.state_dict(), arguments.save)
+        print(f"saved {arguments.save}", flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -235,15 +149,26 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--log-every", type=int, default=20, help="optimizer steps between two lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--save", type=Path, help="write the trained weights here (rank 0)")
+    parser.add_argument("--save", type=Path, help="write the trained weights to this file (rank 0)")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Run one training from the command line."""
+    """Run one training from the command line; a plain `python train_char.py` is rank 0 of 1."""
     arguments = parse_arguments()
-    with process_group(arguments.device) as ranks:
-        train(arguments, ranks)
+    name = arguments.device if arguments.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
+    if name == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if name == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    try:
+        train(arguments, device)
+    finally:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
