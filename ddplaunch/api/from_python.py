@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import RANK_CALL
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import nearest
 
 T = TypeVar("T")
 #: A value of an option: one word, a sequence for one that may be repeated or takes a list, a mapping for ``env``.
@@ -164,8 +163,7 @@ def _option_words(options: Mapping[str, Option]) -> list[str]:
         if name not in known:
             if (gone := removed("run", f"--{name}")) is not None:
                 raise TypeError(f"launch() has no option `{name}` any more: {gone.findings[0].fix}")
-            near = difflib.get_close_matches(name, known, 2)
-            hint = f"; did you mean {listed(f'`{each}`' for each in near)}?" if near else ""
+            hint = f"; did you mean `{near}`?" if (near := nearest(name, known)) else ""
             raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
         if value is not None:
             words += _words_of(known[name], value)

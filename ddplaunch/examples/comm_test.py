@@ -6,8 +6,8 @@ It is an ordinary torchrun script that does not know ddplaunch. All of these run
     ddplaunch run 4 -- -m ddplaunch.examples.comm_test
     ddplaunch doctor 4 --comm
 
-For each group of ranks rank 0 prints a line of JSON on stdout, and one for people on stderr. Each rank of a group is a
-forked process that SIGALRM ends at the time-out. So whatever hangs, in C++ too, the next group is measured.
+For each group of ranks rank 0 prints a line of JSON. Each rank of a group is a forked process that SIGALRM ends at the
+time-out. So whatever hangs, in C++ too, the next group is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import os
 import signal
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,12 +97,9 @@ def measure(group: Group, rank: int, backend: str, key: str, patience: timedelta
         device = torch.device("cuda")
     size, place = len(group.ranks), group.ranks.index(rank)
     dist.init_process_group(backend, store=store, rank=place, world_size=size, timeout=patience)
-    sizes: list[dict[str, float]] = []
     for size_bytes, seconds in timed_sizes(device, backend, patience.total_seconds()):
-        sizes.append({"bytes": size_bytes, "seconds": seconds})
-        results.send({"sizes": sizes, "latency_us": 1e6 * sizes[0]["seconds"]})
-        if size_bytes > 4:
-            results.send({"bandwidth_bytes_per_s": 2 * (size - 1) / size * size_bytes / seconds})
+        rate = 2 * (size - 1) / size * size_bytes / seconds
+        results.send({"latency_us": 1e6 * seconds} if size_bytes == 4 else {"bandwidth_bytes_per_s": rate})
     agreed(0.0, device)  # nobody leaves before the others have measured
 
 
@@ -162,7 +158,7 @@ def measured(group: Group, rank: int, backend: str, key: str, timeout_s: float) 
             break
     child.join()
     if "ended" not in result and "problem" not in result:
-        stage = "all-reduces did not end" if "sizes" in result else "the ranks did not form a group"
+        stage = "all-reduces did not end" if "latency_us" in result else "the ranks did not form a group"
         late = child.exitcode == -signal.SIGALRM
         result["problem"] = f"{stage} within {timeout_s:g} s" if late else f"{stage}: exit code {child.exitcode}"
     return result
@@ -173,24 +169,12 @@ def summed_up(group: Group, results: list[dict[str, Any]]) -> dict[str, Any]:
     line: dict[str, Any] = {"test": group.test, "hosts": group.hosts, "ranks": len(group.ranks)}
     problems = [result["problem"] for result in results if "problem" in result]
     line["problem"] = min(problems, key=lambda problem: " within " in problem, default=None)
-    names = ("latency_us", "bandwidth_bytes_per_s", "sizes")
-    return line | {name: results[0].get(name) for name in names}
+    return line | {name: results[0].get(name) for name in ("latency_us", "bandwidth_bytes_per_s")}
 
 
-def human(line: dict[str, Any]) -> str:
-    """Return the line of a group for people."""
-    where = f"{' and '.join(line['hosts'])}: " if line["test"] != "all" else ""
-    if line["problem"] is not None:
-        return f"{where}{line['ranks']} ranks: {line['problem']}"
-    rate, largest = line["bandwidth_bytes_per_s"], line["sizes"][-1]["bytes"]
-    rate_text = f"{8e-9 * rate:.3g} Gbit/s with {largest} bytes, " if rate else ""
-    return f"{where}{line['ranks']} ranks: {rate_text}{line['latency_us']:.0f} us with 4 bytes"
-
-
-def say(line: dict[str, Any], words: str) -> None:
-    """Print what rank 0 has to say, for programs and for people."""
+def say(line: dict[str, Any]) -> None:
+    """Print what rank 0 has to say."""
     print(json.dumps(line), flush=True)
-    print(f"comm_test: {words}", file=sys.stderr, flush=True)
 
 
 def ranks_by_host(store: Store, rank: int, world: int, cuda: bool) -> tuple[dict[str, list[int]], bool]:
@@ -223,8 +207,7 @@ def main() -> None:
     timeout_s = timeout_s or TIMEOUT_S[backend]
     if rank == 0:
         counts = {host: len(ranks) for host, ranks in ranks_of.items()}
-        begin = {"test": "begin", "backend": backend, "timeout_s": timeout_s, "hosts": counts}
-        say(begin, f"{world} ranks on {', '.join(ranks_of)}, {backend}, at most {timeout_s:g} s for each group")
+        say({"test": "begin", "backend": backend, "timeout_s": timeout_s, "hosts": counts})
     problem = None
     for number, groups in enumerate(rounds_of(ranks_of, backend) if world > 1 else ()):
         for group in (group for group in groups if rank in group.ranks):
@@ -233,15 +216,14 @@ def main() -> None:
             problem = problem or result.get("problem")
         if rank == 0:
             for group in groups:
-                line = summed_up(group, [json.loads(store.get(f"{number}/{member}")) for member in group.ranks])
-                say(line, human(line))
+                say(summed_up(group, [json.loads(store.get(f"{number}/{member}")) for member in group.ranks]))
             store.set(f"{number}/over", "")
         store.get(f"{number}/over")
     store.set(f"left/{rank}", "")
     if rank == 0:
         for other in range(world):
             store.get(f"left/{other}")
-        say({"test": "end"}, "all groups are measured")
+        say({"test": "end"})
     if problem is not None:
         raise SystemExit(f"comm_test: rank {rank}: {problem}")
 
