@@ -293,9 +293,6 @@ rank-late: The other ranks wait for one rank
     With `--phases` ranks tell what they do in a step. Every step ends when the last rank is there: the one that works
     longest hardly waits for communication, and the others do. Remedy: what this rank does longer, which the finding
     names.
-rank-without-cpu: The other ranks wait for one rank that waits for a CPU
-    As `rank-late`, but the kernel counts that a thread of the rank was runnable and waited for a CPU, for half as long
-    as the rank is late or longer: other programs, or DataLoader workers, ran where it may run. Remedy: free CPUs.
 input-bound: The ranks wait for data
     With `--phases` ranks tell how long they wait for their DataLoader: a quarter of the time or more. Remedy: as many
     workers as there are CPUs for each rank; after that, samples that are cheaper to load.
@@ -309,14 +306,12 @@ communication-bound: Communication takes much of the time, and no computation hi
 cpus-used-up: More processes share the same CPUs
     `scale` compares how long a rank computes in a step: where fewer processes kept the CPUs busy already, each of more
     computes longer, and the whole is no faster. Remedy: more machines; nothing on this one.
-gpus-slower-together: GPUs compute slower together than alone
-    `scale` compares how long a rank computes in a step with how long it did with fewer processes. GPUs that work at a
-    time share power, cooling, PCIe and CPUs. Remedy: `ddplaunch top` shows clocks and power.
 gpu-not-filled: The ranks use little of their GPUs' memory
     Less than 30 % of it: a larger batch fits, and gives the GPU more to do at a time. Remedy: a larger `--batch-size`.
 speed-up-low: More processes are not as much faster as they could be
-    Less than 80 % of the ideal speed-up, and no phase of a step takes so much time that it alone explains it. Remedy: a
-    larger batch for each process, so that what is done once in a step weighs less.
+    Less than 80 % of the ideal speed-up, and no phase of a step takes so much time that it alone explains it, or a GPU
+    computes longer than with fewer: together they share power, cooling, PCIe and CPUs. Remedy: a larger batch for each
+    process, so that what is done once in a step weighs less; `ddplaunch top` shows clocks and power.
 size-not-here: A size asks for more processes or machines than there are
     `scale` gives each process a GPU of its own, or at least a quarter of a CPU; 2x4 takes two machines. Remedy: smaller
     sizes.

@@ -18,7 +18,7 @@ from ddplaunch.values.frozen import dataclass
 class RankSample:
     """One rank with the processes of its session. ``cpu_percent`` is of one CPU: 200 is two CPUs' worth.
 
-    ``cpu_percent`` and ``anon_bytes`` are the rank's own process; ``workers`` counts its child processes that work for
+    ``cpu_percent`` and ``rss_bytes`` are the rank's own process; ``workers`` counts its child processes that work for
     it (DataLoader workers), ``workers_cpu_percent`` is their sum. ``state`` is the kernel's letter. ``wait_percent`` is
     the share of the time in which the main thread could have run and had no CPU, the workers' again their sum.
     ``phases`` are percent of a step, which ranks tell with ``--phases``. ``loss`` is the last that was printed, the
@@ -32,8 +32,6 @@ class RankSample:
     cpu_percent: float | None = None
     wait_percent: float | None = None
     rss_bytes: int | None = None
-    anon_bytes: int | None = None
-    omp_threads: int | None = None
     workers: int = 0
     workers_cpu_percent: float | None = None
     workers_wait_percent: float | None = None

@@ -276,9 +276,7 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
             why="threads that have to wait for a CPU hold up the others of their rank at the end of every operation",
             fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
         )
-    if (late := waited_for(ranks)) is not None and (without := _without_cpu(ranks, late[0], late[1])) is not None:
-        return without
-    if late is not None and not _all_wait_for_data(ranks, late[0]):
+    if (late := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late[0]):
         waits = late[0].shares["data"] or 0
         if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
             who = f"the others wait for rank {late[0].rank}, and it waits"
@@ -316,24 +314,6 @@ def _rank_late(late: RankPhases, usual_s: float, phase: str) -> Finding:
         f"{milliseconds(usual_s)}",
         why=longer,
         fix=_OF_A_LATE_ONE.get(phase, slow),
-        where=f"rank {late.rank}",
-    )
-
-
-def _without_cpu(ranks: Sequence[RankPhases], late: RankPhases, usual_s: float) -> Finding | None:
-    """Return the finding where a rank is late because it was kept from its CPU, more than the others were."""
-    waits = [one.waits * one.mean_s for one in ranks if one is not late and one.waits is not None]
-    if late.waits is None or len(waits) < len(ranks) - 1:
-        return None
-    kept_s = late.waits * late.mean_s
-    if kept_s - median(waits) < _MOST_OF_IT * ((late.own_s or 0) - usual_s):
-        return None
-    return warning(
-        "rank-without-cpu",
-        f"the others waited for rank {late.rank}, which waited for a CPU itself: {milliseconds(kept_s)} in each step, "
-        f"{percent(late.waits)} of the time",
-        why="it was ready to run, as the kernel counts it, while other programs or DataLoader workers ran on its CPUs",
-        fix="measure again when the CPUs are free, which `top -d 1` shows, or with fewer DataLoader workers",
         where=f"rank {late.rank}",
     )
 

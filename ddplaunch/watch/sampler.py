@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ddplaunch.machine.files import look_beside, read_bytes
+from ddplaunch.machine.files import look_beside
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
 from ddplaunch.machine.processes.process_table import (
     Process,
     ProcessStat,
     pids,
     read_stat,
-    read_variable,
     starved_s,
 )
 from ddplaunch.machine.sample import HostSample, RankSample
@@ -35,7 +34,6 @@ class RankUsage:
         self._proc = proc
         self._used_s: dict[tuple[int, int], tuple[float, float]] = {}  # pid and start → on a CPU, waiting for one
         self._at_s = 0.0
-        self._omp_threads = {rank: _omp_threads(process.pid, proc) for rank, process in self.ranks.items()}
 
     def sample(self) -> tuple[RankSample, ...]:
         """Return the ranks that still run. Processes that end while they are read count as ended."""
@@ -87,26 +85,10 @@ class RankUsage:
             cpu_percent=_rounded(cpu_percent),
             wait_percent=_rounded(wait_percent),
             rss_bytes=own.rss_bytes,
-            anon_bytes=_anon_bytes(f"{self._proc}/{own.pid}/statm"),
-            omp_threads=self._omp_threads[rank],
             workers=len(workers),
             workers_cpu_percent=_sum(cpu for cpu, _ in measured),
             workers_wait_percent=_sum(wait for _, wait in measured),
         )
-
-
-def _anon_bytes(path: str) -> int | None:
-    """Return what belongs to the process alone but for forks: heaps and tensors, not libraries and mapped files.
-
-    https://man7.org/linux/man-pages/man5/proc_pid_statm.5.html
-    """
-    pages = (read_bytes(path) or b"").split()
-    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 2 else None
-
-
-def _omp_threads(pid: int, proc: str) -> int | None:
-    first = (read_variable(pid, b"OMP_NUM_THREADS", proc) or b"").split(b",")[0].strip()  # a list: nested regions
-    return int(first) if first.isdigit() and len(first) < 6 else None
 
 
 def _sum(percents: Iterable[float]) -> float | None:

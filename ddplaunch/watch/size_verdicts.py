@@ -8,17 +8,16 @@ from statistics import median
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, size_text
-from ddplaunch.watch.phases import RankPhases, held_back, mean_shares, milliseconds, percent, threads_of
+from ddplaunch.watch.phases import WORDS, RankPhases, held_back, mean_shares, milliseconds, percent, threads_of
 
 _AS_IT_SHOULD = 0.8  # of the ideal speed-up, which guides promise of good scaling
 _GREW = 1.25  # computing that takes this many times as long as at the smallest size
-_ABOVE = 1.2  # of the ideal speed-up, which caches alone do not explain
 _NOT_FILLED = 0.3  # of a GPU's memory
 _COMPUTE = ("forward", "backward", "optimizer")
 _COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
 _WAITING = 0.25  # of the time a rank waits for a CPU, where each has one of its own or has not
 #: What ranks look like of which some have no CPU.
-_OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late", "rank-without-cpu"})
+_OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late"})
 #: What says that ranks do not train together: their samples are those of so many trainings.
 _SEPARATE = frozenset({"no-process-group", "gradients-not-averaged"})
 #: How a step that took so many times as long at one end of its spread as at the other is judged.
@@ -165,8 +164,6 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     alone = base is None or one.processes == base.processes
     cpus = one.cpus * one.nodes
     found = held_back(one.ranks, cpus, one.workers)
-    if found is not None and found.code == "communication-bound":
-        found = _with_bandwidth(found, one)
     if found is not None and found.code in _OF_TOO_MANY and _is_too_many(one):
         found = _more_than_cpus(one)  # fewer threads than one there are not
     if found is None and not alone and base is not None and faster is not None:
@@ -177,27 +174,7 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
         return SizeVerdict(found, found.what)
     if faster is None or alone:
         return SizeVerdict(None, "nothing holds its steps back")
-    if faster.efficiency > _ABOVE:
-        told = f"{percent(faster.efficiency)} of the ideal speed-up: something slowed {base.size if base else ''} down"
-        return SizeVerdict(None, f"{told}; `ddplaunch scale` once more tells")
     return SizeVerdict(None, f"scaling as it should: {percent(faster.efficiency)} of the ideal")
-
-
-def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:
-    """Return the finding with what was seen of the links; a ring moves 2(n-1)/n of the gradients in each direction.
-
-    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-    """
-    size = next((size for rank in one.ranks if isinstance(size := rank.facts.get("gradient_bytes"), int)), None)
-    waits_s = median((rank.shares["comm"] or 0.0) * rank.mean_s for rank in one.ranks)
-    if not size or not waits_s:
-        return found
-    moved = 2 * (one.processes - 1) / one.processes * size
-    where = "over the network" if one.nodes > 1 else "within this machine"
-    if one.nodes == 1 and all(rank.facts.get("backend") == "gloo" for rank in one.ranks):
-        where += ", through sockets of gloo"
-    seen = f"{found.what}, {size_text(round(moved / waits_s))} in a second {where}"
-    return warning(found.code, seen, why=found.why, fix=found.fix)
 
 
 def _is_too_many(one: SizeMeasured) -> bool:
@@ -226,38 +203,35 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
     """Return why a size is slow whose phases do not say it: computing takes longer than with fewer processes."""
     if faster.efficiency >= _AS_IT_SHOULD:
         return None
-    less = f"{count(one.processes, 'process')}: {faster.speed_up:.2g} times as fast as {base.processes}"
+    what = f"{count(one.processes, 'process')}: {faster.speed_up:.2g} times as fast as {base.processes}"
+    what += f", {percent(faster.efficiency)} of the ideal"
     now_s, then_s = one.compute_s, base.compute_s
     work = base.processes / one.processes if strong else 1.0
-    on_cpu = all(rank.facts.get("device") == "cpu" for rank in one.ranks)
-    if now_s is not None and then_s is not None and now_s > _GREW * then_s * work:
-        longer = f"a rank computes {milliseconds(now_s)} in a step, it was {milliseconds(then_s)}"
-        if on_cpu:
-            threads = threads_of(base.ranks)
-            return warning(
-                "cpus-used-up",
-                f"{less}; {longer}",
-                why=f"{count(base.processes, 'process')} computed with {count(threads, 'thread')} already, and more "
-                f"share the same {count(one.cpus, 'CPU')}",
-                fix="more processes on this machine bring nothing; `ddplaunch run --hosts a,b` takes other machines",
-            )
+    longer = now_s is not None and then_s is not None and now_s > _GREW * then_s * work
+    if longer:
+        what += f"; a rank computes {milliseconds(now_s or 0)} in a step, it was {milliseconds(then_s or 0)}"
+    if longer and all(rank.facts.get("device") == "cpu" for rank in one.ranks):
         return warning(
-            "gpus-slower-together",
-            f"{less}; {longer}",
-            why="GPUs that work together get hot, share power, PCIe and the CPUs that feed them",
-            fix="`ddplaunch top` shows clocks, power and who else uses a GPU",
+            "cpus-used-up",
+            what,
+            why=f"{count(base.processes, 'process')} computed with {count(threads_of(base.ranks), 'thread')} already, "
+            f"and more share the same {count(one.cpus, 'CPU')}",
+            fix="more processes on this machine bring nothing; `ddplaunch run --hosts a,b` takes other machines",
         )
-    slow = one.slowest
-    names = {name: share for name, share in one.shares.items() if share is not None and name not in _COMPUTE}
-    most = max(names, key=lambda name: names[name], default="")
-    words = {"data": "waiting for data", "comm": "communication", "rest": "what is no phase of a step"}
-    told = f"; {words[most]} takes {percent(names[most])}" if most else ""
+    shares = {name: share for name, share in one.shares.items() if share is not None and name not in _COMPUTE}
+    if shares and not longer:
+        most = max(shares, key=lambda name: shares[name])
+        what += f"; {WORDS[most]} takes {percent(shares[most])}"
+    slow = f"; rank {one.slowest.rank} works longest" if one.slowest is not None else ""
     return warning(
         "speed-up-low",
-        f"{less}, {percent(faster.efficiency)} of the ideal{told}",
-        why="no phase alone takes a quarter of the time"
-        + (f"; rank {slow.rank} works longest" if slow is not None else ""),
-        fix="a larger `--batch-size` makes all that is done once in a step smaller; `ddplaunch fit` finds the largest",
+        what,
+        why="GPUs that work together get hot, share power, PCIe and the CPUs that feed them"
+        if longer
+        else f"no phase alone takes a quarter of the time{slow}",
+        fix="`ddplaunch top` shows clocks, power and who else uses a GPU"
+        if longer
+        else "a larger `--batch-size` makes all that is done once in a step smaller; `ddplaunch fit` finds the largest",
     )
 
 

@@ -15,7 +15,7 @@ from ddplaunch.checks.check import declare
 from ddplaunch.machine.sample import GpuSample, RankSample, Sample
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import count, ranks_text, size_text
+from ddplaunch.values.words import count, ranks_text
 
 _LEAST_SAMPLES = 10
 _SLOWER = 0.95
@@ -68,11 +68,6 @@ class _Series:
         return next((gpu for _, gpu in reversed(self.points) if gpu is not None), None)
 
     @property
-    def omp_threads(self) -> int:
-        """OMP_NUM_THREADS, 0 where it is not known."""
-        return self.points[-1][0].omp_threads or 0
-
-    @property
     def workers(self) -> int:
         """How many DataLoader workers it usually has."""
         return round(self.typical(lambda rank, _: rank.workers) or 0)
@@ -119,7 +114,7 @@ def _worker_demand(rank: RankSample, gpu: GpuSample | None) -> float | None:
     return None if percent is None else percent + (_worker_wait(rank, gpu) or 0)
 
 
-_own_percent, _own_wait, _host_memory = map(_of_rank, ("cpu_percent", "wait_percent", "anon_bytes"))
+_own_percent = _of_rank("cpu_percent")
 
 
 def _gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
@@ -131,15 +126,9 @@ def _own_demand(rank: RankSample, _: GpuSample | None) -> float | None:
     return None if rank.cpu_percent is None else rank.cpu_percent + (rank.wait_percent or 0)
 
 
-def _gpu_memory(rank: RankSample, gpu: GpuSample | None) -> float | None:
-    """Return the bytes that it holds on its GPU, or all that is used there."""
-    return rank.gpu_memory_bytes or (None if gpu is None else gpu.memory_used_bytes)
-
-
-_GIB = 1 << 30
 _SLOWED_SHARE = 0.3
 _BUSY_PERCENT, _IDLE_GPU_PERCENT, _IDLE_RANK_PERCENT, _FULL_PERCENT = 85, 60, 50, 95
-_WAITING_PERCENT, _LATE_PERCENT = 10, 25  # of the time, ready to run and without a CPU
+_WAITING_PERCENT = 10  # of the time, ready to run and without a CPU
 
 
 def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
@@ -261,60 +250,6 @@ def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def memory_unbalanced(samples: Sequence[Sample]) -> Iterator[Finding]:
-    """One rank uses far more memory than the others, on its GPU or on the host.
-
-    The batch that fits is decided by the rank that has least room, so that the others' memory is wasted. What only one
-    rank keeps often grows: gathered predictions, losses that still hold their graph, checkpoints put together
-    in memory.
-    """
-    several = _series_of(samples)
-    for kind, value, least, factor in (
-        ("GPU memory", _gpu_memory, 2 * _GIB, 1.3),
-        ("host memory", _host_memory, _GIB, 1.5),
-    ):
-        sizes = {each.rank: size for each in several if (size := each.typical(value)) is not None}
-        if len(sizes) < 2:
-            continue
-        rank = max(sizes, key=lambda each: sizes[each])
-        usual = median(size for each, size in sizes.items() if each != rank)
-        if sizes[rank] - usual > least and sizes[rank] > factor * usual:
-            yield warning(
-                "memory-unbalanced",
-                f"rank {rank} uses {size_text(round(sizes[rank]))} of {kind}, the others {size_text(round(usual))}",
-                why="the rank with the least room decides which batch fits, and the first that has none ends the job",
-                fix=f"look at what only rank {rank} keeps: gathered predictions, losses without `.item()`, checkpoints "
-                "put together in memory",
-                where=f"rank {rank}",
-            )
-
-
-def omp_oversubscribed(samples: Sequence[Sample]) -> Iterator[Finding]:
-    """The ranks together have more OpenMP threads than there are CPUs, and the CPUs are full.
-
-    Threads that have to wait for a CPU hold up the others of their team at the next barrier, so that more threads make
-    every operation slower. torchrun sets OMP_NUM_THREADS to 1 unless it is set; ddplaunch to the CPUs divided by the
-    processes.
-    """
-    several, busy = _series_of(samples), _host_busy(samples)
-    if not several or busy is None:
-        return
-    cpus = samples[-1].host.cpus
-    threads = [each.omp_threads for each in several]
-    used = sum(each.typical(_own_percent) or 0 for each in several) / 100
-    waiting = max(each.typical(_own_wait) or 0 for each in several) >= _LATE_PERCENT
-    if sum(threads) <= cpus or busy < _FULL_PERCENT - 5 or not (used >= 0.7 * cpus or waiting):
-        return
-    right = max(1, cpus // len(threads))
-    yield warning(
-        "omp-oversubscribed",
-        f"{count(len(threads), 'rank')} with OMP_NUM_THREADS={max(threads)}: "
-        f"{sum(threads)} threads on {cpus} CPUs, which are {busy:.0f} % busy",
-        why="threads that wait for a CPU hold up their whole team at the next barrier",
-        fix=f"`--env OMP_NUM_THREADS={right}`, or leave it out: ddplaunch divides the CPUs among the processes",
-    )
-
-
 def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
     """Return what every rule finds in the samples of one host; a rule that fails finds nothing."""
     found: list[Finding] = []
@@ -335,7 +270,4 @@ def late_rank(samples: Sequence[Sample], findings: Sequence[Finding]) -> int | N
     return slowest
 
 
-CHECKS = tuple(
-    declare("running", rule)
-    for rule in (gpu_throttled, loader_starved, stray_gpu_contexts, memory_unbalanced, omp_oversubscribed)
-)
+CHECKS = tuple(declare("running", rule) for rule in (gpu_throttled, loader_starved, stray_gpu_contexts))

@@ -130,8 +130,6 @@ def test_what_is_planted_is_named(folder: Path, planted: str) -> None:
     assert (None if finding is None else finding["code"]) == CODES[planted], two["verdict"]
     if planted == "late":
         assert two["slowest_rank"] == 1 and "rank 1" in finding["what"]
-    if planted == "communication":
-        assert "in a second within this machine, through sockets of gloo" in finding["what"]
 
 
 @pytest.mark.slow

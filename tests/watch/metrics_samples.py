@@ -21,8 +21,6 @@ def rank_sample(rank: int, at: int = 0, gpu: bool = True) -> RankSample:
         "S",
         cpu_percent=101.0,
         rss_bytes=3 * GIB,
-        anon_bytes=2 * GIB,
-        omp_threads=4,
         workers=4,
         workers_cpu_percent=140.0,
         step=100.0 + 12 * at,

@@ -11,7 +11,7 @@ from ddplaunch.machine.sample import HostSample, Sample
 from ddplaunch.values.finding import Finding
 from ddplaunch.watch.stragglers import CHECKS, late_rank, slowest_rank, stragglers
 from tests.cli.cli_calls import Call, call, folder
-from tests.watch.metrics_samples import GIB, HOST, run_samples, with_gpu, with_rank
+from tests.watch.metrics_samples import GIB, run_samples, with_gpu, with_rank
 
 __all__ = ["call", "folder"]
 
@@ -74,39 +74,10 @@ def test_a_starved_loader_without_a_gpu() -> None:
     assert stragglers(with_rank(starved, 1, cpu_percent=100.0)) == ()
 
 
-def test_memory_of_one_rank() -> None:
-    finding = only(with_rank(run_samples(), 0, gpu_memory_bytes=79 * GIB + GIB))
-    assert finding.what == "rank 0 uses 80 GiB of GPU memory, the others 61 GiB"
-    finding = only(with_rank(run_samples(), 0, anon_bytes=12 * GIB))
-    assert finding.what == "rank 0 uses 12 GiB of host memory, the others 2 GiB" and finding.where == ("rank 0",)
-    assert stragglers(with_rank(run_samples(), 0, anon_bytes=int(2.9 * GIB))) == ()  # of no account
-    assert stragglers(with_rank(run_samples(ranks=1), 0, anon_bytes=100 * GIB)) == ()  # nothing to compare with
-
-
 def test_contexts_on_the_gpu_of_another_rank() -> None:
     finding = only(with_gpu(run_samples(), 0, ranks=(0, 1, 2, 3)))
     assert finding.code == "stray-gpu-contexts"
     assert finding.what == "ranks 1-3 hold memory on GPU 0, which is rank 0's"
-
-
-def test_more_threads_than_cpus() -> None:
-    threads = run_samples(gpu=False, host=FULL)
-    for rank in range(4):
-        threads = with_rank(threads, rank, omp_threads=16, cpu_percent=390.0)
-    finding = only(threads)
-    assert finding.code == "omp-oversubscribed"
-    assert finding.what == "4 ranks with OMP_NUM_THREADS=16: 64 threads on 16 CPUs, which are 99 % busy"
-    assert finding.fix.startswith("`--env OMP_NUM_THREADS=4`")
-    assert stragglers([replace(each, host=HOST) for each in threads]) == ()  # there is room
-    crowded = threads  # others take the CPUs as well: the ranks get little of them, and wait
-    for rank in range(4):
-        crowded = with_rank(crowded, rank, cpu_percent=60.0)
-    assert stragglers(crowded) == ()
-    assert only(with_rank(crowded, 1, wait_percent=70.0)).code == "omp-oversubscribed"
-    within = threads
-    for rank in range(4):
-        within = with_rank(within, rank, omp_threads=4)
-    assert stragglers(within) == ()
 
 
 def test_the_slowest_rank() -> None:
