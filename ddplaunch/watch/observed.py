@@ -136,19 +136,13 @@ def _rate(note: Note, plan: Plan) -> Finding | None:
     first = bases[0]
     assert first is not None
     ratio = first.value / planned
-    restored = any(one.get("restored") is True for one in note["optimizers"])
     if ratio < 1 and any(map(_may_rise, note["optimizers"])):
         return None
     reason = _reason(ratio, plan)
-    if not reason and not _is_said(first.value, plan) and (first.value == 1 or (ratio < 1 and not first.sure)):
+    if not reason and (first.value == 1 or (ratio < 1 and not first.sure)):
         return None  # a schedule that gives the rate itself, or the warmup of one that the script has written
     what = f"the optimizer runs at lr {_text(first.value)}, the plan says {_text(planned)}"
-    if (own := _not_passed("lr", what, f"--lr {_text(first.value)}", plan)) and not restored:
-        return own
-    option, understood, where = _read(plan, ("lr",))
-    why = "the script trains with a rate of its own default, of its own scaling or from a checkpoint, not with the one "
-    why += f"that belongs to the effective batch in the panel{understood}"
-    if restored:
+    if any(one.get("restored") is True for one in note["optimizers"]):
         return warning(
             "numbers-differ",
             f"{what} (the rate of the checkpoint)",
@@ -156,24 +150,26 @@ def _rate(note: Note, plan: Plan) -> Finding | None:
             fix='after it, `for group in optimizer.param_groups: group["lr"] = RATE`, and `initial_lr` too if there '
             "is a scheduler",
         )
+    if own := _not_passed("lr", what, f"--lr {_text(first.value)}", plan):
+        return own
+    option, understood, where = _read(plan, ("lr",))
+    fix = "put `{lr}` where the script's arguments have its rate; if its own is meant, "
+    fix += f"`--lr {_text(first.value)}` says so to the plan"
     if reason:
         fix = f"take the factor out of the script, or `--lr {_text(planned / ratio)}`, of which it makes "
         fix += _text(planned)
-        if understood and _sizes(note) == {ratio * plan.get("batch_size", 0)}:
-            fix = "put the batch right: the script makes the rate from it"
-        elif option and _alike(ratio, float(plan.get("lr_factor") or 1)):
-            fix = f"`--lr-option={option}:base`, as the script scales it itself; or take the factor out of it"
-        return warning("numbers-differ", f"{what} ({reason})", why=why, fix=fix, where=where)
-    fix = "put `{lr}` where the script's arguments have its rate; if its own is meant, "
-    fix += f"`--lr {_text(first.value)}` says so to the plan"
-    return warning("numbers-differ", what, why=why, fix=fix, where=where)
-
-
-def _is_said(rate: float, plan: Plan) -> bool:
-    """Return whether the rate is the number that the source has in the place of an option for it."""
-    reason = str(plan.get("missing", {}).get("lr", {}).get("reason"))
-    numbers = re.findall(r"(?<![\w.:-])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.])", reason)
-    return any(_alike(float(each), rate) for each in numbers)
+    if reason and understood and _sizes(note) == {ratio * plan.get("batch_size", 0)}:
+        fix = "put the batch right: the script makes the rate from it"
+    elif reason and option and _alike(ratio, float(plan.get("lr_factor") or 1)):
+        fix = f"`--lr-option={option}:base`, as the script scales it itself; or take the factor out of it"
+    return warning(
+        "numbers-differ",
+        f"{what} ({reason})" if reason else what,
+        why="the script trains with a rate of its own default or scaling, not with the one that belongs to the "
+        f"effective batch in the panel{understood}",
+        fix=fix,
+        where=where,
+    )
 
 
 def _may_rise(optimizer: Note) -> bool:
@@ -203,8 +199,7 @@ def _reason(ratio: float, plan: Plan) -> str:
         for factor, sign, words in ways if number != 1 else ():
             if _alike(ratio, factor):
                 return f"{sign}{'' if sign[-1] == '√' else ' '}{_text(number)}, {words} {name}"
-    batch = float(plan.get("global_batch_size") or 1)
-    return f"× {_text(batch)}/256, a rule for batches" if batch != 256 and _alike(ratio, batch / 256) else ""
+    return ""
 
 
 def _among_ranks(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from ddplaunch.values.words import count, size_text
 #: The phases of a step that ranks tell apart, in the order of a step.
 PHASES = ("data", "forward", "backward", "comm", "optimizer")
 MOST_BYTES = 1 << 26
+_MOST = 1e18  # of anything that a rank counts
 _AT_ONCE = 5  # steps whose median is one look at how long steps take
 _LIKE = 1.15  # two looks that differ by less are alike
 _LATER = 1.1  # a rank that works this much longer than the others is waited for ...
@@ -125,19 +125,16 @@ def parsed(lines: Sequence[bytes]) -> RankFile:
 
 
 def _line(value: Any) -> StepLine | None:
-    if not isinstance(value, list) or len(value) != len(StepLine._fields):
+    if not isinstance(value, list) or len(value) != len(StepLine._fields) or None in value[:3]:
         return None
-    numbers = [None if isinstance(each, bool) or not isinstance(each, (int, float)) else each for each in value]
-    if any(each is not None and not (math.isfinite(each) and each >= 0) for each in numbers):
+    if any(type(number) not in (int, float) or not 0 <= number < _MOST for number in value if number is not None):
         return None
-    (step, end_s, steps), times = numbers[:3], numbers[3:9]
-    if step is None or end_s is None or not steps:
+    step, end_s, steps, *times, samples, peak_bytes, waited = value
+    if not steps:
         return None
-    wall, data, forward, backward, comm, optimizer = (None if each is None else each / 1e6 for each in times)
-    samples, peak = (None if each is None else int(each) for each in numbers[9:11])
-    waited = None if numbers[11] is None else numbers[11] / 1e6
-    about = int(step), float(end_s), int(steps)
-    return StepLine(*about, wall, data, forward, backward, comm, optimizer, samples, peak, waited)
+    seconds = (None if time is None else time / 1e6 for time in (*times, waited))
+    wall, data, forward, backward, comm, optimizer, waited_s = seconds
+    return StepLine(step, end_s, steps, wall, data, forward, backward, comm, optimizer, samples, peak_bytes, waited_s)
 
 
 def settled(lines: Sequence[StepLine], least: int = 0) -> int | None:

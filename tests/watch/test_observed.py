@@ -78,11 +78,6 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         "numbers-differ: the optimizer runs at lr 0.0282843, the plan says 0.02 (× √2, the root of the world size)",
     ),
-    "a rule of batches": (
-        both(**rates(0.02 * 16 / 256)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.00125, the plan says 0.02 (× 16/256, a rule for batches)",
-    ),
     "another rate, too high": (
         both(**rates(0.3)),
         {},
@@ -324,31 +319,6 @@ def test_a_number_that_was_not_passed_is_told_with_the_reason(tmp_path: Path) ->
             "if its own is meant, `--accum 1` says so to the plan",
         ),
     ]
-
-
-@pytest.mark.parametrize(
-    ("reason", "steady", "expected"),
-    [
-        ("`lr` is 0.0005 at train.py:9", True, ["the optimizer runs at lr 0.0005, the plan says 0.02"]),
-        ("`lr` is 5e-04 at train.py:9", True, ["the optimizer runs at lr 0.0005, the plan says 0.02"]),
-        ("`lr` is 0.0005 at train.py:9", False, []),  # it changes: a schedule that the script has written
-        ("`lr` is 0.005 at train.py:9", True, []),  # it begins with a warmup
-        ("train.py declares no option for it", True, []),
-    ],
-)
-def test_a_lower_rate_is_told_that_the_source_has_for_a_constant(
-    tmp_path: Path, reason: str, steady: bool, expected: list[str]
-) -> None:
-    """A warmup by hand also begins lower, but not at the number that stands in the source."""
-    attempt = tmp_path / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
-    missing = [{"number": "lr", "reason": reason, "fix": "read it"}]
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "plan": {"missing": missing}}))
-    for one in both(**rates(0.0005, steady=steady)):
-        note_path(attempt, one["rank"]).write_text(json.dumps(one))
-    found = look(str(attempt), [0, 1], {"DDPLAUNCH_PLAN": json.dumps(PLAN)}).findings
-    assert [each.what for each in found] == expected
-    assert all(f"it was not passed: {reason}" in each.why for each in found)
 
 
 def test_a_rate_that_follows_from_a_wrong_batch_is_put_right_with_it(tmp_path: Path) -> None:
