@@ -17,7 +17,7 @@ COMPILED = EXPLAIN / "families.json"
 #: In this order: of two rules of a tier that match one line, the first wins.
 FAMILIES = (
     *("gpu", "nccl", "echoes", "collectives", "ddp", "memory", "system", "network", "checkpoints"),
-    *("data", "launching", "imports", "scheduler", "ending"),
+    *("data", "launching", "imports", "scheduler", "ending", "unsaid"),
 )
 _EXPRESSIONS = ("patterns", "unless", "log_unless", "log_with", "log_by_several")
 _SHARED, _WORDS = re.compile(r"<([A-Z_]+)>"), re.compile(r"@(\w+)")
@@ -37,9 +37,9 @@ def rules_of(family: Path) -> Iterator[dict[str, Any]]:
         import tomli as tomllib
     codes = tomllib.loads(family.read_text(encoding="utf-8"))
     parts, words = codes.pop("parts", {}), codes.pop("words", {})
-    for code, about in codes.items():
-        rules = about.pop("rules")
-        for rule in rules:
+    names = [{"name": name, "tier": "hint", **about} for name, about in codes.pop("names", {}).items()]
+    for code, about in (*codes.items(), ("", {"rules": names})):
+        for rule in about.pop("rules"):
             whole = {"code": code, **about, **rule}
             for name in _EXPRESSIONS:
                 if name in whole:

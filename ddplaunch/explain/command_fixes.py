@@ -5,28 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from ddplaunch.explain.diagnosis import RankEnd, RunFacts, line_of
-from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, TOGETHER
-from ddplaunch.scaling.batch import resolve_batch
-from ddplaunch.scaling.numbers import NumbersRequest
-from ddplaunch.values.finding import UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.explain.diagnosis import RunFacts
+from ddplaunch.explain.signatures import has_words, named
+from ddplaunch.explain.signatures.signature import filled, filled_fixes
 from ddplaunch.values.variable_names import TRIAL
-from ddplaunch.values.words import duration_text, ranks_text, signal_name
-
-if TYPE_CHECKING:
-    from ddplaunch.explain.decide.collectives import Left, Stuck
+from ddplaunch.values.words import signal_name
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
-_TOLERATE = "--tolerate-exit-aborts"
-_SOMEBODY = "a person, a scheduler that takes the node back, or a supervisor asked the run to end"
-_COMPUTED = Source("computed", "")
+TOLERATE = "--tolerate-exit-aborts"
 _NPROC, _EXAMPLE = re.compile(r"auto|\d+(?:x\d+)?"), re.compile(r"\bddplaunch run 4 --")
 _PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
 _VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
 _TYPED = re.compile(r"`(-[^`]+)` behind `--`")
+_OWN_PORT = (
+    "the launch had picked a free port, so the script asks for this one: `init_process_group()` without `init_method` "
+    "takes the launch's, and a server of its own a free one as port 0"
+)
 _NO_HALF = (
     "a batch of 1 cannot be halved: smaller inputs or a smaller model, activation checkpointing, or FSDP, which shards "
     "weights and optimizer state"
@@ -49,40 +45,35 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     own = words[: words.index("--")] if "--" in words else words  # the words behind it are the script's
     behind = words[len(own) :]
     if code == "cuda-out-of-memory":
-        return _smaller_batch(_Command(own, behind, facts.plan or {}))
+        return _smaller_batch(own, behind, facts.plan or {})
     # a thread's stack counts as well, and the kernel refuses it by the words for too many threads (pthread_create(3))
     if code in ("host-out-of-memory", "process-limit") and (limit := _value(own, "--memory")):
-        smaller = _smaller_batch(_Command(own, behind, facts.plan or {}))
+        smaller = _smaller_batch(own, behind, facts.plan or {})
         return (f"more for each rank than `--memory {limit}`, if the machine has it", *smaller)
     if code == "collective-timeout" and "--no-stacks" in own:
         shown = (*(word for word in own if word != "--no-stacks"), *behind)
         return (f"`{shlex.join(shown)}` then says where each rank was when the first gave up",)
     if code == "too-many-open-files":
         return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
-    if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):
-        free = (*_with(own, "--master-port", None), *behind)
-        return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
-    if code == "port-taken" and _picks_its_port(facts.plan or {}):
-        return (
-            "the launch had picked a free port, so the script asks for this one: `init_process_group()` without "
-            "`init_method` takes the launch's, and a server of its own a free one as port 0",
-        )
+    if code == "port-taken":
+        return _of_port(own, behind, facts.plan or {})
     if code == "missing-rank-environment":
         return ("the ranks have them; hand them on to what they start: `env={**os.environ, …}`, `--export=ALL`",)
-    return _of_crash(own, behind, facts, dumped) if code == "segmentation-fault" else ()
+    if code == "segmentation-fault" and not (dumped or _sets(facts, "PYTHONFAULTHANDLER")):
+        return (f"where in Python it was: `{shlex.join((*own, '--env', 'PYTHONFAULTHANDLER=1', *behind))}`",)
+    return ()
+
+
+def _of_port(own: tuple[str, ...], behind: tuple[str, ...], plan: Mapping[str, Any]) -> tuple[str, ...]:
+    if any(word.partition("=")[0] == "--master-port" for word in own):
+        free = (*_with(own, "--master-port", None), *behind)
+        return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
+    return (_OWN_PORT,) if _picks_its_port(plan) else ()
 
 
 def _was_typed_by_a_user(argv: Sequence[str]) -> bool:
     """Return whether it is a `run` of a user's; `scale` and `fit` say themselves what to type after their trials."""
     return tuple(argv[1:2]) == ("run",) and not any(word.startswith(f"{TRIAL}=") for word in argv)
-
-
-def _of_crash(own: tuple[str, ...], behind: tuple[str, ...], facts: RunFacts, dumped: bool) -> tuple[str, ...]:
-    if any("TORCH_DISTRIBUTED_DEBUG=DETAIL" in word for word in own):
-        return ("without TORCH_DISTRIBUTED_DEBUG=DETAIL: some versions of torch crash with it under DDP on CPUs",)
-    if dumped or _sets(facts, "PYTHONFAULTHANDLER"):
-        return ()
-    return (f"where in Python it was: `{shlex.join((*own, '--env', 'PYTHONFAULTHANDLER=1', *behind))}`",)
 
 
 def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> tuple[str, ...]:
@@ -117,14 +108,14 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
         return False
     if "PYTHONFAULTHANDLER" in fix:
         return _sets(facts, "PYTHONFAULTHANDLER")
-    if _TOLERATE in fix:
-        return _was_typed(_TOLERATE, facts)
+    if TOLERATE in fix:
+        return was_typed(TOLERATE, facts)
     if asked := _VARIABLE.findall(fix):
         return all(_sets(facts, name, value) for name, value in asked)
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
 
 
-def _was_typed(flag: str, facts: RunFacts | None) -> bool:
+def was_typed(flag: str, facts: RunFacts | None) -> bool:
     """Return whether ``flag`` was among ddplaunch's own words."""
     words = facts.argv or () if facts is not None else ()
     return flag in (words[: words.index("--")] if "--" in words else words)
@@ -140,96 +131,40 @@ def _filled_in(facts: RunFacts | None) -> list[str]:
     return [f"ddplaunch filled in `{shlex.join(words)}`: `--no-forward` leaves it out"] if words else []
 
 
-def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return what, why and the fixes of a script that waits for a rank (``culprit``) which the launch does not have."""
+def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> dict[str, str] | None:
+    """Return the rank that a script waits for (``culprit``) and the number of ranks, where it is none of them."""
     awaited, ranks = groups.get("culprit", ""), _number((facts.plan if facts else None) or {}, "world_size")
-    if not (awaited.isdecimal() and isinstance(ranks, int) and int(awaited) >= ranks):
+    if not (awaited.isdecimal() and ranks is not None and int(awaited) >= ranks):
         return None
-    return (
-        f"the script waits for rank {awaited}, and the launch has {ranks} ranks",
-        "`init_process_group` got another number of ranks than were started, so it waits for some that never come",
-        ("look for `world_size=` in the script, and leave it out: the launcher sets WORLD_SIZE, RANK and LOCAL_RANK",),
-    )
+    return {"awaited": awaited, "ranks": str(ranks)}
 
 
+Said = tuple[str, str, tuple[str, ...]]
 #: What is said of a run that was ended so.
 STOPPED = "the run was ended by `ddplaunch stop`"
 
 
-def stopped_by(user: str) -> tuple[str, str, tuple[str, ...]]:
+def stopped_by(user: str) -> Said:
     """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
-    why = f"{user} typed it, and it sends torchrun SIGTERM, which ends the ranks"
-    return STOPPED, why, ("nothing is wrong if that was meant",)
+    return _said("stopped", user=user)
 
 
-def aborted_at_exit(rank: int | None, end: RankEnd, facts: RunFacts | None) -> tuple[str, str, tuple[str, ...]]:
-    """Return what, why and the fixes of a rank whose libraries aborted after its program was through."""
-    who = "the ranks" if rank is None else f"rank {rank}"
-    last = "`os._exit(0)` as the script's last call, behind `sys.stdout.flush()`: no destructor runs then"
-    close = "close DataLoaders, writers and whatever else runs threads before the script ends"
-    group = ("`dist.barrier()` and `dist.destroy_process_group()` at the end of the script",)
-    still = "; its process group still existed" if end.through == "group" else ""
-    if _was_typed(_TOLERATE, facts):
-        still += f"; `{_TOLERATE}` excuses no program whose status may be another than 0"
-    return (
-        f"{who} aborted after the program was through, while its libraries were taken down",
-        f"no exception ended the program: it came to its last line or `sys.exit`, with a native thread at work{still}",
-        (*(group if still else ()), close, last, f"`{_TOLERATE}`: the run goes on, and this rank ended well"),
-    )
+def _said(name: str, **groups: str) -> Said:
+    words = named(name)
+    return filled(words.what, groups), filled(words.why, groups), filled_fixes(words, groups)
 
 
-def left_early(left: Left, stuck: Stuck | None) -> tuple[str, str, tuple[str, ...]]:
-    """Return what, why and fixes of ranks that ended with status 0 while another one still waited for them.
-
-    A collective that the script itself calls has a place that these ranks did not come to. In `backward`, and where
-    nothing tells the call, ranks meet once a batch.
-    """
-    waits = stuck.waited if stuck is not None else ()
-    waited = next((each for each in waits if each.rank == left.waiting), None)
-    call = waited.described if waited is not None and waited.op else left.call
-    where = f" in {call}" if call else " in a collective"
-    who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
-    what = f"{who} left{'' if left.told else ' with status 0'} while rank {left.waiting} still waited{where}"
-    since = f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else ""
-    batches, branch = "fewer batches than the others", "a `return`, `break` or `sys.exit` that not all ranks take"
-    called = bool(left.frame) and left.call not in ("", "backward")
-    reasons = f"{branch}, or {batches}" if called else f"{batches}, or {branch}"
-    place = line_of(left.frame)
-    missed = f"look for what lets {who} end before `{place}`: {branch}, or fewer turns of the loop around it"
-    return (
-        f"{what}, at {left.frame}" if left.frame else what,
-        f"a collective needs all ranks, and {they} had ended{since}: {reasons}",
-        (missed, TOGETHER, EQUAL_BATCHES) if called else (EQUAL_BATCHES, TOGETHER),
-    )
-
-
-#: What, why and the fixes of a run that its host ended because its launcher was lost.
-_WITHOUT_LAUNCHER = (
-    "this host ended its part of the run, because its launcher was lost",
-    "nothing was heard of the launcher for a minute, or its connection closed",
-    ("look at the machine that launched: `ddplaunch explain` there, `last -x`, `dmesg -T`",),
-)
-
-
-def signal_to_launcher(code: str, facts: RunFacts | None, was_it_memory: str) -> tuple[str, str, tuple[str, ...]]:
+def signal_to_launcher(code: str, facts: RunFacts | None) -> Said:
     """Return what, why and the fixes of a run whose launcher was ended by a signal."""
     if code == "killed":
-        return (
-            "torchrun was killed (SIGKILL); its ranks were then stopped",
-            "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
-            (was_it_memory, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
-        )
+        return _said("launcher-killed")
     if facts is not None and facts.launcher_lost:
-        return _WITHOUT_LAUNCHER
+        return _said("launcher-lost")
     if facts is not None and facts.stopped_by is not None:
         return stopped_by(facts.stopped_by)
-    reasons = {
-        "SIGHUP": ("usually the terminal or ssh session was closed", "run it in tmux or screen, or as a batch job"),
-        "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
-    }
-    name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
-    why, fix = reasons.get(name, (_SOMEBODY, who_asked(facts)))
-    return f"the run was ended from outside by {name}", why, (fix,)
+    signal = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    known = f"launcher-{signal}"
+    return _said(known if has_words(known) else "launcher-ended", signal=signal, asked=who_asked(facts))
 
 
 def who_asked(facts: RunFacts | None) -> str:
@@ -262,79 +197,52 @@ def _sets(facts: RunFacts, name: str, value: str = "") -> bool:
     return any(each == value if value else each for each in named)
 
 
-class _Command(NamedTuple):
-    """The words of a run, those behind ``--`` apart, and what its plan says of the numbers."""
-
-    own: tuple[str, ...]
-    behind: tuple[str, ...]
-    plan: Mapping[str, Any]
-
-    def takes(self, name: str) -> bool:
-        """Return whether the script receives the number in some way; of runs of older versions that is not known."""
-        receives = self.plan.get("receives")
-        return not isinstance(receives, list) or name in receives or self.literal(name) is not None
-
-    def literal(self, name: str) -> str | None:
-        """Return the script's option that was typed behind ``--`` and decided the number."""
-        found = _of_numbers(self.plan, name).get("source")
-        detail = found.get("detail") if isinstance(found, dict) and found.get("kind") == "script" else None
-        match = _TYPED.fullmatch(detail) if isinstance(detail, str) else None
-        return match[1] if match else None
-
-    def put(self, name: str, value: int) -> _Command:
-        """Return the command with another number, where the script gets it from."""
-        option, now = self.literal(name), _number(self.plan, name)
-        if option is None or now is None:
-            return self._replace(own=tuple(_with(self.own, "--" + name.replace("_", "-"), str(value))))
-        words = list(self.behind)
-        for at, word in enumerate(words):
-            flag, equals, attached = word.partition("=")
-            text = attached if equals else words[at + 1] if at + 1 < len(words) else ""
-            if flag == option and text.isdecimal():  # maybe a total of several processes: it changes in proportion
-                changed = str(int(text) * value // now)
-                words[at : at + (1 if equals else 2)] = [f"{flag}={changed}"] if equals else [flag, changed]
-        return self._replace(behind=tuple(words))
-
-    def text(self) -> str:
-        """Return it as it is typed."""
-        return shlex.join((*self.own, *self.behind))
-
-
-def _smaller_batch(command: _Command) -> tuple[str, ...]:
+def _smaller_batch(own: Sequence[str], behind: Sequence[str], plan: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the command with a smaller batch per process: of the same effective batch if the script can accumulate."""
-    plan = command.plan
     batch, accum, world = (_number(plan, name) for name in ("batch_size", "accum", "world_size"))
-    if not command.takes("batch_size"):
+    receives = plan.get("receives")
+    takes = receives if isinstance(receives, list) else ("batch_size", "accum")  # older versions did not record it
+    option = _typed_option(plan)
+    if "batch_size" not in takes and option is None:
         return (f"a smaller batch, in the script itself: {_reason(plan, 'batch_size')}",)
     if batch is not None and batch < 2:
         return () if "receives" not in plan else (_NO_HALF,)
-    if not command.takes("accum"):
-        return _without_accumulation(command, batch, accum or 1, world)
-    return () if batch is None or world is None else _with_accumulation(command, batch, accum or 1, world)
-
-
-def _without_accumulation(command: _Command, batch: int | None, accum: int, world: int | None) -> tuple[str, ...]:
     if batch is None or world is None:
-        return ("a smaller batch, `--batch-size` N/2: the effective batch halves too, the script does not accumulate",)
-    smaller = command._replace(own=tuple(_with(command.own, "--global-batch-size", None))).put("batch_size", batch // 2)
-    whole = f"{batch // 2 * accum * world} in the place of {batch * accum * world}"
-    return (f"an effective batch of {whole}, since the script does not accumulate: `{smaller.text()}`",)
+        halves = "the effective batch halves too, the script does not accumulate"
+        return () if "accum" in takes else (f"a smaller batch, `--batch-size` N/2: {halves}",)
+    whole, of_rank = _number(plan, "global_batch_size") or batch * (accum or 1) * world, batch * (accum or 1)
+    smaller = batch // 2
+    if "accum" not in takes:
+        words = _with_batch(_with(own, "--global-batch-size", None), behind, option, batch, smaller)
+        halved = f"{smaller * (accum or 1) * world} in the place of {of_rank * world}"
+        return (f"an effective batch of {halved}, since the script does not accumulate: `{words}`",)
+    smaller = next(size for size in range(smaller, 0, -1) if of_rank % size == 0)
+    words = _with_batch(own, behind, option, batch, smaller, str(of_rank // smaller))
+    return (f"same effective batch of {whole} in less memory: `{words}`",)
 
 
-def _with_accumulation(command: _Command, batch: int, accum: int, world: int) -> tuple[str, ...]:
-    whole = _number(command.plan, "global_batch_size") or batch * accum * world
-    ranks, effective = Resolved(world, _COMPUTED), Resolved(whole, _COMPUTED)
-    for smaller in range(batch // 2, 0, -1):
-        request = NumbersRequest(ranks, batch_size=Resolved(smaller, _COMPUTED), global_batch_size=effective)
-        try:
-            found = resolve_batch(request)
-        except UsageError:  # does not divide
-            continue
-        if found.accum is None:
-            return ()
-        changed = command.put("batch_size", smaller).put("accum", found.accum.value)
-        return (f"same effective batch of {whole} in less memory: `{changed.text()}`",)
-    return ()
+def _with_batch(
+    own: Sequence[str], behind: Sequence[str], option: str | None, batch: int, smaller: int, accum: str | None = None
+) -> str:
+    """Return the command with ``smaller`` where the script gets its batch: by ddplaunch, or by its own ``option``.
+
+    What the script's own option says may be a total of several processes: it changes in proportion.
+    """
+    script = " ".join(map(shlex.quote, behind))
+    if option is None:
+        own = _with(own, "--batch-size", str(smaller))
+    else:
+        typed = re.compile(rf"(?<=\s{re.escape(option)}[ =])\d+(?!\S)")
+        script = typed.sub(lambda number: str(int(number[0]) * smaller // batch), script)
+    return f"{shlex.join(own if accum is None else _with(own, '--accum', accum))} {script}"
+
+
+def _typed_option(plan: Mapping[str, Any]) -> str | None:
+    """Return the script's option that was typed behind ``--`` and decided the batch."""
+    source = _of_numbers(plan, "batch_size").get("source")
+    detail = source.get("detail") if isinstance(source, dict) and source.get("kind") == "script" else None
+    match = _TYPED.fullmatch(detail) if isinstance(detail, str) else None
+    return match[1] if match else None
 
 
 def _reason(plan: Mapping[str, Any], name: str) -> str:

@@ -53,18 +53,6 @@ def test_the_exception_of_a_program_says_more_than_what_its_launcher_prints() ->
     assert "stands: tar: /data/train.tar: Cannot open" in found.why
 
 
-def test_what_one_rank_had_handled_is_named_where_all_then_end_alike() -> None:
-    stops, missing = "RuntimeError: rank 0 failed, stopping", "FileNotFoundError: [Errno 2] No such file: 't.json'"
-    handled = "ERROR could not build the tokenizer\n" + raised(None, missing)
-    found = recorded((handled + raised(None, stops), ended(0, 1)), (raised(None, stops), ended(1, 1)))
-    assert found.what.startswith(stops) and "rank 0 had printed another one before: FileNotFoundError" in found.why
-    both = recorded((handled + raised(None, stops), ended(0, 1)), (handled + raised(None, stops), ended(1, 1)))
-    assert "had printed" not in both.why
-    assert "had printed" not in recorded((handled + raised(None, stops), ended(0, 1)), (lost(1), told(1))).why
-    meant = raised(None, stops).replace("step()", 'raise RuntimeError("rank 0 failed, stopping")')
-    assert "rank 0 had printed another" in recorded((handled + meant, ended(0, 1)), (lost(1), told(1))).why
-
-
 def test_what_had_ended_a_thread_or_a_process_of_the_rank_before_is_named() -> None:
     own = raised(None, "KeyError: 'x'")
     bootstrap = '  File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap\n    self.run()\n'
@@ -207,16 +195,6 @@ def test_what_cleans_up_behind_an_exception_is_not_the_cause() -> None:
     assert diagnosed(closing).what.startswith("KeyError: 'pixel_values' at train.py:31")
     looked_up = chain("KeyError: 'pixel_values'", "ValueError: no column of pixels", "load")
     assert diagnosed(looked_up).what.startswith("ValueError: no column of pixels")
-
-
-def test_the_line_that_does_not_parse_is_quoted_where_it_is_in_no_file() -> None:
-    text = (
-        'Traceback (most recent call last):\n  File "/home/kim/train.py", line 31, in main\n    exec(text)\n'
-        '  File "<string>", line 2\n    learning_rate = 6e-4,,\n                   ^\nSyntaxError: invalid syntax\n'
-    )
-    assert diagnosed(text).what == (
-        "SyntaxError: invalid syntax at train.py:31 in main: line 2 of it is `learning_rate = 6e-4,,`"
-    )
 
 
 def test_a_summary_of_nccl_about_cuda_is_no_lost_connection() -> None:

@@ -16,20 +16,21 @@ import pytest
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY
 from ddplaunch.explain.read.scan import matcher
-from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.signatures import all_signatures, all_words, words_for
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from scripts.signatures import COMPILED, EXPLAIN, FAMILIES, compiled, needed_texts
 from tests.explain.logs import EVERY_CODE, MARK, diagnosed, every_code
-from tests.explain.signature_rules import idle, matched, slow, too_wide, unfilled
+from tests.explain.signature_rules import fields, idle, matched, slow, too_wide, unfilled
 
 HERE = Path(__file__).parent
+LINES = [each for each in FAMILIES if each != "unsaid"]  # which only has words for ends without a line
 SIGNATURES = [pytest.param(each, id=f"{at}-{each.code}") for at, each in enumerate(all_signatures())]
 
 
 @cache
 def lines() -> dict[str, list[str]]:
     """The lines of each family without their marks."""
-    return {each: MARK.sub("", (HERE / "lines" / f"{each}.txt").read_text()).splitlines() for each in FAMILIES}
+    return {each: MARK.sub("", (HERE / "lines" / f"{each}.txt").read_text()).splitlines() for each in LINES}
 
 
 @cache
@@ -92,7 +93,7 @@ def test_the_compiled_file_is_what_the_families_say(same: Callable[[Path, str], 
     assert sorted(FAMILIES) == sorted(path.stem for path in EXPLAIN.glob("families/*.toml"))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LINES)
 def test_lines_are_won_by_these_codes(family: str, same: Callable[[Path, str], None]) -> None:
     text = "".join(f"{marked(line, winner(line))}\n" for line in lines()[family])
     same(HERE / "lines" / f"{family}.txt", text)
@@ -119,6 +120,13 @@ def test_keeps_its_word(signature: Signature) -> None:
     if signature.is_root and not signature.log_by_several:
         others = [each for each in shown(signature.example) if alone(each) or each is signature]
         assert others[0].code == signature.code
+
+
+@pytest.mark.parametrize("words", [pytest.param(each, id=each.name) for each in all_words() if each.patterns])
+def test_words_for_a_message_are_found_by_it(words: Signature) -> None:
+    assert idle(words, [words.example]) == []
+    ((same, groups),) = words_for("RuntimeError", words.example)
+    assert same is words and set(groups) >= set().union(*map(fields, words.fixes))
 
 
 def test_some_lines_of_every_family_are_won_and_some_are_not() -> None:

@@ -149,7 +149,7 @@ def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa
     assert "--master-port" in port.partition("\n\n")[0] and said.index("namei") < said.index("below 1024")
     for internal in ("peer-lost", "launcher-summary", "teardown-noise"):
         unknown = call("explain", internal)
-        assert unknown.status == 2 and "is no code" in unknown.err
+        assert unknown.status == 2 and "is not a code" in unknown.err
     assert "needs:" not in call("explain", "port-taken").out
 
 

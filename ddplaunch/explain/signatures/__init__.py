@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,33 @@ def all_signatures() -> tuple[Signature, ...]:
     return tuple(each for each in _all() if not each.name)
 
 
-@cache
 def named(name: str) -> Signature:
-    """Return the words of this name. Raises StopIteration if there are none."""
-    return next(each for each in _all() if each.name == name)
+    """Return the words of this name. Raises KeyError if there are none."""
+    return _names()[name]
+
+
+def has_words(name: str) -> bool:
+    """Return whether there are words of this name."""
+    return name in _names()
+
+
+def all_words() -> Iterable[Signature]:
+    """Return the words that are asked for by name; some have patterns of messages."""
+    return _names().values()
+
+
+def words_for(exception: str, message: str) -> Iterator[tuple[Signature, dict[str, str]]]:
+    """Yield the words for an exception with this message, and for one of this type, with the groups they fill in."""
+    for each in all_words():
+        for match in filter(None, (re.search(pattern, message) for pattern in each.patterns)):
+            yield each, match.groupdict()
+    if exception in _names():
+        yield _names()[exception], {}
+
+
+@cache
+def _names() -> dict[str, Signature]:
+    return {each.name: each for each in _all() if each.name}
 
 
 @cache

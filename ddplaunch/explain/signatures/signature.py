@@ -1,7 +1,4 @@
-"""What one failure looks like in a log, as data, and how far its lines can be trusted to name the root cause.
-
-Of exceptions and signals that no signature knows, tables say what some types, messages and signals mean.
-"""
+"""What one failure looks like in a log, as data, and how far its lines can be trusted to name the root cause."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ class Signature:
 
     code: str
     tier: Tier
-    what: str
+    what: str = ""
     patterns: tuple[str, ...] = ()
     example: str = ""
     why: str = ""
@@ -99,138 +96,6 @@ class Signature:
         """Whether a matching line can be the root cause by itself."""
         return self.tier < Tier.HINT
 
-
-_LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
-#: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
-OF_EXCEPTIONS = {
-    "CalledProcessError": (
-        "started a program that failed; the program printed its own reason above the traceback, if any",
-        "run the program by itself on that node: same folder, same environment",
-    ),
-    "DistStoreError": (
-        "waited for a key of the store that its script chose, and no rank had set it by then",
-        "look at what sets the key: that rank ended, came late, or took another branch",
-    ),
-    "BdbQuit": (
-        "came to a breakpoint that stands above this line, and has no terminal to ask at",
-        "take `breakpoint()` or `pdb.set_trace()` out; `--env PYTHONBREAKPOINT=0` passes over each `breakpoint()`",
-    ),
-    "KeyboardInterrupt": (
-        "was interrupted alone: SIGINT came to this process and not to the launcher, or its own code raised it",
-        "look for what interrupts it: `interrupt_main`, `raise_signal` or a watchdog in the script, a `kill -INT`",
-    ),
-    "ConnectionResetError": _LOST,
-    "ConnectionAbortedError": _LOST,
-    "ConnectionRefusedError": _LOST,
-    "BrokenPipeError": _LOST,
-}
-
-#: What an exception's message means that Python's own words do not say, and a fix.
-OF_MESSAGES = (
-    (
-        re.compile(
-            r"'(?:DistributedDataParallel|FullyShardedDataParallel|DataParallel)' object has no attribute '(\w+)'"
-        ),
-        "the model is wrapped: what it has itself is reached through `.module` of the wrapper",
-        "`model.module.{0}` in place of `model.{0}`, or keep the bare model beside the wrapped one",
-    ),
-    (
-        re.compile(
-            r"DistributedDataParallel device_ids and output_device arguments only work with single-device/"
-            r"multiple-device GPU modules or CPU modules, but got device_ids \[(?!None)"
-        ),
-        "`device_ids` are GPUs, and this model is on the CPU",
-        "`DistributedDataParallel(model)` without `device_ids` where the model is on the CPU",
-    ),
-    (
-        re.compile(r"SyncBatchNorm layers only work with GPU modules|SyncBatchNorm expected input tensor to be on"),
-        "`SyncBatchNorm` computes on GPUs only, and this model is on the CPU",
-        "leave `SyncBatchNorm.convert_sync_batchnorm` out where there are no GPUs; Lightning: `sync_batchnorm=False`",
-    ),
-    (
-        re.compile(r"^Parent directory (\S+) does not exist\.$"),
-        "`torch.save` makes no folders",
-        "`os.makedirs('{0}', exist_ok=True)` before it, on every rank that saves",
-    ),
-    (
-        re.compile(r"^\[Errno 21\] Is a directory: ['\"]([^'\"]+)['\"]$"),
-        "a folder stands where a file is to be read or written",
-        "give the path of a file: `ls {0}` shows what is in the folder",
-    ),
-    (
-        re.compile(r"^Cannot re-initialize CUDA in forked subprocess"),
-        "a process that is forked after the first use of CUDA cannot use it, and DataLoader workers are forked",
-        "give out CPU tensors in the dataset, and move each batch in the loop: `batch.to(device, non_blocking=True)`; "
-        'or `DataLoader(..., multiprocessing_context="spawn")`',
-    ),
-    (
-        re.compile(r"^No backend type associated with device type cpu"),
-        "NCCL moves tensors of GPUs only, and this one is on the CPU",
-        "move the tensor to the rank's GPU, or begin with `init_process_group('cpu:gloo,cuda:nccl')`",
-    ),
-    (
-        re.compile(r"^No backend type associated with device type cuda"),
-        "this process group was made for the CPU, and the tensor is on a GPU",
-        "begin with `init_process_group('nccl')`, or with `'cpu:gloo,cuda:nccl'` for tensors of both",
-    ),
-    (
-        re.compile(r"^NCCL error: (unhandled \w+ error|internal error|remote process \w+)"),
-        "a call failed in NCCL, whose own lines say which",
-        "run again with `--nccl-debug INFO`: a line `NCCL WARN` names the call and its error",
-    ),
-    (
-        re.compile(r"^EOF when reading a line$"),
-        "the script asks for input, and a rank has none: nobody types into it",
-        "give the answer as an argument or `--env NAME=VALUE`, and ask nothing",
-    ),
-)
-
-_CORE = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
-_WARNED = "no handler of the rank takes it, and then it ends a process; job scripts send it as a warning before a limit"
-_PROFILER = "a timer of CPU time, as sampling profilers use them, ran out in the rank, and nothing handles the signal"
-_TIMERS = "stop the timer before its handler goes: look for `setitimer` and `{}`, and leave out the profiler meanwhile"
-#: Signals that end a process for a reason of their own: what one means, and a fix (signal(7), getrlimit(2)).
-ENDED_BY = {
-    "SIGUSR1": (_WARNED, "handle it: `signal.signal(signal.SIGUSR1, save)`; or send none: `--signal` of sbatch"),
-    "SIGUSR2": (_WARNED, "handle it: `signal.signal(signal.SIGUSR2, save)`; or send none: `--signal` of sbatch"),
-    "SIGALRM": (
-        "`signal.alarm()` or `signal.setitimer()` ran out in the rank, and nothing handles the signal",
-        "a longer time, or `signal.alarm(0)` at its end: look for `signal.alarm` and `setitimer` in the script",
-    ),
-    "SIGPROF": (_PROFILER, _TIMERS.format("ITIMER_PROF")),
-    "SIGVTALRM": (_PROFILER, _TIMERS.format("ITIMER_VIRTUAL")),
-    "SIGXCPU": (
-        "the process has used as many seconds of CPU as its limit allows: `ulimit -t`, often set on login nodes",
-        "`ulimit -t unlimited` in front of the launch, or run it in a job, where no such limit holds",
-    ),
-    "SIGXFSZ": (
-        "a file grew beyond the largest size that the process may write: `ulimit -f`",
-        "`ulimit -f unlimited` in front of the launch",
-    ),
-    "SIGFPE": (
-        "native code divided an integer by zero: a size, a stride or a count of 0 that no check had stopped",
-        "look at what that line hands to native code: an empty tensor, a divisor of 0",
-    ),
-    "SIGILL": (
-        "the processor does not know an instruction: a package was built for a newer one (AVX2, AVX512), or a check of "
-        "its own failed and trapped",
-        "compare `lscpu` here with where the package was built; install a wheel for this CPU, or build it on this node",
-    ),
-    "SIGTRAP": ("native code ran into a trap: a check of a library that failed, or a breakpoint", _CORE),
-    "SIGSYS": (
-        "a sandbox (seccomp) forbids a system call that the rank made",
-        "`docker run --security-opt seccomp=unconfined` tells whether it is the container's",
-    ),
-    "SIGPIPE": (
-        "it wrote into a pipe that nobody reads any more, and Python's own handling of that was switched off",
-        "look for `signal.SIGPIPE` in the script, and at the program behind the pipe: it ended first",
-    ),
-}
-#: The same for a signal that has none.
-ENDED_BY_ANOTHER = (
-    "no handler of the rank takes this signal, and then it ends a process; nothing that was seen says who sent it",
-    "look for {0} in the script and in what it starts; `signal.signal({1}, signal.SIG_IGN)` passes over it",
-)
 
 #: A part of a template that a group of the pattern fills.
 FIELD = re.compile(r"\{(\w+)\}")
@@ -258,3 +123,8 @@ def readable(groups: Mapping[str, str]) -> Mapping[str, str]:
 def filled(template: str, groups: Mapping[str, str]) -> str:
     """Return ``template`` with each ``{name}`` replaced by its group, by "?" if there is none."""
     return FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
+
+
+def filled_fixes(signature: Signature, groups: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the fixes of which all groups are known."""
+    return tuple(filled(fix, groups) for fix in signature.fixes if set(FIELD.findall(fix)) <= groups.keys())
