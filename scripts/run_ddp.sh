@@ -10,7 +10,6 @@
 # DDPLAUNCH_OPTIONS holds options of ddplaunch: DDPLAUNCH_OPTIONS='--hang-timeout 10m' ./run_ddp.sh 8
 set -eu
 . "$(dirname "$0")/with_ddplaunch.sh"
-called_as="\`$self {nproc} …\`"
 usage="\`$self 8 True\`: 8 processes with the projection layer"
 
 take 2 "$@"

@@ -10,9 +10,7 @@
 # DDPLAUNCH_OPTIONS holds options of ddplaunch: DDPLAUNCH_OPTIONS='--hang-timeout 10m' ./run_train_uniref50_ddp.sh
 set -eu
 . "$(dirname "$0")/with_ddplaunch.sh"
-called_as="\`NPROC={nproc} $self …\`
---data --config or --datafile
---nnodes --nnodes
+called_as="--data --config or --datafile
 --node-rank --node_rank
 --master-addr --master_addr
 --master-port --master_port"

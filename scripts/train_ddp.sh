@@ -12,8 +12,7 @@
 # DDPLAUNCH_OPTIONS holds options of its own: DDPLAUNCH_OPTIONS='--hang-timeout 10m' bash train_ddp.sh 4
 set -eu
 . "$(dirname "$0")/with_ddplaunch.sh"
-called_as="\`$self {nproc} …\`
---batch-size BATCH
+called_as="--batch-size BATCH
 --data TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT"
 usage="\`$self 4 4 20 256\`: 4 GPUs, 4 images per GPU, 20 epochs, 256x256"
 

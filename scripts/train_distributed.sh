@@ -10,7 +10,6 @@
 #   DDPLAUNCH_OPTIONS='--base-lr 1e-4' ./train_distributed.sh 4 --batch-size 16
 set -eu
 . "$(dirname "$0")/with_ddplaunch.sh"
-called_as="\`$self {nproc} …\`"
 usage="\`$self 4 --batch-size 16\`: 4 processes"
 
 take 1 "$@"

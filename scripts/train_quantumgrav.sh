@@ -12,6 +12,8 @@
 # DDPLAUNCH_OPTIONS holds options of ddplaunch: DDPLAUNCH_OPTIONS='--hang-timeout 10m' ./train_quantumgrav.sh
 set -eu
 . "$(dirname "$0")/with_ddplaunch.sh"
+called_as="--batch-size training.batch_size
+--master-port parallel.master_port"
 
 gpus=()
 words=()
@@ -26,10 +28,6 @@ while [ $# -gt 0 ]; do
 done
 config=${words[0]:-configs/train_ddp.yaml}
 script=${words[1]:-train_ddp_torchrun.py}
-called_as="\`parallel.world_size: {nproc}\` in \`$config\`
---batch-size training.batch_size
---master-port parallel.master_port
---gpus --gpus"
 
 reader=
 for python in "${VIRTUAL_ENV:-.venv}/bin/python" .venv/bin/python python3 python; do

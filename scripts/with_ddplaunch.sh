@@ -1,4 +1,4 @@
-# Sourced by the launch scripts beside it: say what is wrong in the script's own words, or become ddplaunch.
+# Sourced by the launch scripts beside it: refuse wrong arguments, or become ddplaunch.
 # shellcheck shell=bash
 #
 #   take MOST "$@"         sets `positions` to up to MOST words before the first option, `rest` to what follows
@@ -7,8 +7,8 @@
 #   processes NAME VALUE   the same, or `auto`
 #   become_ddplaunch NPROC OPTION... -- SCRIPT ARG...
 #
-# `called_as` is how a launch of {nproc} processes is typed here, in backticks; every further line is an option of
-# ddplaunch and what stands for it in this script. DDPLAUNCH_OPTIONS holds more options of ddplaunch, quoted as in a shell.
+# DDPLAUNCH_OPTIONS holds options of ddplaunch, quoted as in a shell; they come before those of the script.
+# Each line of `called_as` is an option of ddplaunch and what this script has in its place: findings say that.
 
 case $0 in
   */*) self=$0 && { [ -x "$0" ] || self="bash $0"; } ;;
@@ -73,6 +73,6 @@ become_ddplaunch() {
   [ ${#launcher[@]} -gt 0 ] ||
     fail "ddplaunch is not installed where this training runs" \
       "activate the environment that has it, or install it: \`python3 -m pip install PATH-OF-ITS-CHECKOUT\`"
-  export DDPLAUNCH_CALLED_AS=$called_as
+  export DDPLAUNCH_CALLED_AS=${called_as-yes}
   exec "${launcher[@]}" run "$nproc" ${extra[@]+"${extra[@]}"} "$@"
 }

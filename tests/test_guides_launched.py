@@ -52,8 +52,8 @@ def test_underwater_missing_data_launches_nothing(tmp_path: Path) -> None:
     # Whoever never typed `ddplaunch` can follow the fix, and so does this.
     said = " ".join(done.stdout.split())
     assert "--> TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT" in said
-    assert "fix: name the right path with TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT" in said
-    assert "put `DDPLAUNCH_OPTIONS='--ignore data-missing'` in front of the command" in said
+    assert "fix: name the right path with `TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT`" in said
+    assert "put `DDPLAUNCH_OPTIONS='--ignore data-missing'` before the command" in said
     places = {name: str(tmp_path) for name in ("TRAIN_ROOT", "VAL_REF_ROOT", "VAL_NONREF_ROOT", "PSEUDO_ROOT")}
     distributed(guide.run("train_ddp.sh", "2", "8", "1", **places, **WARM), world_size=2, epochs=1, batch_size=8)
 
@@ -66,7 +66,7 @@ def test_the_way_around_a_refusal_of_a_script_works_as_it_is_said(tmp_path: Path
     refused = guide.start(*typed)
     said = " ".join(refused.stdout.split())
     assert refused.returncode == 4
-    assert "put `DDPLAUNCH_OPTIONS='--ignore data-empty'` in front of the command" in said
+    assert "put `DDPLAUNCH_OPTIONS='--ignore data-empty'` before the command" in said
     run = guide.run(*typed, DDPLAUNCH_OPTIONS="--ignore data-empty --start warm")
     distributed(run, world_size=2, epochs=1, batch_size=8)
 

@@ -135,11 +135,10 @@ def test_another_machine_prints_the_same_but_another_word_differs() -> None:
     assert shown(kept + block.text) == kept + block.text
 
 
-def test_doctor_has_to_agree_in_families_and_in_ending_with_a_verdict() -> None:
-    block = Block("doctor", "$ d\n  torch  7 passed\n  gpu    14 skipped\n\nhealthy: 7 checks passed, 14 skipped\n")
-    there = block.text.replace("7 passed", "1 error, 6 passed").replace("healthy: 7", "1 error: 6")
+def test_doctor_has_to_end_with_a_verdict() -> None:
+    block = Block("doctor", "$ d\nhost a, Python 3.11\n\nhealthy: 7 checks passed, 14 skipped\n")
+    there = block.text.replace("host a", "host b").replace("healthy: 7", "1 error: 6")
     assert comparable(block, there) == comparable(block, block.text)
-    assert comparable(block, there.replace("  gpu ", "  tpu ")) != comparable(block, block.text)
     assert comparable(block, there.replace("checks passed", "")) != comparable(block, block.text)
 
 

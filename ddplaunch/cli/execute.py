@@ -28,7 +28,7 @@ from ddplaunch.planning.launch import Launch
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.own.run_lock import HeldRun
 from ddplaunch.records.write import write_record
-from ddplaunch.ui.launch_view import launch_line, launch_panel
+from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import value_of
@@ -107,22 +107,18 @@ def record_and_execute(
 def show_launch(
     launch: Launch, findings: Sequence[Finding], facts: Facts, held: HeldRun, noted: Path | str, *, silent: bool = False
 ) -> None:
-    """Tell the starter what is launched, and the reader of stderr: as a panel, or in a line where no terminal is.
+    """Tell the starter and the reader of stderr what is launched; with `--quiet` the latter only what is wrong.
 
     ``noted`` is the run's record, or the sentence that says why there is none.
     """
     tell_findings_to_starter(findings)
-    terminal, quiet = Terminal.of(sys.stderr), value_of(launch.options.quiet, None)
     record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
     if silent:
         pass
-    elif quiet:
-        tell_findings(findings)
-    elif quiet is None and not (sys.stderr is not None and sys.stderr.isatty()):
-        tell(launch_line(launch, terminal, facts=facts, record=record))
+    elif value_of(launch.options.quiet, False):
         tell_findings(findings)
     else:
-        tell(launch_panel(launch, findings, terminal, facts=facts, record=record))
+        tell(launch_panel(launch, findings, Terminal.of(sys.stderr), facts=facts, record=record))
     tell_launch_to_starter(launch.run_id, noted)
 
 

@@ -94,7 +94,7 @@ def stop(part: Part) -> None:
     if part.directory is not None:
         note_stop(part.directory)
     for run in part.runs():
-        said = stop_json(stop_run(run, float(part.order["grace_s"])), ())
+        said = stop_json(run.run_id, stop_run(run, float(part.order["grace_s"])))
         for key, listed in found.items():
             listed += said[key]
     part.send(Kind.ANSWER, found)

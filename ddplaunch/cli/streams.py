@@ -38,8 +38,7 @@ def tell(text: str) -> None:
 
 def say(sentence: str) -> None:
     """Write a sentence to stderr, in lines as wide as the terminal; commands in backticks are never broken."""
-    terminal = Terminal.of(sys.stderr)
-    tell(terminal.spell("\n".join(wrap(sentence, terminal.width, "", "  ")) + "\n"))
+    tell(Terminal.of(sys.stderr).note(sentence))
 
 
 def tell_lines(text: str) -> None:
@@ -49,10 +48,10 @@ def tell_lines(text: str) -> None:
         indent = " " * (len(line) - len(line.lstrip(" ")))
         lines += wrap(line.lstrip(" "), terminal.width, indent, f"{indent}  ")
     if lines:
-        tell(terminal.spell("\n".join(lines) + "\n"))
+        tell(terminal.page(lines))
 
 
-def answer(text: str) -> None:
+def answer(text: str | bytes) -> None:
     """Write data to stdout; a reader that went away (``| head -1``) is no error."""
     write(text)
 

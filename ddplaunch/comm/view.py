@@ -6,8 +6,8 @@ from typing import Any
 
 from ddplaunch.comm.checks import rate_text, time_text
 from ddplaunch.comm.results import Comm, GroupResult
-from ddplaunch.ui.table import column_table
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.table import table
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 
 
@@ -16,11 +16,10 @@ def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
     lines = [terminal.paint(f"collectives, by {comm.backend}" if comm.backend else "collectives", "bold")]
     whole = [_sentence(group) for group in comm.groups if group.test == "all"]
     for text in whole or (["one rank alone has nobody to talk to"] if comm.ended else ["nothing was measured"]):
-        lines += wrap(visible(text), terminal.width, "  ", "    ")
+        lines += terminal.lines(text, "  ", "    ")
     if len(comm.hosts) > 1:
         rows = [_row(comm, host) for host in comm.hosts]
-        titles = ("host", "ranks", "inside", "best pair", "4 bytes", "fails with")
-        lines += column_table(dict(zip(titles, zip(*rows, strict=True), strict=True)), terminal, titles[1:-1])
+        lines += table(rows, terminal, ("ranks", "inside", "best pair", "4 bytes"))
     return [*lines, ""]
 
 
@@ -30,18 +29,19 @@ def _sentence(group: GroupResult) -> str:
     return f"{group.ranks} ranks: {rate_text(group.bandwidth)}, all-reduce of 4 bytes in {time_text(group.latency_us)}"
 
 
-def _row(comm: Comm, host: str) -> tuple[str, ...]:
+def _row(comm: Comm, host: str) -> dict[str, str]:
     alone = [group for group in comm.inside if group.hosts == (host,)]
     pairs = [group for group in comm.pairs if host in group.hosts]
     sound = [pair for pair in pairs if pair.problem is None]
     failed = [other for pair in pairs if pair.problem is not None for other in pair.hosts if other != host]
-    return (
-        host,
-        *((str(alone[0].ranks), _rate(alone)) if alone else ("1", "")),
-        _rate(sound) if pairs else "",
-        time_text(min(pair.latency_us or 0.0 for pair in sound)) if sound else "",
-        ", ".join(failed),
-    )
+    return {
+        "host": host,
+        "ranks": str(alone[0].ranks) if alone else "1",
+        "inside": _rate(alone) if alone else "",
+        "best pair": _rate(sound) if pairs else "",
+        "4 bytes": time_text(min(pair.latency_us or 0.0 for pair in sound)) if sound else "",
+        "fails with": ", ".join(failed),
+    }
 
 
 def _rate(groups: list[GroupResult]) -> str:

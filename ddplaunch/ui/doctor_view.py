@@ -9,17 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.checks.check import Check, CheckOutcome
-from ddplaunch.checks.storage import SLOW_IMPORT_S
-from ddplaunch.machine.facts import Facts, TorchFacts, TorchImport
+from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.ui.speech import counted, findings_text
-from ddplaunch.ui.table import section, table
-from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
+from ddplaunch.ui.table import panel, section, table
+from ddplaunch.ui.terminal import Emphasis, Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.secrets import hide_json, hide_text
-from ddplaunch.values.words import count, duration_text, numbers_text, size_text, tallied
+from ddplaunch.values.words import count, size_text, tallied
 
 _SCHEMA = 1
 
@@ -29,57 +28,24 @@ def found(outcomes: Iterable[CheckOutcome]) -> tuple[Finding, ...]:
     return tuple(finding for outcome in outcomes for finding in outcome.findings)
 
 
-def _machine_text(facts: Facts) -> str:
-    """Return the machine in a line: host, Python, torch, CPUs, GPUs."""
-    parts = []
+def _machine(facts: Facts) -> dict[str, str]:
+    """Return what a machine is, by title; what is not known is ``?``."""
+    host, gpus = "?", "none"
     if not isinstance(facts.host, Unavailable):
-        inside = ", ".join(filter(None, (facts.host.container, facts.host.wsl)))
-        parts.append(facts.host.name + (f" ({inside})" if inside else ""))
-        parts += [facts.host.machine] if facts.host.machine not in ("", "x86_64") else []
-        parts += [facts.host.libc] if facts.host.libc == "musl" else []
-    if not isinstance(facts.python, Unavailable):
-        parts.append(f"Python {facts.python.version}")
-    if not isinstance(facts.torch, Unavailable):
-        parts.append(f"torch {facts.torch.version}{_about_torch(facts.torch, facts.torch_import)}")
-    if not isinstance(facts.cpu, Unavailable):
-        parts.append(count(facts.cpu.usable, "usable CPU"))
-    if not isinstance(facts.cpu_layout, Unavailable) and len(facts.cpu_layout.nodes) > 1:
-        parts.append(count(len(facts.cpu_layout.nodes), "NUMA node"))
-    gpus = () if isinstance(facts.nvml, Unavailable) else facts.nvml.gpus
-    return ", ".join([*parts, tallied(gpu.name for gpu in gpus) or "no GPU"])
-
-
-def _about_torch(torch: TorchFacts, imported: TorchImport | Unavailable) -> str:
-    """Return what its version does not tell: a build for ROCm, and how long it took to import if that was long."""
-    about = [f"ROCm {torch.hip}"] if torch.hip and "rocm" not in torch.version else []
-    if isinstance(imported, TorchImport) and imported.idle_s >= SLOW_IMPORT_S:
-        compiled = ", compiling it" if imported.bytecode == "written" else ""
-        about.append(f"imported in {duration_text(imported.idle_s)}{compiled}")
-    return f" ({', '.join(about)})" if about else ""
-
-
-def _wsl_text(facts: Facts) -> str:
-    """Return what GPUs do not do in WSL2, as https://docs.nvidia.com/cuda/wsl-user-guide says; "" elsewhere."""
-    gpus = not isinstance(facts.nvml, Unavailable) and bool(facts.nvml.gpus)
-    if isinstance(facts.host, Unavailable) or facts.host.wsl != "WSL2" or not gpus:
-        return ""
-    told = "NVML does not answer all questions, such as which processes are on a GPU"
-    return f"WSL2: {told}; pinned memory (`pin_memory=True`) is limited"
-
-
-def _nodes_text(facts: Facts) -> str:
-    """Return which CPUs and GPUs each NUMA node has: of a machine with one node nothing."""
-    layout = facts.cpu_layout
-    if isinstance(layout, Unavailable) or len(layout.nodes) == 1:
-        return ""
-    gpus = () if isinstance(facts.nvml, Unavailable) else facts.nvml.gpus
-    parts = []
-    for node in layout.nodes:
-        near = [gpu.index for gpu in gpus if layout.gpu_nodes.get(gpu.pci_bus_id) == node.index]
-        has = [f"CPUs {numbers_text(sorted(node.cpus))}" if node.cpus else "no usable CPU"]
-        has += [f"GPU {numbers_text(near)}"] if near else []
-        parts.append(f"NUMA node {node.index}: {', '.join(has)}")
-    return "; ".join(parts)
+        machine = "" if facts.host.machine == "x86_64" else facts.host.machine
+        kind = ", ".join(filter(None, (facts.host.container, facts.host.wsl, machine)))
+        host = facts.host.name + (f" ({kind})" if kind else "")
+    if not isinstance(facts.nvml, Unavailable) and facts.nvml.gpus:
+        gpus = f"{tallied(gpu.name for gpu in facts.nvml.gpus)}, driver {facts.nvml.driver_version}"
+    return {
+        "host": host,
+        "Python": "?" if isinstance(facts.python, Unavailable) else facts.python.version,
+        "torch": "none" if isinstance(facts.torch, Unavailable) else facts.torch.version,
+        "CPUs": "?" if isinstance(facts.cpu, Unavailable) else str(facts.cpu.usable),
+        "memory": "?" if isinstance(facts.memory, Unavailable) else size_text(facts.memory.total_bytes),
+        "/dev/shm": "?" if isinstance(facts.shm, Unavailable) else size_text(facts.shm.size_bytes),
+        "GPUs": gpus,
+    }
 
 
 def doctor_text(
@@ -90,49 +56,30 @@ def doctor_text(
     picture: Sequence[str] = (),
     verbose: bool = False,
 ) -> str:
-    """Return a line for the machine, one for each family, crashes, findings, the verdict.
+    """Return a line for the machine, crashes, findings, the verdict.
 
     ``picture`` are the lines of what was measured between the ranks. ``verbose`` adds why checks were skipped.
     """
-    lines = [
-        *wrap(visible(_machine_text(facts)), terminal.width, "", "  "),
-        *(wrap(visible(nodes), terminal.width, "", "  ") if (nodes := _nodes_text(facts)) else ()),
-        *(wrap(wsl, terminal.width, "", "  ") if (wsl := _wsl_text(facts)) else ()),
-        "",
-        *_families(outcomes, terminal),
-        "",
-        *picture,
-    ]
+    known = {title: text for title, text in _machine(facts).items() if text not in ("?", "none")}
+    lines = terminal.lines(", ".join(f"{title} {text}" for title, text in known.items()))
+    lines += ["", *picture]
     if verbose:
-        lines += section("skipped", _reasons(outcomes, "skipped", terminal.width), terminal)
-    crashed = _reasons(outcomes, "crashed", terminal.width)
+        lines += section("skipped", _reasons(outcomes, "skipped", terminal), terminal)
+    crashed = _reasons(outcomes, "crashed", terminal)
     lines += section("crashed (a bug in ddplaunch, not in the machine)", crashed, terminal)
     tally = _tally(outcomes)
-    sound = not tally["crashed"] and tally["passed"] > 0
     more = " (`--verbose` says why)" if tally["skipped"] and not verbose else ""
-    lines += _conclusion(found(outcomes), verdict_text(outcomes) + more, terminal, sound)
-    return terminal.spell("\n".join(lines) + "\n")
+    sound = not tally["crashed"] and tally["passed"] > 0
+    return terminal.page(lines + _conclusion(found(outcomes), verdict_text(outcomes) + more, terminal, sound))
 
 
 def _conclusion(findings: Sequence[Finding], verdict: str, terminal: Terminal, sound: bool = True) -> list[str]:
-    """Return the findings, then the verdict, green only where nothing was found and what was asked is ``sound``."""
+    """Return the findings, then the verdict, green only where nothing was found and what was checked is ``sound``."""
     lines = findings_text(findings, terminal).split("\n") if findings else []
     emphasis: Emphasis = "warning" if findings or not sound else "good"
-    if any(each.severity is Severity.ERROR for each in findings):
+    if any(finding.severity is Severity.ERROR for finding in findings):
         emphasis = "error"
-    return lines + [terminal.paint(line, emphasis) for line in wrap(verdict, terminal.width, "", "  ")]
-
-
-def _families(outcomes: Sequence[CheckOutcome], terminal: Terminal) -> list[str]:
-    rows = []
-    for family in dict.fromkeys(outcome.check.family for outcome in outcomes):
-        members = [outcome for outcome in outcomes if outcome.check.family == family]
-        tally = _tally(members)
-        parts = [f"{tally['passed']} passed"] if tally["passed"] else []
-        parts += [counted(found(members))] if found(members) else []
-        parts += [f"{tally[status]} {status}" for status in ("skipped", "crashed") if tally[status]]
-        rows.append([family, ", ".join(parts)])
-    return table(["", ""], rows, terminal)
+    return lines + [terminal.paint(line, emphasis) for line in terminal.lines(verdict)]
 
 
 def _tally(outcomes: Iterable[CheckOutcome]) -> Counter[str]:
@@ -140,14 +87,17 @@ def _tally(outcomes: Iterable[CheckOutcome]) -> Counter[str]:
     return Counter(outcome.status for outcome in outcomes)
 
 
-def _reasons(outcomes: Sequence[CheckOutcome], status: str, width: int) -> list[str]:
+def _reasons(outcomes: Sequence[CheckOutcome], status: str, terminal: Terminal) -> list[str]:
     """Group codes by reason: one missing fact explains many skips."""
-    lines: list[str] = []
-    members = [outcome for outcome in outcomes if outcome.status == status]
-    for reason in dict.fromkeys(outcome.reason for outcome in members):
-        codes = ", ".join(outcome.check.code for outcome in members if outcome.reason == reason)
-        lines += wrap(f"{visible(reason)}: {codes}", width, "  ", "    ")
-    return lines
+    codes: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.status == status:
+            codes.setdefault(outcome.reason, []).append(outcome.check.code)
+    return [
+        line
+        for reason, names in codes.items()
+        for line in terminal.lines(f"{reason}: {', '.join(names)}", "  ", "    ")
+    ]
 
 
 def verdict_text(outcomes: Sequence[CheckOutcome]) -> str:
@@ -181,9 +131,6 @@ def _outcome_json(outcome: CheckOutcome) -> dict[str, Any]:
     }
 
 
-_HEADER = ("host", "Python", "torch", "CPUs", "memory", "/dev/shm", "clock", "GPUs")
-
-
 def hosts_text(
     reports: Sequence[HostReport],
     missing: Sequence[Finding],
@@ -198,38 +145,17 @@ def hosts_text(
     ``findings`` are all, those of ``missing`` hosts too; ``passed`` counts checks over all hosts. ``picture`` are the
     lines of what was measured between them.
     """
-    rows = [_row(report) for report in reports]
-    lines = [*table(_HEADER, rows, terminal, right=(3,)), "", *picture] if rows else []
+    rows = [{**_machine(report.facts), "host": report.name, "clock": _clock_text(report)} for report in reports]
+    lines = [*table(rows, terminal, ("CPUs",)), "", *picture] if rows else []
     answered = f"{len(reports)} of {count(len(reports) + len(missing), 'host')} answered"
     verdict = f"{counted(findings) or 'healthy'}: {answered}, {count(passed, 'check')} passed"
-    lines += _conclusion(findings, verdict, terminal)
-    return terminal.spell("\n".join(lines) + "\n")
-
-
-def _row(report: HostReport) -> tuple[str, ...]:
-    """Return the cells of one host; what is not known is ``?``."""
-    facts = report.facts
-    torch = "none" if isinstance(facts.torch, Unavailable) else facts.torch.version
-    gpus = "none"
-    if not isinstance(facts.nvml, Unavailable) and facts.nvml.gpus:
-        gpus = f"{tallied(gpu.name for gpu in facts.nvml.gpus)}, driver {facts.nvml.driver_version}"
-    return (
-        report.name,
-        "?" if isinstance(facts.python, Unavailable) else facts.python.version,
-        torch,
-        "?" if isinstance(facts.cpu, Unavailable) else str(facts.cpu.usable),
-        "?" if isinstance(facts.memory, Unavailable) else size_text(facts.memory.total_bytes),
-        "?" if isinstance(facts.shm, Unavailable) else size_text(facts.shm.size_bytes),
-        _clock_text(report),
-        gpus,
-    )
+    return terminal.page(lines + _conclusion(findings, verdict, terminal))
 
 
 def _clock_text(report: HostReport) -> str:
     """Return how far the clock is off, ``ok`` where it is within a second and what could be measured."""
-    if abs(report.clock_ahead_s) <= max(1.0, report.clock_unsure_s):
-        return "ok"
-    return f"{report.clock_ahead_s:+.1f} s"
+    near = abs(report.clock_ahead_s) <= max(1.0, report.clock_unsure_s)
+    return "ok" if near else f"{report.clock_ahead_s:+.1f} s"
 
 
 def hosts_json(
@@ -260,12 +186,11 @@ def list_text(checks: Sequence[Check], terminal: Terminal) -> str:
     """Return every check's code and title, grouped by family."""
     lines: list[str] = []
     for family in dict.fromkeys(check.family for check in checks):
-        rows = [[check.code, check.title] for check in checks if check.family == family]
-        lines += section(family, table(["", ""], rows, terminal), terminal)
-    lines += wrap(
-        f"{count(len(checks), 'check')}; `ddplaunch explain CODE` says more about one", terminal.width, "", "  "
+        rows = [(check.code, check.title) for check in checks if check.family == family]
+        lines += section(family, panel(rows, terminal), terminal)
+    return terminal.page(
+        [*lines, *terminal.lines(f"{count(len(checks), 'check')}; `ddplaunch explain CODE` says more")]
     )
-    return "\n".join(lines) + "\n"
 
 
 def list_json(checks: Sequence[Check]) -> dict[str, Any]:
@@ -277,10 +202,9 @@ def list_json(checks: Sequence[Check]) -> dict[str, Any]:
 def explain_text(check: Check, terminal: Terminal) -> str:
     """Return what one check looks at and why."""
     lines = [f"{terminal.paint(check.code, 'bold')} {terminal.paint(f'({check.family})', 'dim')}"]
-    lines += wrap(check.title, terminal.width, "  ", "  ")
-    for paragraph in check.explanation.split("\n\n") if check.explanation else ():
-        lines += ["", *wrap(" ".join(paragraph.split("\n")), terminal.width, "  ", "  ")]
-    return "\n".join(lines) + "\n"
+    for paragraph in (check.title, *check.explanation.split("\n\n")):
+        lines += [*terminal.lines(" ".join(paragraph.split()), "  "), ""]
+    return terminal.page(lines[:-1] if check.explanation else lines[:2])
 
 
 # What concerns a launch; the rest of an environment is nobody's business.
@@ -292,21 +216,11 @@ _RELEVANT = re.compile(
 
 def report_text(facts: Facts, outcomes: Sequence[CheckOutcome], versions: Mapping[str, str]) -> str:
     """Return the report: versions, the checks as `doctor` prints them, the facts as JSON."""
-    lines = ["### ddplaunch doctor", ""]
-    lines += [f"- {name} {version}" for name, version in versions.items()]
-    lines += [
-        "",
-        "```text",
-        hide_text(doctor_text(outcomes, facts, Terminal(100), verbose=True)).rstrip("\n"),
-        "```",
-        "",
-    ]
-    lines += ["<details><summary>Facts</summary>", "", "```json", _facts(facts), "```", "", "</details>"]
-    return "\n".join(lines) + "\n"
-
-
-def _facts(facts: Facts) -> str:
     shown = plain(facts)
-    environment = {name: value for name, value in sorted(facts.environment.items()) if _RELEVANT.match(name)}
-    shown["environment"] = environment
-    return json.dumps(hide_json(shown), indent=1)
+    shown["environment"] = {name: value for name, value in facts.environment.items() if _RELEVANT.match(name)}
+    listed = "".join(f"- {name} {version}\n" for name, version in versions.items())
+    checks = hide_text(doctor_text(outcomes, facts, Terminal(100), verbose=True))
+    details = (
+        f"<details><summary>Facts</summary>\n\n```json\n{json.dumps(hide_json(shown), indent=1)}\n```\n\n</details>"
+    )
+    return f"### ddplaunch doctor\n\n{listed}\n```text\n{checks}```\n\n{details}\n"

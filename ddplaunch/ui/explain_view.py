@@ -1,74 +1,89 @@
-"""What `ddplaunch explain` prints: the cause of a failure with its evidence, or what a diagnosis code stands for."""
+"""A diagnosis as a finding with the story of the failed rank, and what a diagnosis code stands for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
 from ddplaunch.explain.signatures.signature import Signature
-from ddplaunch.ui.speech import headline, labelled
-from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
+from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.terminal import Terminal, cells, cut, visible
+from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.words import count, ranks_text
 
 _EVIDENCE = 3  # lines of evidence that are shown
-_FOLLOWED = 4  # kinds of consequences that are named
+_FOLLOWED = 2  # kinds of consequences that are named
 _FIXES = 3
 _CALLS = 12  # lines of the way to the failure
 _NOTES = 6  # lines in which an exception goes on
+_SAID = 60  # characters of a message by which it is found again
 _INDENT = "      "
-_WIDEST_PLACE = 40
 _EXAMPLE = 200  # characters of a line that shows a code
 _SHORT = "the training still runs, or it was cut off or killed, and then its exit status and the scheduler say how"
-_CERTAINTY = {"observed": "", "likely": " (likely)", "unknown": ""}
 
 
 def explanation_text(explanation: Explanation, names: str, terminal: Terminal, record: str = "") -> str:
     """Return the whole answer; ``names`` says in a word or two which logs were read, ``record`` where a run's lie."""
     found = explanation.diagnosis
     if found is None:
-        said = f"nothing failed in {names}"
-        if explanation.cut:
-            said += f" as far as it can be read: {explanation.cut} is cut off or damaged, and its end is not in it"
-        if explanation.stops_at:
-            last = cut(visible(explanation.stops_at), min(_EXAMPLE, terminal.width - 3))  # with its quotes on one line
-            said += f"; it stops before the last step, at `{last}`: {_SHORT}"
-        lines = wrap(visible(said), terminal.width)
-        if (over := explanation.passed_over) is not None:
-            lines += labelled("  it went on after: ", visible(f"{over.file}:{over.line}: {over.text}"), terminal)
-        return "\n".join(lines) + "\n"
-    lines = [
-        *_head(found, terminal),
-        *calls_text(found.calls, terminal, _CALLS),
-        *notes_text(found, terminal, _NOTES),
-        *_evidence(found, record, terminal),
-    ]
-    if found.rival is not None:
-        place = f"{found.rival.evidence.file}:{found.rival.evidence.line}"
-        lines += labelled("  less likely: ", visible(f"{found.rival.code}: {found.rival.what} ({place})"), terminal)
-    lines += _followed(explanation.cascade, terminal)
-    lines += labelled("  why: ", found.why, terminal)
-    for position, fix in enumerate(found.fixes[:_FIXES]):
-        lines += labelled("  fix: " if position == 0 else "   or: ", fix, terminal)
-    return terminal.spell("\n".join(lines)) + "\n"
+        return _nothing_failed(explanation, names, terminal)
+    story = story_lines(found, terminal, _CALLS, _NOTES)
+    for line in found.evidence[:_EVIDENCE]:
+        file = f"{record}/{line.file}" if record and line.line else line.file
+        place = f"{file}:{line.line}" if line.line else file
+        story += terminal.lines(f"{place}: {line.text}", "  evidence: ")
+    if (rival := found.rival) is not None:
+        place = f"{rival.evidence.file}:{rival.evidence.line}"
+        story += terminal.lines(f"{rival.code}: {rival.what} ({place})", "  less likely: ")
+    story += followed_lines(explanation.cascade, terminal)
+    likely = " (likely)" if found.certainty == "likely" else ""
+    finding = as_finding(replace(found, what=found.what + likely), None, fixes=_FIXES, evidence=False)
+    return finding_text(finding, terminal, story)
 
 
-def _head(found: Diagnosis, terminal: Terminal) -> list[str]:
-    lines = headline("error", found.code, found.what + _CERTAINTY[found.certainty], terminal)
-    where = ([f"rank {found.rank}"] if found.rank is not None else []) + ([found.host] if found.host else [])
-    frame = found.exception.frame if found.exception and found.exception.frame and not found.calls else ""
-    places = [" on ".join(where), "" if frame in found.what else frame]
-    place = ", ".join(filter(None, places))
-    return lines + (labelled("  --> ", visible(place), terminal) if place else [])
+def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) -> str:
+    text = f"nothing failed in {names}"
+    if explanation.cut:
+        text += f" as far as it can be read: {explanation.cut} is cut off or damaged, and its end is missing"
+    if explanation.stops_at:
+        last = cut(explanation.stops_at, min(_EXAMPLE, terminal.width - 5))  # on one line, with its quotes
+        text += f"; it stops before the last step, at `{last}`: {_SHORT}"
+    lines = terminal.lines(text)
+    if (over := explanation.passed_over) is not None:
+        lines += terminal.lines(f"{over.file}:{over.line}: {over.text}", "  it went on after: ")
+    return terminal.page(lines)
 
 
-def _evidence(found: Diagnosis, record: str, terminal: Terminal) -> list[str]:
-    lines: list[str] = []
-    for each in found.evidence[:_EVIDENCE]:
-        file = f"{record}/{each.file}" if record and each.line else each.file
-        place = f"{file}:{each.line}" if each.line else file
-        lines += labelled("  evidence: ", visible(f"{place}: {each.text}"), terminal)
-    return lines
+def as_finding(diagnosis: Diagnosis, record: str | None, *, fixes: int = 2, evidence: bool = True) -> Finding:
+    """Return a diagnosis in the shape of everything that a user is told to act on.
+
+    ``evidence``: its first line is one of the places, in the run's directory ``record``.
+    """
+    where = []
+    if diagnosis.rank is not None:
+        where.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
+    elif diagnosis.host and diagnosis.host not in diagnosis.what:
+        where.append(diagnosis.host)
+    if evidence and diagnosis.evidence and (first := diagnosis.evidence[0]).line:
+        own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
+        where.append(f"{record}/{first.file}:{first.line}" if own else f"{first.file}:{first.line}")
+    fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
+    return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
+
+
+def story_lines(found: Diagnosis, terminal: Terminal, calls: int, notes: int, named: bool = True) -> list[str]:
+    """Return the way to a failure and how its exception goes on, in at most ``calls`` and ``notes`` lines.
+
+    The exception is between them unless it is ``named`` elsewhere.
+    """
+    lines, raised = calls_text(found.calls, terminal, calls), found.exception
+    if raised is None:
+        return lines
+    if lines and not named and raised.message[:_SAID] not in found.what:
+        lines.append(cut(f"{_INDENT}{raised.type.rpartition('.')[2]}: {raised.message}", terminal.width))
+    return lines + [cut(f"{_INDENT}{text}", terminal.width) for text in raised.notes[:notes]]
 
 
 def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list[str]:
@@ -77,78 +92,41 @@ def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list
     Calls in libraries are one line; of more calls than fit, the last ones are shown. None for one without a source: the
     first line of a finding names the place.
     """
-    if len(calls) < 2 and not any(each.source for each in calls):
+    if len(calls) < 2 and not any(call.source for call in calls):
         return []
-    rows = [row for each in calls for row in _call_rows(each)]
+    rows = []
+    for call in calls:
+        rows.append((visible(call.place), visible(call.source)))
+        rows += [(f"  … {count(call.folded, 'call')} in {visible(call.library)}", "")] if call.folded else []
     if len(rows) > most:
-        rows = [("…", ""), *rows[len(rows) - max(1, most - 1) :]]
-    room = min(max((cells(place) for place, source in rows if source), default=0), _WIDEST_PLACE)
-    padded = [(place + " " * (room - cells(place)), source) for place, source in rows]
-    return [cut(f"{_INDENT}{place}  {source}".rstrip(), terminal.width) for place, source in padded]
+        rows = [("…", ""), *rows[1 - most :]]
+    room = max((cells(place) for place, source in rows if source), default=0)
+    texts = [f"{_INDENT}{place}{' ' * (room - cells(place))}  {source}".rstrip() for place, source in rows]
+    return [cut(text, terminal.width) for text in texts]
 
 
-def _call_rows(call: UserCall) -> list[tuple[str, str]]:
-    rows = [(visible(call.place), visible(call.source))]
-    if call.folded:
-        rows.append((f"  … {count(call.folded, 'call')} in {visible(call.library)}", ""))
-    return rows
-
-
-def notes_text(found: Diagnosis, terminal: Terminal, most: int) -> list[str]:
-    """Return how the exception goes on: its notes and the rest of its message, in at most ``most`` lines."""
-    notes = found.exception.notes if found.exception is not None else ()
-    return [cut(f"{_INDENT}{visible(text)}", terminal.width) for text in notes[: max(0, most)]]
-
-
-def cut(text: str, width: int) -> str:
-    """Return ``text`` as one line of at most ``width`` cells, with a sign where it was cut."""
-    if cells(text) <= width:
-        return text
-    kept = text[:width]
-    while cells(kept) > width - 1:
-        kept = kept[:-1]
-    return kept + "…"
-
-
-def followed_text(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
-    """Name what the cause set off in one line, none if it set off nothing."""
-    lines = _followed(echoes, Terminal(10_000, unicode=terminal.unicode))
-    return [cut(lines[0], terminal.width)] if lines else []
-
-
-def _followed(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
-    """Name what the cause set off, ranks that say the same in one entry."""
-    kinds: dict[str, list[Echo]] = {}
+def followed_lines(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
+    """Name what the cause set off, ranks that say the same in one entry; nothing if it set off nothing."""
+    ranks_by_kind: dict[str, set[int]] = {}
     for echo in echoes:
-        kinds.setdefault(echo.what, []).append(echo)
-    texts = [f"{_ranks(same)}{what}" for what, same in kinds.items()]
-    if not texts:
-        return []
-    more = f"; and {count(len(texts) - _FOLLOWED, 'other kind')} of line" if len(texts) > _FOLLOWED else ""
-    return labelled("  followed by: ", visible("; ".join(texts[:_FOLLOWED]) + more), terminal)
-
-
-def _ranks(echoes: Sequence[Echo]) -> str:
-    ranks = sorted({echo.rank for echo in echoes if echo.rank is not None})
-    return f"{ranks_text(ranks)}: " if ranks else ""
+        ranks_by_kind.setdefault(echo.what, set()).update(() if echo.rank is None else (echo.rank,))
+    texts = [f"{ranks_text(sorted(ranks))}: {what}" if ranks else what for what, ranks in ranks_by_kind.items()]
+    more = [f"and {count(len(texts) - _FOLLOWED, 'other kind')} of line"] if len(texts) > _FOLLOWED else []
+    return terminal.lines("; ".join([*texts[:_FOLLOWED], *more]), "  followed by: ") if texts else []
 
 
 def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) -> str:
     """Return what a diagnosis code stands for, from the signatures that name it: each mechanism with its own fixes."""
     lines = [f"{terminal.paint(code, 'bold')} {terminal.paint('(diagnosis of a failed run)', 'dim')}"]
-    mechanisms: dict[tuple[str, ...], dict[str, str]] = {}  # by their fixes, why to an example
-    for each in signatures:
-        fixes = tuple(_generally(fix) for fix in each.fixes[:_FIXES])
-        if each.is_root:
-            mechanisms.setdefault(fixes, {}).setdefault(_generally(each.why), each.example)
-    for position, (fixes, reasons) in enumerate(mechanisms.items()):
-        lines += [""] if position else []
-        for why, example in reasons.items():
-            lines += wrap(visible(example.strip()[:_EXAMPLE]), terminal.width, "  shows as: ", "    ")
-            lines += wrap(why, terminal.width, "  why: ", "       ")
-        for number, fix in enumerate(fixes):
-            lines += wrap(fix, terminal.width, "   or: " if number else "  fix: ", "       ")
-    return "\n".join(lines) + "\n"
+    mechanisms: dict[tuple[str, str], str] = {}  # why and how to mend it → an example
+    for signature in signatures:
+        if signature.is_root:
+            fix = _generally("\nor: ".join(signature.fixes[:_FIXES]))
+            mechanisms.setdefault((_generally(signature.why), fix), signature.example.strip()[:_EXAMPLE])
+    for (why, fix), example in mechanisms.items():
+        lines += [*([""] if len(lines) > 1 else []), *terminal.lines(example, "  shows as: ")]
+        lines += [*terminal.lines(why, "  why: "), *terminal.lines(fix, "  fix: ", newlines=True)]
+    return terminal.page(lines)
 
 
 def _generally(text: str) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from ddplaunch.checks.gpu_choice import seen_by_ranks
-from ddplaunch.machine.facts import Facts, Gpu
+from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch, Passed, Target
 from ddplaunch.planning.ranks.topology import endpoint
 from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
-from ddplaunch.ui.speech import findings_text, labelled
-from ddplaunch.ui.terminal import Terminal, cells, speak, visible
+from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.table import panel
+from ddplaunch.ui.terminal import Terminal, cut, speak, visible
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Unavailable
-from ddplaunch.values.secrets import hide_text, hide_value
+from ddplaunch.values.secrets import hide_text, hide_value, hide_words
 from ddplaunch.values.variable_names import RANK_CALL
 from ddplaunch.values.words import count, listed, numbers_text, tallied
 
@@ -73,20 +74,8 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
 def _models(launch: Launch, facts: Facts | None) -> str:
     if facts is None or isinstance(facts.nvml, Unavailable):
         return ""
-    if launch.gpus is None:
-        names = [entry.gpu.name for entry in seen_by_ranks(facts.nvml, facts.environment, launch).entries]
-    else:
-        known = _names(facts.nvml.gpus)
-        names = [known[entry] for entry in launch.gpus if entry in known]
+    names = [entry.gpu.name for entry in seen_by_ranks(facts.nvml, facts.environment, launch).entries]
     return f" ({tallied(names)})" if names else ""
-
-
-def _names(gpus: Iterable[Gpu]) -> Mapping[str, str]:
-    names = {}
-    for gpu in gpus:
-        names[str(gpu.index)] = names[gpu.uuid] = gpu.name
-        names.update({device.uuid: device.name for device in gpu.mig_devices})
-    return names
 
 
 def batch_text(launch: Launch) -> str:
@@ -97,39 +86,25 @@ def batch_text(launch: Launch) -> str:
     total = number_text(numbers.global_batch_size.value)
     if numbers.batch_size is None:
         return total
-    one, many = ("GPU", "GPUs") if launch.device.value == "cuda" else ("process", "processes")
+    unit = "GPU" if launch.device.value == "cuda" else "process"
     accum = numbers.accum.value if numbers.accum is not None else 1
-    size = numbers.world_size.value
-    return (
-        f"{total} = {numbers.batch_size.value} per {one} × {accum} accumulation × {size} {one if size == 1 else many}"
-    )
+    ranks = count(numbers.world_size.value, unit)
+    return f"{total} = {numbers.batch_size.value} per {unit} × {accum} accumulation × {ranks}"
 
 
 def lr_text(numbers: Numbers) -> str:
     """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text.
 
+    Of several rates each has its name: ``phase1 6e-05 = 3e-05 × 2 (linear: batch 16 / 8), phase2 1e-05 (as given)``.
     What the script's own defaults gave is said to be theirs.
     """
-    if numbers.rates:
-        return _rates_text(numbers)
-    if numbers.lr is None:
-        return ""
-    value = number_text(numbers.lr.value)
-    if numbers.base_lr is None or numbers.lr_factor is None:
-        source = numbers.lr.source
-        return f"{value} ({source.detail if source.kind == 'script' and source.detail else 'as given'})"
-    base, factor = number_text(numbers.base_lr.value), number_text(numbers.lr_factor.value)
-    return f"{value} = {base} × {factor} ({_rule_text(numbers)})"
-
-
-def _rates_text(numbers: Numbers) -> str:
-    """Return ``phase1 6e-05 = 3e-05 × 2 (linear: batch 16 / 8), phase2 1e-05 (as given)``."""
-    one = [] if numbers.lr is None else [("", numbers.base_lr, numbers.lr)]
+    rates = [] if numbers.lr is None else [("", numbers.base_lr, numbers.lr)]
+    rates += [(rate.name, rate.base, rate.lr) for rate in numbers.rates]
     parts, rule = [], f" ({_rule_text(numbers)})"
-    for name, base, lr in (*one, *((rate.name, rate.base, rate.lr) for rate in numbers.rates)):
+    for name, base, lr in rates:
         value = f"{name} {number_text(lr.value)}".lstrip()
         if base is None or numbers.lr_factor is None:
-            parts.append(f"{value} (as given)")
+            parts.append(f"{value} ({(lr.source.kind == 'script' and lr.source.detail) or 'as given'})")
         else:
             parts.append(f"{value} = {number_text(base.value)} × {number_text(numbers.lr_factor.value)}{rule}")
             rule = ""  # it is the same for all
@@ -141,9 +116,6 @@ def _rule_text(numbers: Numbers) -> str:
     why: str = numbers.lr_scaling.value if numbers.lr_scaling is not None else ""
     if numbers.global_batch_size is not None and numbers.base_batch_size is not None:
         why += f": batch {numbers.global_batch_size.value} / {numbers.base_batch_size.value}"
-    base = numbers.base_lr
-    if base is not None and base.source.kind == "script":
-        why += f"; {number_text(base.value)}: {base.source.detail}"
     return why.strip(": ")
 
 
@@ -159,17 +131,12 @@ def _schedule_text(numbers: Numbers) -> str:
 
 def _configured_text(launch: Launch) -> str:
     """Return ``ddplaunch.toml: env, preload``: what files of the project decide, which nobody typed."""
-    keys: dict[str, list[str]] = {}
+    keys: dict[str, dict[str, None]] = {}
     for name, value in vars(launch.options).items():
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Resolved) and each.source.kind == "profile":
-                named = keys.setdefault(each.source.detail or "", [])
-                if (key := name.removesuffix("_s").replace("_", "-")) not in named:
-                    named.append(key)
-    return "; ".join(f"{where}: {', '.join(named)}" for where, named in sorted(keys.items()))
-
-
-_LABEL = 8
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Resolved) and one.source.kind == "profile":
+                keys.setdefault(one.source.detail, {})[name.removesuffix("_s").replace("_", "-")] = None
+    return "; ".join(f"{where}: {', '.join(names)}" for where, names in sorted(keys.items()))
 
 
 def launch_panel(
@@ -184,38 +151,30 @@ def launch_panel(
 
     ``record`` is where the run's record lies, or the sentence that says why there is none.
     """
-    lines = [terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")]
-    for label, text in _rows(launch, facts, record):
-        lines += labelled(f"  {label:<{_LABEL}}", visible(text), terminal)
-    text = terminal.spell("\n".join(lines) + "\n")
+    head = terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")
+    rows = [*launch_rows(launch, facts).items(), ("record", record or "")]
+    text = terminal.page([head, *panel(rows, terminal)])
     return text + ("\n" + findings_text(findings, terminal) if findings else "")
 
 
-_IN_A_LINE = ("run", "batch", "lr", "note", "record")
-
-
-def launch_line(launch: Launch, terminal: Terminal, *, facts: Facts | None = None, record: str | None = None) -> str:
-    """Return the launch in one line, for a log: what runs where, batch, learning rate, notes, where the record is."""
-    rows = [(label, text) for label, text in _rows(launch, facts, record) if label in _IN_A_LINE]
-    parts = [text if label in ("run", "note") else f"{label} {text}" for label, text in rows]
-    return terminal.spell(f"ddplaunch {visible(launch.run_id)}: {visible('; '.join(parts))}\n")
-
-
-def _rows(launch: Launch, facts: Facts | None, record: str | None) -> list[tuple[str, str]]:
-    """Return what is known of a launch, each fact under its label."""
-    rows = [
-        ("run", f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}"),
-        ("cpus", launch.placement.text if launch.placement.shown else ""),
-        ("batch", _with_missing(batch_text(launch), launch, "batch_size", "accum")),
-        ("lr", _with_missing("" if _is_scripts(launch.numbers) else lr_text(launch.numbers), launch, "lr")),
-        ("steps", _with_missing(_schedule_text(launch.numbers), launch, "warmup_steps")),
-        ("pass", "; ".join(_passed_text(passed) for passed in launch.passed)),
-        ("config", _configured_text(launch)),
-        ("env", _environment_text(launch)),
-        ("note", hide_text("; ".join(launch.notes))),
-        ("record", record or ""),
-    ]
-    return [(label, text) for label, text in rows if text]
+def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
+    """Return what is known of a launch, each fact under its label, empty where nothing is."""
+    reasons: dict[str, list[str]] = {}
+    for missing in launch.missing:
+        reasons.setdefault(missing.reason, []).append(missing.number.replace("_", " "))
+    not_passed = [f"{listed(numbers, last=' and ')}: {reason}" for reason, numbers in reasons.items()]
+    return {
+        "run": f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}",
+        "cpus": launch.placement.text if launch.placement.shown else "",
+        "batch": batch_text(launch),
+        "lr": "" if _is_scripts(launch.numbers) else lr_text(launch.numbers),
+        "steps": _schedule_text(launch.numbers),
+        "pass": "; ".join(map(passed_text, launch.passed)),
+        "not passed": "; ".join(not_passed),
+        "config": _configured_text(launch),
+        "env": _environment_text(launch),
+        "note": hide_text("; ".join(launch.notes)),
+    }
 
 
 def _is_scripts(numbers: Numbers) -> bool:
@@ -228,7 +187,7 @@ def _is_scripts(numbers: Numbers) -> bool:
     return base.source.kind == "script" and factor.value == 1
 
 
-def _passed_text(passed: Passed) -> str:
+def passed_text(passed: Passed) -> str:
     """Return ``--lr 0.0004 (train.py:31)``, ``{lr} = 0.0004`` for a placeholder, or who has it already."""
     if passed.variable:
         return f"{passed.number.replace('_', ' ')} {passed.value} by {passed.variable}"
@@ -237,25 +196,7 @@ def _passed_text(passed: Passed) -> str:
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"
     about = ", ".join(str(part) for part in (passed.at, passed.note) if part)
-    return shlex.join(passed.arguments) + (f" ({about})" if about else "")
-
-
-_SHORT = {"batch_size": "batch size", "accum": "accumulation", "lr": "learning rate", "warmup_steps": "warmup"}
-
-
-def _with_missing(text: str, launch: Launch, *numbers: str) -> str:
-    """Return the row of a number with a clause on what of it does not reach the script; one reason is said once."""
-    own: dict[str, list[str]] = {}
-    for item in launch.missing:
-        if item.number.partition(":")[0] in numbers:
-            own.setdefault(item.reason, []).append(_SHORT.get(item.number, item.number[3:]))
-    alike = len({item.reason for item in launch.missing}) == 1
-    said = alike and launch.missing[0].number.partition(":")[0] not in numbers  # in a row above this one
-    clauses = [
-        f"{listed(names, last=' and ')} not passed{' either' if said else f': {reason}'}"
-        for reason, names in own.items()
-    ]
-    return "; ".join([text, *clauses]) if text else text
+    return shlex.join(hide_words(passed.arguments)) + (f" ({about})" if about else "")
 
 
 _SHOWN_ABOVE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -269,57 +210,39 @@ def _environment_text(launch: Launch) -> str:
         if variable.value is None:
             shown.append(f"{variable.name} removed")
         elif variable.source.kind not in ("default", "computed") and variable.name not in _SHOWN_ABOVE:
-            value = hide_value(variable.name, variable.value)
-            shown.append(f"{variable.name}={value if len(value) <= _LONGEST_VALUE else value[:_LONGEST_VALUE] + '…'}")
-    more = len(shown) - _MOST_VARIABLES
-    return ", ".join(shown[:_MOST_VARIABLES]) + (f" and {more} more (`ddplaunch plan` shows all)" if more > 0 else "")
+            shown.append(f"{variable.name}={cut(hide_value(variable.name, variable.value), _LONGEST_VALUE)}")
+    return listed(shown, _MOST_VARIABLES)
 
 
 _FIRST_S = 0.5  # nodes that are started together need no words
-_PLAIN_S = 10.0
+_BETWEEN_S = 10.0
 
 
-def status_text(status: Status, columns: int | None = None) -> str:
-    """Return ``3 of 4 nodes joined, waiting for node 2 (gpu-07)``, cut where ``columns`` cells do not suffice."""
-    shown = listed(status.missing)
+def status_text(status: Status) -> str:
+    """Return ``3 of 4 nodes joined, waiting for node 2 (gpu-07)``."""
+    parts = [] if status.joined is None else [f"{status.joined} of {status.expected} nodes joined"]
     if not status.missing:
-        text = f"{status.expected} of {status.expected} nodes joined"
-    elif status.joined is None:
-        text = f"waiting for {shown}"
-    else:
-        text = f"{status.joined} of {status.expected} nodes joined, waiting for {shown}"
-    text = visible(f"{text}; {status.note}" if status.note and status.missing else text)
-    if columns is not None and cells(text) >= columns:
-        return text[: max(0, columns - 4)] + "..."
-    return text
+        return f"{status.expected} of {status.expected} nodes joined"
+    parts.append(f"waiting for {listed(status.missing)}")
+    return ", ".join(parts) + (f"; {status.note}" if status.note else "")
 
 
 class RollCallLine:
-    """Shows where a roll call stands on ``stream``; ``clock`` counts seconds."""
+    """Says on ``stream`` where a roll call stands; ``clock`` counts seconds."""
 
-    def __init__(self, stream: TextIO | None, terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
         """Write nothing yet."""
-        self._stream, self._terminal, self._clock = stream, terminal, clock
+        self._stream, self._clock = stream, clock
         self._last_text = ""
         self._last_s: float | None = None
 
     def show(self, status: Status) -> None:
-        """Show ``status``, unless it is too early or, off a terminal, nothing new or too soon after the last line."""
+        """Write ``status``, unless it is too early, nothing new, or too soon after the last line."""
         if self._last_s is None and (status.waited_s < _FIRST_S or not status.missing):
             return
-        if self._terminal:
-            waited = f" ({status.waited_s:.0f} s)"
-            text = f"{status_text(status, Terminal.of(self._stream).width - len(waited))}{waited}"
-        else:
-            text = status_text(status) + "\n"
-            if self._last_s is not None and self._clock() - self._last_s < _PLAIN_S and status.missing:
-                return
+        if self._last_s is not None and self._clock() - self._last_s < _BETWEEN_S and status.missing:
+            return
+        text = status_text(status)
         if text != self._last_text:
-            speak(text, self._stream, "\r\x1b[K" if self._terminal else "")
+            speak(Terminal.of(self._stream).note(text), self._stream)
             self._last_text, self._last_s = text, self._clock()
-
-    def end(self) -> None:
-        """Leave the line behind, so that what follows starts on one of its own."""
-        if self._terminal and self._last_s is not None:
-            speak("\n", self._stream)
-            self._last_s = None

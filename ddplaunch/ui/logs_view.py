@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from ddplaunch.records.log_files import LogFile, LogPart
-from ddplaunch.ui.terminal import Terminal, cells
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.escapes import harmless_line
 from ddplaunch.values.words import ranks_text, size_text
 
-_SGR = re.compile(rb"\x1b\[[\d;:]*m")
 _LONGEST = 1 << 20  # of a line that does not end
-_BAR_S = 5.0  # how often a progress bar that never ends its line is shown where it cannot be drawn anew
-_LEAST_HEIGHT = 4
+_BAR_S = 5.0  # how often a progress bar is shown, which ends no line
 
 
 class Lines:
@@ -35,7 +33,6 @@ class Lines:
         ``on_terminal``: the colours of a line end with it.
         """
         self._untouched = untouched and prefix is None and pattern is None
-        self._drawn: list[bytes] = []
         self._on_terminal = on_terminal
         self._prefix = prefix
         self._pattern = pattern
@@ -47,59 +44,29 @@ class Lines:
         if self._untouched:
             return data
         data = self._rest.pop(file, b"") + data
-        cut = data.rfind(b"\n") + 1
-        if cut < len(data):
-            if len(data) - cut > _LONGEST:
-                data, cut = data + b"\n", len(data) + 1
-            else:
-                self._rest[file] = data[cut:]
-        return self._lines(file, data[:cut])
+        if len(data) - data.rfind(b"\n") > _LONGEST:
+            data += b"\n"
+        whole, newline, rest = data.rpartition(b"\n")
+        if rest:
+            self._rest[file] = rest
+        return self._lines(file, whole + newline)
 
     def bars(self) -> bytes:
-        """Return how far progress bars are, which end no line, every few seconds."""
+        """Return how far progress bars are, every few seconds."""
         now_s, shown = time.monotonic(), b""
         for file, rest in list(self._rest.items()):
-            if b"\r" in rest and now_s - self._shown_s.get(file, 0) >= _BAR_S:
-                head, _, tail = rest.rpartition(b"\r")
-                if tail:
-                    self._rest[file] = tail
-                else:
-                    del self._rest[file]
+            head, drawn, tail = rest.rpartition(b"\r")
+            if drawn and now_s - self._shown_s.get(file, 0) >= _BAR_S:
+                self._rest[file] = tail
                 if head.strip():  # the first state of a bar begins with its \r
                     self._shown_s[file] = now_s
                     shown += self._lines(file, head + b"\n")
         return shown
 
-    def redrawn(self, lines: bytes, width: int, height: int) -> tuple[bytes, bytes]:
-        """Return what takes the bars back that were drawn at the bottom, and ``lines`` with the bars of now below.
-
-        A bar has one line, and all of them at most half of the terminal's ``height``. Both are empty where nothing
-        changed. Control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html (CUU, ED).
-        """
-        rests = sorted(self._rest.items(), key=lambda item: item[0].order)
-        bars = [bar for file, rest in rests if b"\r" in rest and (bar := self._bar(file, rest, width))]
-        most = max(_LEAST_HEIGHT, height // 2)
-        if len(bars) > most:
-            bars = [*bars[: most - 1], f"{len(bars) - most + 1} more bars".encode()]
-        if not lines and bars == self._drawn:
-            return b"", b""
-        above = len(self._drawn) - 1
-        back = b"" if not self._drawn else b"\r" + (b"\x1b[%dA" % above if above else b"") + b"\x1b[J"
-        self._drawn = bars
-        return back, lines + b"\n".join(bars)
-
-    def _bar(self, file: LogFile, rest: bytes, width: int) -> bytes:
-        """Return the last state of a bar in ``width`` cells, without its colours."""
-        text = self._lines(file, _SGR.sub(b"", _as_on_a_terminal(rest)) + b"\n").rstrip(b"\n").decode(errors="replace")
-        painted = len(text) - len(_SGR.sub(b"", text.encode()).decode())
-        while text and cells(text) - painted > width:
-            text = text[:-1]
-        return text.encode()
-
     def end(self) -> bytes:
         """Return the lines that were never ended."""
         left, self._rest = self._rest, {}
-        return b"".join(self._lines(file, rest + b"\n") for file, rest in left.items())
+        return b"".join(self._lines(file, rest + b"\n") for file, rest in left.items() if rest)
 
     def _lines(self, file: LogFile, data: bytes) -> bytes:
         if not data:

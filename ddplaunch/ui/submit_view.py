@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
+from ddplaunch.hosts.slurm.job_reasons import diagnosis, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.planning.job.sbatch import BatchScript
 from ddplaunch.planning.job.submission import Submission
 from ddplaunch.records.outcome import RunOutcome
-from ddplaunch.ui.plan_view import yaml_text
+from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.shell import NOT_PRINTED, command_lines, quote, shell_words
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.table import panel
+from ddplaunch.ui.terminal import Terminal, visible
 from ddplaunch.values.finding import Finding, error
-from ddplaunch.values.words import SIGNALS, count
-
-_LABEL = 10  # cells before what stands beside a label
-
+from ddplaunch.values.words import count
 
 _WIDTH = 100  # of a batch script
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+\Z")
@@ -106,20 +105,17 @@ def directive_text(directive: str) -> str:
     return f'{name}{equals}"{escaped}"'
 
 
-def changed_text(job: str, state: JobState, width: int) -> str:
+def changed_text(job: str, state: JobState, terminal: Terminal) -> str:
     """Return the line for a job that waits or runs now."""
-    return "\n".join(wrap(visible(state_text(state)), width, f"job {job}: ", "  ")) + "\n"
+    return terminal.note(f"job {job}: {state_text(state)}")
 
 
 def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | None, terminal: Terminal) -> str:
     """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
-    now = [] if state is None else wrap(visible(state_text(state)), terminal.width - _LABEL)
-    rows = [("now" if i == 0 else "", line) for i, line in enumerate(now)]
-    rows += [("log", visible(log)), ("follow", f"tail -F {quote(log)}"), ("state", f"squeue -j {job}")]
-    rows.append(("cancel", f"scancel {job}"))
+    now = "" if state is None else state_text(state)
+    rows = {"now": now, "log": log, "follow": f"`tail -F {quote(log)}`", "state": f"`squeue -j {job}`"}
     kind = "array " if batch.array else ""
-    head = terminal.paint("ddplaunch", "bold") + f" submitted {kind}job {job}: {visible(batch.about)}\n"
-    return head + "".join(f"  {terminal.paint(f'{label:<{_LABEL - 2}}', 'dim')}{text}\n" for label, text in rows)
+    return _panel(f"submitted {kind}job {job}: {batch.about}", {**rows, "cancel": f"`scancel {job}`"}, terminal)
 
 
 def manifest_text(objects: Sequence[Mapping[str, Any]]) -> str:
@@ -129,15 +125,44 @@ def manifest_text(objects: Sequence[Mapping[str, Any]]) -> str:
 
 def printed_text(submission: Submission, namespace: str | None, terminal: Terminal) -> str:
     """Return the lines that tell what a printed manifest is, and what kubectl does with it."""
-    own = f"kubectl -n {namespace}" if namespace else "kubectl"
-    logs = f"{own} logs -l batch.kubernetes.io/job-name={submission.name} --prefix --tail=-1"
+    kubectl = f"kubectl -n {namespace}" if namespace else "kubectl"
+    logs = f"{kubectl} logs -l batch.kubernetes.io/job-name={submission.name} --prefix --tail=-1"
     several = f" --max-log-requests={submission.nodes}" if submission.nodes > 1 else ""
-    objects = f"job/{submission.name}" + (f" service/{submission.name}" if submission.nodes > 1 else "")
-    rows = [("make", "the same command with `| kubectl apply -f -` behind it"), ("follow", f"{logs} -f{several}")]
-    rows += [("why", f"{logs} | ddplaunch explain -"), ("delete", f"{own} delete {objects}")]
-    head = terminal.paint("ddplaunch", "bold")
-    head += f" printed job {submission.name}: {visible(submission.script)} on {count(submission.nodes, 'node')}\n"
-    return head + "".join(f"  {terminal.paint(f'{label:<{_LABEL - 2}}', 'dim')}{text}\n" for label, text in rows)
+    service = f" service/{submission.name}" if submission.nodes > 1 else ""
+    rows = {
+        "create": "the same command with `| kubectl apply -f -` at its end",
+        "follow": f"`{logs} -f{several}`",
+        "why": f"`{logs} | ddplaunch explain -`",
+        "delete": f"`{kubectl} delete job/{submission.name}{service}`",
+    }
+    head = f"printed job {submission.name}: {submission.script} on {count(submission.nodes, 'node')}"
+    return _panel(head, rows, terminal)
+
+
+def _panel(head: str, rows: Mapping[str, str], terminal: Terminal) -> str:
+    return terminal.page([f"{terminal.paint('ddplaunch', 'bold')} {visible(head)}", *panel(rows.items(), terminal)])
+
+
+# What every YAML reader takes for the same text; all else is quoted, as are the words that YAML 1.1 reads as booleans.
+# PyYAML alone would write 1e3 as it is, which Kubernetes' reader takes for a number.
+_BARE = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)[a-z/][a-z0-9._/-]*\Z", re.IGNORECASE)
+
+
+def yaml_text(value: Mapping[str, Any]) -> str:
+    """Return JSON values as block-style YAML in their own order, each text on one line."""
+    import yaml  # 20 ms, for manifests only
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=None if _BARE.match(data) else '"')
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(
+        value, Dumper=Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=float("inf")
+    )
 
 
 def state_text(state: JobState) -> str:
@@ -166,29 +191,17 @@ def ended_finding(
     if state.state == "COMPLETED":
         return None
     where = state.nodes or f"Slurm: {state.state}"
-    end = ENDS.get(state.state)
-    if end is not None:
-        what, why, fix = f"job {job} {end.what}", end.why, end.fix.format(job=job)
-    elif first is not None:
-        what, why, fix = _failed(job, state, first)
-    elif outside is not None:
-        return error(outside.code, outside.what, why=outside.why, fix=" or ".join(outside.fixes), where=where)
-    else:
-        what = f"job {job} failed with exit status {exit_status_of(state)}"
-        why, fix = "the end of its log says why", f"`ddplaunch explain {job}`"
-    return error(f"slurm-{state.state.lower().replace('_', '-')}", what, why=why, fix=fix, where=where)
-
-
-_TOLD_TO_END = (128 + SIGNALS["SIGTERM"], 128 + SIGNALS["SIGKILL"])
-
-
-def _failed(job: str, state: JobState, first: RunOutcome) -> tuple[str, str, str]:
-    rank = "" if first.first_failed_rank is None else f", rank {first.first_failed_rank}"
-    why = "its record says no more" if first.diagnosis is None else first.diagnosis.what
-    if exit_status_of(state) != first.exit_status:
-        slurms = exit_status_of(state)
-        told = slurms in _TOLD_TO_END
-        later = f", {slurms}, is that of a node that was ended later" if told else f" is {slurms}"
-        why += f"; Slurm's own status for the job{later}"
-    what = f"job {job} failed with exit status {first.exit_status} on node {first.node}{rank}"
-    return what, why, f"`ddplaunch explain {first.run_id}`"
+    code, by_slurm = f"slurm-{state.state.lower().replace('_', '-')}", diagnosis(job, state, state.restarts)
+    found = by_slurm or (outside if first is None else None)
+    if found is not None:
+        return replace(as_finding(found, None), code=code if by_slurm else found.code, where=(where,))
+    what = f"job {job} failed with exit status {exit_status_of(state)}"
+    why, fix = "the end of its log says why", f"`ddplaunch explain {job}`"
+    if first is not None:
+        rank = "" if first.first_failed_rank is None else f", rank {first.first_failed_rank}"
+        what = f"job {job} failed with exit status {first.exit_status} on node {first.node}{rank}"
+        why = "its record says no more" if first.diagnosis is None else first.diagnosis.what
+        differs = exit_status_of(state) != first.exit_status
+        why += f"; Slurm's own status for the job is {exit_status_of(state)}" if differs else ""
+        fix = f"`ddplaunch explain {first.run_id}`"
+    return error(code, what, why=why, fix=fix, where=where)

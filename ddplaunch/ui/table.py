@@ -1,4 +1,4 @@
-"""Rows as an aligned table, or as blocks where the terminal is narrow.
+"""Rows as an aligned table, as blocks where the terminal is narrow, or as labels with their values.
 
 ``rich.table`` breaks commands in backticks and cuts words that are wider than their column, which then cannot be
 pasted. Importing it makes a `ddplaunch ps` of 80 ms half as long again, and 64 ranks of 15 columns take it 93 ms,
@@ -7,83 +7,77 @@ pasted. Importing it makes a `ddplaunch ps` of 80 ms half as long again, and 64 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 
 _GAP = 2
 _LEAST_LAST = 24  # a last column narrower than this is hard to read
 
 
 def table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Mapping[str, str]],
     terminal: Terminal,
-    right: Collection[int] = (),
+    right: Collection[str] = (),
+    *,
+    spared: Iterable[str] = (),
+    emphasis: Mapping[int, Emphasis] = {},
     indent: int = 2,
 ) -> list[str]:
-    """Return the lines of a table, none without rows; the last column wraps. ``right`` are right-aligned columns.
+    """Return the lines of a table of ``rows``, each with its texts by the titles of the columns; no empty columns.
 
-    Where fewer than 24 cells would be left for a last column that needs more, each row becomes a block instead.
+    The last column wraps, those called ``right`` are right-aligned. In a narrow terminal the ``spared`` columns are
+    left out, the first one first; where that does not suffice either, each row becomes a block. ``emphasis`` is by row.
     """
-    shown = [[visible(cell) for cell in row] for row in rows]
-    widths = [max(map(cells, column)) for column in zip(header, *shown, strict=True)]
-    offset = indent + sum(widths[:-1]) + _GAP * (len(header) - 1)
-    if offset + min(widths[-1], _LEAST_LAST) > terminal.width:
-        return _blocks(header, shown, terminal, indent)
-    head, *lines = (line for row in (header, *shown) for line in _row(row, widths, terminal.width, right, indent))
-    return [terminal.paint(head, "dim"), *lines] if any(header) and rows else lines
+    titles = [title for title in (rows[0] if rows else ()) if any(row[title] for row in rows)]
+    shown = {title: [title, *(visible(row[title]) for row in rows)] for title in titles}
+    for title in spared:
+        if _fits(shown.values(), terminal, indent):
+            break
+        shown.pop(title, None)
+    head, *lines_of_rows = zip(*shown.values(), strict=True) if shown else [()]
+    if not _fits(shown.values(), terminal, indent):
+        return [line for row in lines_of_rows for line in _block(head, row, terminal, indent)]
+    widths = [max(map(cells, column)) for column in shown.values()]
+    aligned = [title in right for title in shown]
+    emphases: dict[int, Emphasis] = {-1: "dim", **emphasis}
+    return [
+        terminal.paint(line, emphases[number]) if number in emphases else line
+        for number, row in enumerate((head, *lines_of_rows) if shown else (), -1)
+        for line in _row(row, widths, aligned, terminal.width, indent)
+    ]
 
 
-def column_table(
-    columns: Mapping[str, Sequence[str]], terminal: Terminal, right: Collection[str] = (), indent: int = 2
-) -> list[str]:
-    """Return the table of these columns, by their titles, without those whose cells are all empty."""
-    shown = {title: texts for title, texts in columns.items() if any(texts)}
-    aligned = [i for i, title in enumerate(shown) if title in right]
-    return table(list(shown), list(zip(*shown.values(), strict=True)), terminal, aligned, indent)
+def _fits(columns: Iterable[Sequence[str]], terminal: Terminal, indent: int = 2) -> bool:
+    """Whether ``columns``, titles included, leave the last one the 24 cells that it needs to be read, or all."""
+    widths = [max(map(cells, column)) for column in columns]
+    last = min(widths[-1], _LEAST_LAST) if widths else 0
+    return indent + sum(width + _GAP for width in widths[:-1]) + last <= terminal.width
 
 
-def _row(row: Sequence[str], widths: Sequence[int], width: int, right: Collection[int], indent: int) -> list[str]:
-    lead = " " * indent
-    for i, cell in enumerate(row[:-1]):
-        pad = " " * (widths[i] - cells(cell))
-        lead += (pad + cell if i in right else cell + pad) + " " * _GAP
-    last = len(row) - 1
-    pad = " " * (widths[last] - cells(row[last])) if last in right else ""
-    return [line.rstrip() for line in wrap(row[last], width, lead + pad, " " * cells(lead))]
+def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool], width: int, indent: int) -> list[str]:
+    padded = [" " * (size - cells(cell)) for cell, size in zip(row, widths, strict=True)]
+    texts = [pad + cell if is_right else cell + pad for cell, pad, is_right in zip(row, padded, right, strict=True)]
+    lead = " " * indent + "".join(text + " " * _GAP for text in texts[:-1]) + (padded[-1] if right[-1] else "")
+    return [line.rstrip() for line in wrap(row[-1], width, lead, " " * cells(lead))]
 
 
-def _blocks(header: Sequence[str], rows: Sequence[Sequence[str]], terminal: Terminal, indent: int) -> list[str]:
-    lines: list[str] = []
-    lead, inner = " " * indent, " " * (indent + 2)
-    for row in rows:
-        name, *rest = wrap(row[0], terminal.width, lead, inner)
-        lines += [terminal.paint(name, "bold"), *rest]
-        for title, cell in zip(header[1:], row[1:], strict=True):
-            if cell:
-                lines += wrap(cell, terminal.width, f"{inner}{title}: " if title else inner, f"{inner}  ")
+def _block(titles: Sequence[str], row: Sequence[str], terminal: Terminal, indent: int) -> list[str]:
+    inner = " " * (indent + 2)
+    name, *rest = wrap(row[0], terminal.width, " " * indent, inner)
+    lines = [terminal.paint(name, "bold"), *rest]
+    for title, cell in zip(titles[1:], row[1:], strict=True):
+        lines += wrap(cell, terminal.width, f"{inner}{title}: " if title else inner, f"{inner}  ") if cell else []
     return lines
+
+
+def panel(rows: Iterable[tuple[str, str]], terminal: Terminal) -> list[str]:
+    """Return a line for each label with its value, without those that have none; long values wrap beside the labels."""
+    known = [(label, text) for label, text in rows if text]
+    width = max((cells(label) for label, _ in known), default=0)
+    return [line for label, text in known for line in terminal.lines(text, f"  {label:<{width}}  ")]
 
 
 def section(title: str, lines: Sequence[str], terminal: Terminal) -> list[str]:
     """Return ``lines`` under a title with an empty line after them; nothing at all if there are none."""
     return [terminal.paint(title, "bold"), *lines, ""] if lines else []
-
-
-def console_on(out: TextIO, terminal: Terminal, live: bool) -> Console:
-    """Return rich's console for ``out``, in the colours of the terminal; ``live`` also moves its cursor."""
-    from rich.console import Console
-
-    return Console(
-        file=out,
-        width=None if live else terminal.width,
-        force_terminal=live or terminal.styled,
-        color_system="standard" if terminal.styled else None,
-        highlight=False,
-        legacy_windows=False,
-    )

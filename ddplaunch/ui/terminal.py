@@ -6,15 +6,15 @@ bold, dim and three colours.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, TextIO
 
 from ddplaunch.values.escapes import HarmlessPieces, harmless
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variable_names import CALLED_AS
 
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 20
@@ -23,35 +23,40 @@ Emphasis = Literal["bold", "dim", "error", "warning", "good"]
 
 _CODES: dict[Emphasis, str] = {"bold": "1", "dim": "2", "error": "1;31", "warning": "1;33", "good": "1;32"}
 
-# Only what this package writes itself; a user's own text is left to the encoding of the stream.
-_ASCII = str.maketrans({"°": "", "×": "x", "…": "...", "─": "-", "≤": "<=", "≥": ">=", "→": "->"})
-
 
 @dataclass(frozen=True)
 class Terminal:
-    """What a stream shows: ``width`` in cells, colour and bold if ``styled``, the signs of ddplaunch if ``unicode``.
-
-    ``called_as`` says what its reader typed in the place of ``ddplaunch run``, empty for ddplaunch itself.
-    """
+    """What a stream shows: ``width`` in cells, colour and bold if ``styled``."""
 
     width: int = _DEFAULT_WIDTH
     styled: bool = False
-    unicode: bool = True
-    called_as: str = ""
 
     @classmethod
     def of(cls, stream: TextIO | None, environ: Mapping[str, str] | None = None) -> Terminal:
         """Return what ``stream`` can show, as far as it and the environment tell."""
         environ = os.environ if environ is None else environ
-        return cls(_width(stream, environ), _styled(stream, environ), _unicode(stream), environ.get(CALLED_AS, ""))
+        return cls(_width(stream, environ), _styled(stream, environ))
 
     def paint(self, text: str, emphasis: Emphasis) -> str:
         """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or as it is if not ``styled``."""
-        return f"\x1b[{_CODES[emphasis]}m{text}\x1b[0m" if self.styled and text else text
+        return f"\x1b[{_CODES[emphasis]}m{text}\x1b[0m" if self.styled and text.strip() else text
 
-    def spell(self, text: str) -> str:
-        """Return ``text`` with ddplaunch's own signs in ASCII, unless the terminal knows ``unicode``."""
-        return text if self.unicode else text.translate(_ASCII)
+    def lines(self, text: str, label: str = "", hanging: str = "", newlines: bool = False) -> list[str]:
+        """Return ``text`` in lines after a dim ``label``, the others led by ``hanging``, by default as wide as it.
+
+        Without a label they are set in by two cells. ``newlines`` of the text are kept instead of spelled out.
+        """
+        hanging = hanging or " " * (cells(label) or 2)
+        lines = wrap(visible(text, newlines), self.width, label, hanging)
+        return [self.paint(label, "dim") + lines[0][len(label) :], *lines[1:]]
+
+    def page(self, lines: Iterable[str]) -> str:
+        """Return lines as a text."""
+        return "".join(f"{line}\n" for line in lines)
+
+    def note(self, text: str, label: str = "") -> str:
+        """Return a sentence as a text of its own; further lines are set in by two cells."""
+        return self.page(self.lines(text, label, "  "))
 
 
 def _width(stream: TextIO | None, environ: Mapping[str, str]) -> int:
@@ -69,14 +74,14 @@ def _width(stream: TextIO | None, environ: Mapping[str, str]) -> int:
 def _styled(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
     """Return whether to use colour and bold.
 
-    ``NO_COLOR`` (https://no-color.org) wins over ``FORCE_COLOR`` and ``CLICOLOR_FORCE``
-    (https://bixense.com/clicolors), these over ``TERM=dumb``, ``CLICOLOR=0`` and a stream that is no terminal.
+    ``NO_COLOR`` (https://no-color.org) wins over ``FORCE_COLOR``, this over ``TERM=dumb`` and a stream that is not a
+    terminal.
     """
     if environ.get("NO_COLOR"):
         return False
-    if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+    if environ.get("FORCE_COLOR", "0") not in ("", "0"):
         return True
-    if environ.get("TERM") == "dumb" or environ.get("CLICOLOR") == "0":
+    if environ.get("TERM") == "dumb":
         return False
     try:
         return stream is not None and stream.isatty()
@@ -84,29 +89,26 @@ def _styled(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
         return False
 
 
-def _unicode(stream: TextIO | None) -> bool:
-    """Return whether the encoding of ``stream`` has the signs that ddplaunch draws with."""
-    try:
-        "×…─≤≥→".encode(getattr(stream, "encoding", None) or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+_pieces = HarmlessPieces()
 
 
-def write(text: str, stream: TextIO | None = None, control: str = "") -> bool:
-    """Write ``text`` to ``stream`` (stdout) and flush; return False if nobody reads any more, as behind ``| head -1``.
+def write(content: str | bytes, stream: TextIO | None = None) -> bool:
+    """Write to ``stream`` (stdout) and flush; return False if nobody reads any more, as after ``| head -1``.
 
-    What the encoding lacks is written as escapes. A terminal gets no control sequences but colours, whatever others put
-    into ``text``, and ``control``, ddplaunch's own, in front. Raises OSError for what the user has to know, such as a
-    full disk.
+    What the encoding of the stream lacks of a text is written as escapes. A terminal gets no control sequences but
+    colours, also where one comes in two pieces of bytes. Raises OSError for what the user has to know, such as a full
+    disk.
     """
     stream = sys.stdout if stream is None else stream
     if stream is None:  # the interpreter was started with the descriptor closed
         return False
-    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        shown = control + harmless(text) if stream.isatty() else control + text
-        stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        if isinstance(content, bytes):
+            stream.buffer.write(_pieces.feed(content) if stream.isatty() else content)
+        else:
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            text = harmless(content) if stream.isatty() else content
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
         _discard(stream)
@@ -119,48 +121,24 @@ def write(text: str, stream: TextIO | None = None, control: str = "") -> bool:
     return True
 
 
-_pieces = HarmlessPieces()
-
-
-def write_bytes(data: bytes, control: bytes = b"") -> bool:
-    """Write ``data`` to stdout and flush; return False if nobody reads any more.
-
-    A terminal gets no control sequences but colours, also where one is written in two pieces, and ``control``,
-    ddplaunch's own, in front.
-    """
-    if sys.stdout is None:
-        return False
-    try:
-        sys.stdout.buffer.write(control + _pieces.feed(data) if sys.stdout.isatty() else data)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        _discard(sys.stdout)
-        return False
-    return True
-
-
-def speak(text: str, stream: TextIO | None = None, control: str = "") -> bool:
+def speak(text: str, stream: TextIO | None = None) -> bool:
     """As ``write``, to ``stream`` (stderr); no failure may stop a launch. Returns whether it was written."""
     stream = sys.stderr if stream is None else stream
     try:
-        return write(text, stream, control) if stream is not None else False
+        return stream is not None and write(text, stream)
     except OSError:
-        _discard(stream)
         return False
 
 
-def _discard(stream: TextIO | None) -> None:
+def _discard(stream: TextIO) -> None:
     """Point the descriptor at /dev/null, so that the interpreter's last flush does not fail as well.
 
     https://docs.python.org/3/library/signal.html#note-on-sigpipe
     """
-    try:
-        if stream is not None:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
-            os.close(null)
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def visible(text: str, keep_newlines: bool = False) -> str:
@@ -214,3 +192,13 @@ def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]
             empty = False
         lines.append(line.rstrip() if empty else line)
     return lines
+
+
+def cut(text: str, width: int) -> str:
+    """Return ``text`` as one line of at most ``width`` cells, with a sign where it was cut."""
+    text = visible(text)
+    if cells(text) <= width:
+        return text
+    while text and cells(text) >= width:
+        text = text[:-1]
+    return f"{text}…"

@@ -30,8 +30,8 @@ def to_json(value: object) -> str:
 def from_json(text: str, wanted: type[T]) -> T:
     """Return the ``wanted`` dataclass in ``text``; unknown fields, of a newer ddplaunch, are ignored.
 
-    A missing field, of an older one, becomes None or Unavailable if its type allows. Raises ValueError, with the place, for
-    anything else that does not fit.
+    A missing field, of an older one, becomes None or Unavailable if its type allows. Raises ValueError, with the place,
+    for anything else that does not fit.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):

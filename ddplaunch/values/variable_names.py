@@ -54,5 +54,5 @@ TYPED = "DDPLAUNCH_TYPED"
 JOIN_SECRET = "DDPLAUNCH_JOIN_SECRET"
 #: The module that is a rank of a function: ``python -m MODULE FOLDER NAME`` (``api/rank_call.py``).
 RANK_CALL = "ddplaunch.api.rank_call"
-#: How a launch is typed where a script became ddplaunch (``ui/speech.py``, ``scripts/with_ddplaunch.sh``).
+#: What a script that became ddplaunch calls its options (``ui/speech.py``, ``scripts/with_ddplaunch.sh``).
 CALLED_AS = "DDPLAUNCH_CALLED_AS"

@@ -9,8 +9,8 @@ from typing import Any
 from ddplaunch.records.directory import path_text
 from ddplaunch.scaling.largest_batch import MemoryModel, Tried
 from ddplaunch.ui.speech import finding_text
-from ddplaunch.ui.table import column_table
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.table import panel, table
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
@@ -75,28 +75,28 @@ def trial_text(trial: FitTrial, headroom: float) -> str:
 
 def fit_text(found: Fitted, terminal: Terminal) -> str:
     """Return the table of all trials, the answer, and the command."""
-    order = sorted(found.trials, key=lambda each: each.tried.batch)
-    columns = {
-        "batch": [str(each.tried.batch) for each in order],
-        "accum": ["" if each.accum is None else str(each.accum) for each in order],
-        "memory": [size_text(each.tried.peak_bytes) for each in order],
-        "share": [_share(each.tried) for each in order],
-        "samples/s": [_rate(each.tried) for each in order],
-        "fits": [_verdict(each, found.headroom) for each in order],
-    }
-    lines = column_table(columns, terminal, {"batch", "accum", "memory", "share", "samples/s"}) if order else []
-    lines += [""] if found.best is not None else []
-    for label, text in _answer(found):
-        lines += wrap(text, terminal.width, f"  {label:<9}", " " * 11)
-    if outside := sorted({visible(path_text(Path(path))) for each in order for path in each.outside}):
-        lines += wrap(f"written here by the trials: {listed(outside, 8)}", terminal.width, "  ", "    ")
-    for each in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
-        lines += ["", finding_text(each, terminal).rstrip("\n")]
-    if (command := found.command) is not None:
-        lines += ["", *wrap(_title(command), terminal.width, "", "  "), f"  {shlex.join(command.words)}"]
-    if found.problem is not None:
-        lines += ["", finding_text(found.problem, terminal).rstrip("\n")]
-    return terminal.spell("\n".join(lines).lstrip("\n") + "\n")
+    order = sorted(found.trials, key=lambda trial: trial.tried.batch)
+    rows = [
+        {
+            "batch": str(trial.tried.batch),
+            "accum": "" if trial.accum is None else str(trial.accum),
+            "memory": size_text(trial.tried.peak_bytes),
+            "share": _share(trial.tried),
+            "samples/s": _rate(trial.tried),
+            "fits": _verdict(trial, found.headroom),
+        }
+        for trial in order
+    ]
+    right = {"batch", "accum", "memory", "share", "samples/s"}
+    lines = [*table(rows, terminal, right), "", *panel(_answer(found), terminal)]
+    if outside := sorted({path_text(Path(path)) for trial in order for path in trial.outside}):
+        lines += terminal.lines(f"written here by the trials: {listed(outside, 8)}", "  ", "    ")
+    for finding in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
+        lines += ["", *finding_text(finding, terminal).splitlines()]
+    if found.command is not None:
+        lines += ["", *terminal.lines(_title(found.command)), f"  {shlex.join(found.command.words)}"]
+    lines += [] if found.problem is None else ["", *finding_text(found.problem, terminal).splitlines()]
+    return terminal.page(lines).lstrip("\n")
 
 
 def _answer(found: Fitted) -> list[tuple[str, str]]:

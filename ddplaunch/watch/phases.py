@@ -17,7 +17,7 @@ from ddplaunch.machine.files import open_plain
 from ddplaunch.machine.hardware import probe_cpu
 from ddplaunch.planning.settings import Settings
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, size_text
@@ -370,8 +370,8 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
         none = "phases: no optimizer step was seen twice; `ddplaunch.step(samples=…)` in the script marks one by hand"
         for rank, file in reversed(files.items()):
             if "broken" in file.facts:
-                none = f"phases: measuring ended in rank {rank}: {visible(str(file.facts['broken']))[:200]}"
-        return terminal.spell("\n".join(wrap(none, terminal.width, "", "  "))) + "\n"
-    lines = [line for text in phase_lines(every) for line in wrap(text, terminal.width, "", "  ")]
+                none = f"phases: measuring ended in rank {rank}: {str(file.facts['broken'])[:200]}"
+        return terminal.note(none)
+    text = "".join(map(terminal.note, phase_lines(every)))
     found = held_back(every, max(1, probe_cpu().usable))
-    return terminal.spell("\n".join(lines)) + "\n" + ("" if found is None else findings_text((found,), terminal) + "\n")
+    return text + ("" if found is None else findings_text((found,), terminal) + "\n")

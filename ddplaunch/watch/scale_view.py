@@ -9,8 +9,8 @@ from typing import Any
 
 from ddplaunch.records.directory import path_text
 from ddplaunch.ui.speech import finding_text
-from ddplaunch.ui.table import section, table
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.table import table
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, listed, size_text
 from ddplaunch.watch.phases import PHASES, milliseconds, percent
@@ -28,64 +28,49 @@ _TITLES = {
 }
 
 
-def progress_text(one: SizeMeasured, took_s: float, width: int = 80) -> str:
-    """Return the line of one trial that is over, in as many as ``width`` characters take."""
-    name = _name(one)
+def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
+    """Return the line of one trial that is over."""
     if one.step_s is None:
         what = one.problem.what if one.problem is not None else "not measured"
-        return "\n".join([*wrap(f"{name}: {what} ({duration_text(took_s)})", width, "", "  "), ""])
-    rate = "" if one.samples_per_s is None else f", {_rate(one.samples_per_s)} samples/s"
-    steps = count(min(rank.steps for rank in one.ranks), "step")
-    return f"{name}: {steps} of {milliseconds(one.step_s)}{rate} ({duration_text(took_s)})\n"
+    else:
+        rate = "" if one.samples_per_s is None else f", {_rate(one.samples_per_s)} samples/s"
+        what = f"{count(min(rank.steps for rank in one.ranks), 'step')} of {milliseconds(one.step_s)}{rate}"
+    return terminal.note(f"{_name(one)}: {what} ({duration_text(took_s)})")
 
 
 def scale_text(
     sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: bool, dataset_size: int | None = None
 ) -> str:
     """Return the table, what makes it unsure, a verdict for each size, and what was written elsewhere."""
-    base = base_of(sizes)
-    measured = [one for one in sizes if one.ranks]
-    lines: list[str] = []
-    if measured:
+    base, lines = base_of(sizes), list[str]()
+    if measured := [one for one in sizes if one.ranks]:
+        names = [f"{one.size} {'process' if one.processes == 1 else 'processes'}" for one in measured]
         rows = _rows(measured, base, strong=strong, dataset_size=dataset_size)
-        known = [[title, *cells] for title, cells in rows if any(cells)]
-        header = ["processes", *(one.size for one in measured)]
-        widest = sum(max(map(len, column)) + 2 for column in zip(header, *known, strict=True))
-        if widest <= terminal.width:
-            lines += table(header, known, terminal, range(1, len(header)))
-        else:
-            for number, one in enumerate(measured, 1):
-                cells = [[row[0], row[number]] for row in known]
-                lines += section(_name(one), table(["", ""], cells, terminal, right=(1,)), terminal)
-            lines.pop()
+        known = [{"": title, **dict(zip(names, texts, strict=True))} for title, texts in rows.items() if any(texts)]
+        lines += table(known, terminal, names)
         kind = "the effective batch stays the same" if strong else "each process keeps its batch"
-        lines += ["", *wrap(f"{kind}; shares are of a step's time", terminal.width, "  ", "  ")]
+        lines += ["", *terminal.lines(f"{kind}; shares are of a step's time", "  ")]
+        unsure = {one.size: noise(one) for one in measured}
         lines += [
-            line
-            for one in measured
-            if (unsure := noise(one))
-            for line in wrap(f"{one.size} is unsure: {unsure}", terminal.width, "  ", "    ")
+            line for size, why in unsure.items() if why for line in terminal.lines(f"{size} is unsure: {why}", "  ")
         ]
-    told: set[str] = set()  # what several sizes show stands at the first of them
+    shown: set[str] = set()  # what several sizes show stands at the first of them
     for one in sizes:
         lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
-        others = [each for each in one.observed if each is not one.apart and each.what not in told]
-        lines += [finding_text(each, terminal).rstrip("\n") for each in others]
-        told.update(each.what for each in others)
-    if outside := sorted({visible(path_text(Path(path))) for one in sizes for path in one.outside}):
-        lines += ["", *wrap(f"written here by the trials: {listed(outside, 8)}", terminal.width, "", "  ")]
-    return terminal.spell("\n".join(lines).strip("\n") + "\n")
+        others = [finding for finding in one.observed if finding is not one.apart and finding.what not in shown]
+        lines += [finding_text(finding, terminal).rstrip("\n") for finding in others]
+        shown.update(finding.what for finding in others)
+    if outside := sorted({path_text(Path(path)) for one in sizes for path in one.outside}):
+        lines += ["", *terminal.lines(f"written here by the trials: {listed(outside, 8)}")]
+    return terminal.page(lines).lstrip("\n")
 
 
 def _verdict_lines(one: SizeMeasured, base: SizeMeasured | None, terminal: Terminal, *, strong: bool) -> list[str]:
     found = verdict(one, base, strong=strong)
     finding = one.problem if found is None else found.finding
-    title = terminal.paint(_name(one), "bold")
     if finding is None:
-        text = f"{_name(one)}: {found.text if found is not None else 'not measured'}"
-        first, *more = wrap(text, terminal.width, "", "  ")
-        return [title + first.removeprefix(_name(one)), *more]
-    return [title, finding_text(finding, terminal).rstrip("\n")]
+        return terminal.lines(f"{_name(one)}: {found.text if found is not None else 'not measured'}")
+    return [terminal.paint(_name(one), "bold"), *finding_text(finding, terminal).splitlines()]
 
 
 def _name(one: SizeMeasured) -> str:
@@ -105,30 +90,27 @@ def _slowest(one: SizeMeasured) -> str:
 
 def _rows(
     sizes: Sequence[SizeMeasured], base: SizeMeasured | None, *, strong: bool, dataset_size: int | None
-) -> list[tuple[str, list[str]]]:
+) -> dict[str, list[str]]:
     speeds = [speed_up(one, base, strong=strong) for one in sizes]
-    rows = [
-        ("step", [milliseconds(one.step_s or 0.0) for one in sizes]),
-        ("10 % take less than", [milliseconds(one.spread_s[0]) if one.spread_s else "" for one in sizes]),
-        ("10 % take more than", [milliseconds(one.spread_s[1]) if one.spread_s else "" for one in sizes]),
-        ("samples/s", ["" if one.samples_per_s is None else _rate(one.samples_per_s) for one in sizes]),
-        ("speed-up", ["" if each is None else f"{each.speed_up:.2f}" for each in speeds]),
-        ("efficiency", ["" if each is None else percent(each.efficiency) for each in speeds]),
-    ]
-    for name in (*PHASES, "rest"):
-        shares = [one.shares[name] for one in sizes]
-        rows.append((_TITLES[name], ["unknown" if share is None else percent(share) for share in shares]))
-    epochs = [
-        duration_text(dataset_size / one.samples_per_s) if dataset_size and one.samples_per_s else "" for one in sizes
-    ]
-    return [
-        *rows,
-        ("peak memory", [size_text(one.peak_bytes) for one in sizes]),
-        ("slowest rank", [_slowest(one) for one in sizes]),
-        ("time per epoch", epochs),
-        ("effective batch", ["" if one.effective_batch is None else str(one.effective_batch) for one in sizes]),
-        ("learning rate", [one.lr or "" for one in sizes]),
-    ]
+    epochs = [dataset_size / one.samples_per_s if dataset_size and one.samples_per_s else None for one in sizes]
+    shares = {
+        _TITLES[name]: ["unknown" if (share := one.shares[name]) is None else percent(share) for one in sizes]
+        for name in (*PHASES, "rest")
+    }
+    return {
+        "step": [milliseconds(one.step_s or 0.0) for one in sizes],
+        "10 % take less than": [milliseconds(one.spread_s[0]) if one.spread_s else "" for one in sizes],
+        "10 % take more than": [milliseconds(one.spread_s[1]) if one.spread_s else "" for one in sizes],
+        "samples/s": ["" if one.samples_per_s is None else _rate(one.samples_per_s) for one in sizes],
+        "speed-up": ["" if speed is None else f"{speed.speed_up:.2f}" for speed in speeds],
+        "efficiency": ["" if speed is None else percent(speed.efficiency) for speed in speeds],
+        **shares,
+        "peak memory": [size_text(one.peak_bytes) for one in sizes],
+        "slowest rank": [_slowest(one) for one in sizes],
+        "time per epoch": ["" if epoch_s is None else duration_text(epoch_s) for epoch_s in epochs],
+        "effective batch": ["" if one.effective_batch is None else str(one.effective_batch) for one in sizes],
+        "learning rate": [one.lr or "" for one in sizes],
+    }
 
 
 def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int | None = None) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def test_last_words_in_memory_explain_a_failure_and_are_shown(run: Path, monkeyp
     conclude(Settings("r", str(run)), ended, heard.append)
     (text,) = heard
     assert "error[script-exception]: KeyError: 'bird' at train.py:3" in text
-    assert "the last lines of rank 1, which are in no file:\n    Traceback" in text and "    KeyError: 'bird'\n" in text
+    assert "rank 1 printed last, which is in no file:\n      Traceback" in text and "      KeyError: 'bird'\n" in text
     assert not re.search(r"rank-1.err:\d", text)  # its line is not in that file
     heard.clear()
     conclude(Settings("r", str(run), show="all"), ended, heard.append)
@@ -469,9 +469,7 @@ def test_six_kinds_of_full_disk(
         assert not (records / "runs" / run_id / "node-0/.room").exists()
     else:
         assert "incomplete" in done.stderr and "outcome.json: No space left on device" in done.stderr
-        assert (
-            "the last lines of rank 1, which are in no file:" in done.stderr and "the pet is not known" in done.stderr
-        )
+        assert "rank 1 printed last, which is in no file:" in done.stderr and "the pet is not known" in done.stderr
         said = " ".join(explained.stdout.split()) or explained.stderr.splitlines()[0]
         assert said.startswith(
             (

@@ -108,7 +108,7 @@ def test_the_end_names_the_ranks_that_had_to_be_killed(tmp_path: Path) -> None:
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 130
     assert "waiting up to 600 s for 2 ranks to save; Ctrl-C again kills them" in run.err
-    assert "  had to be killed: ranks 0, 1; a checkpoint that they were writing may be incomplete" in run.err
+    assert "  had to be killed: ranks 0, 1; a checkpoint being written may be incomplete" in run.err
 
 
 @pytest.mark.slow

@@ -219,7 +219,6 @@ def test_commands(call: Call) -> None:
     assert call("explain").status == 2
     near = call("explain", "shm_small")
     assert near.status == 2 and "`ddplaunch explain shm-too-small`" in near.err
-    assert call("plan", "--json", "--yaml").status == 2
     for sizes in ("", "0,1", "a", "1,,2", "1,-2", "²", LONG):
         said = call("plan", "2", "--compare", sizes)
         assert said.status == 2 and "fix: " in said.err and "Traceback" not in said.err

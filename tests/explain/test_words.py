@@ -136,6 +136,8 @@ def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa
     assert code_text("c", shown, Terminal(80)).splitlines()[1:] == [
         "  shows as: as a",
         "  why: a",
+        "  fix: do `ls PATH`",
+        "",
         "  shows as: as b",
         "  why: b",
         "  fix: do `ls PATH`",

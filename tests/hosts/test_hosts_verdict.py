@@ -20,6 +20,7 @@ from ddplaunch.records.outcome import (
     write_outcome,
 )
 from ddplaunch.ui.outcome_view import attempts_text
+from ddplaunch.ui.terminal import Terminal
 
 T = 1_700_000_000.0
 
@@ -185,5 +186,5 @@ def test_an_attempt_before_the_last_has_the_reason_of_the_host_where_it_failed()
     )
     before, last = merged_attempts(outcomes, None)
     assert before.diagnosis == replace(cause, host="h1") and before.failed and last.diagnosis is None
-    said = attempts_text(replace(outcomes[0], attempts=(before, last)), 80)
+    said = attempts_text(replace(outcomes[0], attempts=(before, last)), Terminal(80))
     assert said == "attempt 1 of 2 failed: error[script-exception] RuntimeError: bad batch, rank 1\n  on h1\n"

@@ -84,12 +84,12 @@ def test_from_ps_to_stop(two: Lab) -> None:
     assert listed(two, "forged")["state"] == "ended"
     asked = say(two, "stop", "forged").stderr
     assert f"its launcher (pid {pid}) is gone; asking alpha0 and alpha1" in asked
-    assert asked.count("nothing of it runs there") == 2
+    assert asked.count("nothing of it is left") == 2
     assert run.process.poll() is None
 
     said = say(two, "stop", "looked-after", cwd=Path("/")).stderr
-    assert f"SIGTERM to its launcher (pid {pid}), which ends it on alpha0 and alpha1" in " ".join(said.split())
-    assert "\n  alpha0: nothing of it runs there\n  alpha1: nothing of it runs there\n" in said
+    assert f"its launcher (pid {pid}) gets SIGTERM, to end the run on alpha0 and alpha1" in " ".join(said.split())
+    assert "\n  alpha0: nothing of it is left\n  alpha1: nothing of it is left\n" in said
     assert run.ended() == 128 + signal.SIGTERM
     two.nothing_left("looked-after")
     ended = listed(two, "looked-after")

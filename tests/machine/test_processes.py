@@ -81,7 +81,7 @@ def test_a_program_that_a_rank_detached_is_none() -> None:
         (run,) = runs_in(table(*launchers, rank, detached))
         assert (run.launchers, run.ranks, run.children) == (launchers, (rank,), (detached,))
         said = stopped_text(Stopped(run, (rank, detached), (), (), (), 0.1))
-        assert "ended: rank 3 (pid 20), 1 process of theirs (15)" in said
+        assert "ended rank 3 and 1 child process" in said
 
 
 def test_ranks_without_their_launcher_are_still_the_run() -> None:

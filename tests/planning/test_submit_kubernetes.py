@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.ui.plan_view import yaml_text
+from ddplaunch.ui.submit_view import yaml_text
 from tests.agent.guarded import until
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden, skip

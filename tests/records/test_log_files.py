@@ -365,24 +365,6 @@ def test_the_last_line_of_each_rank_is_one_line(call: Call, run: Path) -> None:
     assert call("logs", "--lines", "0").out == ""
 
 
-def test_bars_are_drawn_anew_at_the_bottom() -> None:
-    files = [LogFile(Path(f"{rank}"), 0, 0, rank, "err") for rank in range(12)]
-    lines = Lines(prefix_of({0: "h"}, Terminal()), None, on_terminal=True)
-    for file in files[:2]:
-        assert lines.take(file, b"\r 1%|\r\x1b[32m 2%|" + b"x" * 30) == b""
-    back, shown = lines.redrawn(b"[h:0] saved\n", 14, 24)
-    assert (back, shown) == (b"", b"[h:0] saved\n[h:0]  2%|xxxx\n[h:1]  2%|xxxx")
-    assert lines.redrawn(b"", 14, 24) == (b"", b"")  # nothing changed
-    assert lines.take(files[0], b"\r 9%|\n") == b"[h:0]  9%|\n"  # it has ended its line
-    back, shown = lines.redrawn(b"[h:0]  9%|\n", 14, 24)
-    assert (back, shown) == (b"\r\x1b[1A\x1b[J", b"[h:0]  9%|\n[h:1]  2%|xxxx")
-    for file in files:
-        lines.take(file, b"\r 3%|")
-    back, shown = lines.redrawn(b"", 80, 10)
-    assert (back, len(shown.splitlines()), shown.splitlines()[-1]) == (b"\r\x1b[J", 5, b"8 more bars")
-    assert lines.end().count(b"\n") == 12 and lines.redrawn(b"", 80, 10) == (b"\r\x1b[4A\x1b[J", b"")
-
-
 def test_a_bar_of_one_rank_off_a_terminal_is_a_line_now_and_then() -> None:
     file = LogFile(Path("x"), 0, 0, 0, "err")
     lines = Lines(None, None, untouched=False)

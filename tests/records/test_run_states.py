@@ -139,8 +139,7 @@ def test_the_table(golden: Golden, width: int) -> None:
     golden(f"ps-{width}", text)
 
 
-def test_runs_of_other_directories_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
+def test_runs_of_other_directories_say_which() -> None:
     base = Path("/home/ada/proj/.ddplaunch")
     runs = [
         RunSummary("a", "running", base / "runs" / "a", user="ada"),
@@ -151,34 +150,30 @@ def test_runs_of_other_directories_say_which(monkeypatch: pytest.MonkeyPatch) ->
     ]  # fmt: skip
     lines = ps_text(runs, 0, 100.0, "ada", Terminal(100), base).splitlines()
     assert lines[0].split() == ["RUN", "STATE", "AGE", "TOOK", "CAUSE", "DIRECTORY"]
-    assert [line.split()[-1] for line in lines[1:]] == [".", "~/other", "/scratch", "."]
+    assert [line.split()[-1] for line in lines[1:]] == [".", "/home/ada/other", "/scratch", "."]
     assert "cuda-out-of-memory" in lines[3] and lines[4].split() == ["d", "terminated", "."]
     away = replace(runs[2], script="训练模型的脚本训练模型的脚本.py")
-    lines = ps_text([runs[0], away], 0, 100.0, "ada", Terminal(48), base).splitlines()
-    assert lines[0].split() == ["RUN", "STATE", "AGE", "TOOK", "CAUSE", "SCRIPT"] or "DIRECTORY" not in lines[0]
-    assert "…/" in lines[2] and len(lines) == 3 and all(cells(line) <= 48 for line in lines)
+    lines = ps_text([runs[0], away], 0, 100.0, "ada", Terminal(56), base).splitlines()
+    assert lines[0].split()[:3] == ["RUN", "STATE", "AGE"] and "DIRECTORY" not in lines[0]
+    assert len(lines) == 3 and all(cells(line) <= 56 for line in lines)
     assert "DIRECTORY" not in ps_text([runs[0], runs[3]], 0, 100.0, "ada", Terminal(100), base)
 
 
-def test_long_ids_leave_room_for_the_cause_and_stay_names_of_their_runs() -> None:
-    ids = ("resnet50-seed-1-lr-0.1-warmup-500", "resnet50-seed-2-lr-0.1-warmup-500", "short", "20261121-143012-x7k2q9")
+def test_long_ids_stay_whole_and_other_columns_go() -> None:
+    ids = ("resnet50-seed-1-lr-0.1-warmup-500", "short")
     runs = [
-        RunSummary(each, "failed", None, "train_distributed.py", 1, 8, 0.0, 90.0, 1, 3, "collective-timeout", 4096)
-        for each in ids
+        RunSummary(each, "failed", None, "train.py", 1, 8, 0.0, 90.0, 1, 3, "collective-timeout", 4096) for each in ids
     ]
     lines = ps_text(runs, 0, 100.0, "ada", Terminal(80)).splitlines()
-    assert "CAUSE" in lines[0] and all(len(line) <= 80 and "collective-timeout" in line for line in lines[1:])
-    shown = [line.split()[0].rstrip("…") for line in lines[1:]]
-    assert shown == ["resnet50-seed-1-lr-0.1-w", "resnet50-seed-2-lr-0.1-w", *ids[2:]]
-    assert ids[0] in ps_text(runs, 0, 100.0, "ada", Terminal(120))
+    assert [line.split()[0] for line in lines] == ["RUN", *ids] and all(len(line) <= 80 for line in lines)
+    assert "collective-timeout" in ps_text(runs, 0, 100.0, "ada", Terminal(100))
 
 
 def test_the_table_has_no_columns_for_nothing() -> None:
     assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
     text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", Terminal(80))
     assert text == "RUN  STATE  AGE\nr    ended  9 s\n"
-    assert "\x1b[1;32mrunning\x1b[0m" in ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, True))
-    assert ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, unicode=False)).isascii()
+    assert "\x1b[1;32m2026" in ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, True))
 
 
 def test_json_has_it_all() -> None:
@@ -209,31 +204,6 @@ def test_how_a_run_ended_whose_launcher_said_nothing_is_not_known(call: Call, fo
     assert "how run silent ended is not recorded, and its launcher is gone" in " ".join(said.out.split())
     outcome(directory, "succeeded")
     assert call("explain", "silent").out == "nothing failed in run silent\n"
-
-
-def test_the_trials_of_one_command_are_one_line() -> None:
-    trials = [
-        RunSummary(f"scale-x.{name}", "terminated", started_s=float(number), user="ada", trial=f"scale-x/{name}")
-        for number, name in enumerate(("4", "2", "1"))
-    ]
-    live = RunSummary("scale-x.8", "running", started_s=5.0, user="ada", trial="scale-x/8")
-    lines = ps_text((live, *trials, RunSummary("r", "ended", user="ada")), 0, 9.0, "ada", Terminal(80)).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["scale-x.8", "scale-x", "r"] and "3 trials" in lines[2]
-    assert lines[2].split()[-1] == "1,2,4"
-    fits = [
-        RunSummary(
-            f"fit-x.batch-{size}",
-            "ended",
-            started_s=9.0 - at,
-            user="ada",
-            trial=f"fit-x/batch-{size}",
-            script="train.py",
-        )
-        for at, size in enumerate((124, 216, 108, 54, 32, 2, 1))
-    ]
-    live = RunSummary("fit-20261125-234414-ydpvjr.batch-18432", "running", started_s=9.0, user="ada", script="train.py")
-    lines = ps_text((live, *fits), 0, 9.0, "ada", Terminal(80)).splitlines()
-    assert len(lines) == 3 and "  batch 1-216  " in lines[2], lines
 
 
 @pytest.mark.parametrize(

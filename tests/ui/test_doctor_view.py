@@ -19,7 +19,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.secrets import hide_text
-from tests.checks.healthy import healthy_facts, healthy_torch, healthy_torch_import
+from tests.checks.healthy import healthy_facts
 from tests.conftest import Golden
 from tests.planning.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
 
@@ -34,15 +34,8 @@ def test_findings_and_skips(golden: Golden, width: int) -> None:
     golden(f"doctor-{width}", text)
 
 
-def test_healthy_is_a_line_for_each_family_and_a_verdict() -> None:
-    lines = doctor_text(HEALTHY, facts(), Terminal(120)).splitlines()
-    assert lines[2:] == ["  host  2 passed", "  gpu   1 passed", "", "healthy: 3 checks passed"]
-
-
-def test_a_machine_with_several_numa_nodes_shows_what_each_has() -> None:
-    shown = doctor_text(HEALTHY, healthy_facts(), Terminal(200)).splitlines()
-    assert ", 128 usable CPUs, 2 NUMA nodes, " in shown[0]
-    assert shown[1] == ("NUMA node 0: CPUs 0-31,64-95, GPU 0-3; NUMA node 1: CPUs 32-63,96-127, GPU 4-7")
+def test_healthy_is_a_verdict_below_the_machine() -> None:
+    assert doctor_text(HEALTHY, facts(), Terminal(120)).splitlines()[1:] == ["", "healthy: 3 checks passed"]
 
 
 def test_a_platform_is_said_to_be_what_it_is() -> None:
@@ -50,24 +43,10 @@ def test_a_platform_is_said_to_be_what_it_is() -> None:
     assert not isinstance(plain.host, Unavailable)
     assert "WSL" not in (usual := doctor_text(HEALTHY, plain, Terminal(200))) and "aarch64" not in usual
     kernel = "5.15.167.4-microsoft-standard-WSL2"
-    host = replace(plain.host, kernel=kernel, container="docker", machine="aarch64", libc="musl")
-    shown = doctor_text(HEALTHY, replace(plain, host=host), Terminal(200)).splitlines()
-    assert shown[0].startswith("gpu-node-1 (docker, WSL2), aarch64, musl, Python ")
-    assert shown[2].startswith("WSL2: NVML does not answer all questions") and "pinned memory" in shown[2]
+    host = replace(plain.host, kernel=kernel, container="docker", machine="aarch64")
+    shown = doctor_text(HEALTHY, replace(plain, host=host), Terminal(200))
+    assert shown.startswith("host gpu-node-1 (docker, WSL2, aarch64), Python ")
     assert max(map(len, doctor_text(HEALTHY, replace(plain, host=host), Terminal(40)).splitlines())) <= 40
-    rocm = replace(plain, torch=healthy_torch(version="2.8.0", cuda=None, hip="6.4"))
-    assert ", torch 2.8.0 (ROCm 6.4), " in doctor_text(HEALTHY, rocm, Terminal(200))
-
-
-def test_an_import_of_torch_that_takes_long_is_shown() -> None:
-    slow = healthy_facts(torch_import=healthy_torch_import(import_s=12.2, queued_s=0.5))
-    assert ", torch 2.8.0+cu128 (imported in 12 s), " in doctor_text(HEALTHY, slow, Terminal(200))
-    first = replace(slow, torch_import=healthy_torch_import(import_s=51.0, bytecode="written"))
-    rocm = replace(first, torch=healthy_torch(version="2.8.0", cuda=None, hip="6.4"))
-    shown = doctor_text(HEALTHY, rocm, Terminal(200))
-    assert ", torch 2.8.0 (ROCm 6.4, imported in 51 s, compiling it), " in shown
-    busy = replace(slow, torch_import=healthy_torch_import(import_s=12.0, queued_s=9.0))
-    assert "imported" not in doctor_text(HEALTHY, busy, Terminal(200))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_nothing_that_shows_a_launch_shows_its_secrets(module: Any, name: str) -
 
 
 def test_those_are_found() -> None:
-    assert {"plan_json", "plan_yaml", "plan_env", "plan_text", "dry_run_text"} <= {name for _, name in SHOWS_A_LAUNCH}
+    assert {"plan_json", "plan_text", "dry_run_text"} <= {name for _, name in SHOWS_A_LAUNCH}
 
 
 def test_no_record_has_it(tmp_path: Path) -> None:

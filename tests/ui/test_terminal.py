@@ -24,10 +24,9 @@ class Tty(io.StringIO):
         ({"TERM": "dumb"}, True, False),
         ({"NO_COLOR": "1"}, True, False),
         ({"NO_COLOR": ""}, True, True),
-        ({"CLICOLOR": "0"}, True, False),
         ({"FORCE_COLOR": "1"}, False, True),
         ({"FORCE_COLOR": "0"}, False, False),
-        ({"CLICOLOR_FORCE": "1", "TERM": "dumb"}, False, True),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, False, True),
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
     ],
 )
@@ -49,7 +48,7 @@ def test_width_of_a_real_terminal() -> None:
     try:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
         with open(slave, "w", closefd=False) as stream:
-            assert Terminal.of(stream, {"TERM": "xterm"}) == Terminal(47, styled=True, unicode=True)
+            assert Terminal.of(stream, {"TERM": "xterm"}) == Terminal(47, styled=True)
     finally:
         os.close(master)
         os.close(slave)
@@ -58,14 +57,9 @@ def test_width_of_a_real_terminal() -> None:
 def test_streams_that_are_gone() -> None:
     closed = io.TextIOWrapper(io.BytesIO())
     closed.close()
-    assert Terminal.of(None, {}) == Terminal(80, styled=False, unicode=False)
-    assert Terminal.of(closed, {}) == Terminal(80, styled=False, unicode=True)
+    assert Terminal.of(None, {}) == Terminal(80, styled=False)
+    assert Terminal.of(closed, {}) == Terminal(80, styled=False)
     assert write("x", closed) is False
-
-
-def test_unicode_ok_follows_the_encoding() -> None:
-    assert Terminal.of(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")).unicode
-    assert not Terminal.of(io.TextIOWrapper(io.BytesIO(), encoding="ascii")).unicode
 
 
 @pytest.mark.parametrize(

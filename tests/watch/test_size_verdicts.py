@@ -144,8 +144,8 @@ def test_the_answer(golden: Golden, width: int) -> None:
     shown = scale_text(SIZES, Terminal(width=width), strong=False, dataset_size=50_000)
     golden(f"scale-{width}", shown)
     assert max(map(len, shown.splitlines())) <= width or "`" in shown
-    assert progress_text(SIZES[0], 3) == "1 process: 100 steps of 100 ms, 80 samples/s (3.0 s)\n"
-    assert progress_text(SIZES[3], 3) == "8 processes: it failed after 3 steps: boom (3.0 s)\n"
+    assert progress_text(SIZES[0], 3, Terminal(80)) == "1 process: 100 steps of 100 ms, 80 samples/s (3.0 s)\n"
+    assert progress_text(SIZES[3], 3, Terminal(80)) == "8 processes: it failed after 3 steps: boom (3.0 s)\n"
 
 
 def test_the_json() -> None:

@@ -56,7 +56,7 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
         return None if one_console or not has_other_nodes() else elsewhere_text(attempt.attempt, attempts)
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _explained[attempt.attempt] = diagnosis
-    return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr).width)
+    return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr))
 
 
 def conclude(
@@ -107,7 +107,7 @@ def conclude(
     outcome = decided
     if cause is not None and "SLURM_STEP_ID" in os.environ:  # what that node says stands on the same console
         if not (settings.silent or settings.node):
-            say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr).width))
+            say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
         return outcome.exit_status
     text = outcome_text(
         outcome,

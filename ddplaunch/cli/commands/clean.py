@@ -85,7 +85,7 @@ def clean(
             failed.append(problem)
     if json:
         answer_json(clean_json(work, cleaned, removed, host_name(), now_s))
-    tell(done_text(cleaned, work.found, len(removed)))
+    tell(done_text(cleaned, len(removed)))
     findings = clean_findings(cleaned, failed)
     tell_findings(findings)
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE

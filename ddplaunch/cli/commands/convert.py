@@ -17,7 +17,7 @@ from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.translation import Site, Translation, changed
 from ddplaunch.planning.flag import Flag
 from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
-from ddplaunch.ui.terminal import Terminal, write_bytes
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
 COMMAND = Command(
@@ -105,11 +105,11 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
     if json:
         answer_json({"schema": 1, "file": name, "launches": [_site_json(site) for site in sites]})
     elif write and stdin:
-        write_bytes(new)  # there is no file to change: `convert --write - < old.sh > new.sh`
+        answer(new)  # there is no file to change: `convert --write - < old.sh > new.sh`
     elif write and new != data:
         _replace(Path(name), data, new)
     elif new != data:
-        answer(diff_text(name, data, new, Terminal.of(sys.stdout)))
+        answer(diff_text(name, data, new))
     for site in sites:
         if site.aside:
             _tell_asides(name, [site])

@@ -93,7 +93,7 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         names = f"what is recorded of {names}, which does not say how it ended"
     answer(explanation_text(explanation, names, terminal, "" if record is None else path_text(record.directory)))
     if record is not None:
-        answer(attempts_text(record.outcome, terminal.width) or "")
+        answer(attempts_text(record.outcome, terminal))
         tell(cut_text(log_parts(record.directory)) or "")
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.run_states import recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
-from ddplaunch.ui.terminal import Terminal, write_bytes
+from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.words import LENGTH, duration_s, host_name
 
@@ -95,7 +94,6 @@ def _print(
     single = ranks is not None and len(ranks) == 1
     prefix = None if single else _prefix(directory, away)
     show = Lines(prefix, pattern, on_terminal, untouched=on_terminal or not follow)
-    screen = _Shown(show, on_terminal)
     parts = log_parts(directory, ranks, last)
     asked: dict[str, Any] = {"ranks": None if ranks is None else sorted(ranks), "lines": last}
     with ExitStack() as stack:
@@ -106,18 +104,18 @@ def _print(
             tell(cut)
         if not follow:
             _say_order(parts)
-        open_ended = all(write_bytes(show.take(file, data)) for file, data in blocks(parts, since_s))
+        open_ended = all(write(show.take(file, data)) for file, data in blocks(parts, since_s))
     try:
         if open_ended and follow and away is None:
-            open_ended = _follow(directory, ranks, screen, parts)
+            open_ended = _follow(directory, ranks, show, parts)
         elif open_ended and follow and away is not None:
             asked |= {"follow": True, "since_s": since_s}
-            open_ended = _follow_hosts(directory, ranks, screen, parts, away, asked)
+            open_ended = _follow_hosts(directory, ranks, show, parts, away, asked)
     except KeyboardInterrupt:
-        write_bytes(b"\n" if on_terminal else b"")
+        write(b"\n" if on_terminal else b"")
         raise
     if open_ended:
-        screen.put(show.end())
+        write(show.end())
     return ExitStatus.DONE
 
 
@@ -145,27 +143,11 @@ def _told(directory: Path, place: Place, body: bytes) -> tuple[LogFile, bytes, f
     return log_file(directory, place.node, int(said["attempt"]), str(said["name"])), data, float(said["written_s"])
 
 
-class _Shown:
-    """stdout while a run is followed: on a terminal each progress bar has a line at the bottom, which is drawn anew."""
-
-    def __init__(self, show: Lines, on_terminal: bool) -> None:
-        self.show, self._on_terminal = show, on_terminal
-
-    def put(self, lines: bytes, with_bars: bool = False) -> bool:
-        """Write these lines, elsewhere ``with_bars`` now and then; return False if nobody reads any more."""
-        if not self._on_terminal:
-            shown = lines + (self.show.bars() if with_bars else b"")
-            return not shown or write_bytes(shown)
-        columns, height = shutil.get_terminal_size()
-        back, text = self.show.redrawn(lines, columns - 1, height)
-        return not (back or text) or write_bytes(text, back)
-
-
-def _follow(directory: Path, ranks: frozenset[int] | None, screen: _Shown, parts: Sequence[LogPart]) -> bool:
+def _follow(directory: Path, ranks: frozenset[int] | None, show: Lines, parts: Sequence[LogPart]) -> bool:
     """Show new lines until the run is over; return False if the reader of stdout has gone."""
     positions = {part.file.path: part.end for part in parts}
     for file, data in follow_files(directory, ranks, positions, is_over(directory)):
-        if not screen.put(b"" if file is None else screen.show.take(file, data), with_bars=file is None):
+        if not write(show.bars() if file is None else show.take(file, data)):
             return False
     if not directory.is_dir():
         say(f"{directory.name}: its record was removed")
@@ -175,7 +157,7 @@ def _follow(directory: Path, ranks: frozenset[int] | None, screen: _Shown, parts
 def _follow_hosts(
     directory: Path,
     ranks: frozenset[int] | None,
-    screen: _Shown,
+    show: Lines,
     parts: Sequence[LogPart],
     away: Launched,
     asked: Mapping[str, Any],
@@ -183,7 +165,6 @@ def _follow_hosts(
     """Show what the hosts of ``away`` print until none has more to say, and what nodes print whose files are here."""
     asked_nodes = {place.node for place in away.places}
     positions = {part.file.path: part.end for part in parts}
-    show = screen.show
     with EachHost(away, "logs", **asked) as hosts:
         tell_findings(hosts.problems)
         known = len(hosts.problems)
@@ -192,7 +173,7 @@ def _follow_hosts(
             if file is None:
                 told = [_told(directory, place, body) for place, kind, body in hosts.frames(0.0) if kind is Kind.OUT]
                 shown = b"".join(show.take(one, said) for one, said, _ in told)
-            if not screen.put(shown, with_bars=file is None):
+            if not write(shown + (show.bars() if file is None else b"")):
                 return False
     tell_findings(hosts.problems[known:])
     return True

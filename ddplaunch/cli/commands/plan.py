@@ -21,10 +21,8 @@ from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.plan_view import (
     compare_json,
     compare_text,
-    plan_env,
     plan_json,
     plan_text,
-    plan_yaml,
     resolved_numbers,
 )
 from ddplaunch.ui.terminal import Terminal
@@ -39,8 +37,6 @@ COMMAND = Command(
         PROFILE,
         Flag("compare", "text", OUTPUT, "The numbers for several world sizes, side by side.", "1,2,4,8"),
         Flag("json", "switch", OUTPUT, "The whole plan as JSON."),
-        Flag("exports", "switch", OUTPUT, "Shell exports; a bare --env says the same."),
-        Flag("yaml", "switch", OUTPUT, "The whole plan as YAML."),
         *HOSTS,
     ),
 )
@@ -52,20 +48,14 @@ def plan(
     profile: str | None,
     compare: str | None,
     json: bool | None,
-    exports: bool | None,
-    yaml: bool | None,
     **hosts: Any,
 ) -> int:
     """Print the plan in the format that was asked for. ``hosts`` are the flags that name other machines."""
-    if sum(map(bool, (json, exports, yaml))) > 1:
-        raise usage(
-            "several formats at once", why="stdout carries one", fix="choose one of `--json`, `--env` and `--yaml`"
-        )
     if any(value not in (None, []) for value in hosts.values()):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the plans that have other hosts
 
         asked = plan_hosts.asked_for(hosts)
-        if asked is None or compare or exports or yaml:
+        if asked is None or compare:
             raise usage(
                 "one format for several hosts",
                 why="each host has a plan of its own",
@@ -80,8 +70,6 @@ def plan(
     tell_findings(prepared.findings)
     if json:
         answer_json(plan_json(prepared.launch, prepared.findings) if sizes is None else compare_json(sizes))
-    elif exports or yaml:
-        answer(plan_env(prepared.launch) if exports else plan_yaml(prepared.launch, prepared.findings))
     elif sizes is not None:
         answer(compare_text(sizes, Terminal.of(sys.stdout)))
     else:

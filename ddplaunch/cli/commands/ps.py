@@ -38,6 +38,9 @@ def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
     """List what runs, of every user whose processes may be read, and what ended lately under the run directory."""
     base, host, now_s = runs_directory(os.environ, run_dir, Path.cwd()), host_name(), time.time()
     runs, more = summaries(base, process_table(), host, None if all else _RECENT)
+    if not all:  # the table of their command says how trials ended
+        shown = tuple(run for run in runs if not run.trial or run.state in ("running", "orphaned"))
+        runs, more = shown, more + len(runs) - len(shown)
     if json:
         answer_json(ps_json(runs, more, host, now_s))
         return ExitStatus.DONE

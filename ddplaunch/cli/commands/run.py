@@ -103,7 +103,7 @@ def _run(
         if json:
             answer_json(plan_json(prepared.launch, prepared.findings))
         else:
-            answer(dry_run_text(prepared.launch, Terminal.of(sys.stdout)))
+            answer(dry_run_text(prepared.launch))
         return ExitStatus.REFUSED if refusing else ExitStatus.DONE
     if refusing:
         tell_findings(prepared.findings)

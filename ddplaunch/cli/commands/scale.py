@@ -184,7 +184,7 @@ class _Sizes:
         for size in sizes:
             trial = yield self._change(size)
             self.measured.append(self._measured(size, trial))
-            tell(progress_text(self.measured[-1], trial.took_s, Terminal.of(sys.stderr).width))
+            tell(progress_text(self.measured[-1], trial.took_s, Terminal.of(sys.stderr)))
 
     def _change(self, size: Size) -> Change:
         """Return the trial of a size, on the first GPUs of ``--gpus``, or as many idle ones, which it holds."""

@@ -22,9 +22,9 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.records.launchers import Launched
 from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.run_states import recorded_at
-from ddplaunch.ui.outcome_view import as_finding
+from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, warning
 from ddplaunch.values.frozen import dataclass
@@ -68,8 +68,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
         where = "here" if chosen.launched is None else f"on {listed(hosts, 3, ' and ')}"
         answer(_stacks_text(chosen.run_id, seen, where, Terminal.of(sys.stdout)))
         if recorded is not None:
-            lines = wrap(visible(recorded.what), Terminal.of(sys.stdout).width, "flight recorder: ", "  ")
-            answer("\n".join(lines) + "\n")
+            answer(Terminal.of(sys.stdout).note(recorded.what, "flight recorder: "))
         if full:
             answer("\n" + "".join(map(stack_text, seen.stacks)))
     elif hosts:
@@ -149,9 +148,10 @@ def _stacks_text(run_id: str, seen: RanksSeen, where: str, terminal: Terminal) -
     quiet = "" if (seen.silent_s or 0) < 1 else f"; nothing printed for {duration_text(seen.silent_s or 0)}"
     counted = "one place" if len(places) == 1 else f"{len(places)} places"
     head = f"{run_id}: {count(len(seen.stacks), 'rank')} {where}, in {counted}{quiet}"
-    rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in places]
-    lines = [*wrap(visible(head), terminal.width, "", "  "), *table(("ranks", "where", "doing"), rows, terminal)]
-    return terminal.spell("\n".join(lines)) + "\n"
+    rows = [
+        {"ranks": ranks_text(group.ranks), "where": group.place.text, "doing": _state(group, cpu)} for group in places
+    ]
+    return terminal.page([*terminal.lines(head), *table(rows, terminal)])
 
 
 def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:

@@ -15,15 +15,12 @@ from ddplaunch.records.directory import note_stop
 from ddplaunch.records.find import RunRecord, read_record
 from ddplaunch.records.launchers import read_launched
 from ddplaunch.ui.stop_view import (
-    begin_asking_hosts,
     begin_on_hosts,
     begin_text,
     hosts_findings,
     hosts_lines,
     stop_findings,
     stop_json,
-    stop_on_hosts_json,
-    stopped_on_hosts_text,
     stopped_text,
 )
 from ddplaunch.values.finding import ExitStatus, usage
@@ -83,7 +80,7 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
     grace_s = own_s if grace_s is None else grace_s
     stopped = None
     if run.launched is None or run.processes is None:
-        tell_lines(begin_asking_hosts(launched))
+        tell_lines(begin_on_hosts(launched, None))
     else:
         tell_lines(begin_on_hosts(launched, grace_s))
         note_stop(launched.directory)
@@ -94,9 +91,9 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
     elif stopped is None or not stopped.remaining:
         hosts = ask_hosts(launched, grace_s)
     if json:
-        answer_json(stop_on_hosts_json(launched.run_id, stopped, hosts))
+        answer_json(stop_json(launched.run_id, stopped, (), hosts))
     else:
-        tell_lines(hosts_lines(hosts) if stopped is None else stopped_on_hosts_text(stopped, hosts))
+        tell_lines(hosts_lines(hosts) if stopped is None else stopped_text(stopped, hosts))
     findings = () if stopped is None else stop_findings(stopped, ())
     findings += hosts_findings(launched.run_id, hosts)
     tell_findings(findings)
@@ -122,7 +119,7 @@ def _stop_here(run: Run, grace_s: float | None, json: bool) -> int:
         text = stopped_text(stopped)
     elsewhere = [] if run.directory is None else other_hosts(run.directory)
     if json:
-        answer_json(stop_json(stopped, elsewhere))
+        answer_json(stop_json(run.run_id, stopped, elsewhere))
     else:
         tell_lines(text)
     tell_findings(stop_findings(stopped, elsewhere))

@@ -35,7 +35,7 @@ from ddplaunch.ui.submit_view import (
     sbatch_text,
     submitted_text,
 )
-from ddplaunch.ui.terminal import Terminal, write_bytes
+from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import JOIN_SECRET
@@ -170,9 +170,7 @@ def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
         answer(f"{job}\n")
         return ExitStatus.DONE
     try:
-        ended = follow(
-            job, Path(log), environ, write_bytes, lambda state: tell(changed_text(job, state, terminal.width)), state
-        )
+        ended = follow(job, Path(log), environ, write, lambda state: tell(changed_text(job, state, terminal)), state)
     except KeyboardInterrupt:
         tell("\n")
         say(f"job {job} keeps running; `scancel {job}` ends it")

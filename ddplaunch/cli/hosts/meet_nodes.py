@@ -72,16 +72,13 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, join_secret: s
         secrets=secrets_of(os.environ, join_secret, topology.node_rank.source.kind),
     )
     hello = _hello(prepared)
-    progress = RollCallLine(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
+    progress = RollCallLine(sys.stderr)
     show = (lambda status: None) if silent else progress.show
     with ending_by_signals(_end):  # the others are told, and the first process of a container ends at all
-        try:
-            if topology.node_rank.value == 0:
-                verdict = _hold(call, hello, prepared, show)
-            else:
-                verdict = answer(call, lambda: replace(hello, clock_s=time.time()), show)
-        finally:
-            progress.end()
+        if topology.node_rank.value == 0:
+            verdict = _hold(call, hello, prepared, show)
+        else:
+            verdict = answer(call, lambda: replace(hello, clock_s=time.time()), show)
     return _heeded(launch, verdict, silent)
 
 

@@ -121,7 +121,7 @@ def _print(planned: Planned, json: bool, copied: Mapping[str, Mapping[str, str]]
         for part in planned.parts:
             name, files = part.report.name, copied.get(part.report.name, {})
             lines = [*(f"# copied there first: {file} ({kind})" for file, kind in files.items())]
-            lines += [f"# on {name}, in {part.report.cwd}", dry_run_text(part.launch, terminal)]
+            lines += [f"# on {name}, in {part.report.cwd}", dry_run_text(part.launch)]
             answer("\n".join(lines) + "\n")
     return ExitStatus.DONE
 

@@ -15,6 +15,8 @@ _BY_HAND = "edit what `ddplaunch submit --to kubernetes` prints, or patch it wit
 REMOVED = {
     "attach": "`ddplaunch logs RUN --follow` shows what a run prints, `ddplaunch explain RUN` how it ended",
     "explain RUN RUN": "`ddplaunch explain RUN` for each; `diff` of the two `run.json` shows what else differs",
+    "plan --exports": "`ddplaunch run … --dry-run` prints `env NAME=value …`, `ddplaunch plan --json` every variable",
+    "plan --yaml": "`ddplaunch plan --json`: JSON is YAML as well",
     "scale --resume": "name the sizes that are missing: `ddplaunch scale 1,4,8 … -- train.py`",
     "scale --plot": "`ddplaunch scale --json` has all numbers to draw",
     "submit --kind": _ONE_KIND,
