@@ -78,7 +78,7 @@ def _checked(data: Any, wanted: Any, place: str) -> Any:
 def _union(data: Any, arms: tuple[Any, ...], place: str) -> Any:
     if Unavailable in arms and isinstance(data, dict) and isinstance(data.get(_REASON), str):
         return Unavailable(data[_REASON])
-    if type(data) in arms and data == data:  # not nan
+    if type(data) in arms and type(data) is not float:  # which may be infinite
         return data
     if data is None and Unavailable in arms:
         return Unavailable("this host's ddplaunch does not report it")
