@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 
 from ddplaunch.machine import files
@@ -19,12 +18,10 @@ from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import numbers_of
 
 _CPUS, _NODES = "sys/devices/system/cpu", "sys/devices/system/node"
-_SYS_NICE = 1 << 23  # capabilities(7)
 
 
 def probe_layout(
     nvml: NvmlFacts | Unavailable,
-    environ: Mapping[str, str],
     root: Path = Path("/"),
     affinity: Iterable[int] | None = None,
     ran: int | None = None,
@@ -40,10 +37,8 @@ def probe_layout(
         return Unavailable("the kernel does not tell on which NUMA nodes the usable CPUs are")
     allowed = len(_allowed(root, online) | usable)
     now = running(root)
-    found = CpuLayout(nodes, allowed, len(online), running=now if ran is None else min(now, ran))
-    if len(nodes) == 1:
-        return found
-    return replace(found, gpu_nodes=_gpu_nodes(root, nvml), numactl=_numactl_works(root, environ))
+    gpu_nodes = _gpu_nodes(root, nvml) if len(nodes) > 1 else {}
+    return CpuLayout(nodes, allowed, len(online), gpu_nodes, now if ran is None else min(now, ran))
 
 
 def running(root: Path = Path("/")) -> int:
@@ -109,19 +104,3 @@ def _gpu_nodes(root: Path, nvml: NvmlFacts | Unavailable) -> dict[str, int]:
             if node is not None and node >= 0:
                 found[gpu.pci_bus_id] = node
     return found
-
-
-def _numactl_works(root: Path, environ: Mapping[str, str]) -> bool:
-    """Whether `numactl` is installed and may ask the kernel.
-
-    Docker's seccomp filter refuses the calls about memory policy without CAP_SYS_NICE, and `numactl` then runs nothing
-    (https://docs.docker.com/engine/security/seccomp/).
-    """
-    places = environ.get("PATH", os.defpath).split(os.pathsep)
-    if not any(os.access(f"{place}/numactl", os.X_OK) for place in places if place):
-        return False
-    status = files.read(f"{root}/proc/self/status") or ""
-    fields = dict(line.partition(":")[::2] for line in status.splitlines())
-    if fields.get("Seccomp", "").strip() == "0":
-        return True
-    return bool(int(fields.get("CapEff", "0").strip() or "0", 16) & _SYS_NICE)

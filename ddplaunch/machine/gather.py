@@ -72,7 +72,7 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
         record_paths=found[len(wanted) - len(request.record_paths) :],
         torch_import=torch_import(),
         packages=ask(software.probe_packages) if request.packages else NOT_ASKED,
-        cpu_layout=ask(lambda: cpu_layout.probe_layout(nvml, env, ran=ran)),
+        cpu_layout=ask(lambda: cpu_layout.probe_layout(nvml, ran=ran)),
     )
 
 

@@ -95,13 +95,12 @@ class Missing:
 class Placement:
     """On which CPUs this node's ranks run, ``text`` in a line; ``shown`` is whether a user should read it unasked.
 
-    ``cpus`` are those of each local rank ("0-15,64-79"), none where ranks are not bound. ``torchrun`` is the mode of
-    its own option if it binds them. ``apart`` ranks have cores that no other rank has, ``cores`` is how many are for
-    each at least. ``threads`` is with how many each computes, 0 if nobody could count, and ``reason`` how it was done.
+    ``cpus`` are those of each local rank ("0-15,64-79"), none where ranks are not bound. ``apart`` ranks have cores of
+    their own, ``cores`` is how many are for each at least. ``threads`` is with how many each computes, 0 if
+    nobody could count, and ``reason`` how it was done.
     """
 
     cpus: tuple[str, ...] = ()
-    torchrun: str = ""
     apart: bool = False
     cores: int = 0
     text: str = ""

@@ -13,7 +13,7 @@ from ddplaunch.planning.gpus import Selection, VisibleGpu, exported, shown, visi
 from ddplaunch.planning.launch import Device, Launch, Placement, Target, Topology, Variable
 from ddplaunch.planning.options import Options, flags_of_options
 from ddplaunch.planning.ranks import environment
-from ddplaunch.planning.ranks.placement import NUMA_BINDING, Surroundings, resolve_placement, said_workers
+from ddplaunch.planning.ranks.placement import Surroundings, resolve_placement, said_workers
 from ddplaunch.planning.ranks.topology import resolve_topology
 from ddplaunch.planning.script_numbers.as_said import notes_on_options
 from ddplaunch.planning.script_numbers.forward import Forwarded, forward
@@ -25,7 +25,7 @@ from ddplaunch.scaling.numbers import Numbers, NumbersRequest
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source, Unavailable, known, value_of
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.variable_names import PLAN, RUN_ID
 from ddplaunch.values.words import count
 
@@ -82,8 +82,9 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     start = capture.decide_start(options.start, options.preload, target, situation.shadowing)
     directory, node = _below(situation.cwd, situation.record), value_of(topology.node_rank, 0)
     placement = _place(options, topology, device.value, extra, target, situation)
-    cpus = () if placement.torchrun else placement.cpus
-    about = Settings(situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=cpus)
+    about = Settings(
+        situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=placement.cpus
+    )
     settings = plugin_settings(options, about)._replace(others=_others(options, topology))
     plug_in, capture_notes = capture.decide_capture(
         options.capture, settings, _for_the_guard(options), flags, situation.plugin, extra
@@ -113,7 +114,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
             final,
             *_rendezvous(options.run_id, topology, final, situation),
             restarts=settings.max_restarts,
-            extra=(*extra, *([f"{NUMA_BINDING}={placement.torchrun}"] if placement.torchrun else [])),
+            extra=extra,
             capture=(*([capture.LOGS_SPECS] if plug_in else []), *grace),
         ),
         options=options,
@@ -199,7 +200,6 @@ def _place(
         },
         gpus=gpus if device == "cuda" else None,
         workers=said_workers(options, target),
-        flags=known(flags, frozenset()),
         extra=extra,
         plugin=capture.is_used(options.capture, flags, situation.plugin, extra),
         taken=situation.taken,

@@ -164,7 +164,7 @@ def _target(target: Target | None) -> dict[str, Any] | None:
 
 def _placement(placement: Placement) -> dict[str, Any]:
     """Return the CPUs of each local rank, empty where ranks are not bound, who binds them, and what was decided."""
-    by = ("torchrun" if placement.torchrun else "ddplaunch") if placement.cpus else None
+    by = "ddplaunch" if placement.cpus else None
     said = {"cpus": list(placement.cpus), "bound_by": by, "text": placement.text, "threads": placement.threads or None}
     return {**said, **_source(placement.source)}
 

@@ -40,10 +40,10 @@ def add_gpus(root: Path, *nodes: int) -> None:
         write(root / f"sys/bus/pci/devices/0000:{0x10 + index:02x}:00.0/numa_node", node)
 
 
-def machine(root: Path, gpus: int = 0, usable: str = "", path: str = "/nowhere") -> CpuLayout:
+def machine(root: Path, gpus: int = 0, usable: str = "") -> CpuLayout:
     """Return what is read of the tree below ``root``; ``usable`` is the affinity, all CPUs unless given."""
     text = usable or (root / "sys/devices/system/cpu/online").read_text()
     nvml = healthy_nvml(*(healthy_gpu(each) for each in range(gpus))) if gpus else healthy_nvml()
-    found = probe_layout(nvml, {"PATH": path}, root, numbers_of(text))
+    found = probe_layout(nvml, root, numbers_of(text))
     assert isinstance(found, CpuLayout), found
     return found

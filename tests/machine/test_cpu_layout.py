@@ -7,8 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from ddplaunch.machine.cpu_layout import probe_layout, running
 from ddplaunch.machine.facts import CpuLayout, NumaNode
 from ddplaunch.values import codec
@@ -55,7 +53,7 @@ def test_the_cpuset_of_the_cgroup_is_told_from_an_affinity(tmp_path: Path) -> No
 def test_threads_of_others_that_compute_are_counted_at_two_moments(tmp_path: Path) -> None:
     write(cpu_tree(tmp_path) / "proc/loadavg", "9.50 4.00 1.00 7/812 4711")
     assert machine(tmp_path).running == running(tmp_path) == 6, "this process is the seventh"
-    found = probe_layout(Unavailable("no NVML"), {}, tmp_path, range(16), ran=2)
+    found = probe_layout(Unavailable("no NVML"), tmp_path, range(16), ran=2)
     assert isinstance(found, CpuLayout) and found.running == 2
     write(tmp_path / "proc/loadavg", "words")
     assert running(tmp_path) == 0
@@ -69,7 +67,7 @@ def test_one_node_asks_for_no_devices(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_numa_or_topology_is_one_node_of_single_threads(tmp_path: Path) -> None:
-    found = probe_layout(Unavailable("no NVML"), {}, tmp_path, [0, 1, 2])
+    found = probe_layout(Unavailable("no NVML"), tmp_path, [0, 1, 2])
     assert found == CpuLayout((NumaNode(0, 0, ((0,), (1,), (2,))),), 3, 3)
 
 
@@ -80,31 +78,12 @@ def test_nodes_without_cpus_are_memory_alone(tmp_path: Path) -> None:
 
 def test_contradictions_of_the_kernel_are_no_layout(tmp_path: Path) -> None:
     (cpu_tree(tmp_path) / "sys/devices/system/node/node1/cpulist").unlink()
-    found = probe_layout(Unavailable("no NVML"), {}, tmp_path, range(16))
+    found = probe_layout(Unavailable("no NVML"), tmp_path, range(16))
     assert isinstance(found, Unavailable)
 
 
-@pytest.mark.parametrize(
-    ("status", "works"),
-    [
-        ("Seccomp:\t0\nCapEff:\t0", True),
-        ("Seccomp:\t2\nCapEff:\t00000000a80425fb", False),
-        ("Seccomp:\t2\nCapEff:\t000001ffffffffff", True),
-        ("", False),
-    ],
-)
-def test_numactl_works_where_the_kernel_may_be_asked(tmp_path: Path, status: str, works: bool) -> None:
-    cpu_tree(tmp_path)
-    write(tmp_path / "proc/self/status", status)
-    assert machine(tmp_path, path=str(tmp_path)).numactl is False, "it is not installed"
-    program = tmp_path / "numactl"
-    program.touch()
-    program.chmod(0o755)
-    assert machine(tmp_path, path=str(tmp_path)).numactl is works
-
-
 def test_this_machine() -> None:
-    found = probe_layout(Unavailable("not asked"), os.environ)
+    found = probe_layout(Unavailable("not asked"))
     assert isinstance(found, CpuLayout)
     assert set(found.cpus) == os.sched_getaffinity(0)
     if program := shutil.which("lscpu"):

@@ -46,7 +46,6 @@ def on_gpus(tmp_path: Path, nodes: tuple[int, ...] = FOUR, usable: str = "", **o
     add_gpus(cpu_tree(tmp_path, cores=16), *nodes)
     flags = options.pop("flags", FLAGS)
     layout = machine(tmp_path, len(nodes), usable)
-    layout = replace(layout, numactl=options.pop("numactl", False))
     return launched(facts(layout, len(nodes), flags), options.pop("nproc", len(nodes)), **options)
 
 
@@ -79,20 +78,8 @@ def test_the_order_of_the_gpus_is_that_of_the_ranks(tmp_path: Path) -> None:
     assert shown.cpus == ("16-31,48-63", "0-15,32-47")
 
 
-def test_torchrun_binds_where_it_can_and_its_program_works(tmp_path: Path) -> None:
-    flags = FLAGS | {"--numa-binding"}
-    launch = on_gpus(tmp_path, flags=flags, numactl=True)
-    assert "--numa-binding=node" in launch.argv[: launch.argv.index("--")]
-    assert launch.placement.cpus[3] == "16-31,48-63" and told(launch) == []
-    for without in ({"flags": flags}, {"numactl": True}):
-        launch = on_gpus(tmp_path, **without)
-        assert not any("numa" in word for word in launch.argv) and len(told(launch)) == 4
-
-
-def test_without_capture_torchrun_alone_can_bind(tmp_path: Path) -> None:
+def test_without_capture_nobody_can_bind(tmp_path: Path) -> None:
     assert on_gpus(tmp_path, capture=False).placement.cpus == ()
-    launch = on_gpus(tmp_path, capture=False, flags=FLAGS | {"--numa-binding"}, numactl=True)
-    assert "--numa-binding=node" in launch.argv
 
 
 @pytest.mark.parametrize(
@@ -118,7 +105,7 @@ def test_gpu_ranks_in_doubt_are_not_bound(tmp_path: Path, nodes: tuple[int, ...]
 def test_small_nodes_are_widened_to_the_socket(tmp_path: Path) -> None:
     add_gpus(cpu_tree(tmp_path, nodes=4, cores=2, threads=1), 0, 1, 4, 5)
     found = launched(facts(machine(tmp_path, 4), 4), 4).placement
-    assert found.cpus == ("0-7", "0-7", "8-15", "8-15") and not found.torchrun
+    assert found.cpus == ("0-7", "0-7", "8-15", "8-15")
     assert "ranks 2, 3 on socket 1" in found.text
     asked = launched(facts(machine(tmp_path, 4), 4), 4, placement="node").placement
     assert asked.cpus == ("0-1", "2-3", "8-9", "10-11")
@@ -275,7 +262,7 @@ def test_none_leaves_all_alone(tmp_path: Path) -> None:
 
 def test_the_users_own_words_to_torchrun_win(tmp_path: Path) -> None:
     flags = FLAGS | {"--numa-binding"}
-    launch = on_gpus(tmp_path, flags=flags, numactl=True, torchrun_arg=["--numa-binding=exclusive"])
+    launch = on_gpus(tmp_path, flags=flags, torchrun_arg=["--numa-binding=exclusive"])
     assert [word for word in launch.argv if "numa" in word] == ["--numa-binding=exclusive"]
     assert launch.placement.text == "as torchrun's `--numa-binding=exclusive` says" and not told(launch)
     with pytest.raises(UsageError) as caught:

@@ -47,14 +47,13 @@ class Surroundings:
 
     ``variables`` are the environment of the launch, each with its source. ``gpus`` are the PCI addresses of the ranks'
     GPUs as NVML tells them, None on the CPU; ``workers`` are the DataLoader workers of a rank, None if nobody said.
-    ``flags`` are the options of the installed torchrun, ``extra`` the user's words to it; ``plugin`` is whether the
+    ``extra`` are the user's words to torchrun; ``plugin`` is whether the
     plug-in is there to bind ranks. ``taken`` is a clause on another run that has bound its ranks here.
     """
 
     variables: Mapping[str, tuple[str, Source]]
     gpus: tuple[str, ...] | None = None
     workers: int | None = None
-    flags: frozenset[str] = frozenset()
     extra: tuple[str, ...] = ()
     plugin: bool = True
     taken: str = ""
@@ -170,9 +169,7 @@ def _by_us(word: Word, ranks: int, cpu: CpuFacts, layout: CpuLayout, around: Sur
         found = _on_cpus(word, ranks, cpu, layout)
     else:
         found = _near_gpus(word, ranks, layout, around)
-    if isinstance(found, Placement) and found.torchrun and (NUMA_BINDING not in around.flags or not layout.numactl):
-        found = replace(found, torchrun="")
-    if isinstance(found, Placement) and not found.torchrun:
+    if isinstance(found, Placement):
         if found.apart and around.taken:
             found = around.taken
         elif not around.plugin:
@@ -219,7 +216,6 @@ def _together_near(near: Sequence[NumaNode], layout: CpuLayout, need: int) -> Pl
             break
         return Placement(
             cpus=cpus,
-            torchrun="node" if kind == "node" else "",
             cores=min(sum(len(node.cores) for node in home) // keys.count(key) for key, home in homes.items()),
             text=_near_text("NUMA node" if kind == "node" else "socket", keys),
         )
