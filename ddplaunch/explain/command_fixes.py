@@ -15,7 +15,6 @@ from ddplaunch.values.words import signal_name
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 TOLERATE = "--tolerate-exit-aborts"
-_NPROC, _EXAMPLE = re.compile(r"auto|\d+(?:x\d+)?"), re.compile(r"\bddplaunch run 4 --")
 _PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
 _VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
 _TYPED = re.compile(r"`(-[^`]+)` behind `--`")
@@ -82,10 +81,7 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
     Where that stack is known already, the native one is the next measurement.
     """
     left = []
-    for fix in _own_number(fixes, facts):
-        if "--no-forward" in fix:  # said only of a launch that filled something in
-            left += _filled_in(facts)
-            continue
+    for fix in fixes:
         if facts is not None and facts.argv and facts.argv[1:2] == ("run",):
             fix = _PY_SPY.sub("`ddplaunch stacks`", fix)
         followed = _already_followed(fix, facts)
@@ -96,14 +92,10 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
     return tuple(dict.fromkeys(left))
 
 
-def _own_number(fixes: Sequence[str], facts: RunFacts | None) -> list[str]:
-    """Return ``fixes`` with the number of processes that was typed, in the place of the 4 of examples."""
-    typed = facts.argv[2] if facts is not None and facts.argv and len(facts.argv) > 2 and facts.argv[1] == "run" else ""
-    return [_EXAMPLE.sub(f"ddplaunch run {typed} --", fix) if _NPROC.fullmatch(typed) else fix for fix in fixes]
-
-
 def _already_followed(fix: str, facts: RunFacts | None) -> bool:
     """Return whether the run that failed had done what ``fix`` says, or had nothing that it could undo."""
+    if "--no-forward" in fix:
+        return facts is None or not (facts.plan or {}).get("passed")
     if facts is None or (facts.plan is None and not facts.ranks):
         return False
     if "PYTHONFAULTHANDLER" in fix:
@@ -119,16 +111,6 @@ def was_typed(flag: str, facts: RunFacts | None) -> bool:
     """Return whether ``flag`` was among ddplaunch's own words."""
     words = facts.argv or () if facts is not None else ()
     return flag in (words[: words.index("--")] if "--" in words else words)
-
-
-def _filled_in(facts: RunFacts | None) -> list[str]:
-    """Return which options ddplaunch gave to the script, and how to have it give none; nothing where it gave none."""
-    passed = (facts.plan or {}).get("passed") if facts is not None else None
-    words: list[str] = []
-    for each in passed if isinstance(passed, list) else []:
-        arguments = each.get("arguments") if isinstance(each, dict) else None
-        words += map(str, arguments) if isinstance(arguments, list) else ()
-    return [f"ddplaunch filled in `{shlex.join(words)}`: `--no-forward` leaves it out"] if words else []
 
 
 def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> dict[str, str] | None:
@@ -182,11 +164,6 @@ def _picks_its_port(plan: Mapping[str, Any]) -> bool:
     topology = plan.get("topology")
     nodes = topology.get("nnodes") if isinstance(topology, dict) else None
     return isinstance(nodes, dict) and nodes.get("value") == 1 and plan["topology"].get("master_port") is None
-
-
-def another_port(fix: str, line: str) -> str:
-    """Return ``fix`` with another port than the one that ``line`` says is taken."""
-    return fix.replace("29501", "29511") if "29501" in line else fix
 
 
 def _sets(facts: RunFacts, name: str, value: str = "") -> bool:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from ddplaunch.explain.command_fixes import (
     TOLERATE,
-    another_port,
     command_fixes,
     never_launched,
     signal_to_launcher,
@@ -17,7 +16,7 @@ from ddplaunch.explain.command_fixes import (
     was_typed,
     who_asked,
 )
-from ddplaunch.explain.decide.collectives import Left, Stuck, nccl_versions, uneven
+from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, other_end, words_above
 from ddplaunch.explain.decide.recorded import (
@@ -69,7 +68,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = command_fixes(cause.code, facts, dumped)
     left = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
-    general = tuple(another_port(fix, line) for fix in still_to_do(left, facts, dumped))
+    general = still_to_do(left, facts, dumped)
     raised = cause.candidate.raised if cause.candidate is not None and cause.speaks else None
     said: tuple[Line, ...] = ()
     if raised is not None and cause.candidate is not None:
@@ -80,11 +79,11 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         said = other_end(cause.candidate.line, scanned) if cause.code == "download-failed" else said
     elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
-        words = words._replace(what=_aborted_after(cause, reason_text(said))) if said else words
+        at = f", at {cause.frame}" if cause.frame else ""
+        aborted = f"{_who(cause, 'a process')} aborted in native code, which said: {reason_text(said)[:_QUOTED]}{at}"
+        words = words._replace(what=aborted) if said else words
     if cause.candidate and (part := parts_ended_before(cause.candidate.line.at, cause.rank, raised, scanned)):
         words, general = words._replace(why=f"{part}; {words.why}"), (_FIRST, *general)
-    if cause.code == "nccl-version-mismatch" and (versions := nccl_versions(scanned)):
-        words = words._replace(why=f"{versions}; {words.why}")
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
     code, rank = ("rank-left-early", None) if cause.lost_one_that_left else (cause.code, cause.rank)
@@ -246,12 +245,6 @@ def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
         (not ended.exit.seen, "left-unseen"),
     )
     return next((name for holds, name in cases if holds), "left-in-silence")
-
-
-def _aborted_after(cause: RootCause, said: str) -> str:
-    """Return what native code said before it aborted a rank, and where in the script that was."""
-    at = f", at {cause.frame}" if cause.frame else ""
-    return f"{_who(cause, 'a process')} aborted in native code, which said: {said[:_QUOTED]}{at}"
 
 
 def _outside(cause: RootCause, line: Line, facts: RunFacts | None) -> _Words:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.explain.command_fixes import still_to_do
 from ddplaunch.explain.diagnosis import RunFacts
 from tests.explain.logs import diagnosed, raised
 
@@ -147,14 +146,6 @@ def test_a_time_out_gets_the_command_that_says_where_each_rank_was() -> None:
     assert "`ddplaunch run 2 -- t.py` then says where" in first_fix("ddplaunch run 2 --no-stacks -- t.py", late)
     for followed in ("", "--stacks", "--timeout=5m", "--hang-timeout 9s"):
         assert "then says where" not in first_fix(f"ddplaunch run 2 {followed} -- t.py", late)
-
-
-@pytest.mark.parametrize("typed", ["2", "auto", "2x8"])
-def test_an_example_takes_the_number_of_processes_that_was_typed(typed: str) -> None:
-    fix = "correct the arguments after `--`: `ddplaunch run 4 -- train.py …`"
-    facts = RunFacts(argv=("ddplaunch", "run", typed, "--", "train.py"))
-    assert still_to_do([fix], facts, False) == (fix.replace("run 4", f"run {typed}"),)
-    assert still_to_do([fix], RunFacts(argv=("ddplaunch", "run", "--nproc", "2")), False) == (fix,)
 
 
 def test_nobody_is_to_type_the_command_of_a_trial() -> None:

@@ -178,18 +178,6 @@ def test_a_rank_that_left_in_silence_is_named_beside_those_that_complain() -> No
 TRUNCATED = "a2:21:30 [0] misc/socket.cc:58 NCCL WARN Message truncated : received 1024 bytes instead of 256\n"
 
 
-def test_versions_of_nccl_that_a_log_names_are_quoted_where_they_differ() -> None:
-    def versions(second: str) -> str:
-        lines = (("a1", "2.18.3+cuda12.1"), ("a2", second))
-        said = "".join(f"{host}:21:21 [0] NCCL INFO NCCL version {version}\n" for host, version in lines)
-        found = diagnosed(said + TRUNCATED)
-        assert (found.code, found.rank, found.host) == ("nccl-version-mismatch", None, "a2")
-        return found.why
-
-    assert versions("2.21.5+cuda12.4").startswith("the log names NCCL 2.18.3 (a1) and 2.21.5 (a2); ")
-    assert "the log names" not in versions("2.18.3+cuda12.1") and "the log names" not in diagnosed(TRUNCATED).why
-
-
 def test_sizes_have_units_and_boxes_are_left_out() -> None:
     asked = (
         "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to "

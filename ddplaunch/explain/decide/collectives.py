@@ -44,7 +44,6 @@ _LEFT = re.compile(
 )
 _MOST_RANKS = 1_000_000  # of a world size that is believed
 _HUGE = 1 << 40  # some versions print -1 as an unsigned number
-_NCCL_VERSION, _VERSIONS = re.compile(r"\bNCCL version (\d+\.\d+\.\d+)"), 3
 
 
 @dataclass(frozen=True)
@@ -372,13 +371,3 @@ def flight_dumps(directory: Path) -> dict[int, list[dict[str, Any]]]:
         except (OSError, ValueError):
             continue
     return found
-
-
-def nccl_versions(scanned: Scanned) -> str:
-    """Return which versions of NCCL a log names, and on which hosts; nothing where there are not several."""
-    found: dict[str, set[str]] = {}
-    for line in scanned.lines:
-        if "NCCL" in line.text and (match := _NCCL_VERSION.search(line.text)):
-            found.setdefault(match[1], set()).update([line.speaker.host] if line.speaker.host else [])
-    told = [f"{version} ({', '.join(sorted(hosts))})" if hosts else version for version, hosts in found.items()]
-    return f"the log names NCCL {' and '.join(told[:_VERSIONS])}" if len(told) > 1 else ""
