@@ -48,6 +48,7 @@ def rules_of(family: Path) -> Iterator[dict[str, Any]]:
                 if name in whole:
                     whole[name] = _said(whole[name], words)
             whole["fixes"] = [_said(fix, words) for fix in whole.pop("fix", ())]
+            whole.pop("source", None)  # for those who read the rule
             needed = (text for pattern in whole.get("patterns", ()) for text in needed_texts(pattern))
             yield whole | {"needed": list(dict.fromkeys(needed))}
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.explain.diagnosis import RunFacts
-from ddplaunch.explain.signatures import has_words, named
-from ddplaunch.explain.signatures.signature import filled, filled_fixes
+from ddplaunch.explain.signatures import has_words, say
+from ddplaunch.explain.signatures.signature import Words
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import signal_name
 
@@ -121,32 +121,26 @@ def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> dict[st
     return {"awaited": awaited, "ranks": str(ranks)}
 
 
-Said = tuple[str, str, tuple[str, ...]]
 #: What is said of a run that was ended so.
 STOPPED = "the run was ended by `ddplaunch stop`"
 
 
-def stopped_by(user: str) -> Said:
+def stopped_by(user: str) -> Words:
     """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
-    return _said("stopped", user=user)
+    return say("stopped", user=user)
 
 
-def _said(name: str, **groups: str) -> Said:
-    words = named(name)
-    return filled(words.what, groups), filled(words.why, groups), filled_fixes(words, groups)
-
-
-def signal_to_launcher(code: str, facts: RunFacts | None) -> Said:
+def signal_to_launcher(code: str, facts: RunFacts | None) -> Words:
     """Return what, why and the fixes of a run whose launcher was ended by a signal."""
     if code == "killed":
-        return _said("launcher-killed")
+        return say("launcher-killed")
     if facts is not None and facts.launcher_lost:
-        return _said("launcher-lost")
+        return say("launcher-lost")
     if facts is not None and facts.stopped_by is not None:
         return stopped_by(facts.stopped_by)
     signal = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
     known = f"launcher-{signal}"
-    return _said(known if has_words(known) else "launcher-ended", signal=signal, asked=who_asked(facts))
+    return say(known if has_words(known) else "launcher-ended", signal=signal, asked=who_asked(facts))
 
 
 def who_asked(facts: RunFacts | None) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from ddplaunch.explain.command_fixes import (
     TOLERATE,
@@ -31,9 +29,9 @@ from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, RunFa
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
-from ddplaunch.explain.signatures import all_signatures, has_words, named, words_for
+from ddplaunch.explain.signatures import all_signatures, has_words, named, say, words_for
 from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
-from ddplaunch.explain.signatures.signature import FIELD, NOISE, Signature, Tier, filled, filled_fixes, readable
+from ddplaunch.explain.signatures.signature import FIELD, NOISE, Tier, Words, filled, readable, words_of
 from ddplaunch.explain.stacks.hang import waiting_words
 from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name
 
@@ -51,19 +49,12 @@ _ABORTS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what
 _QUOTED = 160  # characters of a rank's last words in one line
 
 
-class _Words(NamedTuple):
-    what: str
-    why: str
-    fixes: tuple[str, ...]
-    nobody: bool = False  # the rank that it speaks of is none of the launch
-
-
 def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagnosis:
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
-    words = _words(cause, facts) if through is None else _say("aborted-at-exit", **_at_exit(cause, through, facts))
-    cause = replace(cause, rank=None) if words.nobody else cause
+    words = _words(cause, facts) if through is None else say("aborted-at-exit", **_at_exit(cause, through, facts))
+    cause = replace(cause, rank=None) if _awaits_nobody(cause, facts) else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = command_fixes(cause.code, facts, dumped)
@@ -102,6 +93,13 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     )
 
 
+def _awaits_nobody(cause: RootCause, facts: RunFacts | None) -> dict[str, str] | None:
+    """Return the rank that the script waits for, where the launch has none of this number."""
+    candidate = cause.candidate
+    waits = candidate is not None and candidate.code == "rendezvous-failed"
+    return never_launched(candidate.groups, facts) if candidate is not None and waits else None
+
+
 def _at_exit(cause: RootCause, end: RankEnd, facts: RunFacts | None) -> dict[str, str]:
     """Return what is known of a rank whose libraries aborted after its program was through."""
     in_group = end.through == "group"
@@ -119,10 +117,10 @@ def _rival(cause: RootCause) -> Rival | None:
     return None if other is None else Rival(other.code, other.words, other.line.evidence)
 
 
-def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
+def _words(cause: RootCause, facts: RunFacts | None) -> Words:
     candidate = cause.candidate
     if cause.told:
-        return _Words(*signal_to_launcher(cause.code, facts))
+        return signal_to_launcher(cause.code, facts)
     if cause.left is not None:
         return _left_early(cause.left, cause.stuck)
     if cause.outside is not None:
@@ -133,34 +131,25 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
         return _unknown(cause)
     waits = cause.stuck if cause.stuck is not None and cause.stuck.waited else None
     if waits and (told := waiting_words(cause.code, cause.rank, cause.mismatched, waits, uneven(waits))):
-        return _Words(*told)
+        return Words(*told)
     if (signature := candidate.signature) is None:
         assert candidate.raised is not None
         return _exception(cause, candidate.raised)
-    if candidate.code == "rendezvous-failed" and (never := never_launched(candidate.groups, facts)) is not None:
-        return _say("awaits-nobody", **never)._replace(nobody=True)
+    if (never := _awaits_nobody(cause, facts)) is not None:
+        return say("awaits-nobody", **never)
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     sizes = told_by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
-    words = _of_signature(*(sizes or (signature, readable(candidate.groups))))
+    words = words_of(*(sizes or (signature, readable(candidate.groups))))
     at = cause.frame or (cause.calls[-1].place if cause.calls and cause.code == "syntax-error" else "")
     return words._replace(what=f"{words.what}, at {at}") if at else words
-
-
-def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
-    return _Words(filled(signature.what, groups), filled(signature.why, groups), filled_fixes(signature, groups))
-
-
-def _say(name: str, **groups: str) -> _Words:
-    """Return the words of this name; see ``families/unsaid.toml``."""
-    return _of_signature(named(name), groups)
 
 
 def _who(cause: RootCause, nobody: str) -> str:
     return nobody if cause.rank is None else f"rank {cause.rank}"
 
 
-def _exception(cause: RootCause, raised: Raised) -> _Words:
+def _exception(cause: RootCause, raised: Raised) -> Words:
     name = raised.type.rpartition(".")[2]
     said = _LONG.sub(r"\1…\2", f"{name}: {raised.message}" if raised.message else name)
     said = said if len(said) <= _QUOTED else f"{said[: _QUOTED - 1]}…"
@@ -168,7 +157,7 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     what = f"{said[:-1] if ends else said} at {raised.frame}" if raised.frame else said
     who = _who(cause, "the script")
     if cause.code == "killed":
-        return _say("worker-gone", who=who, what=what)
+        return say("worker-gone", who=who, what=what)
     where = "look at the traceback above this line: the script's own frames are not in it"
     if raised.frame:
         below = "in what it calls" if cause.calls and cause.calls[-1].folded else "there"
@@ -176,10 +165,10 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     elif cause.candidate is not None and cause.candidate.bare:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
     for known, groups in words_for(name, raised.message):
-        words = _of_signature(known, {"who": who, **groups})
+        words = words_of(known, {"who": who, **groups})
         place = () if known.name == "message-worker-left" else (where,)  # it is raised wherever the rank is then
         return words._replace(what=what, fixes=(*words.fixes, *place))
-    return _Words(what, _uncaught(cause, raised, who), (where,))
+    return Words(what, _uncaught(cause, raised, who), (where,))
 
 
 def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
@@ -193,7 +182,7 @@ def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
     return why + ("; errors on other ranks are consequences" if others and not alike else "")
 
 
-def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Words:
+def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Words:
     """Return the words for a rank whose exit no line explains."""
     status, seen, text = ended.exit.code, ended.exit.seen, reason_text(ended.said)[:_QUOTED]
     at = f", at {cause.frame}" if cause.frame else ""
@@ -217,12 +206,12 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
     groups["who_ended"] = f"{groups['who']} ended with {groups['how']}: "
     if seen:
         groups["look"] = _IN_OUTPUT if ended.said else _ABORTS
-    words = _say(_name_of_exit(cause, ended), **groups)
+    words = say(_name_of_exit(cause, ended), **groups)
     if status == -SIGNALS["SIGBUS"]:
-        return _Words(words.what, *bus_error(facts, cause.frame))
+        return Words(words.what, *bus_error(facts, cause.frame))
     if status == 255:
         return words._replace(why=named("status-255").why)
-    return words._replace(why=_say("status-of-a-shell", **groups).why) if seen and signal in _CRASHES else words
+    return words._replace(why=say("status-of-a-shell", **groups).why) if seen and signal in _CRASHES else words
 
 
 def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
@@ -247,18 +236,18 @@ def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
     return next((name for holds, name in cases if holds), "left-in-silence")
 
 
-def _outside(cause: RootCause, line: Line, facts: RunFacts | None) -> _Words:
+def _outside(cause: RootCause, line: Line, facts: RunFacts | None) -> Words:
     """Return the words for an end that only the kernel or the cgroup explains."""
     by = f" by {status_text(cause.ended.exit.code, cause.ended.exit.seen)}" if cause.ended is not None else ""
     limit = memory_limit(facts) if cause.code == "host-out-of-memory" else None
     reason = limit or f"{line.file} says: {line.text.strip()[:120]}"
-    words = _say("ended-outside", who=_who(cause, "a process of the run"), by=by, reason=reason)
+    words = say("ended-outside", who=_who(cause, "a process of the run"), by=by, reason=reason)
     shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # what the kernel says, else any
     fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), words.fixes)
     return words._replace(fixes=tuple(fix for fix in fixes if not FIELD.search(fix))[:3])
 
 
-def _left_early(left: Left, stuck: Stuck | None) -> _Words:
+def _left_early(left: Left, stuck: Stuck | None) -> Words:
     """Return the words for ranks that ended with status 0 while another one still waited for them.
 
     A collective that the script itself calls has a place that these ranks did not come to. In `backward`, and where
@@ -268,7 +257,7 @@ def _left_early(left: Left, stuck: Stuck | None) -> _Words:
     waited = next((each for each in waits if each.rank == left.waiting), None)
     call = waited.described if waited is not None and waited.op else left.call
     called = bool(left.frame) and left.call not in ("", "backward")
-    return _say(
+    return say(
         "left-early-before-a-call" if called else "left-early",
         who=ranks_text(left.ranks),
         they="they" if len(left.ranks) > 1 else "it",
@@ -281,21 +270,21 @@ def _left_early(left: Left, stuck: Stuck | None) -> _Words:
     )
 
 
-def _unknown(cause: RootCause) -> _Words:
+def _unknown(cause: RootCause) -> Words:
     """Return the words where only survivors report, or where the log just ends."""
     spoken = [hit for hit in cause.echoes if hit.signature.code not in NOISE]
     told = [hit.line for hit in spoken] if cause.witness is None else [cause.witness.line]
     if told and all(OF_CUDA.search(line.text) for line in told):
-        return _say("failed-in-nccl", who_ended="")
+        return say("failed-in-nccl", who_ended="")
     if cause.witness is not None and cause.witness.raised is not None:
         raised = cause.witness.raised
         ray = {"ray": ""} if raised.type.startswith("ray.") else {}
-        return _say("witness", type=raised.type.rpartition(".")[2], message=raised.message[:120], **ray)
+        return say("witness", type=raised.type.rpartition(".")[2], message=raised.message[:120], **ray)
     if spoken:
-        return _say("only-survivors")
+        return say("only-survivors")
     if summed_up := [hit.line.text.strip() for hit in cause.echoes if hit.signature.code == "told-elsewhere"]:
-        return _say("told-elsewhere", line=summed_up[-1][:80])
+        return say("told-elsewhere", line=summed_up[-1][:80])
     if cause.cut is None:
-        return _say("just-ends")
+        return say("just-ends")
     closes = not _REPORTED.match(cause.cut.text) and closes_badly(cause.cut.text)
-    return _say("closes-badly" if closes else "cut-off", line=cause.cut.text.strip()[:80])
+    return say("closes-badly" if closes else "cut-off", line=cause.cut.text.strip()[:80])

@@ -7,6 +7,7 @@ signature knows a line without one. In ``every_code.txt`` the code of the diagno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -91,6 +92,21 @@ def same(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
 def test_the_compiled_file_is_what_the_families_say(same: Callable[[Path, str], None]) -> None:
     same(COMPILED, compiled())
     assert sorted(FAMILIES) == sorted(path.stem for path in EXPLAIN.glob("families/*.toml"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_part_and_sentence_of_a_family_is_used(family: str) -> None:
+    text = (EXPLAIN / "families" / f"{family}.toml").read_text(encoding="utf-8")
+    for table, used in (("parts", "<{}>"), ("words", '"@{}"')):
+        _, _, rest = text.partition(f"\n[{table}]\n")
+        names = re.findall(r"(?m)^(\w+) = ", rest.partition("\n[")[0])
+        assert [name for name in names if used.format(name) not in text] == []
+
+
+def test_every_name_that_the_engine_asks_for_has_words() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in EXPLAIN.rglob("*.py"))
+    names = set(re.findall(r'\b(?:named|say)\(\s*"([\w-]+)"', code))
+    assert len(names) > 10 and names <= {each.name for each in all_words()}
 
 
 @pytest.mark.parametrize("family", LINES)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.explain.signatures.signature import Signature, Tier
+from ddplaunch.explain.signatures.signature import Signature, Tier, Words, words_of
 
 
 @cache
@@ -21,6 +21,11 @@ def all_signatures() -> tuple[Signature, ...]:
 def named(name: str) -> Signature:
     """Return the words of this name. Raises KeyError if there are none."""
     return _names()[name]
+
+
+def say(name: str, **groups: str) -> Words:
+    """Return the words of this name, see ``families/unsaid.toml``, with what is known. Raises KeyError as `named`."""
+    return words_of(named(name), groups)
 
 
 def has_words(name: str) -> bool:

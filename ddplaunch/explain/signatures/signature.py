@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import IntEnum, auto
+from typing import NamedTuple
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import size_text
@@ -71,7 +72,7 @@ class Signature:
       ``why`` and no ``fixes``.
     - ``raises``: exceptions of a program's own logic (ValueError …) that have this message nevertheless.
     - ``needed``: texts of which every line that matches contains one.
-    - ``source``: where the message is printed or discussed. ``example``: a line that matches.
+    - ``example``: a line that matches.
     - ``name``: of words that the engine asks for by name; it has no patterns.
     """
 
@@ -88,7 +89,6 @@ class Signature:
     log_by_several: tuple[str, ...] = ()
     raises: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
-    source: str = ""
     name: str = ""
 
     @property
@@ -125,6 +125,15 @@ def filled(template: str, groups: Mapping[str, str]) -> str:
     return FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
 
 
-def filled_fixes(signature: Signature, groups: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fixes of which all groups are known."""
-    return tuple(filled(fix, groups) for fix in signature.fixes if set(FIELD.findall(fix)) <= groups.keys())
+class Words(NamedTuple):
+    """What, why and fixes of a diagnosis."""
+
+    what: str
+    why: str
+    fixes: tuple[str, ...]
+
+
+def words_of(signature: Signature, groups: Mapping[str, str]) -> Words:
+    """Return the words of a signature with its groups; a fix of which one is not known is left out."""
+    fixes = (filled(fix, groups) for fix in signature.fixes if set(FIELD.findall(fix)) <= groups.keys())
+    return Words(filled(signature.what, groups), filled(signature.why, groups), tuple(fixes))
