@@ -1,7 +1,7 @@
 """Checks of the script's source for mistakes that can be read in it, each with its line and the line in its place.
 
 The ``mistakes`` family breaks a run of several ranks, or spoils what it trains; ``advice`` is shown by ``doctor`` and
-``plan`` alone. The script is read by ``ddplaunch/script/mistakes.py``, which is silent where it cannot be sure.
+``plan`` alone. The script is read by ``ddplaunch/script/mistake_rules.py``, which is silent where it cannot be sure.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from ddplaunch.script.commands import Function, Parameter, parameters
 from ddplaunch.script.configuration.config_files import dict_items, number_text
@@ -22,25 +21,11 @@ from ddplaunch.script.source import ParsedFile
 _CALLS = {
     "fire.Fire": "fire",
     "tyro.cli": "tyro",
-    "simple_parsing.parse": "simple_parsing",
     "jsonargparse.CLI": "jsonargparse",
     "jsonargparse.auto_cli": "jsonargparse",
-    "pyrallis.parse": "pyrallis",
-    "draccus.parse": "pyrallis",
-    "tap.tapify": "tap",
 }
 _HF_PARSERS = ("HfArgumentParser", "TrlParser")
-_MAKERS = (
-    *_HF_PARSERS,
-    "gen_parser_from_dataclass",
-    "add_arguments",
-    "Fire",
-    "cli",
-    "parse",
-    "CLI",
-    "auto_cli",
-    "tapify",
-)
+_MAKERS = (*_HF_PARSERS, "Fire", "cli", "CLI", "auto_cli")
 # https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 _TRAINING_ARGUMENTS = (
     ("per_device_train_batch_size", "8"),
@@ -58,45 +43,14 @@ _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union",
 
 def configured_options(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the options of configuration classes and functions; None if their source is not in the program."""
-    own = [each for each in part.calls if last(each.func) not in _MAKERS and _is_own_parser(each, program, part)]
-    for call in (*part.calls_of(*_MAKERS), *own):
+    for call in part.calls_of(*_MAKERS):
         name = dotted(call.func, part.aliases)
-        if last(call.func) in _HF_PARSERS or call in own:
+        if last(call.func) in _HF_PARSERS:
             given = call.args[0] if call.args else keyword(call, "dataclass_types")
             for item in _each_of(given, part.source):
                 yield from _of(program, part, item, "transformers", at(call, part.source))
-        elif last(call.func) == "gen_parser_from_dataclass" and len(call.args) > 1:
-            made = call.args[1].func if isinstance(call.args[1], ast.Call) else None
-            yield from _of(program, part, made, "fairseq", at(call, part.source))
         elif name in _CALLS:
-            target = call.args[0] if call.args else keyword(call, "config_class")
-            yield from _of(program, part, target, _CALLS[name], at(call, part.source))
-        elif last(call.func) == "add_arguments" and call.args and "simple_parsing" in str(part.aliases.values()):
-            yield from _of(program, part, call.args[0], "simple_parsing", at(call, part.source))
-
-
-def _is_own_parser(call: ast.Call, program: Program, part: ReachablePart) -> bool:
-    """Return whether a class of the program is called that extends Hugging Face's parser."""
-    named = isinstance(call.func, ast.Name) and "Parser" in call.func.id
-    found = find_definition(program, part.source, last(call.func)) if named else None
-    bases = found[0].bases if found is not None and isinstance(found[0], ast.ClassDef) else []
-    return any(last(base) in _HF_PARSERS for base in bases)
-
-
-def tap_options(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the fields of classes that extend ``tap.Tap``, with the comments behind them for their help."""
-    if "tap.Tap" not in part.aliases.values():
-        return
-    spelled = any(keyword(call, "underscores_to_dashes") is not None for call in part.calls)
-    for node in part.of(ast.ClassDef):
-        if isinstance(node, ast.ClassDef) and any(dotted(base, part.aliases) == "tap.Tap" for base in node.bases):
-            for option in _fields(program, node, part.source, "tap", at(node, part.source)):
-                if option is None:
-                    yield None
-                    continue
-                line = part.source.lines[option.at.line - 1] if option.at.file == part.source.shown else ""
-                flags = (f"--{option.dest.replace('_', '-')}",) if spelled else option.flags
-                yield replace(option, flags=flags, help=option.help or line.partition("#")[2].strip())
+            yield from _of(program, part, call.args[0] if call.args else None, _CALLS[name], at(call, part.source))
 
 
 def _each_of(node: ast.AST | None, source: ParsedFile) -> list[ast.expr | None]:
@@ -257,7 +211,7 @@ def _fields(
         found = find_definition(program, source, last(base)) if depth and isinstance(base, ast.Name) else None
         if found is not None and isinstance(found[0], ast.ClassDef):
             yield from _fields(program, found[0], found[1], parser, called, prefix, depth - 1)
-        elif last(base) not in ("object", "ABC", "Tap"):
+        elif last(base) not in ("object", "ABC"):
             yield None
     for item in own:
         assert isinstance(item.target, ast.Name)
@@ -265,18 +219,14 @@ def _fields(
         if isinstance(default, ast.Call) and last(default.func) == "field":
             metadata = keyword(default, "metadata")
             default = keyword(default, "default") or keyword(default, "default_factory")
-        field = Parameter(item.target.id, item.annotation, default, item, _in_metadata(metadata, "help"))
-        alias = _in_metadata(metadata, "argparse_alias") if parser == "fairseq" else ""
-        for option in _option(program, field, source, parser, prefix, depth):
-            yield replace(option, flags=(*option.flags, alias)) if option is not None and alias else option
+        field = Parameter(item.target.id, item.annotation, default, item, _help_in(metadata))
+        yield from _option(program, field, source, parser, prefix, depth)
 
 
-def _in_metadata(metadata: ast.expr | None, wanted: str) -> str:
-    """Return a text of ``field(metadata={"help": "…"})``."""
-    if not isinstance(metadata, ast.Dict):
-        return ""
-    found = zip(metadata.keys, metadata.values, strict=True)
-    return next((text_of(value) for key, value in found if string(key) == wanted), "")
+def _help_in(metadata: ast.expr | None) -> str:
+    """Return the text of ``field(metadata={"help": "…"})``."""
+    items = dict_items(metadata) or ()
+    return next((text_of(value) for key, value in items if key == "help"), "")
 
 
 def _option(
@@ -286,7 +236,7 @@ def _option(
     kind = parameter.annotation
     inner = _class_of(program, kind, source) if parser not in ("fire", "transformers") and depth else None
     if inner is not None:
-        below = "" if parser == "simple_parsing" else f"{prefix}{parameter.name}."
+        below = f"{prefix}{parameter.name}."
         yield from _fields(program, inner[0], inner[1], parser, at(parameter.node, source), below, depth - 1)
         return
     if parser not in ("fire", "omegaconf") and kind is not None and not _is_plain(kind):
@@ -298,11 +248,10 @@ def _option(
         "tyro": (dashes, underscores),
         "transformers": (underscores, dashes),
         "fire": (underscores, dashes),
-        "fairseq": (dashes,),
         "omegaconf": (name,),
     }.get(parser, (underscores,))
-    switch = parser in ("tyro", "fairseq", "tap") and last(kind) == "bool"
-    if switch and parser == "tyro":
+    switch = parser == "tyro" and last(kind) == "bool"
+    if switch:
         flags = (*flags, f"--no-{dashes[2:]}")
     yield DeclaredOption(
         tuple(dict.fromkeys(flags)),

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN
-from ddplaunch.script.names import FunctionNodes, at, last, last_word, meaning_of, string
+from ddplaunch.script.names import FunctionNodes, at, dotted, last, last_word, meaning_of, string
 from ddplaunch.script.program import Program, is_main_guard
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import FRAMEWORKS, DeclaredOption, Instead, Meaning
 
 # The variables that the result of parsing arguments goes by.
 _NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
+_NAMESPACES |= {"cfg", "config", "conf"}
 #: Functions that take a batch size for training.
 LOADERS = re.compile(r"(?i)loader|batchsampler|sampler$|^dataset$")
 _OPTIMIZERS = re.compile(r"(?i)adam|sgd|optim|rmsprop|lion\b|lamb\b|lars\b|adagrad|adafactor")
@@ -47,9 +48,9 @@ def without_effect(option: DeclaredOption, meaning: Meaning, flow: Flow) -> str:
         if not isinstance(statement, ast.Assign) or not (_is_number(value) or (others and option.dest not in others)):
             continue
         target, around = statement.targets[0], part.source.parents.get(statement)
-        owner = last(target.value) if isinstance(target, ast.Attribute) else ""
+        owners = {dotted(target, {}).partition(".")[0], last(getattr(target, "value", None))}
         plain = isinstance(around, (ast.Module, *FunctionNodes)) or (around is not None and is_main_guard(around))
-        if owner in _NAMESPACES and plain and not isinstance(part.source.parents.get(around), ast.ClassDef):  # type: ignore[arg-type]
+        if owners & _NAMESPACES and plain and option.parser != "yacs":
             return f"{at(statement, part.source)} sets `{option.dest}` to {ast.unparse(value)} itself"
     if meaning == "accum" and option.parser == "argparse" and _is_named_nowhere(option.dest, flow.program):
         return f"nothing reads `{option.flags[0]}` ({option.at}); the effective batch is without it"

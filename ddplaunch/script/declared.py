@@ -20,7 +20,7 @@ from ddplaunch.script.names import (
     strings,
 )
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import DeclaredOption
 
 #: The kind of a switch that turns something off.
 STORE_FALSE = "store_false"
@@ -38,30 +38,11 @@ def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
     for call in calls:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
             continue
-        if dotted(call.func.value, {}) == "self" and "tap.Tap" in part.aliases.values():
-            continue  # it says more of a field, which is read itself
         flags = strings(call.args)
         if flags is None or (not flags and any(item.arg is None for item in call.keywords)):
             yield None
         elif flags and flags[0].startswith("-"):
             yield _argparse_option(part, call, flags, dotted(call.func.value, {}) in subparsers)
-
-
-def lightning_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the option of `Trainer.add_argparse_args` that matters here; None if another class adds options of its own.
-
-    https://lightning.ai/docs/pytorch/1.9.5/common/trainer.html#trainer-class-api; Lightning 2 has no such method.
-    """
-    configured = "omegaconf" in part.source.text  # its keys take the same numbers
-    for call in part.calls_of("add_argparse_args") if not configured else ():
-        name = dotted(call.func, part.aliases)
-        if name.partition(".")[0] in ("pytorch_lightning", "lightning") and name.endswith(".Trainer.add_argparse_args"):
-            flags = ("--accumulate_grad_batches",)
-            yield DeclaredOption(
-                flags, at(call, part.source), default="1", dest="accumulate_grad_batches", parser="lightning"
-            )
-        else:
-            yield None
 
 
 def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subcommand: bool) -> DeclaredOption:
@@ -130,47 +111,6 @@ def absl_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
         )
 
 
-def docopt_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the options that a text for ``docopt`` describes, and those with a value in its usage."""
-    for call in part.calls_of("docopt"):
-        if dotted(call.func, part.aliases) != "docopt.docopt":
-            continue
-        given_text = call.args[0] if call.args else keyword(call, "doc")
-        first = part.source.tree.body[0]
-        own = isinstance(given_text, ast.Name) and given_text.id == "__doc__" and isinstance(first, ast.Expr)
-        node = first.value if own and isinstance(first, ast.Expr) else given_text
-        text = string(node)
-        if text is None or node is None:
-            yield None
-        else:
-            yield from _described(text, part, node.lineno)
-
-
-def _described(text: str, part: ReachablePart, start: int) -> Iterator[DeclaredOption]:
-    """https://github.com/docopt/docopt#option-descriptions-format says what a description is."""
-    found: dict[str, DeclaredOption] = {}
-    for match in re.finditer(r"^[ \t]*(-.*(?:\n(?![ \t]*(?:-|\n|$)).*)*)", text, re.MULTILINE):
-        declaration, _, description = match[1].partition("  ")
-        words = re.split(r"[\s,=]+", declaration.strip())
-        flags = tuple(word for word in words if word.startswith("-"))
-        default = re.search(r"\[default: ([^\]]*)\]", description)
-        where = DeclaredAt(part.source.shown, start + text.count("\n", 0, match.start(1)))
-        found[destination(flags)] = DeclaredOption(
-            flags,
-            where,
-            takes_value=len(flags) < len(words),
-            default=default[1] if default else None,
-            help=" ".join(description.split()),
-            dest=next((flag for flag in flags if flag.startswith("--")), flags[0]),
-            parser="docopt",
-        )
-    for match in re.finditer(r"(?<=[\[\s(|])(--[\w-]+)=[<\w]", text):
-        if not any(match[1] in each.flags for each in found.values()):
-            where = DeclaredAt(part.source.shown, start + text.count("\n", 0, match.start(1)))
-            found[match[1]] = DeclaredOption((match[1],), where, dest=match[1], parser="docopt")
-    yield from found.values()
-
-
 def _texts(call: ast.Call) -> Iterator[str]:
     for argument in call.args:
         for node in argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]:
@@ -181,7 +121,7 @@ def _texts(call: ast.Call) -> Iterator[str]:
 
 # Parsers that take `--batch-size` for `--batch_size`: absl's FlagValues, fire's and tyro's argument matching.
 _DASH_BLIND = frozenset({"absl", "fire", "tyro"})
-_ABBREVIATING = frozenset({"argparse", "docopt", "simple_parsing", "tap", "transformers"})
+_ABBREVIATING = frozenset({"argparse", "transformers"})
 _NUMBER = re.compile(r"-\.?\d")
 
 
@@ -193,7 +133,7 @@ def given(args: Sequence[str], option: DeclaredOption, declared: Sequence[Declar
     (https://docs.python.org/3/library/argparse.html#argument-abbreviations-prefix-matching).
     Arguments behind ``--`` do not count, and an option without its value gives none.
     """
-    if option.spelling in ("k=v", "k v", "k=v,"):
+    if option.spelling in ("k=v", "k v"):
         return tuple(_overrides(args, option))
     return () if option.spelling == "file" else tuple(_values(list(args), option, declared))
 
@@ -209,18 +149,16 @@ def is_same_value(one: str, other: str) -> bool:
 
 
 def _overrides(args: Sequence[str], option: DeclaredOption) -> Iterator[str]:
-    """Yield the values of a configuration's key among ``lr=0.1``, ``+lr=0.1``, ``a=1,lr=0.1`` or ``LR 0.1``."""
+    """Yield the values of a configuration's key among ``lr=0.1``, ``+lr=0.1`` or ``LR 0.1``."""
     key = option.flags[0].lstrip("+")
     for position, word in enumerate(args):
         if option.spelling == "k v":
             if word == key and position + 1 < len(args):
                 yield args[position + 1]
             continue
-        word = word.removeprefix(f"{option.behind}=") if option.behind else word
-        for piece in word.split(",") if option.spelling == "k=v," else [word]:
-            name, equals, value = piece.partition("=")
-            if equals and name.lstrip("+") == key:
-                yield value
+        name, equals, value = word.removeprefix(f"{option.behind}=" if option.behind else "").partition("=")
+        if equals and name.lstrip("+") == key:
+            yield value
 
 
 def spell(option: DeclaredOption, value: str) -> tuple[str, ...]:
@@ -243,7 +181,7 @@ def arranged(args: Sequence[str], additions: Sequence[tuple[DeclaredOption, tupl
     front = [word for option, words in additions if option.front and not option.behind for word in words]
     for flag in dict.fromkeys(option.behind for option, _ in additions if option.behind):
         own = [(option, words) for option, words in additions if option.behind == flag]
-        result = _behind(flag, [word for _, words in own for word in words], own[0][0].spelling == "k=v,", result)
+        result = _behind(flag, [word for _, words in own for word in words], result)
     free = [(option, word) for option, words in additions if not option.front and not option.behind for word in words]
     if free:
         like = (
@@ -256,18 +194,11 @@ def arranged(args: Sequence[str], additions: Sequence[tuple[DeclaredOption, tupl
     return (*front, *result)
 
 
-def _behind(flag: str, words: list[str], joined: bool, args: list[str]) -> list[str]:
+def _behind(flag: str, words: list[str], args: list[str]) -> list[str]:
     position = next((index for index, word in enumerate(args) if word.partition("=")[0] == flag), None)
-    words = [",".join(words)] if joined else words
     if position is None:
         return [*args, flag, *words]
-    if not joined:
-        return [*args[: position + 1], *words, *args[position + 1 :]]
-    index = position if "=" in args[position] else position + 1
-    head, equals, rest = (
-        args[position].partition("=") if index == position else ("", "", "".join(args[index : index + 1]))
-    )
-    return [*args[:index], f"{head}{equals}{words[0]},{rest}".rstrip(","), *args[index + 1 :]]
+    return [*args[: position + 1], *words, *args[position + 1 :]]
 
 
 def _values(args: list[str], option: DeclaredOption, declared: Sequence[DeclaredOption]) -> Iterator[str]:

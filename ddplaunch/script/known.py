@@ -108,14 +108,6 @@ class Known:
         """Return whether ``node`` stands under a condition that cannot be decided, other than the main guard."""
         return any(self.decide(test, part) is None for test, _ in self.conditions(node, part))
 
-    def likely(self, node: ast.AST, part: ReachablePart) -> bool:
-        """Return whether the conditions around ``node`` are switches of the user's, all set as it needs them.
-
-        The script may still change one of them where nobody can tell.
-        """
-        around = [(test, wanted) for test, wanted in self.conditions(node, part) if self.decide(test, part) is None]
-        return bool(around) and all(self._options.get(last(test)) is wanted for test, wanted in around)
-
     def decide(self, test: ast.expr, part: ReachablePart) -> bool | None:
         """Return whether the condition holds, or None."""
         if id(test) not in self._decided:
@@ -206,14 +198,8 @@ class Known:
         owner = self.value(node.value, part, depth)
         if owner is UNKNOWN or not isinstance(owner, (str, tuple, list)):
             return UNKNOWN
-        if not isinstance(node.slice, ast.Slice):
-            index = self.value(node.slice, part, depth)
-            return owner[index] if isinstance(index, int) else UNKNOWN
-        bounds = [
-            None if each is None else self.value(each, part, depth) for each in (node.slice.lower, node.slice.upper)
-        ]
-        lower, upper = (each if isinstance(each, int) else None for each in bounds)
-        return owner[lower:upper] if bounds == [lower, upper] and node.slice.step is None else UNKNOWN
+        index = self.value(node.slice, part, depth)
+        return owner[index] if isinstance(index, int) else UNKNOWN
 
     def _named(self, node: ast.Name | ast.Attribute, part: ReachablePart, depth: int) -> object:
         name = dotted(node, part.aliases)

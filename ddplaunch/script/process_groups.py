@@ -10,7 +10,7 @@ from typing import Final
 from ddplaunch.script.configured import is_training_arguments
 from ddplaunch.script.flow import TALK, Flow
 from ddplaunch.script.names import Function, FunctionNodes, as_text, at, dotted, keyword, last, string
-from ddplaunch.script.program import Program, is_main_guard
+from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
 from ddplaunch.script.script_report import FRAMEWORKS, DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
@@ -20,7 +20,6 @@ _LAUNCHERS = ("torchrun", "torch.distributed.launch", "torch.distributed.run", "
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
 _OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"']")
 _OF_MPI = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"})
-_ENVIRONMENT = re.compile("environ|getenv")
 _SETS_UP = frozenset({"init_process_group", "init_device_mesh"})
 # Functions of libraries that start a function once per GPU, whatever started them.
 _LIBRARIES = frozenset({"detectron2.engine.launch", "detectron2.engine.launch.launch", "fastreid.engine.launch"})
@@ -30,6 +29,9 @@ _LIBRARIES |= {"ray.train.torch.TorchTrainer", "torch.distributed.launcher.api.e
 _STARTERS = frozenset(name.rpartition(".")[2] for name in _LIBRARIES)
 _STARTERS |= {"spawn", "start_processes", "Process", "system", "AutoExecutor", "SlurmExecutor"}
 _DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
+
+
+_COUNTS_DEVICES = re.compile(rf"device_count|is_available|^[\w.]*\b(?:{_DEVICES.pattern[4:]})\s*[<>=]")
 
 
 def initialisation(program: Program) -> DeclaredAt | None:
@@ -129,23 +131,21 @@ class GroupSetUp:
 def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[DeclaredOption]) -> GroupSetUp:
     """Return where the script starts its own ranks, or which options keep it from setting up a process group."""
     outside = _Outside(parts, flow)
-    certain = next((call for call in outside.spawns if _is_certain(*call, set())), None)
-    certain = certain or next((call for call in outside.spawns if _is_of_a_library(*call)), None)
+    certain = next((place for place in outside.spawns if _is_certain(*place, flow)), None)
     set_ups = _set_ups(parts)
     obstacles = [outside.obstacle(call, part) for call, part in set_ups]
     alone = None not in obstacles
     aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
-    if certain is not None and (alone or not aware or _submits(*certain)):
+    if certain is not None and (alone or not aware or _is_submission(*certain)):
         return GroupSetUp(at(certain[0], certain[1].source), alone)
     own = all(_says_rank(call) for call, _ in set_ups) if set_ups else any(map(_sets_rank, parts))
     if certain is None and not aware and own:
-        ranks = (each for each in outside.spawns if last(each[0].func) != "Process" or _counts_ranks(_loop(*each)))
-        started = next((each for each in ranks if outside.obstacle(*each) is None), None)
+        ranks = [each for each in outside.spawns if last(each[0].func) != "Process" or _counts_ranks(_loop(*each))]
+        started = next((place for place in ranks if outside.obstacle(*place) is None), None)
         if started is not None:
             return GroupSetUp(at(started[0], started[1].source), alone=bool(set_ups), unsure=not set_ups)
     if not alone or certain is not None:
-        likely = next((each for each in outside.spawns if flow.known.likely(*each)), None) if certain is None else None
-        return GroupSetUp() if likely is None else GroupSetUp(at(likely[0], likely[1].source), unsure=True)
+        return GroupSetUp()
     if set_ups and outside.spawns and not any(outside.is_reached(call, part) for call, part in set_ups):
         return GroupSetUp(at(outside.spawns[0][0], outside.spawns[0][1].source), True)
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
@@ -153,10 +153,8 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
         if obstacle is not None and obstacle[1] is not None and not of_one:
             behind = flow.known.options_behind(obstacle[0], obstacle[1])
             found = [option for option in options if option.dest in behind]
-            found = [each for each in found if not each.required] or found  # a file of settings is given anyway
-            carried = {option.behind for option in found}  # `--hparams` is no switch, but `--hparams distributed` is
-            spelled = [f"{each.behind} {each.flags[0]}".strip() for each in found if each.flags[0] not in carried]
-            switches = tuple(dict.fromkeys(spelled))
+            found = [option for option in found if not option.required] or found  # a file of settings is given anyway
+            switches = tuple(dict.fromkeys(f"{option.behind} {option.flags[0]}".strip() for option in found))
             if switches:
                 return GroupSetUp(off=at(call, part.source), switches=switches, condition=as_text(obstacle[0]))
     started = next(iter(outside.spawns), None) if _SPAWN in obstacles else None
@@ -187,31 +185,23 @@ def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePa
 
 def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, DeclaredAt] | None:
     """Return what tells the script its rank, and where, if that is MPI or Horovod and nothing that torchrun sets."""
-    if not any(word in part.source.text for part in parts for word in ("mpi4py", "horovod", *_OF_MPI)):
-        return None
-    constants = ((node, part) for part in parts for node in part.of(ast.Constant) if string(node) in _RANK_NAMES)
-    if any(not isinstance(getattr(part.source.parents[node], "ctx", None), ast.Store) for node, part in constants):
+    if any(name in _RANK_NAMES for part in parts for name in environment_names(part)):
         return None
     set_ups = [call for call, _ in _set_ups(parts)]
     own = bool(set_ups) and (all(map(_says_rank, set_ups)) or any(map(_sets_rank, parts)))
     for part in parts:
-        for node in part.of(ast.Attribute, ast.Constant):
-            name = _launcher_asked(node, part, flow)
-            if name and (not set_ups if name == "Horovod" else own) and flow.known.runs(node, part):
-                return name, at(node, part.source)
+        for node in part.of(ast.Attribute):
+            name = dotted(node, part.aliases)
+            asks = (own and name.startswith("mpi4py.MPI.COMM_WORLD")) or (not set_ups and name == "horovod.torch.init")
+            if asks and flow.known.runs(node, part):
+                return name.partition(".")[0].replace("mpi4py", "MPI").replace("horovod", "Horovod"), at(
+                    node, part.source
+                )
+        of_mpi = next((name for name in environment_names(part) if name in _OF_MPI), None) if own else None
+        if of_mpi is not None:
+            line = next(number for number, line in enumerate(part.source.lines, 1) if of_mpi in line)
+            return "MPI", DeclaredAt(part.source.shown, line)
     return None
-
-
-def _launcher_asked(node: ast.AST, part: ReachablePart, flow: Flow) -> str:
-    """Return which launcher's world a name asks for the rank of this process; empty for none."""
-    if dotted(node, part.aliases) == "horovod.torch.init":
-        return "Horovod"
-    if string(node) in _OF_MPI:
-        return "MPI" if _ENVIRONMENT.search(ast.unparse(part.source.parents[node])) else ""
-    if not isinstance(node, ast.Attribute) or node.attr not in ("Get_rank", "rank"):
-        return ""
-    owners = [(node.value, part), *flow.bound(node.value, part)[:6]]
-    return "MPI" if any(dotted(owner, where.aliases) == "mpi4py.MPI.COMM_WORLD" for owner, where in owners) else ""
 
 
 _Obstacle = tuple[ast.expr, ReachablePart | None]
@@ -317,7 +307,7 @@ def _sets_rank(part: ReachablePart) -> bool:
     return any(string(node.slice) == "RANK" for node in own)
 
 
-def _submits(call: ast.Call, part: ReachablePart) -> bool:
+def _is_submission(call: ast.Call, part: ReachablePart) -> bool:
     """Return whether a call makes what submits this script's functions as jobs."""
     return dotted(call.func, part.aliases) in ("submitit.AutoExecutor", "submitit.SlurmExecutor")
 
@@ -340,7 +330,7 @@ def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
     if name == "os.system" or name.startswith("subprocess."):
         texts = (string(node) for argument in call.args[:1] for node in ast.walk(argument))
         return any(text is not None and any(launcher in text for launcher in _LAUNCHERS) for text in texts)
-    return _is_of_a_library(call, part) or _submits(call, part)
+    return _is_of_a_library(call, part) or _is_submission(call, part)
 
 
 def _is_of_a_library(call: ast.Call, part: ReachablePart) -> bool:
@@ -361,40 +351,20 @@ def _counts_ranks(loop: ast.For | None) -> bool:
     return loop is not None and any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))
 
 
-def _is_certain(node: ast.AST, part: ReachablePart, seen: set[str]) -> bool:
-    """Return whether ``node`` runs under no condition but the main guard and counts of devices."""
-    parents = part.source.parents
-    child, parent = node, parents.get(node)
-    while parent is not None:
-        if isinstance(parent, ast.For) and isinstance(node, ast.Call) and parent is _loop(node, part):
-            if not _counts_ranks(parent):
-                return False
-            child, parent = parent, parents.get(parent)
-            continue
-        if isinstance(parent, (ast.Try, ast.IfExp, ast.While, ast.For, ast.Lambda, ast.ExceptHandler, ast.ClassDef)):
-            return False
-        if isinstance(parent, ast.If) and not (is_main_guard(parent) and child in parent.body):
-            if child not in parent.body or not _counts_devices(parent.test):
-                return False
-        elif isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if _may_return_before(child, parent.body) or parent.name in seen:
-                return False
-            return _is_called_for_certain(parent.name, part, seen | {parent.name})
-        child, parent = parent, parents.get(parent)
-    return True
-
-
-def _is_called_for_certain(name: str, part: ReachablePart, seen: set[str]) -> bool:
-    calls = [call for call in part.calls_of(name) if isinstance(call.func, ast.Name) and call.func.id == name]
-    return any(_is_certain(call, part, seen) for call in calls)
-
-
-def _may_return_before(statement: ast.AST, body: list[ast.stmt]) -> bool:
-    before = body[: body.index(statement)] if isinstance(statement, ast.stmt) and statement in body else []
-    return any(isinstance(node, ast.Return) for item in before if isinstance(item, ast.If) for node in ast.walk(item))
-
-
-def _counts_devices(test: ast.expr) -> bool:
-    return any(last(node) in ("device_count", "is_available") for node in ast.walk(test)) or (
-        isinstance(test, ast.Compare) and _DEVICES.fullmatch(last(test.left)) is not None
+def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset[int] = frozenset()) -> bool:
+    """Return whether a call runs under no condition but the main guard and counts of devices; a library's always."""
+    if not seen and _is_of_a_library(call, part):
+        return True
+    around = [(ast.unparse(test), wanted) for test, wanted in flow.known.conditions(call, part)]
+    loop = _loop(call, part)
+    plain = all(wanted and ("__name__" in test or _COUNTS_DEVICES.search(test)) for test, wanted in around)
+    if not plain or (loop is not None and not _counts_ranks(loop)):
+        return False
+    function = flow.function_of(call, part)
+    before = (node for node in ast.walk(function or call) if isinstance(node, ast.Return))
+    if any(node.lineno < call.lineno for node in before):
+        return False
+    calls = part.calls_of(function.name) if function is not None and id(function) not in seen else []
+    return function is None or any(
+        isinstance(each.func, ast.Name) and _is_certain(each, part, flow, seen | {id(function)}) for each in calls
     )

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ddplaunch.script.commands import click_options, typer_options
 from ddplaunch.script.configuration.overrides import configuration
-from ddplaunch.script.configured import configured_options, tap_options
-from ddplaunch.script.declared import absl_options, argparse_options, docopt_options, given, lightning_options
+from ddplaunch.script.configured import configured_options
+from ddplaunch.script.declared import absl_options, argparse_options, given
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
 from ddplaunch.script.meaning import candidate, understood
-from ddplaunch.script.mistakes import mistakes_of
+from ddplaunch.script.mistake_rules import mistakes_of
 from ddplaunch.script.names import dotted, last, records_of, string
 from ddplaunch.script.process_groups import (
     asked_for,
@@ -42,8 +42,10 @@ from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
 _LOCAL_RANK = frozenset({"--local-rank", "--local_rank"})
 # Calls that declare options, or set up a process group, in ways that the source does not show.
 _DYNAMIC_CALLS = frozenset({"exec", "runpy.run_path", "runpy.run_module", "hydra.main"})
-_DYNAMIC_CALLS |= {"deepspeed.add_config_arguments", "pyrallis.wrap", "draccus.wrap"}
+_DYNAMIC_CALLS |= {"deepspeed.add_config_arguments"}
 _DYNAMIC_METHODS = frozenset({"parse_known_args", "parse_known_intermixed_args", "from_cli", "LightningCLI"})
+_DYNAMIC_METHODS |= {"add_argparse_args", "gen_parser_from_dataclass", "ConfigManager", "apply_overrides", "HParams"}
+_DYNAMIC_METHODS |= {"DEFINE_config_file"}
 _DYNAMIC = frozenset(name.rpartition(".")[2] for name in _DYNAMIC_CALLS) | _DYNAMIC_METHODS
 _DYNAMIC |= {"import_module", "__import__"}
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
@@ -191,13 +193,10 @@ def _under_conditions(
 
 def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
     yield from argparse_options(part)
-    yield from lightning_options(part)
     yield from absl_options(part)
-    yield from docopt_options(part)
     yield from click_options(part)
     yield from typer_options(part)
     yield from configured_options(program, part)
-    yield from tap_options(program, part)
 
 
 def _imports(program: Program, script: ParsedFile) -> Iterator[Import]:

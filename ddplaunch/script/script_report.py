@@ -48,9 +48,9 @@ class LrRule:
     at: DeclaredAt
 
 
-#: How a value is passed: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``LR 0.1``, one word of ``lr=0.1,…``; or that it
+#: How a value is passed: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``LR 0.1``; or that it
 #: stands in a file which nothing on the command line overrides.
-Spelling = Literal["--k v", "--k=v", "k=v", "k v", "k=v,", "file"]
+Spelling = Literal["--k v", "--k=v", "k=v", "k v", "file"]
 
 
 @dataclass(frozen=True)
@@ -176,13 +176,13 @@ _FRAMEWORKS = """
 """
 _HARMLESS = """
     Bio PIL absl addict albumentations attr attrs av bitsandbytes boto3 botocore click cloudpickle colorama comet_ml
-    configargparse cv2 datasets ddplaunch decord diffusers dill docopt dotenv draccus easydict editdistance einops
+    configargparse cv2 datasets ddplaunch decord diffusers dill dotenv easydict editdistance einops
     evaluate fire flash_attn fsspec ftfy future fvcore gdown h5py huggingface_hub hypothesis imageio iopath jiwer
     joblib jsonargparse kornia librosa lmdb loguru matplotlib mlflow neptune netCDF4 networkx nltk numba numpy
-    omegaconf packaging pandas peft plotly polars prettytable psutil pyarrow pycocotools pydantic pynvml pyrallis
+    omegaconf packaging pandas peft plotly polars prettytable psutil pyarrow pycocotools pydantic pynvml
     pytest rdkit regex requests rich rich_click rouge_score s3fs sacrebleu safetensors scipy seaborn
-    sentence_transformers sentencepiece setproctitle shapely simple_parsing six skimage sklearn soundfile spacy
-    tabulate tap tensorboard tensorboardX termcolor thop tiktoken timm tokenizers toml tomli torch torch_geometric
+    sentence_transformers sentencepiece setproctitle shapely six skimage sklearn soundfile spacy
+    tabulate tensorboard tensorboardX termcolor thop tiktoken timm tokenizers toml tomli torch torch_geometric
     torchaudio torchdata torchmetrics torchtext torchvision tqdm transformers triton typer typing_extensions tyro
     wandb webdataset xarray xformers yacs yaml zarr
 """
@@ -193,4 +193,4 @@ FRAMEWORKS = frozenset(_FRAMEWORKS.split())
 HARMLESS = frozenset(_HARMLESS.split())
 # Libraries that read the command line in ways that this reader does not know.
 OWN_WAYS = frozenset({"clize", "cleo", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
-OWN_WAYS |= {"plac", "sacred"}
+OWN_WAYS |= {"docopt", "draccus", "plac", "prefigure", "pyrallis", "sacred", "simple_parsing", "tap", "torchtune"}

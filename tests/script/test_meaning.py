@@ -599,13 +599,6 @@ def test_of_two_options_that_are_handed_on_as_one_number_none_is_meant(tmp_path:
     assert [item.meaning for item in read(tmp_path, script(two, body)).options] == [None, None]
 
 
-def test_the_accumulation_of_a_trainer_that_adds_its_own_options(tmp_path: Path) -> None:
-    text = "import argparse\nimport {0}\np = argparse.ArgumentParser()\np = {0}.Trainer.add_argparse_args(p)\n"
-    report = read(tmp_path, text.format("pytorch_lightning") + "args = p.parse_args()\n")
-    assert [(item.flags, item.meaning) for item in report.options] == [(("--accumulate_grad_batches",), "accum")]
-    assert not read(tmp_path, text.format("other") + "args = p.parse_args()\n").complete
-
-
 TWO = 'p.add_argument("--batch-size", type=int)\np.add_argument("--lr", type=float)'
 HEAD = (
     f"import argparse\nimport torch.distributed as dist\np = argparse.ArgumentParser()\n{TWO}\nargs = p.parse_args()\n"

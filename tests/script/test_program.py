@@ -363,7 +363,7 @@ OWN_RANKS = (
         (SETS + "run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", 8, True),
         ("run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", None, False),
         (SETS + READS + "if config.local:\n    mp.spawn(work, nprocs=config.gpus)\n", None, False),
-        (READS + OWN_RANKS, 15, True),
+        (READS + OWN_RANKS, None, False),
         (READS + OWN_RANKS.replace("store_false", "store_true"), None, False),
         (SETS + PARSE + "if 1 and args.n_gpu == 2:\n    mp.spawn(work, nprocs=4)\n", None, False),
         ("import submitit\nexecutor = submitit.AutoExecutor('jobs')\nexecutor.submit(work)\n", 5, False),
@@ -503,7 +503,7 @@ SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_proc
         (MPI + SETS_RANK, ("MPI", 4)),
         (
             MPI + "comm = MPI.COMM_WORLD\ndist.init_process_group('nccl', rank=comm.rank, world_size=comm.size)\n",
-            ("MPI", 5),
+            ("MPI", 4),
         ),
         (
             "import os\nr = int(os.environ['OMPI_COMM_WORLD_RANK'])\ndist.init_process_group('nccl', rank=r)\n",

@@ -1,4 +1,4 @@
-"""The keys of configuration files with their values and lines: YAML, JSON, TOML, INI, Python, and hydra's directories.
+"""The keys of configuration files with their values and lines: YAML, JSON, Python, and hydra's directories.
 
 Nothing of them is executed. PyYAML is imported only when there is a YAML file to read.
 """
@@ -9,22 +9,20 @@ import ast
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.script.names import at, last, records_of, string
+from ddplaunch.script.names import at, last, string
 from ddplaunch.script.script_report import DeclaredAt
-from ddplaunch.script.source import ParsedFile, find_module, parse, read_text
+from ddplaunch.script.source import ParsedFile, parse, read_text
 from ddplaunch.values.frozen import dataclass
 
 #: How the names of files end that this module reads.
-ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".py")
+ENDINGS = (".yaml", ".yml", ".json", ".py")
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
-_REFERENCE = re.compile(r"\$\{(\w[\w.]*)\}")
 _BASE = re.compile(r"(?i)_+(?:base(?:_config)?|include)_*")
 _DEPTH = 12
 _MOST_FILES, _MOST_ENTRIES = 100, 5000
@@ -34,8 +32,7 @@ _MOST_FILES, _MOST_ENTRIES = 100, 5000
 class Entry:
     """A value that is no section: ``key`` is its path (``optim.lr``), ``text`` its literal value or None.
 
-    ``computed`` is True for a reference to another value, and for what only running the file would tell; ``refers`` are
-    the keys that it names in full.
+    ``computed`` is True for a reference to another value, and for what only running the file would tell.
     """
 
     key: str
@@ -43,7 +40,6 @@ class Entry:
     at: DeclaredAt
     computed: bool = False
     comment: str = ""
-    refers: tuple[str, ...] = ()
 
 
 def read_entries(path: Path, shown: str) -> list[Entry]:
@@ -54,39 +50,11 @@ def read_entries(path: Path, shown: str) -> list[Entry]:
     try:
         if path.suffix == ".py":
             return list(islice(_python_file(path, shown, read.text), _MOST_ENTRIES))
-        if path.suffix == ".ini":
-            return list(_ini(read.text, shown))
-        if path.suffix == ".toml":
-            return list(_toml(read.text, shown))
         if path.suffix == ".json":
             return list(_json(read.text, shown))
         return list(islice(_yaml(path, read.text, shown), _MOST_ENTRIES))
     except (ValueError, RecursionError, OSError):  # what its own reader would refuse too
         return []
-
-
-def _ini(text: str, shown: str) -> Iterator[Entry]:
-    for number, line in enumerate(text.splitlines(), 1):
-        found = re.match(r"([\w.-]+)\s*[=:]\s*(.*?)\s*$", line)
-        if found:
-            yield Entry(found[1], found[2].strip("'\""), DeclaredAt(shown, number))
-
-
-def _toml(text: str, shown: str) -> Iterator[Entry]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    lines = text.splitlines()
-    table, where = "", {}
-    for number, line in enumerate(lines, 1):
-        head = re.match(r"\s*\[\s*([\w.\"'-]+)\s*\]", line)
-        table = head[1].replace('"', "") + "." if head else table
-        name = re.match(r"\s*([\w.-]+)\s*=", line)
-        if name:
-            where[table + name[1]] = number
-    for key, value in _flat(tomllib.loads(text, parse_float=str)):
-        yield Entry(key, None if value is None else str(value), DeclaredAt(shown, where.get(key, 1)))
 
 
 def _json(text: str, shown: str) -> Iterator[Entry]:
@@ -139,8 +107,8 @@ def _yaml_entry(key: str, node: Any, lines: Sequence[str], shown: str) -> Entry:
     comment = re.search(r"\s#\s*(.*)$", lines[line][node.end_mark.column :]) if line < len(lines) else None
     reference = _NOT_LITERAL.search(node.value) is not None
     empty = reference or node.tag.endswith(":null")
-    text, refers = None if empty else node.value, tuple(_REFERENCE.findall(node.value)) if reference else ()
-    return Entry(key, text, DeclaredAt(shown, line + 1), reference, comment[1] if comment else "", refers)
+    text = None if empty else node.value
+    return Entry(key, text, DeclaredAt(shown, line + 1), reference, comment[1] if comment else "")
 
 
 def _scalars(node: Any, prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
@@ -183,48 +151,6 @@ def _python_file(path: Path, shown: str, text: str, depth: int = 5) -> Iterator[
             )
     for key, value in known.items():
         yield from literal_entries(key, value, source, known)
-
-
-def function_entries(path: Path, shown: str, cwd: Path, name: str = "get_config", depth: int = 4) -> Iterator[Entry]:
-    """Yield what a function puts below the configuration that it returns, and before that what it calls to begin with.
-
-    https://ml-collections.readthedocs.io/en/latest/#config-flags has such functions in files of their own.
-    """
-    read = read_text(path)
-    source = parse(path, shown, read.text) if read is not None and depth else None
-    if not isinstance(source, ParsedFile):
-        return
-    functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}
-    if name not in functions:
-        return
-    own = {each for each, node in functions.items() if node.args.kwarg is not None}  # of values that get their names
-    for node in ast.walk(functions[name]):
-        if isinstance(node, ast.Call) and last(node.func) in own:
-            node.func = ast.Name("dict", ast.Load())
-    body = sorted(
-        (node for node in ast.walk(functions[name]) if isinstance(node, (ast.Assign, ast.Return))),
-        key=lambda node: node.lineno,
-    )
-    below = {last(node.value): "" for node in body if isinstance(node, ast.Return)}
-    for statement in (node for node in body if isinstance(node, ast.Assign)):
-        chains = [ast.unparse(target).split(".") for target in statement.targets]
-        if chains[0][0] in below and len(chains[0]) == 1 and isinstance(statement.value, ast.Call):
-            yield from _begun_with(last(statement.value.func), source, cwd, depth)
-        keys = [below[root] + ".".join(rest) for root, *rest in chains if root in below and rest]
-        below |= {root: f"{keys[0]}." for root, *rest in chains if keys and not rest}
-        for key in keys[:1]:
-            yield from literal_entries(key, statement.value, source, {})
-
-
-def _begun_with(name: str, source: ParsedFile, cwd: Path, depth: int) -> Iterator[Entry]:
-    """Yield the entries of a function in this file, or in the one that it is imported from."""
-    for record in records_of(source.imports):
-        if any(bound == name for _, bound in record.names):
-            file = find_module(tuple(record.module.split(".")), [cwd, source.path.parent])
-            if file is not None:
-                yield from function_entries(file, os.path.relpath(file, cwd), cwd, name, depth - 1)
-            return
-    yield from function_entries(source.path, source.shown, cwd, name, depth - 1)
 
 
 def literal_entries(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
@@ -21,15 +20,14 @@ from ddplaunch.script.constants import UNIT_NAME
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import candidate
-from ddplaunch.script.names import at, dotted, last, string
+from ddplaunch.script.names import dotted, last
 from ddplaunch.script.program import Program, show
-from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 _LARGEST_BYTES = 64_000
 _FILES = 12
-_LOADS = re.compile(r"(?:yaml|json|tomllib|tomli|toml|omegaconf\.OmegaConf|ruamel.*)\.(?:\w*_)?loads?")
+_LOADS = re.compile(r"(?:yaml|json|omegaconf\.OmegaConf|ruamel.*)\.(?:\w*_)?loads?")
 _READERS = frozenset({"fromfile", "parse_json_file", "parse_yaml_file", "load_config", "merge_from_file", "YAML"})
 # Parsers that take a file's values for defaults of their options.
 _FILE_DEFAULTS = frozenset({"set_defaults", "TrlParser", "LightningCLI", "CLI", "auto_cli", "ArgParser"})
@@ -41,8 +39,7 @@ _OWN_SECTION = re.compile(
 )
 # Without one of these words no file of a program has a configuration.
 _WORTH_READING = re.compile(
-    r"hydra|omegaconf|DEFINE_config_file|merge_from_list|DictAction|HParams|exec\(|prefigure|LightningCLI|torcht|pyrallis|draccus"
-    r"|yaml|json|toml|fromfile|merge_from_file|set_defaults|TrlParser|auto_cli|configargparse|add_argument\(\s*f?.--(?:\{|.\s*\+)"
+    r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|LightningCLI|yaml|json|fromfile|merge_from_file|set_defaults|TrlParser|auto_cli|configargparse|add_argument\(\s*f?.--(?:\{|.\s*\+)"
 )
 
 
@@ -111,16 +108,13 @@ class _Overrides:
             section = key.rpartition(".")[0]
             if not entries or way.parser == "yacs" or (section and any(name.startswith(section) for name in options)):
                 options.setdefault(way.prefix + key, self._option(Entry(key, None, way.at), way, None))
-        if not options:
-            options = {key: self._option(Entry(key, None, where), way, None) for key, where in self._keys_in_code(way)}
-        read = [option for option in options.values() if not self._is_set_by_script(option.dest)]
         switches = (self._option(entry, way, None) for entry in entries if _is_switch(entry))
         return Configured(
-            tuple(_joined_by(way.separator, _chosen(read, self.declared, _behind_accumulation(entries)))),
+            tuple(_chosen(options.values(), self.declared)),
             (*composed.files, *(name for name, _ in files)),
             tuple(config_files.classes_in(entries)),
             tuple(_facts(entries, self.args)),
-            switches=tuple(_joined_by(way.separator, switches)),
+            switches=tuple(switches),
             settled=frozenset(entry.at for entry in way.entries),
         )
 
@@ -187,71 +181,6 @@ class _Overrides:
                 found[shown] = found.pop(shown, []) or config_files.read_entries(path, shown)
         return list(found.items())[-_FILES:]
 
-    def _is_set_by_script(self, name: str) -> bool:
-        """Return whether the first thing that the script does with an attribute is to assign it anew."""
-        first = self._first_uses.get(name)
-        return first is not None and isinstance(first.ctx, ast.Store) and self._is_assigned(first)
-
-    def _is_assigned(self, node: ast.Attribute) -> bool:
-        root = self.ways.program.root.source
-        return root is not None and isinstance(root.parents.get(node), ast.Assign)
-
-    @cached_property
-    def _first_uses(self) -> dict[str, ast.Attribute]:
-        """The first use of each attribute in the script, a use of its value before an assignment on the same line."""
-        parts = [part for part in self.parts if part.source is self.ways.program.root.source]
-        uses = [node for part in parts for node in part.of(ast.Attribute) if isinstance(node, ast.Attribute)]
-        uses.sort(key=lambda node: (node.lineno, not isinstance(node.ctx, ast.Load)))
-        return {node.attr: node for node in reversed(uses) if last(node.value) != "self"}
-
-    def _keys_in_code(self, way: Way) -> Iterator[tuple[str, DeclaredAt]]:
-        """Yield the keys that the script itself reads from its configuration, as far as they could matter."""
-        for part in self.parts:
-            for node in part.of(ast.Attribute, ast.Subscript, ast.Call):
-                name = _key_of(node)
-                if name is None or candidate(DeclaredOption((name,), way.at)) is None:
-                    continue
-                path = self._path(node, part, way, 8)
-                if path:
-                    yield ".".join(path), at(node, part.source)
-
-    def _path(self, node: ast.AST, part: ReachablePart, way: Way, depth: int) -> tuple[str, ...] | None:
-        """Return the keys from the whole configuration down to ``node``; None if it is not a part of it."""
-        if depth == 0:
-            return None
-        if isinstance(node, ast.Call) and last(node.func) == "cast" and len(node.args) == 2:
-            return self._path(node.args[1], part, way, depth - 1)
-        if isinstance(node, ast.Call) and dotted(node.func, part.aliases).startswith("omegaconf.OmegaConf."):
-            return () if last(node.func) in ("merge", "from_cli", "from_dotlist", "to_object", "to_container") else None
-        key = _key_of(node)
-        if key is not None:
-            owner = node.func.value if isinstance(node, ast.Call) else node.value  # type: ignore[attr-defined]
-            above = self._path(owner, part, way, depth - 1)
-            if above is not None:
-                return (*above, key)
-        if isinstance(node, ast.Name) and node.id in way.roots and part.source.shown == way.at.file:
-            return ()
-        for value, where in self.ways.bound(node, part)[:6]:
-            path = self._path(value, where, way, depth - 1)
-            if path is not None:
-                return path
-        return None
-
-
-def _key_of(node: ast.AST) -> str | None:
-    """Return ``lr`` of ``config.lr``, ``config["lr"]`` and ``config.get("lr", 0.1)``."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.Subscript):
-        return string(node.slice)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop"):
-        return string(node.args[0]) if node.args else None
-    return None
-
-
-def _joined_by(separator: str, options: Iterable[DeclaredOption]) -> Iterator[DeclaredOption]:
-    return (replace(each, flags=(each.flags[0].replace(".", separator),)) for each in options)
-
 
 def _is_small_file(path: Path) -> bool:
     try:
@@ -294,17 +223,8 @@ def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str,
             yield name, next(iter(values))
 
 
-def _behind_accumulation(entries: Iterable[Entry]) -> set[str]:
-    """Return the keys that the configuration computes its accumulation from."""
-    return {
-        key for each in entries if candidate(DeclaredOption((each.key,), each.at)) == "accum" for key in each.refers
-    }
-
-
-def _chosen(
-    options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption], meant: Collection[str] = ()
-) -> Iterator[DeclaredOption]:
-    """Yield the keys that a number of the plan can mean, of several one that is ``meant`` or in a section for training.
+def _chosen(options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption]) -> Iterator[DeclaredOption]:
+    """Yield the keys that a number of the plan can mean, of several one in a section for training.
 
     A number that an option of the command line takes is none of the configuration.
     """
@@ -321,10 +241,8 @@ def _chosen(
         ):
             groups.setdefault(meaning, []).append(option)
     for group in groups.values():
-        keys = [option.flags[0].lstrip("-+") for option in group]
         ranks = [
-            (key not in meant, option.computed, not _OWN_SECTION.search(option.flags[0]), key.count("."))
-            for key, option in zip(keys, group, strict=True)
+            (option.computed, not _OWN_SECTION.search(option.flags[0]), option.flags[0].count(".")) for option in group
         ]
         yield from (option for option, rank in zip(group, ranks, strict=True) if rank == min(ranks))
 
