@@ -9,9 +9,9 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 
 from ddplaunch.script.commands import Function, Parameter, parameters
-from ddplaunch.script.configuration.config_files import dict_items, number_text
+from ddplaunch.script.configuration.config_files import dict_items
 from ddplaunch.script.known import text_of
-from ddplaunch.script.names import aliases_of, at, dotted, is_computed, keyword, last, literal, string
+from ddplaunch.script.names import aliases_of, at, dotted, is_computed, keyword, last, literal
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
@@ -86,63 +86,6 @@ def _of(
             yield from _option(program, parameter, source, parser)
         if definition.args.kwarg is not None:
             yield None
-
-
-def looped_options(program: Program, parts: Sequence[ReachablePart], bound: Bound) -> Iterator[DeclaredOption]:
-    """Yield the options of a loop: ``for key, value in defaults.items(): add_argument(f"--{key}", …)``."""
-    for part in parts:
-        for call in part.calls_of("add_argument"):
-            if last(call.func) != "add_argument" or not call.args or string(call.args[0]):
-                continue
-            loop: ast.AST | None = call
-            while loop is not None and not isinstance(loop, ast.For):
-                loop = part.source.parents.get(loop)
-            if loop is None or not isinstance(loop.iter, ast.Call):
-                continue
-            target, items = loop.target, loop.iter.func
-            pairs = isinstance(target, ast.Tuple) and isinstance(items, ast.Attribute) and items.attr == "items"
-            if pairs and _is_flag_of(call.args[0], last(target.elts[0])):  # type: ignore[attr-defined]
-                yield from _items(program, parts, bound, items.value, part)  # type: ignore[attr-defined]
-
-
-def _items(
-    program: Program,
-    parts: Sequence[ReachablePart],
-    bound: Bound,
-    node: ast.AST,
-    part: ReachablePart,
-    depth: int = 6,
-) -> Iterator[DeclaredOption]:
-    """Yield an option for each key of a dictionary: a literal, a name with its updates, a function's value."""
-    pairs = dict_items(node)
-    for key, value in pairs or ():
-        kind = type(value.value).__name__ if isinstance(value, ast.Constant) and value.value is not None else None
-        text = number_text(value)
-        line = at(value, part.source)
-        yield DeclaredOption((f"--{key}",), line, default=text, computed=text is None, kind=kind, dest=key)
-    if pairs is not None or not depth:
-        return
-    if isinstance(node, ast.Name):
-        for value, where in bound(node, part)[:12]:
-            yield from _items(program, parts, bound, value, where, depth - 1)
-        for call in part.calls_of("update"):
-            owner = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "update" else None
-            if isinstance(owner, ast.Name) and owner.id == node.id and call.args:
-                yield from _items(program, parts, bound, call.args[0], part, depth - 1)
-    elif isinstance(node, ast.Call):
-        found = find_definition(program, part.source, last(node.func))
-        there = next((each for each in parts if found and each.source is found[1]), None)
-        for inner in ast.walk(found[0]) if found and there else ():
-            if isinstance(inner, ast.Return) and inner.value is not None and there is not None:
-                yield from _items(program, parts, bound, inner.value, there, depth - 1)
-
-
-def _is_flag_of(node: ast.AST, name: str) -> bool:
-    """Return whether a flag is made as ``f"--{name}"`` or ``"--" + name``."""
-    pieces = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "values", [])
-    if len(pieces) != 2 or string(pieces[0]) != "--":
-        return False
-    return last(pieces[1].value if isinstance(pieces[1], ast.FormattedValue) else pieces[1]) == name
 
 
 def is_training_arguments(name: str) -> bool:

@@ -1,13 +1,10 @@
-"""What stands in the place of an option: constants of the script, values that it sets, other units than samples.
-
-It also finds options that only say what they are where their value goes: ``{"gradient_accumulation_steps": args.k}``.
-"""
+"""What stands in the place of an option: constants of the script, values that it sets, other units than samples."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN
@@ -100,36 +97,6 @@ def counted_in(option: DeclaredOption, flow: Flow, is_batch: bool) -> str:
                 unit = f"`{word}`" if value in (UNKNOWN, None) else f"`{word}`, {value},"
                 return f"`{flag}` counts what {unit} says"
     return ""
-
-
-def handed_on(
-    options: Sequence[DeclaredOption],
-    candidates: Sequence[Meaning | None],
-    flow: Flow,
-    fits: Callable[[str, str, DeclaredOption], bool],
-) -> list[Meaning | None]:
-    """Return the candidates, and for a number that no option is called after the one that is handed on as it."""
-    result = list(candidates)
-    wanted = {"accum", "lr", "batch_size"} - set(candidates)
-    wanted -= {"batch_size"} if "global_batch_size" in candidates else set()
-    unnamed = {
-        option.dest: index
-        for index, option in enumerate(options)
-        if candidates[index] is None and not _NOT_TRAINING.search(option.dest)
-    }
-    dests: dict[str, set[str]] = {}
-    for part in flow.parts if wanted and unnamed else ():
-        for name, value, sink, near in _named_values(part):
-            meaning = meaning_of(name.replace("_", "-").lower())
-            trains = not _NOT_TRAINING.search(f"{sink} {near}")
-            takes = meaning == "accum" or (meaning in _SINKS and _SINKS[meaning].search(sink))
-            if meaning in wanted and takes and trains and isinstance(value, ast.Attribute) and value.attr in unnamed:
-                dests.setdefault(meaning, set()).add(value.attr)
-    for meaning, found in dests.items():
-        option = options[unnamed[min(found)]]
-        if len(found) == 1 and option.takes_value and option.fillable and fits("", meaning, option):
-            result[unnamed[option.dest]] = meaning  # type: ignore[call-overload]
-    return result
 
 
 def constants_in(flow: Flow, script: str, have: Collection[Meaning | None]) -> Iterator[Instead]:

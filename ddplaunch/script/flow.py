@@ -111,7 +111,6 @@ class Flow:
         """Index assignments, calls and functions by name."""
         self.program, self.parts = program, parts
         self._options: dict[str, DeclaredOption] = {}
-        self._trees = {part.source.path: id(part.source.tree) for part in parts}
         self._names: dict[tuple[int, str], list[Place]] = {}
         self._attributes: dict[str, list[Place]] = {}
         self._calls: dict[str, list[tuple[ast.Call, ReachablePart]]] = {}
@@ -204,12 +203,7 @@ class Flow:
             if values:
                 return values
             function = self.function_of(function, part)
-        return self._names.get((id(part.source.tree), node.id), []) or self._imported(node.id, part)
-
-    def _imported(self, name: str, part: ReachablePart) -> list[Place]:
-        """Return what the file that a name is imported from assigns to it."""
-        target = self.program.resolve(part.source.path, name) if name in part.aliases else None
-        return [] if target is None else self._names.get((self._trees.get(target[0], 0), target[1]), [])
+        return self._names.get((id(part.source.tree), node.id), [])
 
     def _arguments(self, function: Function, name: str, part: ReachablePart) -> list[Place]:
         """Return what the calls of ``function`` pass for its parameter ``name``."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.constants import LOADERS, constants_in, counted_in, handed_on, handed_to_deepspeed, without_effect
+from ddplaunch.script.constants import LOADERS, constants_in, counted_in, handed_to_deepspeed, without_effect
 from ddplaunch.script.flow import UNREAD, Flow, Use, is_of_samples
 from ddplaunch.script.names import is_number, is_one_of_names, last_word, meaning_of
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, Instead, LrRule, Meaning
@@ -37,14 +37,6 @@ _NOT_TO_SET = re.compile(
     r"(?i)\b(?:set|updated|computed) automatically|automatically (?:set|updated|computed)"
     r"|\bdeprecated\b|\bobsolete\b|\b(?:do not|don't) use\b|\bno longer used\b"
 )
-# A whole help that says what an option is whose name does not.
-_HELP_ALONE: dict[Meaning, re.Pattern[str]] = {
-    "accum": re.compile(r"(?i)(?:the )?(?:number of )?grad(?:ient)?[- ]accumulation(?: steps| iterations| iters)?"),
-    "lr": re.compile(r"(?i)(?:the )?(?:(?:base|initial|peak|max|maximum) )?(?:lr|learning[- ]rate)"),
-    "batch_size": re.compile(
-        r"(?i)(?:the )?(?:train(?:ing)? )?(?:mini-?)?batch[- ]size(?: per (?:gpu|device|process))?"
-    ),
-}
 _STEPS = re.compile(r"(?i)steps?\b|iterations|iters|updates")
 _EPOCHS_HELP = re.compile(r"(?i)\bepochs?\b")
 _RATIO_HELP = re.compile(r"(?i)\b(?:ratio|fraction|proportion|percent\w*)\b")
@@ -105,8 +97,7 @@ def fits(name: str, meaning: str, option: DeclaredOption) -> bool:
 
 def understood(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Understood:
     """Return what each option stands for, and what the file ``script`` or its program has for the other numbers."""
-    candidates = _by_help_alone(options, [candidate(option) for option in options])
-    candidates = handed_on(options, candidates, flow, fits)
+    candidates = [candidate(option) for option in options]
     instead: list[Instead] = []
     computed = {option.dest for option in options if _NOT_TO_SET.search(option.help)}
     for index, option in enumerate(options):
@@ -130,21 +121,6 @@ def understood(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Un
 
 def _family(meaning: Meaning | None) -> Meaning | None:
     return "batch_size" if meaning and meaning.endswith("batch_size") else meaning
-
-
-def _by_help_alone(options: Sequence[DeclaredOption], candidates: Sequence[Meaning | None]) -> list[Meaning | None]:
-    """Return the candidates, and for a number that no name speaks of the one option whose help does."""
-    result = list(candidates)
-    for meaning, pattern in _HELP_ALONE.items():
-        helped = [
-            index
-            for index, option in enumerate(options)
-            if candidates[index] is None and option.takes_value and option.fillable
-            if pattern.fullmatch(option.help.partition("[")[0].strip(" .")) and fits("", meaning, option)
-        ]
-        if len(helped) == 1 and not any(_family(other) == meaning for other in candidates):
-            result[helped[0]] = meaning
-    return result
 
 
 class _Reader:

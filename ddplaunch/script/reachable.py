@@ -108,12 +108,9 @@ def _looks_up(call: ast.Call, part: ReachablePart) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and is_environ(call.func.value, part)
 
 
-def reachable_parts(program: Program, more: int = 0) -> list[ReachablePart]:
-    """Return the parts of all parsed files that can run, the script's own first.
-
-    Of files that were not parsed and that names lead to, ``more`` characters are parsed now.
-    """
-    return _Walk(program, more).parts()
+def reachable_parts(program: Program) -> list[ReachablePart]:
+    """Return the parts of all parsed files that can run, the script's own first."""
+    return _Walk(program).parts()
 
 
 class _Walk:
@@ -122,8 +119,8 @@ class _Walk:
     A unit is a top-level statement with its nodes, known by file and index.
     """
 
-    def __init__(self, program: Program, more: int) -> None:
-        self.program, self.more = program, more
+    def __init__(self, program: Program) -> None:
+        self.program = program
         self.units: dict[Path, dict[int, tuple[ast.AST, ...]]] = {}
         self.definitions: dict[Path, dict[str, list[int]]] = {}
         self.modules: dict[Path, dict[str, Path]] = {}
@@ -181,16 +178,5 @@ class _Walk:
         self.followed.add((path, name))
         if name not in self.definitions.get(path, {}):
             path, name = self.program.resolve(path, name) or (path, name)
-            self._parse(path)
         for index in self.definitions.get(path, {}).get(name, ()):
             self._reach(path, index)
-
-    def _parse(self, path: Path) -> None:
-        """Parse the file that a name leads to, while there are characters left for it."""
-        file = self.program.files.get(path)
-        if file is None or path in self.units or len(file.text) > self.more:
-            return
-        self.more -= len(file.text)
-        source = self.program.tree_of(path)
-        if source is not None:
-            self._divide(file, source)

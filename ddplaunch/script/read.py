@@ -49,8 +49,6 @@ _DYNAMIC_METHODS |= {"DEFINE_config_file"}
 _DYNAMIC = frozenset(name.rpartition(".")[2] for name in _DYNAMIC_CALLS) | _DYNAMIC_METHODS
 _DYNAMIC |= {"import_module", "__import__"}
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
-# Characters to parse where no options were found: some 50 ms.
-_MORE = 120_000
 _KNOWN_PACKAGES = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
 _QUOTED = 60  # characters of a line that does not compile
 
@@ -93,9 +91,6 @@ def read_script(
 def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str], torch: str | None) -> ScriptReport:
     parts = reachable_parts(program)
     found = [option for part in parts for option in _declared(program, part)]
-    if not found and any("add_argument" in file.text for file in program.files.values()):
-        parts = reachable_parts(program, _MORE)  # what calls the parser is in a file that was too large
-        found = [option for part in parts for option in _declared(program, part)]
     declared = tuple(dict.fromkeys(option for option in found if option is not None))
     flow = Flow(program, parts)
     config = configuration(flow, program, declared, args, cwd)
@@ -220,26 +215,7 @@ def _unguarded(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _sees_everything(program: Program, parts: list[ReachablePart], hidden: bool) -> bool:
     """Return False if there may be options that this reader does not see."""
-    if not program.complete or any(map(_is_dynamic, parts)):
-        return False
-    return not hidden or _parses_itself(program, parts)
-
-
-def _parses_itself(program: Program, parts: list[ReachablePart]) -> bool:
-    """Return whether the program parses its arguments with a parser of its own that no unknown package gets to see."""
-    makes = any(
-        dotted(call.func, part.aliases) == "argparse.ArgumentParser"
-        for part in parts
-        for call in part.calls_of("ArgumentParser")
-    )
-    if not makes or not any(last(call.func) == "parse_args" for part in parts for call in part.calls_of("parse_args")):
-        return False
-    calls = [(call, part) for part in parts for call in part.calls]
-    unknown = {record.package for _, record in program.foreign} - _KNOWN_PACKAGES
-    if unknown & OWN_WAYS or any(record.level for _, record in program.foreign):
-        return False
-    foreign = (call for call, part in calls if dotted(call.func, part.aliases).partition(".")[0] in unknown)
-    return not any("pars" in ast.unparse(call).lower() for call in foreign)
+    return program.complete and not hidden and not any(map(_is_dynamic, parts))
 
 
 def _hidden_imports(program: Program) -> bool:

@@ -496,26 +496,6 @@ def test_an_option_that_the_script_computes_from_others_takes_no_number(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("declaration", "meaning"),
-    [
-        ('"--ac", type=int, default=1, help="gradient accumulation"', "accum"),
-        ('"--ac", type=int, default=1, help="gradient accumulation of the second model"', None),
-        ('"--tblr", type=float, default=1e-4, help="base lr"', "lr"),
-        ('"--tblr", type=int, default=1, help="base lr"', None),
-        ('"--n", type=int, default=4, help="Batch size per GPU. [default: 4]"', "batch_size"),
-        ('"--batch_size", type=int, default=4, help="[automatically set; leave it] samples"', None),
-    ],
-)
-def test_a_help_that_says_nothing_else_names_the_number(tmp_path: Path, declaration: str, meaning: str | None) -> None:
-    assert read(tmp_path, script(f"p.add_argument({declaration})", "x = 1")).options[0].meaning == meaning
-
-
-def test_a_name_that_speaks_of_a_number_wins_over_the_help_of_another_option(tmp_path: Path) -> None:
-    two = 'p.add_argument("--accum", type=int)\np.add_argument("--ac", type=int, help="gradient accumulation")'
-    assert [item.meaning for item in read(tmp_path, script(two, "x = 1")).options] == ["accum", None]
-
-
-@pytest.mark.parametrize(
     ("default", "powers"),
     [
         ("", (("batch_size", 1.0), (WORLD, 1.0))),
@@ -573,30 +553,6 @@ def test_an_accumulation_that_nothing_reads_is_none(tmp_path: Path, body: str, r
     assert option(report, "--accum-steps").meaning == (None if read_by_nothing else "accum")
     clause = "nothing reads `--accum-steps` (train.py:8); the effective batch is without it"
     assert clauses(report).get("accum") == (clause if read_by_nothing else None)
-
-
-@pytest.mark.parametrize(
-    ("declaration", "body", "meaning"),
-    [
-        ('"--ga", type=int, default=1', 'ds = {"gradient_accumulation_steps": args.ga}', "accum"),
-        ('"--ga", type=int, default=1', "a = Accelerator(gradient_accumulation_steps=args.ga)", "accum"),
-        ('"--ga", type=str', 'ds = {"gradient_accumulation_steps": args.ga}', None),
-        ('"--eta", type=float', "o = torch.optim.SGD(m, lr=args.eta)", "lr"),
-        ('"--eta", type=float', "s = CosineLR(o, lr=args.eta)", None),
-        ('"--images", type=int', "loader = DataLoader(d, batch_size=args.images)", "batch_size"),
-        ('"--images", type=int', "val_loader = DataLoader(d, batch_size=args.images)", None),
-        ('"--images-val", type=int', "loader = DataLoader(d, batch_size=args.images_val)", None),
-    ],
-)
-def test_an_option_is_what_it_is_handed_on_as(tmp_path: Path, declaration: str, body: str, meaning: str | None) -> None:
-    """DALLE-pytorch calls its accumulation `--ga_steps`."""
-    assert read(tmp_path, script(f"p.add_argument({declaration})", body)).options[0].meaning == meaning
-
-
-def test_of_two_options_that_are_handed_on_as_one_number_none_is_meant(tmp_path: Path) -> None:
-    two = 'p.add_argument("--eta", type=float)\np.add_argument("--rho", type=float)'
-    body = "one, two = torch.optim.SGD(m, lr=args.eta), torch.optim.SGD(n, lr=args.rho)"
-    assert [item.meaning for item in read(tmp_path, script(two, body)).options] == [None, None]
 
 
 TWO = 'p.add_argument("--batch-size", type=int)\np.add_argument("--lr", type=float)'

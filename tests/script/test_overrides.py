@@ -481,34 +481,6 @@ def test_a_key_of_a_file_is_changed_there(tmp_path: Path) -> None:
     assert fixes["warmup_steps"] == "change `warmup_epochs` in hyp.yaml"
 
 
-LOOP = """
-    import argparse, json
-    from util import add_dict_to_argparser
-    def more():
-        found = dict(dropout=0.1)
-        found["x"] = 1
-        return found
-    def parser():
-        defaults = dict(data_dir="", lr=3e-4, batch_size=1)
-        defaults.update(more())
-        p = argparse.ArgumentParser()
-        add_dict_to_argparser(p, defaults)
-        return p
-    args = parser().parse_args()
-    print(json.dumps([args.batch_size, args.lr]))
-"""
-LOOP_UTIL = """
-    def add_dict_to_argparser(parser, default_dict):
-        for k, v in default_dict.items():
-            parser.add_argument(f"--{k}", default=v, type=type(v))
-"""
-
-
-def test_options_made_in_a_loop_over_a_dictionary(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": LOOP, "util.py": LOOP_UTIL})
-    assert ran(tmp_path, launched(tmp_path).args) == [8, 0.004]
-
-
 LIGHTNING = """
     from lightning.pytorch.cli import LightningCLI
     class Net:

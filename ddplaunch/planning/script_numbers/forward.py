@@ -234,7 +234,8 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         return Missing(family, value, f"{could} could take it; `{flag}={shared[0]}` decides", choices)
     stands = next((each for each in script.instead if each.meaning in FAMILIES[family]), None)
     if stands is not None:
-        return Missing(family, value, stands.clause, stands.fix or read)
+        named = read if script.complete else f"name its option, `{flag}=NAME`; or {read}"
+        return Missing(family, value, stands.clause, stands.fix or named)
     if script.complete:
         return Missing(family, value, f"{script.path} declares no option for it", read)
     if script.configs:

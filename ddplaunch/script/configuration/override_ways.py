@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Composed, Entry
-from ddplaunch.script.configured import Bound, class_options
+from ddplaunch.script.configured import class_options
 from ddplaunch.script.names import Function, at, destination, dotted, keyword, last, string
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
@@ -70,11 +70,9 @@ class Ways:
         declared: Sequence[DeclaredOption],
         args: Sequence[str],
         cwd: Path,
-        bound: Bound,
     ) -> None:
-        """Remember the program; ``bound`` gives the expressions that a name stands for."""
-        self.program, self.parts, self.declared = program, parts, declared
-        self.args, self.cwd, self.bound = args, cwd, bound
+        """Remember the program."""
+        self.program, self.parts, self.declared, self.args, self.cwd = program, parts, declared, args, cwd
 
     def found(self) -> Iterator[Way]:
         """Yield every way."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Composed, Entry
 from ddplaunch.script.configuration.override_ways import Way, Ways
-from ddplaunch.script.configured import looped_options
 from ddplaunch.script.constants import UNIT_NAME
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
@@ -49,10 +48,7 @@ def configuration(
     """Return what the script's configuration adds to the ``declared`` options, with ``args`` as its arguments."""
     if not any(_WORTH_READING.search(file.text) for file in program.files.values()):
         return Configured()
-    looped = tuple(looped_options(program, flow.parts, flow.bound))
-    ways = Ways(program, flow.parts, (*declared, *looped), args, cwd, flow.bound)
-    found = _Overrides(ways).read()
-    return replace(found, options=(*looped, *found.options))
+    return _Overrides(Ways(program, flow.parts, declared, args, cwd)).read()
 
 
 @dataclass(frozen=True)
