@@ -10,7 +10,7 @@ from ddplaunch.checks.gpu_choice import choice, cpu_was_chosen, gpu_word, indice
 from ddplaunch.machine.facts import NOT_ASKED, Gpu, GpuProcess, HostFacts, NvidiaFacts, NvmlFacts
 from ddplaunch.planning.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
 from ddplaunch.planning.launch import Launch
-from ddplaunch.values.finding import error, warning
+from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.values.words import count, size_text
 
@@ -151,15 +151,15 @@ def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Laun
     https://docs.nvidia.com/deploy/gpu-debug-guidelines/
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: known(gpu.ecc_uncorrected, 0) > 0)
-    if bad:
-        errors = sum(known(entry.gpu.ecc_uncorrected, 0) for entry in bad)
-        yield warning(
-            "gpu-ecc-errors",
-            f"{_listed(bad)}: {count(errors, 'uncorrectable ECC error')} since the driver was loaded",
-            why="a process that hits such an error is ended, and a GPU that had one tends to have another",
-            fix=f"{_RESET.format(indices(bad))}; if they come back, have the GPU tested and leave it out with `--gpus`",
-            where=tuple(f"{gpu_word(entry)}: {entry.gpu.ecc_uncorrected}" for entry in bad),
-        )
+    errors = count(sum(known(entry.gpu.ecc_uncorrected, 0) for entry in bad), "uncorrectable ECC error")
+    yield from _of_gpus(
+        warning,
+        "gpu-ecc-errors",
+        {entry: str(entry.gpu.ecc_uncorrected) for entry in bad},
+        f": {errors} since the driver was loaded",
+        "a process that hits such an error is ended, and a GPU that had one tends to have another",
+        f"{_RESET}; if they come back, have the GPU tested and leave it out with `--gpus`",
+    )
 
 
 def gpu_remap_pending(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
@@ -169,14 +169,9 @@ def gpu_remap_pending(nvml: NvmlFacts, environment: Mapping[str, str], launch: L
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_pending is True)
-    if bad:
-        yield warning(
-            "gpu-remap-pending",
-            f"{_listed(bad)}: a defective memory row will be replaced at the next reset",
-            why="the defective row stays in place until then",
-            fix=_RESET.format(indices(bad)),
-            where=tuple(gpu_word(entry) for entry in bad),
-        )
+    what = ": a defective memory row will be replaced at the next reset"
+    why = "the defective row stays in place until then"
+    yield from _of_gpus(warning, "gpu-remap-pending", dict.fromkeys(bad, ""), what, why, _RESET)
 
 
 def gpu_remap_failed(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
@@ -187,14 +182,10 @@ def gpu_remap_failed(nvml: NvmlFacts, environment: Mapping[str, str], launch: La
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_failed is True)
-    if bad:
-        yield error(
-            "gpu-remap-failed",
-            f"{_listed(bad)}: remapping a defective memory row failed",
-            why="no spare row is left, and the next uncorrectable error ends the training",
-            fix="leave it out with `--gpus`, and have the GPU replaced",
-            where=tuple(gpu_word(entry) for entry in bad),
-        )
+    what = ": remapping a defective memory row failed"
+    why = "no spare row is left, and the next uncorrectable error ends the training"
+    fix = "leave it out with `--gpus`, and have the GPU replaced"
+    yield from _of_gpus(error, "gpu-remap-failed", dict.fromkeys(bad, ""), what, why, fix)
 
 
 def gpu_recovery_needed(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
@@ -205,17 +196,11 @@ def gpu_recovery_needed(nvml: NvmlFacts, environment: Mapping[str, str], launch:
     Action". Remedy: that action.
     """
     actions = [(entry, known(entry.gpu.recovery_action, "none")) for entry in used_gpus(nvml, environment, launch)]
-    bad = [(entry, action) for entry, action in actions if action != "none"]
-    if bad:
-        gpus = [entry for entry, _ in bad]
-        reboot = any("reboot" in action for _, action in bad)
-        yield error(
-            "gpu-recovery-needed",
-            f"{_listed(gpus)}: the driver asks for the recovery action {bad[0][1]}",
-            why="after a hardware error, work on it fails or hangs until this is done",
-            fix="restart the machine: `sudo reboot`" if reboot else _RESET.format(indices(gpus)),
-            where=tuple(f"{gpu_word(entry)}: {action}" for entry, action in bad),
-        )
+    bad = {entry: action for entry, action in actions if action != "none"}
+    what = f": the driver asks for the recovery action {next(iter(bad.values()), '')}"
+    why = "after a hardware error, work on it fails or hangs until this is done"
+    fix = "restart the machine: `sudo reboot`" if "reboot" in str(bad.values()) else _RESET
+    yield from _of_gpus(error, "gpu-recovery-needed", bad, what, why, fix)
 
 
 def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
@@ -225,14 +210,19 @@ def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launc
     job. Idle GPUs and GPUs at their power limit are healthy and not reported. Remedy: cooling or power.
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(known(gpu.throttle_reasons, ())))
-    if bad:
-        yield warning(
-            "gpu-throttled",
-            f"{_listed(bad)} throttled: {_throttle(bad[0].gpu)}",
-            why="every step waits for the slowest GPU",
-            fix=f"cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {indices(bad)}` says which",
-            where=tuple(f"{gpu_word(entry)}: {_throttle(entry.gpu)}" for entry in bad),
-        )
+    reasons = {entry: _throttle(entry.gpu) for entry in bad}
+    fix = "cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {}` says which"
+    what = f" throttled: {next(iter(reasons.values()), '')}"
+    yield from _of_gpus(warning, "gpu-throttled", reasons, what, "every step waits for the slowest GPU", fix)
+
+
+def _of_gpus(
+    kind: Callable[..., Finding], code: str, details: Mapping[VisibleGpu, str], what: str, why: str, fix: str
+) -> Findings:
+    """Yield a finding about GPUs, each with what is to say of it; ``fix`` has braces for their numbers."""
+    if details:
+        where = tuple(f"{gpu_word(entry)}: {detail}".removesuffix(": ") for entry, detail in details.items())
+        yield kind(code, f"{_listed([*details])}{what}", why=why, fix=fix.replace("{}", indices(details)), where=where)
 
 
 def _with(entries: Sequence[VisibleGpu], ill: Callable[[Gpu], bool]) -> list[VisibleGpu]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ddplaunch.planning.gpus import SHELL, said_by, set_by
 from ddplaunch.planning.launch import Launch
-from ddplaunch.planning.ranks.environment import FLIGHT_RECORDER_BEFORE, FLIGHT_RECORDER_SINCE
+from ddplaunch.planning.ranks.environment import FLIGHT_RECORDER_BEFORE
 from ddplaunch.values.frozen import dataclass
 
 # Read by NCCL 2.8 to 2.29: the names in its documentation, in NCCL_PARAM and in getenv calls of its releases.
@@ -95,27 +95,20 @@ _GENERAL = """
     PYTORCH_CUDA_ALLOC_CONF MASTER_ADDR MASTER_PORT NODE_RANK
 """
 
+# Former names that torch still reads (ProcessGroupNCCL.hpp, FlightRecorder.hpp and c10/core/AllocatorConfig.h).
+_FORMER = """
+    NCCL_ASYNC_ERROR_HANDLING NCCL_BLOCKING_WAIT NCCL_DESYNC_DEBUG NCCL_ENABLE_TIMING
+    NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK PYTORCH_CUDA_ALLOC_CONF TORCH_NCCL_TRACE_CPP_STACK
+"""
 KNOWN: frozenset[str] = frozenset(
-    {f"NCCL_{name}" for name in (_NCCL + _AROUND_NCCL).split()} | set(_TORCH.split()) | set(_GENERAL.split())
+    {f"NCCL_{name}" for name in (_NCCL + _AROUND_NCCL).split()}
+    | {*_TORCH.split(), *_GENERAL.split(), *_FORMER.split(), *FLIGHT_RECORDER_BEFORE.values()}
 )
 
 # Only variables with one of these prefixes are compared with the names above.
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_DIST", "TORCHELASTIC_", "GLOO_")
 GENERAL_PREFIXES = ("CUDA_", "OMP_", "MKL_NUM_", "PYTORCH_", "MASTER_", "NODE_")
 
-
-# Old names, the new one of each, and the first torch release, (major, minor), that reads the new one.
-# ProcessGroupNCCL.hpp, FlightRecorder.hpp and c10/core/AllocatorConfig.h list the old names as fallbacks.
-RENAMED: dict[str, tuple[str, tuple[int, int]]] = {
-    "NCCL_BLOCKING_WAIT": ("TORCH_NCCL_BLOCKING_WAIT", (2, 2)),
-    "NCCL_ASYNC_ERROR_HANDLING": ("TORCH_NCCL_ASYNC_ERROR_HANDLING", (2, 2)),
-    "NCCL_DESYNC_DEBUG": ("TORCH_NCCL_DESYNC_DEBUG", (2, 2)),
-    "NCCL_ENABLE_TIMING": ("TORCH_NCCL_ENABLE_TIMING", (2, 2)),
-    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", (2, 2)),
-    "TORCH_NCCL_TRACE_CPP_STACK": ("TORCH_FR_CPP_STACK", (2, 9)),
-    **{old: (new, FLIGHT_RECORDER_SINCE) for new, old in FLIGHT_RECORDER_BEFORE.items()},
-    "PYTORCH_CUDA_ALLOC_CONF": ("PYTORCH_ALLOC_CONF", (2, 9)),
-}
 
 _TIMEOUT_FIX = "pass `timeout=datetime.timedelta(minutes=30)` to `init_process_group` in the script"
 

@@ -1,4 +1,4 @@
-"""Checks of environment variables: left over, slowing a launch down, misspelt, renamed or read by nothing."""
+"""Checks of environment variables: left over, slowing a launch down, misspelt or read by nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from ddplaunch.checks.check import Findings, checks_in
-from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, RENAMED, user_variables
-from ddplaunch.checks.torch_and_driver import major_minor
-from ddplaunch.machine.facts import NetworkFacts, TorchFacts
+from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, Setting, user_variables
+from ddplaunch.machine.facts import NetworkFacts
 from ddplaunch.planning.gpus import SHELL
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.script.script_report import ScriptReport
@@ -44,17 +43,9 @@ def leftover_rank_variables(environment: dict[str, str]) -> Findings:
     experiment: a script started there by hand behaves as one of several ranks and waits for the others. The check
     stays silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
     """
-    names = [name for name in _RANK_VARIABLES if name in environment]
-    if not names or _OPERATOR in environment:
-        return
-    yield warning(
-        "leftover-rank-variables",
-        f"{_listed(environment, names)} set in the environment of the launcher",
-        why="torchrun replaces them for its workers, but a script started by hand behaves as one of several "
-        "ranks and waits for the others",
-        fix=f"`unset {' '.join(names)}`",
-        where=SHELL,
-    )
+    why = "torchrun replaces them for its workers, but a script started by hand behaves as one of several ranks and "
+    why += "waits for the others"
+    yield from _left_over("leftover-rank-variables", _RANK_VARIABLES, environment, why)
 
 
 def leftover_pet_variables(environment: dict[str, str]) -> Findings:
@@ -64,21 +55,24 @@ def leftover_pet_variables(environment: dict[str, str]) -> Findings:
     changes a launch. ddplaunch removes them from its own launches, but a plain torchrun in the same shell obeys them.
     The check stays silent in a Kubernetes pod, where Kubeflow Trainer sets them on purpose. Remedy: `unset` them.
     """
-    names = sorted(name for name in environment if name.startswith("PET_"))
-    if not names or _OPERATOR in environment:
-        return
-    yield warning(
-        "leftover-pet-variables",
-        f"{_listed(environment, names)} set in the environment",
-        why="torchrun reads PET_<OPTION> as if the option had been typed; ddplaunch removes them from its launches, a "
-        "plain torchrun obeys them",
-        fix=f"`unset {' '.join(names)}`, and use options instead",
-        where=SHELL,
-    )
+    why = "torchrun reads PET_<OPTION> as if the option had been typed; ddplaunch removes them from its launches, a "
+    why += "plain torchrun obeys them"
+    pet_names = sorted(name for name in environment if name.startswith("PET_"))
+    yield from _left_over("leftover-pet-variables", pet_names, environment, why)
 
 
-def _listed(environment: dict[str, str], names: list[str]) -> str:
-    return f"{listed([f'{name}={environment[name]}' for name in names])} {'is' if len(names) == 1 else 'are'}"
+def _left_over(code: str, names: Sequence[str], environment: dict[str, str], why: str) -> Findings:
+    """Yield a finding about those of the variables that are set, outside of a Kubernetes pod."""
+    present = [name for name in names if name in environment]
+    if present and _OPERATOR not in environment:
+        values = listed([f"{name}={environment[name]}" for name in present])
+        what = f"{values} {'is' if len(present) == 1 else 'are'} set in the environment of the launcher"
+        yield warning(code, what, why=why, fix=f"`unset {' '.join(present)}`", where=SHELL)
+
+
+def _about(setting: Setting, code: str, what: str, why: str, fix: str) -> Findings:
+    """Yield a finding about a variable that somebody has set; ``fix`` follows how to take it away."""
+    yield warning(code, what, why=why, fix=f"{setting.removal}{fix}", where=setting.where)
 
 
 def distributed_debug_detail(environment: dict[str, str], launch: Launch | None = None) -> Findings:
@@ -89,13 +83,13 @@ def distributed_debug_detail(environment: dict[str, str], launch: Launch | None 
     """
     setting = user_variables(environment, launch).get("TORCH_DISTRIBUTED_DEBUG")
     if setting is not None and setting.value.upper() == "DETAIL":
-        yield warning(
+        yield from _about(
+            setting,
             "distributed-debug-detail",
             "TORCH_DISTRIBUTED_DEBUG is DETAIL",
-            why="it checks every collective over a second process group first; torch 2.13.0+cpu crashed with it "
+            "it checks every collective over a second process group first; torch 2.13.0+cpu crashed with it "
             "(SIGSEGV) in DistributedDataParallel with a healthy model",
-            fix=f"{setting.removal}, or set `TORCH_DISTRIBUTED_DEBUG=INFO`",
-            where=setting.where,
+            ", or set `TORCH_DISTRIBUTED_DEBUG=INFO`",
         )
 
 
@@ -107,12 +101,12 @@ def launch_blocking(environment: dict[str, str], launch: Launch | None = None) -
     """
     setting = user_variables(environment, launch).get("CUDA_LAUNCH_BLOCKING")
     if setting is not None and setting.on and not (launch and launch.device.value == "cpu"):
-        yield warning(
+        yield from _about(
+            setting,
             "launch-blocking",
             f"CUDA_LAUNCH_BLOCKING is {setting.value}",
-            why="the CPU waits for every kernel, so gradients are not reduced while others are computed",
-            fix=f"{setting.removal}, unless you are looking for a CUDA error",
-            where=setting.where,
+            "the CPU waits for every kernel, so gradients are not reduced while others are computed",
+            ", unless you are looking for a CUDA error",
         )
 
 
@@ -126,12 +120,12 @@ def infiniband_disabled(network: NetworkFacts, environment: dict[str, str], laun
     if setting is None or not setting.on or (launch and not nccl_chooses_infiniband(launch)):
         return
     if active := active_ports(network):
-        yield warning(
+        yield from _about(
+            setting,
             "infiniband-disabled",
             f"NCCL_IB_DISABLE is {setting.value}, but {active}",
-            why="NCCL uses TCP sockets between nodes instead of RDMA",
-            fix=f"{setting.removal}, or pass `--nccl-ib`",
-            where=setting.where,
+            "NCCL uses TCP sockets between nodes instead of RDMA",
+            ", or pass `--nccl-ib`",
         )
 
 
@@ -152,7 +146,7 @@ _LIKENESS = 0.87
 
 def near_miss(name: str) -> str | None:
     """Return the known variable that ``name`` probably misspells; None if it is known, or like no known one."""
-    if name in KNOWN or name in RENAMED or name in INEFFECTIVE or not name.startswith((*PREFIXES, *GENERAL_PREFIXES)):
+    if name in KNOWN or name in INEFFECTIVE or not name.startswith((*PREFIXES, *GENERAL_PREFIXES)):
         return None
     return nearest(name, sorted(KNOWN), cutoff=_LIKENESS)
 
@@ -169,35 +163,12 @@ def misspelt_variable(
     for setting in user_variables(environment, launch).values():
         meant = near_miss(setting.name)
         if meant and not _read_by(script, setting.name):
-            yield warning(
+            yield from _about(
+                setting,
                 "misspelt-variable",
                 f"{setting.name} is set; did you mean {meant}?",
-                why="NCCL, gloo and torch ignore unknown variables, so it has no effect",
-                fix=f"{setting.removal} and set `{meant}={setting.value}`",
-                where=setting.where,
-            )
-
-
-def renamed_variable(
-    environment: dict[str, str], torch: TorchFacts, launch: Launch | None = None, script: ScriptReport | None = None
-) -> Findings:
-    """A variable is set by its old name, and the installed torch has a new one for it.
-
-    torch reads the old name as a fallback, with a deprecation warning from every rank, until a release drops it.
-    Remedy: set the new name, or both to support older releases too.
-    """
-    settings = user_variables(environment, launch)
-    for old, (new, since) in RENAMED.items():
-        setting = settings.get(old)
-        if setting is None or new in settings or _read_by(script, old):
-            continue
-        if (major_minor(torch.version) or (0, 0)) >= since:
-            yield warning(
-                "renamed-variable",
-                f"{old} is set, which torch {torch.version} calls {new}",
-                why="the old name is deprecated, and a later release will ignore it",
-                fix=f"{setting.removal} and set `{new}={setting.value}`",
-                where=setting.where,
+                "NCCL, gloo and torch ignore unknown variables, so it has no effect",
+                f" and set `{meant}={setting.value}`",
             )
 
 
@@ -212,13 +183,7 @@ def ineffective_variable(
     for setting in user_variables(environment, launch).values():
         if setting.name in INEFFECTIVE and not _read_by(script, setting.name):
             why, instead = INEFFECTIVE[setting.name]
-            yield warning(
-                "ineffective-variable",
-                f"{setting.typed} has no effect",
-                why=why,
-                fix=f"{setting.removal}; {instead}",
-                where=setting.where,
-            )
+            yield from _about(setting, "ineffective-variable", f"{setting.typed} has no effect", why, f"; {instead}")
 
 
 def script_ranks_from_mpi(script: ScriptReport, launch: Launch) -> Findings:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN, RENAMED
+from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
 from ddplaunch.checks.variables import CHECKS, near_miss
 from ddplaunch.planning.launch import Launch, Target, Variable
 from ddplaunch.planning.options import Options
@@ -28,8 +28,6 @@ FIRES = [
     ("misspelt-variable", {"TORCH_NCCL_BLOKING_WAIT": "1"}, "did you mean TORCH_NCCL_BLOCKING_WAIT?"),
     ("misspelt-variable", {"NCCL_IB_DISABLED": "1"}, "did you mean NCCL_IB_DISABLE?"),
     ("misspelt-variable", {"MASTER_ADDRESS": "10.0.0.1"}, "did you mean MASTER_ADDR?"),
-    ("renamed-variable", {"NCCL_BLOCKING_WAIT": "1"}, "torch 2.8.0+cu128 calls TORCH_NCCL_BLOCKING_WAIT"),
-    ("renamed-variable", {"NCCL_ASYNC_ERROR_HANDLING": "1"}, "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     ("ineffective-variable", {"NCCL_TIMEOUT": "3600"}, "NCCL_TIMEOUT=3600 has no effect"),
     ("ineffective-variable", {"NCCL_TREE_THRESHOLD": "0"}, "NCCL_TREE_THRESHOLD=0 has no effect"),
 ]
@@ -44,8 +42,6 @@ SILENT = [
     ("misspelt-variable", {"NCCL_BLOCKING_WAIT": "1", "NCCL_TIMEOUT": "10", "MY_NCCL_DEBUGG": "1"}),
     ("misspelt-variable", {"CUDA_HOME": "/usr/local/cuda", "CUDA_PATH": "/usr/local/cuda", "NODE_OPTIONS": "-x"}),
     ("misspelt-variable", {"PYTORCH_VERSION": "2.8.0", "NCCL_MY_PLUGIN_KNOB": "1", "OMP_PROC_BIND": "true"}),
-    ("renamed-variable", {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "1"}),
-    ("renamed-variable", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}),
     ("ineffective-variable", {"NCCL_ALGO": "Ring", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}),
 ]
 
@@ -71,7 +67,7 @@ def test_healthy() -> None:
 @pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_SOCKET_IFNAMES", "NCCL_BLOCKING_WAIT"])
 def test_a_name_that_the_script_reads_is_its_own_business(name: str) -> None:
     facts, script = healthy_facts(environment={name: "1"}), healthy_script(reads_env=(name,))
-    for code in ("ineffective-variable", "misspelt-variable", "renamed-variable"):
+    for code in ("ineffective-variable", "misspelt-variable"):
         assert found(CHECKS, code, facts, script=script) is None
 
 
@@ -90,15 +86,6 @@ def test_env_file_counts_and_what_the_launch_decided_does_not() -> None:
     new = healthy_facts(torch=healthy_torch(version="2.13.0"))
     finding = found(CHECKS, "ineffective-variable", new, launch)
     assert finding and finding.where == ("--env-file job.env",)
-    assert found(CHECKS, "renamed-variable", new, launch) is None
-
-
-@pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.10.0a0+git12"])
-def test_renamed_since_torch_2_9(version: str) -> None:
-    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    facts = healthy_facts(environment=environment, torch=healthy_torch(version=version))
-    finding = found(CHECKS, "renamed-variable", facts)
-    assert finding and "`PYTORCH_ALLOC_CONF=expandable_segments:True`" in finding.fix
 
 
 def test_infiniband_disabled_by_hand() -> None:
@@ -120,8 +107,7 @@ def test_launch_blocking_does_not_matter_on_the_cpu() -> None:
 
 def test_the_table_does_not_contradict_itself() -> None:
     assert not [name for name in INEFFECTIVE if name in KNOWN]
-    assert all(new in KNOWN for new, _ in RENAMED.values())
-    assert not [name for name in (*KNOWN, *INEFFECTIVE, *RENAMED) if near_miss(name)]
+    assert not [name for name in (*KNOWN, *INEFFECTIVE) if near_miss(name)]
 
 
 def test_the_table_knows_what_the_installed_torch_declares() -> None:
@@ -135,7 +121,7 @@ def test_the_table_knows_what_the_installed_torch_declares() -> None:
     header = Path(spec.origin).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     names = set(re.findall(r'"((?:TORCH_)?NCCL_[A-Z_]+)"', header.read_text()))
     assert len(names) > 15
-    assert names <= KNOWN | RENAMED.keys()
+    assert names <= KNOWN
 
 
 @pytest.mark.parametrize(("name", "starter"), [("MPI", "mpiexec -n 4 python"), ("Horovod", "horovodrun -np 4 python")])
