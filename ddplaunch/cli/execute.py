@@ -196,15 +196,13 @@ def launch_detached(base: Path) -> int:
 
 
 def _until_launched(child: subprocess.Popen[bytes], said: BinaryIO, told: Path) -> StartReport:
-    """Tell each line that ``child`` writes to ``said`` until it has launched or ended; return what it ``told``."""
-    rest = b""
+    """Tell what ``child`` writes to ``said`` until it has launched or ended; return what it ``told``."""
     try:
         while read_told(told).run_id is None and child.poll() is None:
-            lines, newline, rest = (rest + said.read()).rpartition(b"\n")
-            tell((lines + newline).decode(errors="replace"))
+            tell(said.read().decode(errors="replace"))
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         child.send_signal(signal.SIGINT)
         child.wait()
-    tell((rest + said.read()).decode(errors="replace"))
+    tell(said.read().decode(errors="replace"))
     return read_told(told)  # it may have been launched and have ended meanwhile

@@ -184,12 +184,6 @@ def test_compare_takes_from_the_script_what_it_does_at_each_size(call: Call) -> 
     assert at_each_size("lr", "--global-batch-size", "512") == pytest.approx([0.001] * 3)
 
 
-def test_compare_says_that_it_knows_no_number(call: Call) -> None:
-    said = call("plan", "2", "--compare", "1,2")
-    assert said.status == 2 and said.out == "" and "there is no number to compare" in said.err
-    assert "`ddplaunch plan --compare 1,2 --batch-size 8 --base-lr 1e-3`" in said.err
-
-
 @pytest.mark.slow
 def test_the_dry_run_runs_when_pasted(call: Call, folder: Path) -> None:
     said = call(

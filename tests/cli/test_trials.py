@@ -161,7 +161,7 @@ def test_summary_writers_write_into_the_trials_folder(tmp_path: Path, monkeypatc
         (["fit", "1", "--trials", "0"], "`--trials 0` is too small"),
         (["fit", "1", "--warmup-steps", "-1"], "`--warmup-steps -1` is too small"),
         (["fit", "2x2"], "`fit` tries batches on one machine, and this launch has several"),
-        (["scale", "1,,2"], "`1,,2` names an empty size"),
+        (["scale", "1,,2"], "`` is not a size"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
         (["scale", "1,2", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
         (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.commands.doctor import comm_words, device_of, refuse_deadline, run_comm_test
+from ddplaunch.cli.commands.doctor import comm_words, device_of, run_comm_test
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.machine.facts import TorchImport
@@ -19,7 +19,6 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.planning.options import Options
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts
@@ -109,14 +108,6 @@ def test_which_device_is_tested() -> None:
     gpus, none = healthy_facts(torch_import=torch), healthy_facts(torch_import=replace(torch, device_count=0))
     assert device_of(Options(), [gpus, gpus]) == "cuda" and device_of(Options(), [gpus, none]) == "cpu"
     assert device_of(Options(device=Resolved("cpu", FLAG)), [gpus]) == "cpu"
-
-
-def test_deadline() -> None:
-    for comm, deadline_s in ((False, None), (True, None), (True, 60.0)):
-        refuse_deadline(comm, deadline_s)
-    for comm, deadline_s in ((False, 30.0), (True, 1.0)):
-        with pytest.raises(UsageError):
-            refuse_deadline(comm, deadline_s)
 
 
 def gone(run_id: str) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.hosts.plan_hosts import answering
-from ddplaunch.hosts.hostlist import Host
+from ddplaunch.cli.hosts.plan_hosts import left_out
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.planning.hosts_plan import HostReport, sized
 from ddplaunch.planning.options import Options, parse_options
@@ -17,20 +16,17 @@ from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.checks.healthy import healthy_facts
 
 MISSING = error("host-unreachable", "gpu-b does not answer", why="w", fix="f", where="gpu-b")
-HOSTS = (Host("gpu-a"), Host("gpu-b"), Host("gpu-c"))
 
 
 def test_hosts_that_answer_are_enough_or_not() -> None:
     reports = tuple(HostReport(name, healthy_facts(), "0.1") for name in ("gpu-a", "gpu-c"))
     some = Gathered(reports, (), (MISSING,))
-    there, left_out = answering(HOSTS, some, 2)
-    assert [host.name for host in there] == ["gpu-a", "gpu-c"]
-    (warning,) = left_out
+    (warning,) = left_out(some, 2)
     assert (warning.code, warning.severity) == ("host-left-out", Severity.WARNING)
     assert warning.what == "gpu-b is left out of 3 hosts: gpu-b does not answer"
     with pytest.raises(RefusedError, match="gpu-b does not answer"):
-        answering(HOSTS, some, 3)
-    assert answering(HOSTS[::2], Gathered(reports, (), ()), 2) == (HOSTS[::2], ())
+        left_out(some, 3)
+    assert left_out(Gathered(reports, (), ()), 3) == ()
 
 
 def test_sizes_are_those_of_the_hosts_that_answered() -> None:

@@ -45,7 +45,7 @@ def test_hosts_that_share_nothing_are_read_at_the_end(made: Lab) -> None:
 def test_more_machines_than_hosts(made: Lab) -> None:
     argv = ddplaunch("scale", "3x1", "--hosts", made.names, "--device", "cpu", "--", "train.py")
     done = made.login.run(argv, made.work, clean_environment())
-    assert done.returncode == 2 and "error[size-not-here]: size 3x1 takes 3 machines, and there are 2" in done.stderr
+    assert done.returncode == 2 and "error[size-not-here]: size 3x1 is too large for 2 machines" in done.stderr
     assert "`ddplaunch scale 1,2x1 …`" in done.stderr
 
 

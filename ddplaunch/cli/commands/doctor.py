@@ -21,7 +21,7 @@ from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, facts_of, hosts_of, meeting_of, once
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, by_host, hosts_of, once
 from ddplaunch.cli.parsing.command import FORCE, HOSTS, OUTPUT, PROFILE, Command
 from ddplaunch.cli.parsing.typed_words import launch_words
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
@@ -42,7 +42,7 @@ from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.output_file import DOCTOR_REPORT, output_file
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, Finding, Severity, error, usage
+from ddplaunch.values.finding import ExitStatus, Finding, Severity, error
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 
 COMMAND = Command(
@@ -77,21 +77,9 @@ _MARGIN_S = 30.0  # beyond the time-out of a group, until its result is here
 _GRACE_S = 30.0  # torchrun's
 _ON_CPU = "2"  # ranks of a host, where neither NPROC nor GPUs say how many
 _TIMEOUT_S = {"cpu": 20.0, "cuda": 60.0}  # of each group, as in ``examples.comm_test``
-_LEAST_S = 2.0
+_LEAST_S = 2.0  # in which ranks connect
 _PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
 _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
-
-
-def refuse_deadline(comm: bool, deadline_s: float | None) -> None:
-    """Raise UsageError for a `--comm-timeout` that is too short, or without `--comm`."""
-    if deadline_s is None or (comm and deadline_s >= _LEAST_S):
-        return
-    raise usage(
-        f"`--comm-timeout {deadline_s:g}` is too short" if comm else "`--comm-timeout` without `--comm`",
-        why="it is the time in which ranks connect and measure; what takes longer counts as broken",
-        fix=f"`--comm --comm-timeout {_TIMEOUT_S['cpu']:.0f}`, or more for a slow network",
-        where="flag: --comm-timeout",
-    )
 
 
 def doctor(
@@ -111,7 +99,6 @@ def doctor(
         every = (*ALL, *across(), *MEASURED)
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
-    refuse_deadline(bool(comm), comm_timeout)
     report_file = None if report is None else output_file(report, DOCTOR_REPORT, "--report", force=bool(force))
     asked = asked_for(hosts)
     options = with_configuration(said, profile, working_directory())
@@ -155,11 +142,12 @@ def _doctor_hosts(
         asked = replace(asked, chdir="/")  # without a launch no directory is wanted
     measured = None
     with Links() as links:
-        gathered = facts_of(links, hosts, asked, options, target, torch=True)
+        launched = LaunchedHosts(links, asked, options, target)
+        gathered = launched.facts(torch=True)
         reports = gathered.reports
         of_all = list(run_across(reports, ignored(options))) if reports else []
         own = [check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports]
-        meeting = meeting_of(links, gathered, options) if len(reports) > 1 else ()
+        meeting = launched.meeting(gathered) if len(reports) > 1 else ()
     if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
         measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
         of_all += run_measured(measured, ignored(options))
@@ -219,7 +207,7 @@ def _collectives(
     nproc = str(said["nproc"].value) if "nproc" in said else None
     if device == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
         nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
-    limit_s = timeout_s or _TIMEOUT_S[device]
+    limit_s = max(_LEAST_S, timeout_s or _TIMEOUT_S[device])
     say(f"testing collectives, each group for {limit_s:g} s at most")
     hosts = [] if asked is None else [*asked.words(), *(f"--exclude={name}" for name in missing)]
     return run_comm_test(comm_words(said, profile, nproc, hosts, limit_s), limit_s)

@@ -23,7 +23,6 @@ from ddplaunch.ui.plan_view import (
     compare_text,
     plan_json,
     plan_text,
-    resolved_numbers,
 )
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
@@ -80,7 +79,7 @@ def plan(
 def _compared(prepared: Prepared, target: Target | None, text: str) -> tuple[Numbers, ...]:
     """Return the numbers for each world size.
 
-    Raises UsageError unless all sizes are positive integers, and where no number is known that depends on them.
+    Raises UsageError unless all sizes are positive integers.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,30}", word) and int(word) > 0 for word in words):
@@ -93,12 +92,4 @@ def _compared(prepared: Prepared, target: Target | None, text: str) -> tuple[Num
     launch = prepared.launch
     at = partial(request_at, launch.options, target, launch.topology, prepared.script)
     request = at(launch.numbers.world_size)
-    sizes = compare_sizes(request, [int(word) for word in words], at)
-    if all(len(resolved_numbers(each)) == 1 for each in sizes):
-        raise usage(
-            "there is no number to compare",
-            why="no batch size, learning rate or warmup was given, and no script says one",
-            fix=f"`ddplaunch plan --compare {text} --batch-size 8 --base-lr 1e-3`",
-            where="flag: --compare",
-        )
-    return sizes
+    return compare_sizes(request, [int(word) for word in words], at)

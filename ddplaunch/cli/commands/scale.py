@@ -25,7 +25,7 @@ from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.ranks.placement import workers_typed
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, UsageError, usage
+from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import count
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
@@ -226,9 +226,9 @@ class _Sizes:
 
 def _sizes(text: str | None, machines: Machines) -> list[Size]:
     """Return the sizes, each once. Raises UsageError for what is none, or does not exist here."""
-    most, nodes = machines.places, machines.nodes
-    usual = [] if most is None else [Size(1, each) for each in _powers(most)]
-    usual += [] if most is None else [Size(each, most) for each in _powers(nodes)[1:]]
+    places, nodes = machines.places, machines.nodes
+    usual = [] if places is None else [Size(1, number) for number in _powers(places)]
+    usual += [] if places is None else [Size(number, places) for number in _powers(nodes)[1:]]
     possible = f"`ddplaunch scale {','.join(map(str, usual)) or f'1,{nodes}x1'} …`"
     if text is None and not usual:
         raise usage(
@@ -237,40 +237,32 @@ def _sizes(text: str | None, machines: Machines) -> list[Size]:
             fix=f"{possible}, or `--hosts gpu-a:8,gpu-b:8`",
             where="SIZES",
         )
-    if text is None:
-        return usual
-    sizes = []
-    for word in text.split(","):
-        match = _SIZE.match(word.strip())
-        if match is None:
+    sizes = usual if text is None else [_size(word.strip()) for word in text.split(",")]
+    on_gpus = machines.first.launch.device.value == "cuda"
+    for size in sizes:
+        if size.nodes > nodes or (places is not None and size.nproc > places * (1 if on_gpus else _PER_CPU)):
+            each = "" if places is None else f" with {count(places, 'GPU' if on_gpus else 'CPU')} each"
             raise usage(
-                f"`{word.strip()}` is not a size" if word.strip() else f"`{text}` names an empty size",
-                why="a size is a number of processes, or nodes times processes of each, as in 2x4",
-                fix="`ddplaunch scale 1,2,4 -- train.py`",
+                f"size {size} is too large for {count(nodes, 'machine')}{each}",
+                why=f"each process takes a GPU of its own, at most {_PER_CPU} share a CPU; machines are those of "
+                "`--hosts a,b`, or of a Slurm allocation",
+                fix=possible,
                 where="SIZES",
+                code="size-not-here",
             )
-        size = Size(int(match[1] or 1), int(match[2]))
-        if size.nodes > nodes:
-            raise _not_here(
-                f"size {size} takes {count(size.nodes, 'machine')}, and there {'is' if nodes == 1 else 'are'} {nodes}",
-                "machines are those of `--hosts a,b`, or of a Slurm allocation",
-                possible,
-            )
-        on_gpus = machines.first.launch.device.value == "cuda"
-        if most is not None and size.nproc > most * (1 if on_gpus else _PER_CPU):
-            raise _not_here(
-                f"size {size} is too much for {count(most, 'GPU' if on_gpus else 'CPU')} on each machine",
-                "each process takes a GPU of its own"
-                if on_gpus
-                else f"of more than {_PER_CPU} processes on a CPU nothing is measured but how they wait for it",
-                possible,
-            )
-        sizes.append(size)
     return list(dict.fromkeys(sizes))
 
 
-def _not_here(what: str, why: str, fix: str) -> UsageError:
-    return usage(what, why=why, fix=fix, where="SIZES", code="size-not-here")
+def _size(word: str) -> Size:
+    match = _SIZE.match(word)
+    if match is None:
+        raise usage(
+            f"`{word}` is not a size",
+            why="a size is a number of processes, or nodes times processes of each, as in 2x4",
+            fix="`ddplaunch scale 1,2,4 -- train.py`",
+            where="SIZES",
+        )
+    return Size(int(match[1] or 1), int(match[2]))
 
 
 def _powers(most: int) -> list[int]:

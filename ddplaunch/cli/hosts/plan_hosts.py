@@ -32,7 +32,7 @@ from ddplaunch.hosts.ssh import alike, command, receiver, ssh_missing
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
-from ddplaunch.planning.resolve import resolve
+from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.script.source import locate
@@ -139,117 +139,116 @@ class Planned:
     findings: tuple[Finding, ...]
 
 
-def facts_of(
-    links: Links,
-    hosts: tuple[Host, ...],
-    asked: AskedHosts,
-    options: Options,
-    target: Target | None,
-    torch: bool = False,
-) -> Gathered:
-    """Ask all hosts at once. Raises RefusedError where there is no ssh."""
-    question = Question(
-        request=replace(
-            probe_request(options, {}, import_torch=torch),
-            record_paths=(value_of(options.run_dir, ""),),
-            master_addr=None,
-            master_port=None,
-        ),
-        python=asked.interpreter,
-        cwd=asked.directory,
-        script=target.name if target is not None and target.kind == "script" else None,
-        env=forwarded(os.environ),
-        deadline_s=asked.join_timeout or (_TORCH_S if torch else _FACTS_S),
-    )
-    names = [host.name for host in hosts]
-    try:
-        return ask_all(links, names, _starting(links, names, asked, question.deadline_s), question)
-    except FileNotFoundError as exception:
-        raise UsageError(ssh_missing()) from exception
+class LaunchedHosts:
+    """The hosts that a launch names, reached over ``links``: their facts, their files, and each one's part."""
 
+    def __init__(self, links: Links, asked: AskedHosts, options: Options, target: Target | None) -> None:
+        """Reach nobody yet. Raises UsageError for a list of hosts that is none."""
+        self._links, self._asked, self._options, self._target = links, asked, options, target
+        self._hosts = {host.name: host for host in hosts_of(asked)}
 
-def _starting(links: Links, names: Sequence[str], asked: AskedHosts, deadline_s: float) -> Callable[[str], Link]:
-    """Return what begins the session with a host, after `--bootstrap` has put ddplaunch there."""
-    python, folders = asked.interpreter, dict[str, str]()
-    if asked.bootstrap:
-        folders |= bootstrapped(links, names, lambda name: links.open(name, receiver(name, python)), deadline_s)
+    def facts(self, *, torch: bool = False) -> Gathered:
+        """Ask all hosts at once. Raises UsageError where there is no ssh."""
+        target, deadline_s = self._target, self._asked.join_timeout or (_TORCH_S if torch else _FACTS_S)
+        question = Question(
+            request=replace(
+                probe_request(self._options, {}, import_torch=torch),
+                record_paths=(value_of(self._options.run_dir, ""),),
+                master_addr=None,
+                master_port=None,
+            ),
+            python=self._asked.interpreter,
+            cwd=self._asked.directory,
+            script=target.name if target is not None and target.kind == "script" else None,
+            env=forwarded(os.environ),
+            deadline_s=deadline_s,
+        )
+        try:
+            return ask_all(self._links, list(self._hosts), self._starting(deadline_s), question)
+        except FileNotFoundError as exception:
+            raise UsageError(ssh_missing()) from exception
 
-    def start(name: str) -> Link:
-        folder = folders.get(name, "")
-        return links.open(name, command(name, python, folder=folder), folder)
+    def _starting(self, deadline_s: float) -> Callable[[str], Link]:
+        """Return what begins the session with a host, after `--bootstrap` has put ddplaunch there."""
+        links, python, folders = self._links, self._asked.interpreter, dict[str, str]()
+        if self._asked.bootstrap:
 
-    return start
+            def receive(name: str) -> Link:
+                return links.open(name, receiver(name, python))
 
+            folders |= bootstrapped(links, list(self._hosts), receive, deadline_s)
 
-def plan(
-    links: Links,
-    hosts: tuple[Host, ...],
-    gathered: Gathered,
-    options: Options,
-    target: Target,
-    asked: AskedHosts,
-    without: frozenset[str] = frozenset(),
-) -> Planned:
-    """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet.
+        def start(name: str) -> Link:
+            folder = folders.get(name, "")
+            return links.open(name, command(name, python, folder=folder), folder)
 
-    ``without`` are comparisons that `--sync` settles.
-    """
-    script = script_report(options, target, Path.cwd(), gathered.reports[0].facts)
-    findings: tuple[Finding, ...] = ()
-    if checked(options):
-        gathered, findings = _compared(links, gathered, options, script, asked, without)
-    if errors(findings):
-        return Planned((), findings)
-    meeting = meeting_of(links, gathered, options)
-    if not isinstance(meeting, Meeting):
-        raise RefusedError(*meeting)
-    run_id = run_id_of(options)
-    python = (asked.python,) if asked.python else interpreter()
-    parts = []
-    found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
-    for node, (host, link, report) in enumerate(zip(hosts, gathered.links, gathered.reports, strict=True)):
-        mine = part(options, node, meeting, run_id, host.devices)
-        if not isinstance(report.facts.network, Unavailable):
-            network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
-            report = replace(report, facts=replace(report.facts, network=network))
-        planned = _part_of(mine, target, report, link, script, python, run_id)
-        parts.append(planned)
-        for outcome in check(mine, planned.launch, report.facts, script, advice=False):
-            found += [(report.name, finding) for finding in outcome.findings]
-    return Planned(tuple(parts), once(found, len(hosts)))
+        return start
 
+    def sync(self, *, dry_run: bool) -> Mapping[str, Mapping[str, str]]:
+        """Copy this directory's tracked files, and what the script imports of it, to every host; return what each got.
 
-def _compared(
-    links: Links,
-    gathered: Gathered,
-    options: Options,
-    script: ScriptReport | Unavailable,
-    asked: AskedHosts,
-    without: frozenset[str],
-) -> tuple[Gathered, tuple[Finding, ...]]:
-    """Return the reports with the digests of the script's files, and what differs between hosts."""
-    here = () if isinstance(script, Unavailable) else own_sources(script)
-    uneven = ["hosts-differ-gpu-count"] if options.node_sizes else []
-    same = asked.chdir is None or Path(asked.chdir) == Path.cwd()
-    gathered = with_sources(links, gathered, [path for path, _ in here], here if same else ())
-    across = run_across(gathered.reports, {*ignored(options), *without, *uneven})
-    return gathered, tuple(finding for outcome in across for finding in outcome.findings)
+        ``dry_run``: only find out. Raises RefusedError where git lists nothing, or a host takes a file not.
+        """
+        target, cwd, deadline_s = self._target, working_directory(), self._asked.join_timeout or _FACTS_S
+        read = None if target is None else locate(target.kind, target.name, cwd, ())
+        report = read_script(read, cwd, (), target.args) if isinstance(read, Path) and target is not None else None
+        imported = own_sources(report) if isinstance(report, ScriptReport) else ()
+        files = tuple(dict.fromkeys([*tracked(cwd), *(path for path, _ in imported)]))
+        there, python, start = self._asked.directory, self._asked.interpreter, self._starting(deadline_s)
+        return sync(self._links, list(self._hosts), start, there, files, python, deadline_s, dry_run)
 
+    def meeting(self, gathered: Gathered) -> Meeting | tuple[Finding, ...]:
+        """Return where the hosts that answered meet, or what keeps them from it."""
+        port, address = value_of(self._options.master_port, None), value_of(self._options.master_addr, None)
+        return meet(self._links, gathered.links, port, address)
 
-def _part_of(
-    options: Options,
-    target: Target,
-    report: HostReport,
-    link: Link,
-    script: ScriptReport | Unavailable,
-    python: tuple[str, ...],
-    run_id: str,
-) -> HostPart:
-    """Decide one host's part from what it reported. It decides again itself, from what it then sees."""
-    plugin = report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none")
-    environ = report.facts.environment
-    situation = situation_of(options, report.facts, script, environ, Path(report.cwd), python, plugin, run_id)
-    return HostPart(report, link, options, resolve(options, target, situation), situation.record)
+    def plan(self, gathered: Gathered, options: Options) -> Planned:
+        """Decide the part of each host that answered and check it; ``options`` are sized for these.
+
+        Raises RefusedError where they cannot meet.
+        """
+        script = script_report(options, self._target, Path.cwd(), gathered.reports[0].facts)
+        gathered, findings = self._compared(gathered, options, script)
+        if errors(findings):
+            return Planned((), findings)
+        meeting = self.meeting(gathered)
+        if not isinstance(meeting, Meeting):
+            raise RefusedError(*meeting)
+        run_id = run_id_of(options)
+        parts = []
+        found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
+        for node, (link, report) in enumerate(zip(gathered.links, gathered.reports, strict=True)):
+            mine = part(options, node, meeting, run_id, self._hosts[report.name].devices)
+            if not isinstance(report.facts.network, Unavailable):
+                network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
+                report = replace(report, facts=replace(report.facts, network=network))
+            situation = self._situation(mine, report, script, run_id)
+            parts.append(HostPart(report, link, mine, resolve(mine, self._target, situation), situation.record))
+            for outcome in check(mine, parts[-1].launch, report.facts, script, advice=False):
+                found += [(report.name, finding) for finding in outcome.findings]
+        return Planned(tuple(parts), once(found, len(parts)))
+
+    def _compared(
+        self, gathered: Gathered, options: Options, script: ScriptReport | Unavailable
+    ) -> tuple[Gathered, tuple[Finding, ...]]:
+        """Return the reports with the digests of the script's files, and what differs between hosts."""
+        if not checked(options):
+            return gathered, ()
+        here = () if isinstance(script, Unavailable) else own_sources(script)
+        chdir, uneven = self._asked.chdir, ["hosts-differ-gpu-count"] if options.node_sizes else []
+        same = chdir is None or Path(chdir) == Path.cwd()
+        gathered = with_sources(self._links, gathered, [path for path, _ in here], here if same else ())
+        across = run_across(gathered.reports, {*ignored(options), *uneven, *(_SYNCED if self._asked.sync else ())})
+        return gathered, tuple(finding for outcome in across for finding in outcome.findings)
+
+    def _situation(
+        self, options: Options, report: HostReport, script: ScriptReport | Unavailable, run_id: str
+    ) -> Situation:
+        """Return what one host's launch is decided from. It decides again itself, from what it then sees."""
+        python = (self._asked.python,) if self._asked.python else interpreter()
+        plugin = report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none")
+        environ, cwd = report.facts.environment, Path(report.cwd)
+        return situation_of(options, report.facts, script, environ, cwd, python, plugin, run_id)
 
 
 def own_sources(script: ScriptReport) -> tuple[tuple[str, str], ...]:
@@ -258,55 +257,23 @@ def own_sources(script: ScriptReport) -> tuple[tuple[str, str], ...]:
     return tuple((path, digest) for path in inside if (digest := digest_of_file(Path(path))) is not None)
 
 
-#: What `--sync` makes alike, and what therefore is not compared before it has: all of it, and after it the commits.
-SYNCED_BEFORE = frozenset(
-    {
-        "host-directory-missing",
-        "host-script-missing",
-        "hosts-differ-script",
-        "hosts-differ-sources",
-        "hosts-differ-from-here",
-        "hosts-differ-commit",
-    }
+#: What `--sync` makes alike, and what therefore is not compared.
+_SYNCED = (
+    *("host-directory-missing", "host-script-missing", "hosts-differ-script", "hosts-differ-sources"),
+    *("hosts-differ-from-here", "hosts-differ-commit"),
 )
-SYNCED_AFTER = frozenset({"hosts-differ-commit"})
 
 
-def synced(
-    links: Links, hosts: tuple[Host, ...], asked: AskedHosts, options: Options, target: Target, dry_run: bool
-) -> Mapping[str, Mapping[str, str]]:
-    """Copy this directory's tracked files, and what the script imports of it, to every host; return what each got.
-
-    ``dry_run``: only find out. Raises RefusedError where git lists nothing, or a host takes a file not.
-    """
-    cwd = working_directory()
-    read = locate(target.kind, target.name, cwd, ())
-    report = read_script(read, cwd, (), target.args) if isinstance(read, Path) else None
-    imported = [] if report is None or isinstance(report, Unavailable) else [path for path, _ in own_sources(report)]
-    files = tuple(dict.fromkeys([*tracked(cwd), *imported]))
-    names, deadline_s = [host.name for host in hosts], asked.join_timeout or _FACTS_S
-    start = _starting(links, names, asked, deadline_s)
-    return sync(links, names, start, asked.directory, files, asked.interpreter, deadline_s, dry_run)
-
-
-def meeting_of(links: Links, gathered: Gathered, options: Options) -> Meeting | tuple[Finding, ...]:
-    """Return where the hosts that answered meet, or what keeps them from it."""
-    return meet(links, gathered.links, value_of(options.master_port, None), value_of(options.master_addr, None))
-
-
-def answering(hosts: tuple[Host, ...], gathered: Gathered, enough: int) -> tuple[tuple[Host, ...], tuple[Finding, ...]]:
-    """Return the hosts that answered, and a warning for each other one. Raises RefusedError for too few."""
-    names = {report.name for report in gathered.reports}
-    there = tuple(host for host in hosts if host.name in names)
-    if len(there) == len(hosts):
-        return there, ()
-    if len(there) < enough:
-        raise RefusedError(*once(by_host(gathered.missing), len(hosts)))
-    return there, tuple(
+def left_out(gathered: Gathered, enough: int) -> tuple[Finding, ...]:
+    """Return a warning for each host that did not answer. Raises RefusedError for fewer than ``enough``."""
+    hosts = len(gathered.reports) + len(gathered.missing)
+    if gathered.missing and len(gathered.reports) < enough:
+        raise RefusedError(*once(by_host(gathered.missing), hosts))
+    return tuple(
         warning(
             "host-left-out",
-            f"{finding.where[0]} is left out of {len(hosts)} hosts: {finding.what}",
-            why=f"`--nnodes {enough}:{len(hosts)}` goes on with those that answer, if there are at least {enough}; "
+            f"{finding.where[0]} is left out of {hosts} hosts: {finding.what}",
+            why=f"`--nnodes {enough}:{hosts}` goes on with those that answer, if there are at least {enough}; "
             "numbers are planned for them",
             fix=finding.fix,
             where=finding.where,

@@ -18,17 +18,13 @@ from ddplaunch.cli.execute import new_token, show_launch
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.cli.hosts.plan_hosts import (
-    SYNCED_AFTER,
-    SYNCED_BEFORE,
     AskedHosts,
     HostPart,
+    LaunchedHosts,
     Planned,
-    answering,
-    facts_of,
     hosts_of,
-    plan,
+    left_out,
     refuse_own_place,
-    synced,
 )
 from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
@@ -85,18 +81,18 @@ def run_on_hosts(
     copied: Mapping[str, Mapping[str, str]] = {}
     if asked.sync:
         with Links() as links:
-            copied = synced(links, hosts, asked, options, target, dry_run)
+            copied = LaunchedHosts(links, asked, options, target).sync(dry_run=dry_run)
         if not dry_run:
             numbers = [f"{count(len(files), 'file')} to {host}" for host, files in copied.items() if files]
             say(f"copied {', '.join(numbers)}" if numbers else "all hosts have this directory's files")
-    settled = frozenset() if not asked.sync else SYNCED_BEFORE if dry_run else SYNCED_AFTER
     begun_s = steady_s()
     with Links() as links:
-        gathered = facts_of(links, hosts, asked, options, target)
-        there, left_out = answering(hosts, gathered, enough)
-        mine = sized(replace(options, nnodes=None), [host.name for host in there], [host.slots for host in there])
-        planned = plan(links, there, gathered, mine, target, asked, settled)
-        planned = replace(planned, findings=(*left_out, *planned.findings))
+        launched = LaunchedHosts(links, asked, options, target)
+        gathered = launched.facts()
+        missing, names = left_out(gathered, enough), [report.name for report in gathered.reports]
+        slots = [host.slots for host in hosts if host.name in names]
+        planned = launched.plan(gathered, sized(replace(options, nnodes=None), names, slots))
+        planned = replace(planned, findings=(*missing, *planned.findings))
         if refusing := errors(planned.findings):
             tell_findings(planned.findings)
             tell(refusal_text(refusing, Terminal.of(sys.stderr)))

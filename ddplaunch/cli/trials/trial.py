@@ -75,7 +75,7 @@ class Change:
     elsewhere: bool = False
 
 
-class Recorded(NamedTuple):
+class TrialRecord(NamedTuple):
     """What the record of a trial says: its numbers, and of its first node the CPUs and the smallest GPU's memory."""
 
     cpus: int = 1
@@ -97,7 +97,7 @@ class Trial:
     record: Path
     ending: Ending
     measured: MeasuredSteps
-    recorded: Recorded = Recorded()
+    recorded: TrialRecord = TrialRecord()
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()
     observed: tuple[Finding, ...] = ()
@@ -330,16 +330,16 @@ def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
     return tuple(each for each in findings or read_findings(record) if each.code in OBSERVED)
 
 
-def _recorded(record: Path) -> Recorded:
+def _recorded(record: Path) -> TrialRecord:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         run = read_object(record / "run.json")
         host, numbers = run["host"], run["plan"]["numbers"]
         sizes = [int(gpu["memory_total_bytes"]) for gpu in host["nvml"].get("gpus", ())]
         rates = [rate for rate in (numbers.get("lr"), *(rate["lr"] for rate in numbers["rates"])) if rate]
-        return Recorded(
+        return TrialRecord(
             cpus=max(1, int(host["cpu"]["usable"])),
             gpu_bytes=min(sizes, default=None),
             effective_batch=numbers["global_batch_size"]["value"] if "global_batch_size" in numbers else None,
             lr=", ".join(format_lr(rate["value"]) for rate in rates) or None,
         )
-    return Recorded()
+    return TrialRecord()
