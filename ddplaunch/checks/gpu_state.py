@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.gpu_choice import choice, cpu_was_chosen, gpu_word, indices, used_gpus, visible_gpus
-from ddplaunch.machine.facts import NOT_ASKED, Gpu, GpuProcess, HostFacts, NvidiaFacts, NvmlFacts
+from ddplaunch.machine.facts import Gpu, GpuProcess, HostFacts, NvidiaFacts, NvmlFacts
 from ddplaunch.planning.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
 from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import Finding, error, warning
@@ -258,26 +258,6 @@ def amd_devices_denied(nvml: NvmlFacts, host: HostFacts | None = None, launch: L
         "the number that `getent group render | cut -d: -f3` prints on the host"
         if contained
         else f"`sudo usermod -aG render,video {user}`, then log in again",
-    )
-
-
-def wsl_driver_hidden(nvidia: NvidiaFacts, nvml: NvmlFacts | Unavailable, host: HostFacts) -> Findings:
-    """WSL2 has Windows' NVIDIA driver, but programs do not find its libraries or find others first.
-
-    In WSL2 the driver is that of Windows; its libraries are in /usr/lib/wsl/lib. A Linux driver that was installed
-    beside, as `apt install cuda` does, hides them, and has no kernel module to talk to.
-    https://docs.nvidia.com/cuda/wsl-user-guide Remedy: remove the Linux driver, and put that directory first.
-    """
-    if host.wsl != "WSL2" or not nvidia.wsl_library or not isinstance(nvml, Unavailable) or nvml == NOT_ASKED:
-        return
-    folder = nvidia.wsl_library.rpartition("/")[0]
-    yield warning(
-        "wsl-driver-hidden",
-        f"no GPU is to be seen, although Windows' driver is in {folder}: {nvml.reason}",
-        why="in WSL2 the driver is that of Windows; a Linux driver beside it, or a search path without its libraries, "
-        "hides it",
-        fix=f"`export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH`; if that helps, remove the Linux driver "
-        "(`sudo apt purge 'libnvidia-*' 'nvidia-driver-*'`); otherwise update the driver in Windows",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.gpu_choice import cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
-from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
+from ddplaunch.machine.facts import NOT_ASKED, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
 from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
@@ -63,7 +63,7 @@ def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
     return build is None or driver >= build
 
 
-def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable, host: HostFacts | None = None) -> Findings:
+def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Findings:
     """torch is not installed in ddplaunch's own environment.
 
     ddplaunch replaces itself by torchrun in the same interpreter, so it must be installed in the environment that
@@ -73,16 +73,6 @@ def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable, host: Ho
     if not isinstance(torch, Unavailable) or torch == NOT_ASKED:
         return
     pip = f"{shlex.quote(python.executable)} -m pip install torch"
-    if host is not None and host.libc == "musl":
-        yield error(
-            "torch-missing",
-            torch.reason,
-            why="the C library of this system is musl, and PyPI has wheels of torch for glibc alone",
-            fix="train on a distribution with glibc: in a container `FROM python:3.12-slim` instead of "
-            "`FROM python:3.12-alpine`, for example",
-            where=python.executable,
-        )
-        return
     yield error(
         "torch-missing",
         torch.reason,
@@ -343,8 +333,8 @@ def driver_library_mismatch(
     restarts. Until then every new CUDA program fails. A container keeps the libraries that were mounted when it
     started. Remedy: restart the machine, or the container after an update of its host's driver.
     """
-    if nvidia.nvml_error is None or nvidia.wsl_library or cpu_was_chosen(environment, launch):
-        return  # wsl-driver-hidden reports it in WSL2
+    if nvidia.nvml_error is None or cpu_was_chosen(environment, launch):
+        return
     loaded = f"; the loaded kernel module is {nvidia.kernel_module_version}" if nvidia.kernel_module_version else ""
     if "mismatch" in nvidia.nvml_error.lower():
         why = "the driver's libraries were updated while its old kernel module stayed loaded"

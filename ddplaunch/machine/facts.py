@@ -16,7 +16,7 @@ NO_PORT = Unavailable("no port was named")
 class HostFacts:
     """``name_addresses`` is what the host's own name resolves to (or why it does not).
 
-    ``machine`` is "x86_64", "aarch64" …; ``libc`` is "glibc 2.36" or "musl", "" where it is not known.
+    ``machine`` is "x86_64", "aarch64" …
     """
 
     name: str
@@ -25,7 +25,6 @@ class HostFacts:
     container: str | None  # "docker", "podman", "kubernetes", "lxc", "slurm-pyxis" … or None outside of one
     user: str
     machine: str = ""
-    libc: str = ""
 
     @property
     def wsl(self) -> str | None:
@@ -173,15 +172,13 @@ class NvidiaFacts:
 
     ``pci_gpus``: NVIDIA display/3D controllers on the PCI bus; ``kernel_module_version`` from
     /proc/driver/nvidia/version; ``device_nodes``: /dev/nvidia0 … that exist; ``nvml_error`` is
-    "driver/library version mismatch" and the like, kept apart because a check names it. ``wsl_library`` is the NVML
-    that Windows' driver brings into WSL2, "" where it has none.
+    "driver/library version mismatch" and the like, kept apart because a check names it.
     """
 
     pci_gpus: int
     kernel_module_version: str | None
     device_nodes: int
     nvml_error: str | None = None
-    wsl_library: str = ""
 
 
 @dataclass(frozen=True)

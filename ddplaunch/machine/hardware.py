@@ -161,7 +161,6 @@ def _finite(limit: int) -> int | None:
     return None if limit == _INFINITY else limit
 
 
-_WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"  # https://docs.nvidia.com/cuda/wsl-user-guide
 _NVIDIA = "0x10de"
 # PCI base class 03, display: VGA (00) as on workstation cards, 3D controller (02) as on data-centre cards.
 _GPU_CLASSES = ("0x0300", "0x0302")
@@ -176,7 +175,6 @@ def probe_nvidia(nvml_error: str | None = None, root: Path = Path("/")) -> Nvidi
         kernel_module_version=version[1] if version else None,
         device_nodes=sum(re.fullmatch(r"nvidia[0-9]+", name) is not None for name in files.names(f"{root}/dev")),
         nvml_error=nvml_error,
-        wsl_library=_WSL_LIBRARY if os.access(f"{root}{_WSL_LIBRARY}", os.F_OK) else "",
     )
 
 

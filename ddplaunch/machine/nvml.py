@@ -191,11 +191,7 @@ def _recovery_action(api: Any, handle: Any) -> str:
 
 def _slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
     """Return why the clocks are lowered where something is wrong; for ``ask``, because it raises NVML's errors."""
-    # The driver renamed "throttle" to "event" in release 535; the old name goes away in CUDA 14.
-    try:
-        mask = api.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except (AttributeError, api.NVMLError_FunctionNotFound):
-        mask = api.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    mask = api.nvmlDeviceGetCurrentClocksEventReasons(handle)  # since release 535 of the driver
     return tuple(name for bit, name in _SLOWDOWNS if mask & bit)
 
 

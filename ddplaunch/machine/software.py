@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from ddplaunch import __version__
@@ -66,28 +67,21 @@ def probe_plugin(search: Iterable[str] | None = None) -> str | Unavailable:
     with ``-P`` where Python has it.
     """
     places = [place for place in (sys.path if search is None else search) if place]
-    stale = None
-    for place in places:  # the usual case, without listing thousands of names
-        found = _declared(f"{place}/ddplaunch-{__version__}.dist-info")
-        if found:
-            return found
-    for place in places:
-        for name in files.names(place):
-            if name.startswith("ddplaunch") and name.endswith((".dist-info", ".egg-info")):
-                found = _declared(os.path.join(place, name))  # noqa: PTH118
-                if found:
-                    return found
-                stale = Path(place, name)
-    if stale is not None:
-        return Unavailable(f"{stale} was installed before ddplaunch had a plug-in for torchrun; `pip install` it again")
-    return Unavailable(f"ddplaunch is not installed in {sys.executable}, so torchrun cannot find its plug-in")
+    usual = (f"{place}/ddplaunch-{__version__}.dist-info" for place in places)  # without listing thousands of names
+    others = (
+        f"{place}/{name}"
+        for place in places
+        for name in files.names(place)
+        if name.startswith("ddplaunch") and name.endswith((".dist-info", ".egg-info"))
+    )
+    missing = Unavailable(f"ddplaunch is not installed in {sys.executable}, so torchrun cannot find its plug-in")
+    return next(filter(None, map(_declared, chain(usual, others))), missing)
 
 
 def _declared(directory: str) -> str | None:
     path = f"{directory}/entry_points.txt"
-    _, found, rest = (files.read(path) or "").partition(_GROUP)
-    names = [line.partition("=")[0].strip() for line in rest.partition("\n[")[0].splitlines()]
-    return path if found and "ddplaunch" in names else None
+    section = (files.read(path) or "").partition(_GROUP)[2].partition("\n[")[0]
+    return path if re.search(r"^ddplaunch\s*=", section, re.MULTILINE) else None
 
 
 #: Packages that `import torch.distributed.run` imports, some of them only where they are installed.
@@ -174,13 +168,7 @@ _CONTAINER_VARIABLES = {
     "SINGULARITY_NAME": "singularity",
     "KUBERNETES_SERVICE_HOST": "kubernetes",
 }
-# a path such as /system.slice/docker.service is Docker's daemon on a plain host, not a container: ask for an id
-_CGROUP_MARKS = (
-    ("kubernetes", re.compile(r"/kubepods[./-]|/kubepods$", re.MULTILINE)),
-    ("podman", re.compile(r"libpod-[0-9a-f]{12,}")),
-    ("docker", re.compile(r"/docker[/-][0-9a-f]{12,}")),
-    ("lxc", re.compile(r"/lxc(\.payload)?[./]")),
-)
+_CONTAINER_FILES = (("run/.containerenv", "podman"), (".dockerenv", "docker"))
 
 
 def probe_host(
@@ -195,16 +183,7 @@ def probe_host(
         container=container(environ, root),
         user=files.user_name(own_id(), str(root), environ),
         machine=system.machine,
-        libc=_libc(root),
     )
-
-
-def _libc(root: Path) -> str:
-    """Return the C library; musl knows no name for its version, https://wiki.musl-libc.org/functional-differences-from-glibc.html."""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (AttributeError, ValueError, OSError):
-        return "musl" if any(name.startswith("ld-musl-") for name in files.names(f"{root}/lib")) else ""
 
 
 def container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
@@ -218,17 +197,10 @@ def container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
     for name, kind in _CONTAINER_VARIABLES.items():
         if name in environ:
             return kind
-    return _by_files(root) or environ.get("container") or None
-
-
-def _by_files(root: Path) -> str | None:
-    if (root / "run/.containerenv").exists():
-        return "podman"
-    memberships = "\n".join(files.read(f"{root}/proc/{pid}/cgroup") or "" for pid in ("self", "1"))
-    for kind, mark in _CGROUP_MARKS:
-        if mark.search(memberships):
-            return kind
-    return "docker" if (root / ".dockerenv").exists() else None
+    if "/kubepods" in (files.read(f"{root}/proc/1/cgroup") or ""):
+        return "kubernetes"
+    by_file = (kind for path, kind in _CONTAINER_FILES if os.access(f"{root}/{path}", os.F_OK))
+    return next(by_file, environ.get("container")) or None
 
 
 def probe_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -35,18 +35,8 @@ NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown er
 
 AMD = healthy_nvml(driver_version="6.12.12", cuda_driver_version=(0, 0), vendor="amd")
 ROCM = healthy_torch(version="2.8.0+rocm6.4", cuda=None, hip="6.4")
-MUSL = HostFacts("c0ffee", ("172.17.0.2",), "6.8.0", "docker", "root", "x86_64", "musl")
-WSL = HostFacts("desk", ("127.0.1.1",), "5.15.167.4-microsoft-standard-WSL2", None, "ada", "x86_64", "glibc 2.35")
-WSL_GPU = NvidiaFacts(0, None, 0, "Driver Not Loaded", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 NOT_OURS = dataclasses.replace(AMD, denied=("/dev/kfd", "/dev/dri/renderD128"))
 PLATFORMS = (
-    Case(
-        "torch-missing",
-        "musl",
-        healthy_facts(torch=Unavailable("torch is not installed in /usr/bin/python3"), host=MUSL),
-        NO_LAUNCH,
-        says=("the C library of this system is musl", "`FROM python:3.12-slim`"),
-    ),
     Case(
         "torch-cpu-build-on-gpu-machine",
         "AMD",
@@ -69,18 +59,6 @@ PLATFORMS = (
     Case("torch-for-other-gpus", "asked for the CPU", healthy_facts(nvml=AMD), ON_CPU),
     Case("torch-for-other-gpus", "CPU build", healthy_facts(nvml=AMD, torch=CPU_BUILD)),
     Case("driver-too-old", "AMD's has no CUDA", healthy_facts(nvml=AMD, torch_import=NO_CUDA)),
-    Case(
-        "wsl-driver-hidden",
-        "a Linux driver beside that of Windows",
-        healthy_facts(host=WSL, nvidia=WSL_GPU, nvml=Unavailable("NVML does not start: Driver Not Loaded")),
-        NO_LAUNCH,
-        severity="warning",
-        says=("Driver Not Loaded", "LD_LIBRARY_PATH=/usr/lib/wsl/lib:", "apt purge"),
-    ),
-    Case("wsl-driver-hidden", "it is found", healthy_facts(host=WSL, nvidia=WSL_GPU)),
-    Case("wsl-driver-hidden", "no NVIDIA GPU", healthy_facts(host=WSL, nvidia=NvidiaFacts(0, None, 0), nvml=NO_NVML)),
-    Case("wsl-driver-hidden", "not WSL", healthy_facts(nvidia=WSL_GPU, nvml=NO_NVML)),
-    Case("driver-library-mismatch", "WSL2", healthy_facts(host=WSL, nvidia=WSL_GPU, nvml=NO_NVML)),
     Case(
         "amd-devices-denied",
         "groups",

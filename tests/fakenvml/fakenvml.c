@@ -282,7 +282,6 @@ Return nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long
     *out = number(device->gpu, "throttle", 1); /* 1: the GPU is idle, which slows nothing down */
     return SUCCESS;
 }
-Return nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *out) { return nvmlDeviceGetCurrentClocksEventReasons(device, out); }
 
 Return nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *out) {
     ASK(device, "temperature");

@@ -124,7 +124,6 @@ def test_another_users_run_is_told_by_its_command_line() -> None:
 
 
 LOST = process(20, environment=ELASTIC)
-DEEPSPEED = {"LOCAL_RANK": "0", "RANK": "0", "CROSS_RANK": "0", "LOCAL_SIZE": "2", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,6 @@ DEEPSPEED = {"LOCAL_RANK": "0", "RANK": "0", "CROSS_RANK": "0", "LOCAL_SIZE": "2
         ((LOST,), {20}),
         ((LOST, process(21, parent=20, session=20, environment=ELASTIC), process(22, parent=21)), {20, 21, 22}),
         ((process(21, session=19, environment=ELASTIC),), {21}),  # a DataLoader worker whose rank is gone as well
-        ((process(20, environment=DEEPSPEED),), {20}),
         ((process(20, environment={**OURS, **ELASTIC}),), {20}),
         ((process(20, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), set()),
         ((process(20, parent=10, environment=ELASTIC), process(10)), set()),  # somebody's own launcher

@@ -137,7 +137,7 @@ def test_entry_point_that_torchrun_would_not_find(tmp_path: Path) -> None:
     assert isinstance(found, Unavailable) and "not installed" in found.reason
     declare(tmp_path, "ddplaunch-0.0.1.dist-info", "[console_scripts]\nddplaunch = a:b\n[other]\nddplaunch = a:c\n")
     found = probe_plugin([str(tmp_path)])
-    assert isinstance(found, Unavailable) and "install" in found.reason and "0.0.1" in found.reason
+    assert isinstance(found, Unavailable) and "not installed" in found.reason
 
 
 def test_looking_for_the_entry_point_costs_next_to_nothing() -> None:

@@ -26,7 +26,7 @@ class Orphans:
     """The processes that one dead launcher left: ranks that were adopted, and everything below them."""
 
     run_id: str  # ddplaunch's, else torchelastic's, which is "none" unless it was named
-    kind: str  # "ddplaunch", "torchrun", "deepspeed"
+    kind: str  # "ddplaunch" or "torchrun"
     processes: tuple[Process, ...]
 
 
@@ -42,7 +42,7 @@ class _Run(NamedTuple):
 def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[Orphans, ...]:
     """Return what dead launchers left, by run. ``adopts`` tells whether a parent is one that adopts orphans.
 
-    In doubt a process is no orphan: it has to be a Python process that torchelastic or deepspeed started, adopted by
+    In doubt a process is no orphan: it has to be a Python process that torchelastic started, adopted by
     somebody who is no launcher, and no rank of the same run may have its launcher still. A terminal multiplexer or
     another program that a rank started and detached is left alone; a Python server cannot be told from an orphan.
     """
@@ -73,8 +73,6 @@ def _run_of(process: Process) -> _Run | None:
         ours = process.mark(RUN_ID)
         launch = process.mark(LAUNCH) or ""
         return _Run(process.uid, "ddplaunch", ours, launch) if ours else _Run(process.uid, "torchrun", elastic, port)
-    if process.mark("CROSS_RANK") is not None and process.mark("LOCAL_SIZE") is not None:
-        return _Run(process.uid, "deepspeed", "none", port)
     return None
 
 
@@ -118,7 +116,7 @@ def _is_orphan(process: Process, proc: str) -> bool:
 
     In a container torchrun itself may be process 1, and then parent 1 is as it should be.
     """
-    if (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:
+    if process.mark("TORCHELASTIC_RUN_ID") is None:
         return False
     parent = read_process(process.parent, proc)
     return parent is not None and not is_launcher(parent) and adopts_orphans(parent, proc)

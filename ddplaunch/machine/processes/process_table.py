@@ -17,11 +17,10 @@ from ddplaunch.machine.files import read_bytes
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 from ddplaunch.values.words import own_id
 
-#: Variables that torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to their processes.
+#: Variables that torchelastic and ddplaunch give to their processes.
 #: https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/local_elastic_agent.py
-#: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/launch.py
 _MARKS = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK", "LOCAL_SIZE"}
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
     | {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "CUDA_VISIBLE_DEVICES"}
     | {RUN_ID, LAUNCH, "DDPLAUNCH_GLOBAL_BATCH_SIZE", SETTINGS, "DDPLAUNCH_DIR"}
 )
