@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import suppress
 from json import dumps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import say, tell_findings
@@ -15,24 +15,20 @@ from ddplaunch.cli.which_run import running_run
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.sample import sample_json
 from ddplaunch.planning.flag import Flag
-from ddplaunch.records.find import read_record
 from ddplaunch.records.run_states import RunSummary, summary
 from ddplaunch.ui.ps_view import size_of
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.ui.top_view import TopView, top_text
-from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text, host_name, listed
 from ddplaunch.watch.live_samples import Watched, samples_here, samples_of_hosts
 from ddplaunch.watch.step_rate import metric_pattern
 from ddplaunch.watch.stragglers import late_rank
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 COMMAND = Command(
     examples=(
-        ("ddplaunch top", "the youngest run of this directory, live"),
+        ("ddplaunch top", "the newest run here, live"),
         ("ddplaunch top --json", "every sample as a line of JSON"),
     ),
     options=(
@@ -51,7 +47,7 @@ COMMAND = Command(
     ),
 )
 
-_LEAST_S = 0.2
+_LEAST_S = 0.2  # the kernel counts CPU time in hundredths of a second
 
 
 def top(
@@ -63,16 +59,9 @@ def top(
     run_dir: str | None,
 ) -> int:
     """Watch a run that runs here."""
-    if interval is not None and interval < _LEAST_S:
-        raise usage(
-            f"`--interval {interval:g}` is less than {_LEAST_S:g} s",
-            why="the kernel counts CPU time in hundredths of a second: shorter samples would be noise",
-            fix=f"`--interval {_LEAST_S:g}`",
-            where="flag: --interval",
-        )
     most = None if count is None else max(1, count)
     pattern = None if metric is None else metric_pattern(metric)
-    interval_s = interval or 1.0
+    interval_s = max(_LEAST_S, interval or 1.0)
     chosen = running_run(run, run_dir, "top")
     if chosen is None or chosen.processes is None:
         return ExitStatus.DONE
@@ -81,22 +70,21 @@ def top(
         with EachHost(chosen.launched, "samples", metric=metric, interval_s=interval_s) as hosts:
             tell_findings(hosts.problems)
             silent = (place.host for place in chosen.launched.places if place.node not in hosts.answers)
-            about = _About(described, chosen.directory, tuple(f"{host}: no samples" for host in silent))
+            about = _About(described, tuple(f"{host}: no samples" for host in silent))
             _watch(Watched(samples_of_hosts(hosts, interval_s)), about, interval_s, most, bool(json))
         return ExitStatus.DONE
     elsewhere = [host for host in described.hosts if host != host_name()]
     notes = (f"ranks on {listed(elsewhere)} are not shown: run `ddplaunch top` there",) if elsewhere else ()
-    about = _About(described, chosen.directory, notes)
+    about = _About(described, notes)
     _watch(Watched(samples_here(chosen.processes, pattern)), about, interval_s, most, bool(json))
     return ExitStatus.DONE
 
 
 @dataclass(frozen=True)
 class _About:
-    """The run that is watched, the directory of its record if there is one, and lines below the table."""
+    """The run that is watched, and lines below the table."""
 
     run: RunSummary
-    directory: Path | None
     notes: tuple[str, ...]
 
     def words(self, ended: bool) -> tuple[str, ...]:
@@ -129,7 +117,7 @@ def _watch(watched: Watched, about: _About, interval_s: float, most: int | None,
     if on_screen and (watched.ended or not left_by_user):  # the screen is gone with all that it showed
         write(top_text(_view(watched, about)))
     if watched.ended:
-        say(_last_words(about))
+        say(f"{about.run.run_id} has ended; `ddplaunch explain {about.run.run_id}` says how")
 
 
 def _on_screen(watched: Watched, about: _About, interval_s: float, most: int | None) -> bool:
@@ -188,12 +176,3 @@ def _value(watched: Watched, about: _About) -> dict[str, Any]:
             for finding in watched.findings
         ],
     }
-
-
-def _last_words(about: _About) -> str:
-    run_id = about.run.run_id
-    record = None if about.directory is None else read_record(about.directory)
-    state = record.outcome.state if record is not None and record.outcome is not None else None
-    if state == "failed":
-        return f"{run_id} failed; `ddplaunch explain {run_id}` says why"
-    return f"{run_id} has ended{f': {state}' if state else ''}"
