@@ -48,6 +48,15 @@ def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fa
     assert b"note" in shown.stdout and b"counts positions in CUDA_VISIBLE_DEVICES=6,7" in shown.stdout
 
 
+@pytest.mark.parametrize(("words", "places"), [((), 8), (("--gpus", "0,3,5"), 3), (("--gpus", "free:2"), 2)])
+def test_scale_counts_the_gpus_that_a_launch_would_take(
+    folder: Path, fake_nvml: FakeNvml, words: tuple[str, ...], places: int
+) -> None:
+    result = spawn(["scale", "9", *words, *ANY_TORCH, "--", "train.py"], folder, fake_nvml.environment(8))
+    assert result.returncode == 2, result.stderr
+    assert f"size 9 is too large for 1 machine with {places} GPUs each".encode() in result.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status", "code"),

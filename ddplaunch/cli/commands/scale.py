@@ -17,9 +17,7 @@ from ddplaunch.cli.streams import answer, answer_json, say, tell
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of
 from ddplaunch.hosts.hostlist import Host
-from ddplaunch.machine.facts import Facts, NvmlFacts
 from ddplaunch.planning.flag import Flag, NodeRange
-from ddplaunch.planning.gpus import exported, shown
 from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
@@ -142,25 +140,18 @@ def _machines(options: Options, target: Target, flags: Mapping[str, Any]) -> Mac
         first = prepare(replace(one, device=Resolved("cpu", _SIZES)), target)
         return Machines(first, len(hosts), least, False, hosts, asked)
     first = decided(one, target)
-    if first.launch.device.value == "cpu" and options.gpus is not None:
-        prepare(replace(one, gpus=options.gpus), target)  # which refuses it
+    if first.launch.device.value == "cuda":
+        every = replace(one, nproc=Resolved("auto", _SIZES), gpus=options.gpus)
+        places = prepare(every, target).launch.topology.nproc_per_node.value
+    else:
+        if options.gpus is not None:
+            prepare(replace(one, gpus=options.gpus), target)  # which refuses it
+        places = 1 if isinstance(first.facts.cpu, Unavailable) else first.facts.cpu.usable
     slurm = read_slurm(os.environ)
     if slurm is None or slurm.step is not None:
-        return Machines(first, 1, _places(options, first), True)
-    places = _places(options, first) if slurm.on_node else slurm.gpus_on_node
-    return Machines(first, slurm.nodes, places, slurm.on_node and slurm.nodes == 1)
-
-
-def _places(options: Options, first: Prepared) -> int:
-    facts: Facts = first.facts
-    if first.launch.device.value == "cpu":
-        return 1 if isinstance(facts.cpu, Unavailable) else facts.cpu.usable
-    listed_gpus = value_of(options.gpus, "")
-    if listed_gpus and not listed_gpus.startswith("free"):
-        return len(listed_gpus.split(","))
-    if not isinstance(facts.nvml, NvmlFacts):
-        return 1
-    return len(shown(facts.nvml, exported(os.environ, (), facts.nvml)).entries)
+        return Machines(first, 1, places, True)
+    alone = slurm.on_node and slurm.nodes == 1
+    return Machines(first, slurm.nodes, places if slurm.on_node else slurm.gpus_on_node, alone)
 
 
 class _Sizes:

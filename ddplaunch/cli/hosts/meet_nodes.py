@@ -23,10 +23,9 @@ from ddplaunch.cli.streams import ending_by_signals, tell_findings
 from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
 from ddplaunch.hosts.roll_call.messages import Hello, Verdict, secrets_of
-from ddplaunch.hosts.session.answers import fingerprint, machine
+from ddplaunch.hosts.session.answers import machine
 from ddplaunch.machine.network import probe_port
 from ddplaunch.planning.launch import Launch, Target
-from ddplaunch.script.source import locate
 from ddplaunch.ui.launch_view import RollCallLine
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
@@ -159,7 +158,7 @@ def _hello(prepared: Prepared) -> Hello:
         launch=words,
         arguments=sha256(arguments).hexdigest(),
         facts=codec.to_json(rules.told(prepared.facts)),
-        script=_script(target),
+        script=next((digest for _, digest in prepared.code), None),  # the script is the first of its files
         sources=rules.told_sources(prepared.code),
     )
 
@@ -168,15 +167,6 @@ def _name(target: Target | None) -> str:
     if target is None:
         return ""
     return f"-m {target.name}" if target.kind == "module" else Path(target.name).name
-
-
-def _script(target: Target | None) -> str | None:
-    """Return the digest of the source; None for what is no Python source, such as an executable."""
-    if target is None or target.kind == "executable":
-        return None
-    path = locate(target.kind, target.name, Path.cwd(), tuple(Path(entry) for entry in sys.path if entry))
-    readable = isinstance(path, Path) and path.is_file() and os.access(path, os.R_OK)
-    return fingerprint(str(path)) if readable else None
 
 
 def _slurm_hosts(environ: Mapping[str, str], nodes: int) -> Mapping[int, str]:
