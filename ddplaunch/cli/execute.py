@@ -138,7 +138,7 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
 
 
 def launch_detached(base: Path) -> int:
-    """Have the command that was typed, without ``--detach``, launch in a session of its own.
+    """Have the command that was typed launch in a session of its own: there ``--detach`` is done with.
 
     What it says until it has launched is told here, then its run id is answered; where it launches nothing, its exit
     status is returned. Raises UsageError in a task of Slurm, and RefusedError where its output could not be kept.
@@ -146,7 +146,6 @@ def launch_detached(base: Path) -> int:
     import tempfile  # these are for the launches that ask for it
 
     from ddplaunch.cli.child_run import start_run
-    from ddplaunch.cli.target import split_arguments
     from ddplaunch.records.own.own_files import open_to_write
 
     if "SLURM_PROCID" in os.environ:
@@ -156,9 +155,6 @@ def launch_detached(base: Path) -> int:
             fix="leave it out, or `ddplaunch submit … -- train.py` where jobs are submitted",
             where="flag: --detach",
         )
-    ours, script = split_arguments(sys.argv[1:])
-    words = [word for word in ours[1:] if word not in ("--detach", "-d")]
-    words = ["run", *words, *([] if script is None else ["--", *script])]
     console = base / f".{_CONSOLE}-{os.getpid()}"
     try:
         written = open_to_write(console, os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
@@ -175,7 +171,7 @@ def launch_detached(base: Path) -> int:
     with open(console, "rb") as said, tempfile.TemporaryDirectory(prefix="ddplaunch-") as folder:
         told = Path(folder, "told.jsonl")
         told.touch()
-        child = start_run(words, told, written, written, outlives=True)
+        child = start_run(sys.argv[1:], told, written, written, outlives=True)
         os.close(written)
         launched = _until_launched(child, said, told)
     if launched.run_id is None:
