@@ -12,6 +12,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +129,13 @@ def samples(part: Part) -> None:
 
 
 def logs(part: Part) -> None:
-    """Send the output of ``ranks`` (null: all) that is recorded here: the last ``lines`` (null: all) of each file, from
-    ``since_s`` on; with ``follow`` also what comes until the run is over.
+    """Send the output of ``ranks`` (null: all) that is recorded here: the last ``lines`` (null: all) of each file; with
+    ``follow`` also what comes until the run is over.
 
     Each frame begins with a line of JSON that says whose output it is.
     """
     from ddplaunch.cli.commands.logs import is_over
-    from ddplaunch.records.log_files import LogFile, blocks, follow, log_parts
+    from ddplaunch.records.log_files import blocks, follow, log_parts
 
     directory, asked, shared = part.directory, part.order.get("ranks"), part.shared
     part.answer_and_go_on({"shared": shared})
@@ -142,21 +143,14 @@ def logs(part: Part) -> None:
         return
     ranks = None if asked is None else frozenset(map(int, asked))
     parts = [each for each in log_parts(directory, ranks, part.order.get("lines")) if each.file.node == part.node]
-    written_s = {each.file: each.written_s for each in parts}
-
-    def told(file: LogFile, data: bytes) -> None:
-        head = {"attempt": file.attempt, "name": file.path.name, "written_s": written_s.get(file, 0.0)}
-        part.send(Kind.OUT, json.dumps(head).encode() + b"\n" + data)
-
-    for file, data in blocks(parts, part.order.get("since_s")):
-        told(file, data)
-    if part.order.get("follow"):
-        positions = {each.file.path: each.end for each in parts}
-        for new, data in follow(directory, ranks, positions, is_over(directory)):
-            if new is None and not part.wait(0):
-                return
-            if new is not None and new.node == part.node:
-                told(new, data)
+    positions = {each.file.path: each.end for each in parts}
+    later = follow(directory, ranks, positions, is_over(directory)) if part.order.get("follow") else ()
+    for file, data in chain(blocks(parts), later):
+        if file is None and not part.wait(0):
+            return
+        if file is not None and file.node == part.node:
+            head = {"attempt": file.attempt, "name": file.path.name}
+            part.send(Kind.OUT, json.dumps(head).encode() + b"\n" + data)
 
 
 def record(part: Part) -> None:

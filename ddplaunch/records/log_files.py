@@ -7,13 +7,13 @@ import os
 import re
 import time
 from calendar import timegm
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from io import BytesIO
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 from ddplaunch.machine.files import Piece, pieces_in, pieces_of
 from ddplaunch.records.find import numbered
@@ -33,7 +33,8 @@ _POLL_S = 0.1
 _NEW_FILES_S = 0.5
 _OVER_S = 2.0
 _CHUNK_BYTES = 1 << 20
-_ROUND_BYTES = 16 << 20  # of one file before the others get their turn
+_ROUND_CHUNKS = 16
+_BLOCK_LINES = 1000
 _TRIED_LINES = 200
 _EARLIEST = float("-inf")
 
@@ -83,27 +84,14 @@ def log_files(directory: Path, ranks: frozenset[int] | None = None) -> list[LogF
 
 
 def log_parts(directory: Path, ranks: frozenset[int] | None = None, lines: int | None = None) -> list[LogPart]:
-    """Return the files that ``log_files`` returns; of each rank its last ``lines`` lines together, all for None."""
-    groups: dict[int, list[LogPart]] = {}
-    for file, pieces in _with_pieces(directory, ranks):
-        groups.setdefault(file.rank, []).append(part_of(file, lines, pieces))
-    last = (part for group in groups.values() for part in (group if lines is None else _last_together(group, lines)))
-    return sorted(last, key=lambda part: part.file.order)
-
-
-def _last_together(parts: Sequence[LogPart], lines: int) -> Sequence[LogPart]:
-    """Return what holds the last ``lines`` lines of several attempts and streams: by the times that lines begin with,
-    of files without any by when they were last written.
-    """
-    if sum(part.end > part.start for part in parts) < 2:
-        return parts
-    keys: list[tuple[int, float, int]] = []
-    for number, part in enumerate(parts):
-        stamped = has_stamps(part)
-        times = (when for when, _, _ in _timed(part, number))
-        keys += [(part.file.attempt, when if stamped else part.written_s, number) for when in times]
-    kept = Counter(number for _, _, number in sorted(keys)[max(0, len(keys) - lines) :])
-    return [part_of(part.file, kept[number], part.pieces) for number, part in enumerate(parts)]
+    """Return the files that ``log_files`` returns, or the last ``lines`` lines of those of each rank's last attempt."""
+    files = _with_pieces(directory, ranks)
+    newest = {(file.node, file.rank): file.attempt for file, _ in files}
+    return [
+        part_of(file, lines, pieces)
+        for file, pieces in files
+        if lines is None or file.attempt == newest[file.node, file.rank]
+    ]
 
 
 def _with_pieces(directory: Path, ranks: frozenset[int] | None) -> list[tuple[LogFile, tuple[Piece, ...]]]:
@@ -182,43 +170,25 @@ def has_stamps(part: LogPart) -> bool:
     return any(stamp_s(line, year) is not None for line in lines)
 
 
-def blocks(parts: Sequence[LogPart], since_s: float | None = None) -> Iterator[Block]:
+def blocks(parts: Sequence[LogPart]) -> Iterator[Block]:
     """Yield the lines of all parts: attempt by attempt, within one in the order of the times that lines begin with.
 
     A line without a time stays behind the one before it in its file. Files without any time come first, one after the
-    other, in order of rank: the record does not know when their lines were printed. With ``since_s`` (seconds since
-    the epoch) lines of an earlier time are left out, and files without times that were last written before it.
+    other, in order of rank: the record does not know when their lines were printed.
     """
     for attempt in sorted({part.file.attempt for part in parts}):
         timed: list[LogPart] = []
-        plain: list[LogPart] = []
         for part in parts:
-            if part.file.attempt == attempt and part.end > part.start:
-                (timed if has_stamps(part) else plain).append(part)
-        for part in plain:
-            if since_s is None or part.written_s >= since_s:
+            if part.file.attempt != attempt or part.end == part.start:
+                continue
+            if has_stamps(part):
+                timed.append(part)
+            else:
                 yield from ((part.file, chunk) for chunk in _chunks(part))
-        if len(timed) == 1 and since_s is None:
-            yield from ((timed[0].file, chunk) for chunk in _chunks(timed[0]))
-        else:
-            yield from _merged(timed, since_s)
-
-
-def _merged(parts: Sequence[LogPart], since_s: float | None) -> Iterator[Block]:
-    """Merge by time; lines of one file that follow each other in the result are one block."""
-    streams = [_timed(part, number) for number, part in enumerate(parts)]
-    gathered: list[bytes] = []
-    current = -1
-    for when, number, line in heapq.merge(*streams, key=lambda item: item[0]):
-        if since_s is not None and when < since_s:
-            continue
-        if number != current or len(gathered) > 1000:
-            if gathered:
-                yield parts[current].file, b"".join(gathered)
-            gathered, current = [], number
-        gathered.append(line)
-    if gathered:
-        yield parts[current].file, b"".join(gathered)
+        lines = heapq.merge(*(_timed(part, number) for number, part in enumerate(timed)), key=lambda item: item[0])
+        for number, group in groupby(lines, key=lambda item: item[1]):
+            while block := b"".join(line for _, _, line in islice(group, _BLOCK_LINES)):
+                yield timed[number].file, block
 
 
 def _timed(part: LogPart, number: int) -> Iterator[tuple[float, int, bytes]]:
@@ -303,53 +273,6 @@ def _fraction(digits: bytes | None) -> float:
     return int(digits) / 10 ** len(digits) if digits else 0.0
 
 
-class _Followed:
-    """One file, or a later piece of it, with the position up to which it was read."""
-
-    def __init__(self, file: LogFile, path: str, position: int) -> None:
-        self.file = file
-        self._path = path
-        self._position = position
-        self._descriptor = -1
-        self._inode = (0, 0)
-
-    def read(self) -> Iterator[bytes]:
-        """Yield what came since the last time; a file that was replaced or cut is read from its start."""
-        try:
-            status = os.stat(self._path)  # noqa: PTH116 - ten times a second for each of many files
-        except OSError:  # removed: what it still had was read before, it may come back
-            return
-        if (status.st_dev, status.st_ino) != self._inode:
-            yield from self._rest()
-            self._reopen(status)
-        if status.st_size < self._position:
-            self._position = 0
-        yield from self._rest()
-
-    def _reopen(self, status: os.stat_result) -> None:
-        first = self._inode == (0, 0)
-        self.close()
-        with suppress(OSError):
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            self._inode = (status.st_dev, status.st_ino)
-            self._position = self._position if first else 0
-
-    def _rest(self) -> Iterator[bytes]:
-        if self._descriptor < 0:
-            return
-        left = _ROUND_BYTES
-        with suppress(OSError):
-            while left > 0 and (data := os.pread(self._descriptor, _CHUNK_BYTES, self._position)):
-                self._position += len(data)
-                left -= len(data)
-                yield data
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
 def follow(
     directory: Path,
     ranks: frozenset[int] | None,
@@ -364,18 +287,15 @@ def follow(
     start. An empty item ``(None, b"")`` comes after each round. It ends when the directory is gone, or when ``over()``
     says that nothing more will come and nothing more came, which is asked every ``over_s`` seconds.
     """
-    files: dict[str, _Followed] = {}
+    files: dict[str, tuple[LogFile, BinaryIO]] = {}
     looked_s = asked_s = float("-inf")
     last_round = False
-    try:
+    with ExitStack() as opened:
         while True:
             now_s = time.monotonic()
             if now_s - looked_s >= _NEW_FILES_S or last_round:
                 looked_s = now_s
-                for file, pieces in _with_pieces(directory, ranks):
-                    for piece in pieces:
-                        position = min(piece.end, positions.get(file.path, 0)) - piece.start
-                        files.setdefault(piece.path, _Followed(file, piece.path, max(0, position)))
+                _open_new(files, opened, _with_pieces(directory, ranks), positions)
             came = False
             for item in _round(files):
                 came = True
@@ -388,12 +308,28 @@ def follow(
             if now_s - asked_s >= over_s:
                 asked_s, last_round = now_s, over() or not directory.is_dir()
             time.sleep(poll_s)
-    finally:
-        for followed in files.values():
-            followed.close()
 
 
-def _round(files: Mapping[str, _Followed]) -> Iterator[tuple[LogFile, bytes]]:
-    for followed in list(files.values()):
-        for data in followed.read():
-            yield followed.file, data
+def _open_new(
+    files: dict[str, tuple[LogFile, BinaryIO]],
+    opened: ExitStack,
+    there: Sequence[tuple[LogFile, tuple[Piece, ...]]],
+    positions: Mapping[Path, int],
+) -> None:
+    """Add the pieces of logs that are not in ``files`` yet, each at where it goes on."""
+    for file, pieces in there:
+        for piece in pieces:
+            with suppress(OSError):  # it may have been removed meanwhile
+                if piece.path not in files:
+                    stream = opened.enter_context(open(piece.path, "rb", buffering=0))  # noqa: SIM115
+                    stream.seek(max(0, min(piece.end, positions.get(file.path, 0)) - piece.start))
+                    files[piece.path] = file, stream
+
+
+def _round(files: Mapping[str, tuple[LogFile, BinaryIO]]) -> Iterator[tuple[LogFile, bytes]]:
+    """Yield what came since the last round; 16 MiB of one file, then the others get their turn."""
+    for file, stream in files.values():
+        for _ in range(_ROUND_CHUNKS):
+            if not (data := stream.read(_CHUNK_BYTES)):
+                break
+            yield file, data

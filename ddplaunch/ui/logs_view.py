@@ -5,7 +5,6 @@ The bytes of a single rank pass as they are.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,23 +18,21 @@ _BAR_S = 5.0  # how often a progress bar is shown, which ends no line
 
 
 class Lines:
-    """Turns what ranks print into what is shown: whole lines, each with its prefix, those that match."""
+    """Turns what ranks print into what is shown: whole lines, each with its prefix."""
 
     def __init__(
         self,
         prefix: Callable[[LogFile], bytes] | None,
-        pattern: re.Pattern[bytes] | None,
         on_terminal: bool = False,
         untouched: bool = True,
     ) -> None:
-        """``prefix`` None shows lines as they are; with no ``pattern`` either, bytes pass ``untouched``.
+        """``prefix`` None shows lines as they are, and lets bytes pass ``untouched``.
 
         ``on_terminal``: the colours of a line end with it.
         """
-        self._untouched = untouched and prefix is None and pattern is None
+        self._untouched = untouched and prefix is None
         self._on_terminal = on_terminal
         self._prefix = prefix
-        self._pattern = pattern
         self._rest: dict[LogFile, bytes] = {}
         self._shown_s: dict[LogFile, float] = {}
 
@@ -73,11 +70,6 @@ class Lines:
             return b""
         if b"\r" in data:
             data = b"\n".join(_as_on_a_terminal(line) for line in data.split(b"\n"))
-        if self._pattern is not None:
-            search = self._pattern.search
-            data = b"".join([line + b"\n" for line in data[:-1].split(b"\n") if search(line)])
-            if not data:
-                return b""
         if self._prefix is None:
             return data
         if self._on_terminal:

@@ -111,7 +111,7 @@ def test_all_hosts_are_asked_from_where_it_was_launched(two: Lab) -> None:
         "[alpha0:0]",
         "[alpha1:1]",
     ]
-    assert say(two, "logs", "asked", "--rank", "1", "--grep", "step 20$").stdout == "rank 1 step 20\n"
+    assert "rank 1 step 20" in say(two, "logs", "asked", "--rank", "1").stdout.splitlines()
     followed = two.login.start(ddplaunch("logs", "asked", "--follow", "--lines", "1"), two.work, clean_environment())
 
     def in_one_place() -> bool:  # now and then one of them computes

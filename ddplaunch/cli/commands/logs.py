@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
@@ -20,24 +16,21 @@ from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere, which_run
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import Kind
-from ddplaunch.machine.processes.process_table import process_table
-from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
-from ddplaunch.records.launchers import Launched, Place, read_processes
-from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts, part_of
+from ddplaunch.records.launchers import Launched, read_processes
+from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts
 from ddplaunch.records.log_files import follow as follow_files
-from ddplaunch.records.own.own_files import open_to_write
-from ddplaunch.records.run_states import recorded_at
+from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
-from ddplaunch.values.words import LENGTH, duration_s, host_name
+from ddplaunch.values.words import host_name
 
 COMMAND = Command(
     examples=(
-        ("ddplaunch logs --rank 0 --lines 20", "the last 20 lines of rank 0 of the newest run"),
-        ("ddplaunch logs --grep 'loss|error'", "the lines of all ranks that match"),
+        ("ddplaunch logs --rank 0 --lines 20", "the last lines of rank 0 of the newest run"),
+        ("ddplaunch logs --follow", "what all ranks print, until the run ends"),
     ),
     options=(
         Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
@@ -47,136 +40,71 @@ COMMAND = Command(
             "lines",
             "text",
             "",
-            "Start with the last N lines of each rank, or all [all; 10 with --follow].",
+            "Start with the last N lines of each output, or all [all; 10 with --follow].",
             "N",
             short="-n",
         ),
-        Flag("since", "text", "", "Only lines newer than this: 10m, 2h, or a date and time.", "TIME"),
-        Flag("grep", "text", "", "Only lines that match this regular expression.", "PATTERN"),
         RUN_DIR,
     ),
 )
 
-_LAST_LINES = 10  # of each rank when following, as tail(1) has it
+_LAST_LINES = 10  # of each output when following, as tail(1) has it
 
 
-def logs(
-    run: str | None,
-    rank: str | None,
-    follow: bool | None,
-    lines: str | None,
-    since: str | None,
-    grep: str | None,
-    run_dir: str | None,
-) -> int:
+def logs(run: str | None, rank: str | None, follow: bool | None, lines: str | None, run_dir: str | None) -> int:
     """Print what ranks printed; with ``follow`` go on until the run is over."""
-    since_s = None if since is None else moment_s(since, time.time())
-    pattern = _parse_pattern(grep)
     directory = which_run(run, run_dir).record
-    last = _LAST_LINES if follow and since is None and lines is None else _parse_lines(lines)
-    return _print(directory, parse_ranks(rank), last, since_s, pattern, bool(follow))
-
-
-def _print(
-    directory: Path,
-    ranks: frozenset[int] | None,
-    last: int | None,
-    since_s: float | None,
-    pattern: re.Pattern[bytes] | None,
-    follow: bool,
-) -> int:
-    """Print the ``last`` lines (None: all) of each file of these ranks from ``since_s`` on, and what follows them."""
-    files = log_files(directory, ranks)
+    ranks = parse_ranks(rank)
+    last = _LAST_LINES if follow and lines is None else _parse_lines(lines)
     away = kept_elsewhere(directory)
-    if not files and not follow and away is None:
+    parts = log_parts(directory, ranks, last)
+    if not (parts or follow or away):
         raise _nothing_there(directory, ranks)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    single = ranks is not None and len(ranks) == 1
-    prefix = None if single else _prefix(directory, away)
-    show = Lines(prefix, pattern, on_terminal, untouched=on_terminal or not follow)
-    parts = log_parts(directory, ranks, last)
-    asked: dict[str, Any] = {"ranks": None if ranks is None else sorted(ranks), "lines": last}
-    with ExitStack() as stack:
-        if away is not None and not follow:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-")))
-            parts += _brought(away, folder, asked)
-        if (cut := cut_text(parts)) is not None:
-            tell(cut)
-        if not follow:
-            _say_order(parts)
-        open_ended = all(write(show.take(file, data)) for file, data in blocks(parts, since_s))
+    prefix = None if ranks is not None and len(ranks) == 1 else _prefix(directory, away)
+    show = Lines(prefix, on_terminal, untouched=on_terminal or not follow)
+    tell(cut_text(parts) or "")
+    if not follow:
+        _say_order(parts)
     try:
-        if open_ended and follow and away is None:
-            open_ended = _follow(directory, ranks, show, parts)
-        elif open_ended and follow and away is not None:
-            asked |= {"follow": True, "since_s": since_s}
-            open_ended = _follow_hosts(directory, ranks, show, parts, away, asked)
+        with ExitStack() as stack:
+            later: Iterator[tuple[LogFile | None, bytes]] = iter(())
+            positions = {part.file.path: part.end for part in parts}
+            if away is not None:
+                asked = None if ranks is None else sorted(ranks)
+                hosts = stack.enter_context(EachHost(away, "logs", ranks=asked, lines=last, follow=bool(follow)))
+                here = follow_files(directory, ranks, positions, lambda: not hosts.open, over_s=0.1)
+                later = _from_hosts(hosts, away, here)
+            elif follow:
+                later = follow_files(directory, ranks, positions, is_over(directory))
+            for file, data in chain(blocks(parts), later):
+                if not write(show.bars() if file is None else show.take(file, data)):
+                    return ExitStatus.DONE
     except KeyboardInterrupt:
         write(b"\n" if on_terminal else b"")
         raise
-    if open_ended:
-        write(show.end())
+    if not directory.is_dir():
+        say(f"{directory.name}: its record was removed")
+    write(show.end())
     return ExitStatus.DONE
 
 
-def _brought(away: Launched, folder: Path, asked: Mapping[str, Any]) -> list[LogPart]:
-    """Return what the hosts of ``away`` have of these outputs, put into ``folder``."""
-    files: dict[LogFile, float] = {}
-    with EachHost(away, "logs", **asked) as hosts:
-        while hosts.open:
-            for place, kind, body in hosts.frames(1.0):
+def _from_hosts(
+    hosts: EachHost, away: Launched, here: Iterator[tuple[LogFile | None, bytes]]
+) -> Iterator[tuple[LogFile | None, bytes]]:
+    """Yield what the hosts of ``away`` print until none has more to say, and what nodes print whose files are here."""
+    nodes, told = {place.node for place in away.places}, 0
+    for file, data in here:
+        if file is None:
+            for place, kind, body in hosts.frames(0.0):
                 if kind is Kind.OUT:
-                    file, data, written_s = _told(folder, place, body)
-                    files[file] = written_s
-                    with open(open_to_write(file.path, os.O_WRONLY | os.O_APPEND), "ab") as copy:
-                        copy.write(data)
-    tell_findings(hosts.problems)
-    for file, written_s in files.items():
-        os.utime(file.path, (written_s, written_s))
-    return [part_of(file, None) for file in sorted(files, key=lambda each: each.order)]
-
-
-def _told(directory: Path, place: Place, body: bytes) -> tuple[LogFile, bytes, float]:
-    """Return whose output a host has sent, the output, and when its file was last written."""
-    head, _, data = body.partition(b"\n")
-    said = json.loads(head)
-    return log_file(directory, place.node, int(said["attempt"]), str(said["name"])), data, float(said["written_s"])
-
-
-def _follow(directory: Path, ranks: frozenset[int] | None, show: Lines, parts: Sequence[LogPart]) -> bool:
-    """Show new lines until the run is over; return False if the reader of stdout has gone."""
-    positions = {part.file.path: part.end for part in parts}
-    for file, data in follow_files(directory, ranks, positions, is_over(directory)):
-        if not write(show.bars() if file is None else show.take(file, data)):
-            return False
-    if not directory.is_dir():
-        say(f"{directory.name}: its record was removed")
-    return True
-
-
-def _follow_hosts(
-    directory: Path,
-    ranks: frozenset[int] | None,
-    show: Lines,
-    parts: Sequence[LogPart],
-    away: Launched,
-    asked: Mapping[str, Any],
-) -> bool:
-    """Show what the hosts of ``away`` print until none has more to say, and what nodes print whose files are here."""
-    asked_nodes = {place.node for place in away.places}
-    positions = {part.file.path: part.end for part in parts}
-    with EachHost(away, "logs", **asked) as hosts:
-        tell_findings(hosts.problems)
-        known = len(hosts.problems)
-        for file, data in follow_files(directory, ranks, positions, lambda: not hosts.open):
-            shown = show.take(file, data) if file is not None and file.node not in asked_nodes else b""
-            if file is None:
-                told = [_told(directory, place, body) for place, kind, body in hosts.frames(0.0) if kind is Kind.OUT]
-                shown = b"".join(show.take(one, said) for one, said, _ in told)
-            if not write(shown + (show.bars() if file is None else b"")):
-                return False
-    tell_findings(hosts.problems[known:])
-    return True
+                    head, _, output = body.partition(b"\n")
+                    said = json.loads(head)
+                    yield log_file(Path(), place.node, int(said["attempt"]), str(said["name"])), output
+            tell_findings(hosts.problems[told:])
+            told = len(hosts.problems)
+        if file is None or file.node not in nodes:
+            yield file, data
 
 
 def is_over(directory: Path) -> Callable[[], bool]:
@@ -184,16 +112,14 @@ def is_over(directory: Path) -> Callable[[], bool]:
 
     A run of another host, without an outcome, is never over.
     """
-    host = host_name()
 
     def over() -> bool:
         record = read_record(directory)
+        nodes = read_processes(directory)
         if record.outcomes:
-            return all(node.node in record.outcomes for node in read_processes(directory))
-        hosts = {node.host for node in read_processes(directory)} or {record.host or ""}
-        if hosts - {host, ""}:
-            return False
-        return not any(recorded_at(each) == directory.resolve() for each in runs_in(process_table()))
+            return all(node.node in record.outcomes for node in nodes)
+        hosts = {node.host for node in nodes} or {record.host or ""}
+        return not hosts - {host_name(), ""} and live_run(directory, 0) is None
 
     return over
 
@@ -228,42 +154,12 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
     return frozenset(found)
 
 
-def moment_s(text: str, now_s: float) -> float:
-    """Return ``10m`` (ago) or ``2026-11-21 14:30`` (local unless it says otherwise) in seconds since the epoch.
-
-    Raises UsageError for anything else.
-    """
-    if LENGTH.fullmatch(text.strip()):
-        return now_s - duration_s("--since", text)
-    try:
-        return datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise usage(
-            f"`--since {text}` is neither a length of time nor a moment",
-            why="it is a number with s, m, h or d, counted back from now, or a date and time",
-            fix='`--since 10m` or `--since "2026-11-21 14:30"`',
-            where="flag: --since",
-        ) from None
-
-
 def _parse_lines(text: str | None) -> int | None:
     """Return how many of each rank's last lines to begin with; None for ``all`` and where nothing is said."""
     if text is None or text == "all":
         return None
     why, fix = "it is how many of each rank's last lines to begin with", "`--lines 100`, or `--lines all`"
     return whole_number("--lines", text, "lines", why, fix)
-
-
-def _parse_pattern(text: str | None) -> re.Pattern[bytes] | None:
-    try:
-        return None if text is None else re.compile(os.fsencode(text))
-    except re.error as error:
-        raise usage(
-            f"`--grep {text}` is not a regular expression: {error.msg}",
-            why="lines are searched with Python's `re`",
-            fix=f"`--grep {re.escape(text or '')!r}` searches for it as it stands",
-            where="flag: --grep",
-        ) from error
 
 
 def _nothing_there(directory: Path, ranks: frozenset[int] | None) -> UsageError:

@@ -15,6 +15,8 @@ _BY_HAND = "edit what `ddplaunch submit --to kubernetes` prints, or patch it wit
 REMOVED = {
     "attach": "`ddplaunch logs RUN --follow` shows what a run prints, `ddplaunch explain RUN` how it ended",
     "explain RUN RUN": "`ddplaunch explain RUN` for each; `diff` of the two `run.json` shows what else differs",
+    "logs --grep": "`ddplaunch logs RUN | grep -E PATTERN`; with `--follow`, `grep --line-buffered -E PATTERN`",
+    "logs --since": "`ddplaunch logs RUN --lines N`: a record knows no time of a line but what the line itself says",
     "plan --exports": "`ddplaunch run … --dry-run` prints `env NAME=value …`, `ddplaunch plan --json` every variable",
     "plan --yaml": "`ddplaunch plan --json`: JSON is YAML as well",
     "scale --resume": "name the sizes that are missing: `ddplaunch scale 1,4,8 … -- train.py`",
