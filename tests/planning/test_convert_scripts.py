@@ -220,7 +220,7 @@ def test_a_link_is_not_followed(call: Call, folder: Path) -> None:
     (folder / "old.sh").write_text("torchrun train.py\n")
     (folder / "link.sh").symlink_to("old.sh")
     said = call("convert", "--write", "link.sh")
-    assert said.status == 2 and "is a link" in said.err and (folder / "link.sh").is_symlink()
+    assert said.status == 2 and "it is a link" in said.err and (folder / "link.sh").is_symlink()
     assert (folder / "old.sh").read_text() == "torchrun train.py\n"
 
 
@@ -235,5 +235,5 @@ def test_a_script_on_stdin(folder: Path) -> None:
     written = from_stdin(folder, script, "--write")
     assert (written.returncode, written.stdout) == (0, b"set -e\nddplaunch run 4 -- train.py\n"), written.stderr
     refused = from_stdin(folder, b"\0")
-    assert refused.returncode == 2 and b"`stdin` is no text" in refused.stderr
+    assert refused.returncode == 2 and b"`stdin` is not text" in refused.stderr
     assert not list(folder.glob("*.orig"))

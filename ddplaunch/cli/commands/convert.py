@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import shlex
-import stat
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from ddplaunch.cli.parsing.command import Command
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
+from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.translation import Site, Translation, changed
@@ -89,8 +90,7 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
     """Convert one script."""
     from ddplaunch.planning.convert.shell_script import sites_of  # a parser, which a line has no need of
 
-    stdin = name == "-"
-    data = _read(name) if not stdin else _read_stdin()
+    stdin, data = name == "-", _read(name)
     name = "stdin" if stdin else name
     if name.endswith((".yaml", ".yml", ".json")) and read_config(name) is not None:
         return ExitStatus(_line(plain(["accelerate", "launch", "--config_file", name, "train.py"]), json))
@@ -129,34 +129,17 @@ def _site_json(site: Any) -> dict[str, Any]:
 
 
 def _read(name: str) -> bytes:
-    """Return the bytes of a script. Raises UsageError for what is none."""
-    path = Path(name)
+    """Return the bytes of a script; ``-`` is stdin. Raises UsageError for what is none."""
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise _no_script(name, "is a directory" if stat.S_ISDIR(about.st_mode) else "is no plain file")
-        if about.st_size > _LARGEST:
-            raise _no_script(name, "is larger than 64 MiB")
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as problem:
-        raise _no_script(name, "does not exist") from problem
+        if name == "-":
+            with open(0, "rb", closefd=False) as stream:
+                data = stream.read()
+        else:
+            data = read_plain(name, _LARGEST)
     except OSError as problem:
         raise _no_script(name, f"cannot be read: {problem.strerror}") from problem
-    return _text(name, data)
-
-
-def _read_stdin() -> bytes:
-    """Return the bytes of a script on stdin. Raises UsageError for what is none."""
-    with open(0, "rb", closefd=False) as stream:
-        data = stream.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise _no_script("stdin", "is larger than 64 MiB")
-    return _text("stdin", data)
-
-
-def _text(name: str, data: bytes) -> bytes:
     if b"\0" in data:
-        raise _no_script(name, "is no text")
+        raise _no_script("stdin" if name == "-" else name, "is not text")
     return data
 
 
@@ -170,53 +153,25 @@ def _no_script(name: str, problem: str) -> UsageError:
 
 
 def _replace(path: Path, old: bytes, new: bytes) -> None:
-    """Put ``new`` in the place of a script at once, with its mode and owner; ``old`` stays as FILE.orig.
-
-    Raises UsageError for a link, for a copy that is there already, and for what may not be written.
+    """Write ``new`` into a script, whose text stays as FILE.orig. Raises UsageError where that is there already, for a
+    link, and for what may not be written.
     """
-    if path.is_symlink():
-        target = shlex.quote(str(path.resolve()))
-        raise usage(
-            f"`{path}` is a link",
-            why="others may use the file behind it, under another name",
-            fix=f"`ddplaunch convert --write {target}`",
-            code="file-not-writable",
-        )
-    copy, fresh = path.with_name(f"{path.name}.orig"), path.with_name(f".{path.name}.{os.getpid()}")
+    copy = path.with_name(f"{path.name}.orig")
     try:
-        was = path.stat()
-        _create(copy, old, was)
-        try:
-            _create(fresh, new, was)
-            fresh.replace(path)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            copy.unlink(missing_ok=True)
-            raise
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link, and others may use the file that it leads to", str(path))
+        with copy.open("xb") as file:
+            file.write(old)
+        shutil.copystat(path, copy)
+        path.write_bytes(new)
     except OSError as problem:
         raise usage(
             f"`{path}` was not changed: {problem.filename or copy}: {problem.strerror}",
-            why="the script is copied to FILE.orig, then replaced at once with its owner and mode",
+            why="the script is copied to FILE.orig, then written anew",
             fix=f"`ddplaunch convert {shlex.quote(str(path))} | patch -p0`, or move the old copy away",
             code="file-not-writable",
         ) from problem
     say(f"changed {path}; the original is {copy}")
-
-
-def _create(path: Path, data: bytes, like: os.stat_result) -> None:
-    """Write a new file with the owner and mode of another; nothing that exists is touched."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(file.fileno(), like.st_uid, like.st_gid)
-            os.fchmod(file.fileno(), like.st_mode & 0o7777)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
 
 
 def read_config(path: str) -> Mapping[str, str] | None:
