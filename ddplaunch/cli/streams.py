@@ -1,7 +1,7 @@
 """What commands write: speech to stderr, data to stdout, and events to a program that has started ``ddplaunch run``.
 
-Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID@SECONDS:PATH``: its process, the monotonic clock, and
-a file to which each event is a line of JSON (``PID@SECONDS+:PATH`` where the launch outlives it: ``run --detach``),
+Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID:PATH``: its process, and a file to which each event
+is a line of JSON (``PID+:PATH`` where the launch outlives it: ``run --detach``),
 
     {"findings": [{"code": …, "severity": …, "what": …, "why": …, "fix": …, "where": […]}, …]}
     {"launched": {"run_id": …, "directory": "/…/runs/RUN_ID" or null}}
@@ -16,19 +16,17 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.terminal import Terminal, speak, wrap, write
+from ddplaunch.ui.terminal import Terminal, speak, write
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 VARIABLE = "DDPLAUNCH_TOLD"
-_BEGINNING_S = 10.0  # from being asked to the first lines of this program
 
 
 def tell(text: str) -> None:
@@ -36,19 +34,12 @@ def tell(text: str) -> None:
     speak(text)
 
 
-def say(sentence: str) -> None:
-    """Write a sentence to stderr, in lines as wide as the terminal; commands in backticks are never broken."""
-    tell(Terminal.of(sys.stderr).note(sentence))
-
-
-def tell_lines(text: str) -> None:
-    """Write lines to stderr, each broken where the terminal ends, and what follows set in by two more."""
-    terminal, lines = Terminal.of(sys.stderr), list[str]()
+def say(text: str) -> None:
+    """Write sentences to stderr, each line broken where the terminal ends; commands in backticks are never broken."""
+    terminal = Terminal.of(sys.stderr)
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip(" ")))
-        lines += wrap(line.lstrip(" "), terminal.width, indent, f"{indent}  ")
-    if lines:
-        tell(terminal.page(lines))
+        tell(terminal.page(terminal.lines(line.lstrip(" "), indent, f"{indent}  ")))
 
 
 def answer(text: str | bytes) -> None:
@@ -82,7 +73,7 @@ def asked(path: Path, *, outlives: bool = False) -> dict[str, str]:
 
     The child ends with this process; one that ``outlives`` it does so only until it has launched.
     """
-    return {VARIABLE: f"{os.getpid()}@{time.monotonic():.1f}{'+' if outlives else ''}:{path}"}
+    return {VARIABLE: f"{os.getpid()}{'+' if outlives else ''}:{path}"}
 
 
 def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
@@ -92,8 +83,6 @@ def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
     process that nobody wants to be told of.
     """
     if _path(environ) is None:
-        if _was_left(environ):
-            os.kill(os.getpid(), signal.SIGTERM)
         return
     from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # which a launch does not need
 
@@ -161,21 +150,7 @@ def read_told(path: Path | int) -> StartReport:
 
 def _path(environ: Mapping[str, str] = os.environ) -> str | None:
     starter, _, path = environ.get(VARIABLE, "").partition(":")
-    return path if starter.partition("@")[0] == str(os.getppid()) else None
-
-
-def _was_left(environ: Mapping[str, str]) -> bool:
-    """Whether the program that has just started this process was gone before this could be said to the kernel."""
-    pid, _, asked_s = environ.get(VARIABLE, "").partition(":")[0].partition("@")
-    try:
-        if asked_s.endswith("+") or not 0.0 <= time.monotonic() - float(asked_s) < _BEGINNING_S:
-            return False
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, OverflowError, OSError):
-        return False
-    return False
+    return path if starter.removesuffix("+") == str(os.getppid()) else None
 
 
 def _tell(event: Mapping[str, object]) -> None:

@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import ddplaunch.cli
-from ddplaunch.cli.streams import VARIABLE, StartReport, read_told
+from ddplaunch.cli.streams import StartReport, read_told
 from tests.cli.cli_calls import Call, call, folder, spawn
 
 __all__ = ["call", "folder"]
@@ -157,24 +156,6 @@ def test_answers_about_nothing_fit_a_narrow_terminal(call: Call, monkeypatch: py
     for line in (said.out + said.err).splitlines():
         # A command to type and a path (`clean` names every user's ranks without a record) are not broken.
         assert len(line) <= 40 or line.count("`") == 2 or " " not in line.strip(), line
-
-
-def left(pid: int, seconds_ago: float) -> Mapping[str, str]:
-    return {VARIABLE: f"{pid}@{time.monotonic() - seconds_ago}:/told"}
-
-
-def test_who_starts_it_may_be_gone_before_its_first_line() -> None:
-    """SIGKILL of `scale` just after it has started a trial; a launch of a rank, which inherits this, goes on."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    code = "import sys; from ddplaunch.cli.streams import end_with_starter as end; end(); print('goes on')"
-    cases = {left(gone.pid, 1)[VARIABLE]: -15, left(gone.pid, 60)[VARIABLE]: 0, left(1, 1)[VARIABLE]: 0, "x@y:z": 0}
-    cases[f"{os.getpid()}@{time.monotonic()}:/told"] = 0
-    for told, status in cases.items():
-        ended = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, VARIABLE: told}, timeout=120, check=False
-        )
-        assert ended.returncode == status, told
 
 
 def test_what_was_told_outlives_the_name_of_its_file(tmp_path: Path) -> None:

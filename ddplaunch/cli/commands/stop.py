@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
-from ddplaunch.cli.streams import answer_json, tell_findings, tell_lines
+from ddplaunch.cli.streams import answer_json, say, tell_findings
 from ddplaunch.cli.which_run import Run, only_one, other_hosts, running_runs
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.machine.processes.run_processes import RunProcesses
@@ -80,9 +80,9 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
     grace_s = own_s if grace_s is None else grace_s
     stopped = None
     if run.launched is None or run.processes is None:
-        tell_lines(begin_on_hosts(launched, None))
+        say(begin_on_hosts(launched, None))
     else:
-        tell_lines(begin_on_hosts(launched, grace_s))
+        say(begin_on_hosts(launched, grace_s))
         note_stop(launched.directory)
         stopped = stop_resident(run.processes, run.processes.launchers[0], grace_s, own_s)
     hosts: tuple[HostStopped, ...] = ()
@@ -93,7 +93,7 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
     if json:
         answer_json(stop_json(launched.run_id, stopped, (), hosts))
     else:
-        tell_lines(hosts_lines(hosts) if stopped is None else stopped_text(stopped, hosts))
+        say(hosts_lines(hosts) if stopped is None else stopped_text(stopped, hosts))
     findings = () if stopped is None else stop_findings(stopped, ())
     findings += hosts_findings(launched.run_id, hosts)
     tell_findings(findings)
@@ -112,7 +112,7 @@ def _stop_here(run: Run, grace_s: float | None, json: bool) -> int:
         text = f"{run.run_id}: nothing of it runs on this host\n"
     else:
         grace_s = _grace_of(run.processes) + _LONGER_S if grace_s is None else grace_s
-        tell_lines(begin_text(run.processes, grace_s))
+        say(begin_text(run.processes, grace_s))
         if run.directory is not None:
             note_stop(run.directory)
         stopped = stop_run(run.processes, grace_s)
@@ -121,7 +121,7 @@ def _stop_here(run: Run, grace_s: float | None, json: bool) -> int:
     if json:
         answer_json(stop_json(run.run_id, stopped, elsewhere))
     else:
-        tell_lines(text)
+        say(text)
     tell_findings(stop_findings(stopped, elsewhere))
     return ExitStatus.FINDINGS if stopped.remaining or elsewhere else ExitStatus.DONE
 

@@ -40,6 +40,8 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import JOIN_SECRET
 
+SLURM, KUBERNETES = "Slurm", "Kubernetes"  # panels of options that are for one of them alone
+
 COMMAND = Command(
     examples=(
         (
@@ -58,37 +60,32 @@ COMMAND = Command(
         Flag("cpus_per_task", "integer", "Job", "CPUs of each node, shared by its processes.", "N"),
         Flag("mem", "text", "Job", "Host memory of each node: 200G.", "SIZE"),
         Flag("time", "text", "Job", "Time limit: 24:00:00, 2-00:00:00, or minutes.", "LIMIT"),
-        Flag("partition", "text", "Job", "Slurm partition.", "NAME"),
-        Flag("account", "text", "Job", "Slurm account.", "NAME"),
-        Flag("qos", "text", "Job", "Slurm quality of service.", "NAME"),
-        Flag("constraint", "text", "Job", "Features that the nodes must have.", "LIST"),
+        Flag("partition", "text", SLURM, "Slurm partition.", "NAME"),
+        Flag("account", "text", SLURM, "Slurm account.", "NAME"),
+        Flag("qos", "text", SLURM, "Slurm quality of service.", "NAME"),
+        Flag("constraint", "text", SLURM, "Features that the nodes must have.", "LIST"),
         Flag("job_name", "text", "Job", "Name of the job [the script's].", "NAME"),
-        Flag("sbatch_arg", "many", "Job", "Any other option of sbatch (repeatable).", "ARG"),
-        Flag("setup", "many", "Job", "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"),
-        Flag("signal", "text", "Job", "Instead of SIGTERM before the limit: USR1@120.", "NAME@N", example="USR1@120"),
-        Flag("requeue", "switch", "Job", "Start again after preemption, a lost node or the time limit."),
+        Flag("sbatch_arg", "many", SLURM, "Any other option of sbatch (repeatable).", "ARG"),
+        Flag("setup", "many", SLURM, "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"),
+        Flag("signal", "text", SLURM, "Instead of SIGTERM before the limit: USR1@120.", "NAME@N", example="USR1@120"),
+        Flag("requeue", "switch", SLURM, "Start again after preemption, a lost node or the time limit."),
         Flag("to", "text", "Job", "slurm or kubernetes [slurm].", "CLUSTER", offers=("slurm", "kubernetes")),
-        Flag("image", "text", "Kubernetes", "The container image.", "IMAGE"),
-        Flag("shm_size", "text", "Kubernetes", "Size of /dev/shm [16Gi].", "SIZE"),
-        Flag("secret", "many", "Kubernetes", "A variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
-        Flag("namespace", "text", "Kubernetes", "Where the job is made [that of kubectl's context].", "NAME"),
-        Flag("volume", "many", "Kubernetes", "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
-        Flag("toleration", "many", "Kubernetes", "A taint that nodes may have.", "KEY[=VALUE][:EFFECT]"),
-        Flag("node_selector", "many", "Kubernetes", "A label that the nodes must have.", "KEY=VALUE"),
-        Flag("image_pull_secret", "many", "Kubernetes", "The Secret for a private registry.", "NAME"),
-        Flag("queue", "text", "Kubernetes", "Kueue's LocalQueue in which the job waits.", "NAME"),
-        Flag("rdma", "many", "Kubernetes", "Network cards of each node; IPC_LOCK comes with them.", "RESOURCE[=N]"),
-        Flag("host_network", "switch", "Kubernetes", "Use the nodes' own network."),
-        Flag("wait", "switch", OUTPUT, "Follow the job's log to its end, and exit as it did."),
+        Flag("image", "text", KUBERNETES, "The container image.", "IMAGE"),
+        Flag("shm_size", "text", KUBERNETES, "Size of /dev/shm [16Gi].", "SIZE"),
+        Flag("secret", "many", KUBERNETES, "A variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
+        Flag("namespace", "text", KUBERNETES, "Where the job is made [that of kubectl's context].", "NAME"),
+        Flag("volume", "many", KUBERNETES, "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
+        Flag("toleration", "many", KUBERNETES, "A taint that nodes may have.", "KEY[=VALUE][:EFFECT]"),
+        Flag("node_selector", "many", KUBERNETES, "A label that the nodes must have.", "KEY=VALUE"),
+        Flag("image_pull_secret", "many", KUBERNETES, "The Secret for a private registry.", "NAME"),
+        Flag("queue", "text", KUBERNETES, "Kueue's LocalQueue in which the job waits.", "NAME"),
+        Flag("rdma", "many", KUBERNETES, "Network cards of each node; IPC_LOCK comes with them.", "RESOURCE[=N]"),
+        Flag("host_network", "switch", KUBERNETES, "Use the nodes' own network."),
+        Flag("wait", "switch", SLURM, "Follow the job's log to its end, and exit as it did."),
         Flag("dry_run", "switch", OUTPUT, "Print the batch script, or the manifest alone; submit nothing."),
     ),
 )
 
-_FOR_KUBERNETES = (
-    *("image", "shm_size", "secret", "namespace", "volume", "toleration", "node_selector"),
-    *("image_pull_secret", "queue", "rdma", "host_network"),
-)
-_FOR_SLURM = ("signal", "partition", "account", "qos", "constraint", "sbatch_arg", "setup", "requeue", "wait")
 #: What says the size of the job, which stands in its text and not in the command that it runs.
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 
@@ -103,6 +100,8 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     )
     command = run_words(said, profile, submission, words)
     if cluster == "kubernetes":
+        from ddplaunch.planning.job.manifest import decide_manifest
+
         refuse_secrets(merged.env, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")
         refuse_secret_words(
             words,
@@ -112,7 +111,10 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
         )
         given = (("--data", merged.data), ("--output", merged.output), ("--run-dir", (merged.run_dir,)))
         paths = [(flag, each.value) for flag, values in given for each in values if each is not None]
-        return _print_manifest(submission, asked, command, paths)
+        answer(manifest_text(decide_manifest(submission, asked, command, paths)))
+        if not asked["dry_run"]:
+            tell(printed_text(submission, asked["namespace"], Terminal.of(sys.stderr)))
+        return ExitStatus.DONE
     parse_target(words)
     refuse_secrets(merged.env, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")
     for flag in ("setup", "sbatch_arg"):
@@ -125,18 +127,6 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
         return ExitStatus.DONE
     base = runs_directory(os.environ, value_of(merged.run_dir, None), working_directory())
     return _submit(batch, text, bool(asked["wait"]), base)
-
-
-def _print_manifest(
-    submission: Submission, asked: dict[str, Any], command: Sequence[str], paths: list[tuple[str, str]]
-) -> int:
-    """Print the manifest, for `kubectl apply -f -`, and say what else kubectl does with it."""
-    from ddplaunch.planning.job.manifest import decide_manifest
-
-    answer(manifest_text(decide_manifest(submission, asked, command, paths)))
-    if not asked["dry_run"]:
-        tell(printed_text(submission, asked["namespace"], Terminal.of(sys.stderr)))
-    return ExitStatus.DONE
 
 
 def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
@@ -207,12 +197,12 @@ def _cluster(asked: dict[str, Any]) -> str:
             fix="`--to kubernetes`",
             where="flag: --to",
         )
-    others, other = (_FOR_SLURM, "slurm") if cluster == "kubernetes" else (_FOR_KUBERNETES, "kubernetes")
-    if flag := next((f"--{name.replace('_', '-')}" for name in others if asked[name]), None):
+    panels = {SLURM, KUBERNETES} - {cluster.capitalize()}
+    if option := next((option for option in COMMAND.options if option.panel in panels and asked[option.name]), None):
         raise usage(
-            f"`{flag}` is not an option for {cluster}",
-            why=f"it belongs to `--to {other}`",
-            fix=f"leave it out, or `--to {other}`",
-            where=f"flag: {flag}",
+            f"`{option.flag}` is not an option for {cluster}",
+            why=f"it belongs to `--to {option.panel.lower()}`",
+            fix=f"leave it out, or `--to {option.panel.lower()}`",
+            where=f"flag: {option.flag}",
         )
     return cluster
