@@ -11,18 +11,19 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.planning.gpus import Exported, Selection, select
-from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, try_lock
+from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, closing, try_lock
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
 _DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
 CORES = "cores"  # is held like a GPU by the one launch on this machine whose ranks have cores of their own
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PAUSE_S = 0.01
 _ROUNDS = 100
 
@@ -82,20 +83,13 @@ class GpuLocks:
         self.held.clear()
 
     def _is_locked(self, uuid: str) -> bool:
-        with suppress(OSError), self._reading(uuid) as descriptor:
-            return not try_lock(descriptor, LOCK_SHARED)
-        return False
-
-    @contextmanager
-    def _reading(self, uuid: str) -> Iterator[int]:
         if self._directory is None:
-            raise FileNotFoundError(uuid)
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(_file_name(uuid), flags, dir_fd=self._directory)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+            return False
+        with suppress(OSError):
+            descriptor = os.open(_file_name(uuid), os.O_RDONLY | _FLAGS, dir_fd=self._directory)
+            with closing(descriptor):
+                return not try_lock(descriptor, LOCK_SHARED)
+        return False
 
     def _give_up(self, path: Path, error: OSError) -> None:
         note = f"GPUs are not locked against other launches: {path}: {error.strerror or error}"
@@ -143,7 +137,7 @@ def _open_file(directory: int, name: str) -> int:
     Opened without O_CREAT first: fs.protected_regular forbids O_CREAT on the files of others in a sticky directory,
     https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-regular
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDWR | _FLAGS
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import numbered, read_record, run_directories
 from ddplaunch.records.json_files import read_object
 from ddplaunch.records.launchers import read_processes
-from ddplaunch.records.own.own_files import NotOursError, closing, open_runs, own_folders, remove_folder
+from ddplaunch.records.own.own_files import NotOursError, closing, open_place, own_folders, remove_folder
 from ddplaunch.records.own.run_lock import hold_ended, is_held
 from ddplaunch.records.run_states import state_of
 from ddplaunch.values.frozen import dataclass
@@ -44,7 +44,7 @@ def old_records(base: Path, keep: int, busy: Collection[Path], host: str, now_s:
     """Return the records that are not among the newest ``keep``. ``busy`` are directories of runs that live here."""
     now_s = time.time() if now_s is None else now_s
     try:
-        with closing(open_runs(base, links=False)) as runs:
+        with closing(open_place(base / "runs", links=False)) as runs:
             every, mine = os.listdir(runs), own_folders(runs)  # noqa: PTH208 - by descriptor
     except NotOursError as error:
         return OldRecords(
@@ -105,7 +105,7 @@ def remove_record(directory: Path) -> str | None:
     if held is None:
         return f"a launch has begun in it: {directory}"
     try:
-        with held, closing(open_runs(base, links=False)) as runs:
+        with held, closing(open_place(base / "runs", links=False)) as runs:
             if name in own_folders(runs) and name not in _claims(directory):
                 return f"no run.json in it names this run: {directory}"
             remove_folder(runs, name, last="run.json")

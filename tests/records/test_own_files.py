@@ -21,7 +21,7 @@ from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
-from ddplaunch.records.own.run_lock import refuse_taken
+from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, call, folder, spawn
@@ -153,8 +153,8 @@ def test_records_of_an_older_version_become_private_when_they_are_used_again(tmp
     directory = tmp_path / "runs" / "again"
     directory.mkdir(parents=True)
     directory.chmod(0o775)
-    record(tmp_path, "again")
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    with hold_run(tmp_path, launch(run_id="again")):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
 @pytest.mark.root

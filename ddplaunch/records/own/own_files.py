@@ -34,34 +34,18 @@ class NotOursError(PermissionError):
         self.owner = owner
 
 
-def open_run(directory: str | os.PathLike[str], *, create: bool = False) -> int:
-    """Open the directory of one run, ``BASE/runs/ID``, and return its descriptor; with ``create`` make what is missing.
+def open_place(directory: str | os.PathLike[str], *, create: bool = False, links: bool = True) -> int:
+    """Open ``BASE/runs``, ``BASE/runs/ID`` or a folder below it, and return its descriptor; each on the way is ours.
 
-    ``BASE`` may be root's, and a link that this user made. Raises NotOursError where any of it is somebody else's, and
-    OSError.
-    """
-    path = os.path.abspath(directory)
-    runs, name = os.path.split(path)
-    base = os.path.dirname(runs)
-    if os.path.basename(runs) != "runs":
-        return open_base(path, create=create, roots=False)
-    with closing(open_runs(base, create=create)) as folder:
-        run = open_folder(folder, name, path, create=create)
-    if create and stat.S_IMODE(os.fstat(run).st_mode) & 0o077:
-        with contextlib.suppress(OSError):  # an older version made it
-            os.fchmod(run, 0o700)
-    return run
-
-
-def open_place(directory: str | os.PathLike[str], *, create: bool = False) -> int:
-    """Open a folder of a record, ``BASE/runs/ID`` or any below it, as ``open_run`` does: each on the way is ours.
-
-    One that is in no ``runs`` is looked at by itself. Raises NotOursError and OSError.
+    ``BASE`` may be root's, and, with ``links``, a link that this user made. One that is in no ``runs`` is looked at by
+    itself. With ``create`` what is missing is made. Raises NotOursError where any of it is somebody else's; OSError.
     """
     parts = os.path.abspath(directory).split("/")
-    above = len(parts) - 2 - parts[-2::-1].index("runs") if "runs" in parts[:-1] else len(parts) - 2
-    descriptor = open_run("/".join(parts[: above + 2]) or "/", create=create)
-    for number in range(above + 2, len(parts)):
+    if "runs" not in parts:
+        return open_base(directory, create=create, roots=False)
+    above = len(parts) - 1 - parts[::-1].index("runs")
+    descriptor = open_base("/".join(parts[:above]) or "/", create=create, links=links)
+    for number in range(above, len(parts)):
         with closing(descriptor):
             descriptor = open_folder(descriptor, parts[number], "/".join(parts[: number + 1]), create=create)
     return descriptor
@@ -75,12 +59,6 @@ def open_to_write(path: str | os.PathLike[str], flags: int) -> int:
     folder, name = os.path.split(os.path.abspath(path))
     with closing(open_place(folder, create=True)) as parent:
         return open_file(parent, name, flags | os.O_CREAT, os.fspath(path))
-
-
-def open_runs(base: str | os.PathLike[str], *, create: bool = False, links: bool = True) -> int:
-    """Open ``BASE/runs`` as ``open_run`` does; without ``links`` not through any. Raises NotOursError and OSError."""
-    with closing(open_base(base, create=create, links=links)) as folder:
-        return open_folder(folder, "runs", os.path.join(base, "runs"), create=create)
 
 
 def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool = True, links: bool = True) -> int:

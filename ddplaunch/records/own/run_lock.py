@@ -26,7 +26,6 @@ from ddplaunch.records.own.own_files import (
     closing,
     open_file,
     open_place,
-    open_run,
     open_to_write,
     own_folders,
     try_lock,
@@ -128,7 +127,9 @@ def _locked(base: Path, launch: Launch, holder: Holder, *, create: bool) -> tupl
     try:
         directory = run_directory(base, launch.run_id)
         for _ in range(_TRIES):
-            with closing(open_run(directory, create=create)) as folder:
+            with closing(open_place(directory, create=create)) as folder:
+                with suppress(OSError):
+                    os.fchmod(folder, 0o700)  # an older version may have made it
                 _take(locks, folder, directory, _wanted(_node(launch), holder), create=create)
             if all(os.fstat(lock).st_nlink for lock in locks):
                 break
@@ -220,7 +221,7 @@ def hold_ended(directory: Path) -> HeldRun | None:
     What cannot be locked is not held.
     """
     locks: list[int] = []
-    with suppress(OSError), closing(open_run(directory)) as folder:
+    with suppress(OSError), closing(open_place(directory)) as folder:
         for name in os.listdir(folder):  # noqa: PTH208 - by descriptor
             if name.startswith(".lock"):
                 with suppress(OSError):
