@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.records.json_files import as_number, as_text, read_object, replace_file
+from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
@@ -34,32 +33,35 @@ def run_directory(base: Path, run_id: str) -> Path:
 
 @dataclass(frozen=True)
 class StopNote:
-    """Who ended a run: ``user`` by `ddplaunch stop`, or, with ``launcher_lost``, its host without a launcher."""
+    """Who ended a run: ``user`` by `ddplaunch stop`, or, with ``launcher_lost``, its host without a launcher.
+
+    ``at_s`` is in seconds since the epoch.
+    """
 
     user: str
+    at_s: float
     launcher_lost: bool
 
 
 def note_stop(directory: Path, launcher_lost: bool = False) -> None:
     """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
     from ddplaunch.machine.files import owner_name
+    from ddplaunch.values.codec import to_json
 
-    note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
+    note = StopNote(owner_name(os.geteuid()), round(time.time(), 3), launcher_lost)
     with suppress(OSError):  # another user's among them
-        replace_file(directory / _STOP_NOTE, json.dumps({**note, "launcher_lost": launcher_lost}) + "\n")
+        replace_file(directory / _STOP_NOTE, to_json(note) + "\n")
 
 
 def read_stop(directory: Path, since_s: float) -> StopNote | None:
     """Return who ended the run since the epoch ``since_s``, which is noted before the first signal; None for nobody."""
-    try:
-        note = read_object(directory / _STOP_NOTE)
-    except (OSError, ValueError):
-        return None
-    at_s, user = as_number(note.get("at_s")), as_text(note.get("user"))
-    if at_s is None or at_s < since_s or user is None:
-        return None
-    lost = note.get("launcher_lost") is True or as_number(note.get("lost_s")) is not None  # as older versions wrote it
-    return StopNote(user, lost)
+    from ddplaunch.values.codec import from_plain
+
+    with suppress(OSError, ValueError):
+        data = read_object(directory / _STOP_NOTE)
+        note = from_plain({"launcher_lost": data.get("lost_s") is not None, **data}, StopNote)  # older versions' word
+        return note if note.at_s >= since_s else None
+    return None
 
 
 def note_path(attempt: Path, rank: int) -> Path:

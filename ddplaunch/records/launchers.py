@@ -143,17 +143,7 @@ def launcher_of(launched: Launched, table: ProcessTable, boot: str | None, host:
         return None
     if (launched.host, launched.boot_id, launched.start_ticks) != (host, boot, process.start_ticks):
         return None
-    return process if _holds(process.pid, launched.directory / FILE) else None
-
-
-def _holds(pid: int, path: Path) -> bool:
-    with suppress(OSError):
-        wanted = path.stat()
-        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - half the time
-            with suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):  # noqa: PTH116
-                    return True
-    return False
+    return process if launched.directory.resolve() in _held(process.pid) else None
 
 
 def residents_in(table: ProcessTable, host: str) -> tuple[tuple[Launched, Process], ...]:

@@ -220,17 +220,11 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
 
 
 def _from_processes(run: RunProcesses) -> dict[str, Any]:
-    """Return what the environment tells of a run whose record cannot be found."""
-    first = run.first
-    worker = run.ranks[0] if run.ranks else first
-    seen = first.mark("CUDA_VISIBLE_DEVICES")
+    """Return what processes tell of a run whose record cannot be found."""
     return {
-        "script": _script_of(worker.command) if run.ranks else None,
-        "nproc_per_node": worker.number("WORLD_SIZE"),
-        "started_s": start_s(first.start_ticks),
-        "effective_batch": first.number("DDPLAUNCH_GLOBAL_BATCH_SIZE"),
-        "gpus": tuple(seen.split(",")) if seen else None,
-        "user": owner_name(first.uid),
+        "script": _script_of(run.ranks[0].command) if run.ranks else None,
+        "started_s": start_s(run.first.start_ticks),
+        "user": owner_name(run.first.uid),
     }
 
 
