@@ -7,7 +7,6 @@ keeps its record.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +19,6 @@ from ddplaunch.records.own.own_files import NotOursError, closing, open_place, o
 from ddplaunch.records.own.run_lock import hold_ended, is_held
 from ddplaunch.records.run_states import state_of
 from ddplaunch.values.frozen import dataclass
-
-_BEGINNING_S = 60.0  # between writing run.json and torchrun's start a run has no process that names it
 
 
 @dataclass(frozen=True)
@@ -40,9 +37,8 @@ class OldRecords:
     problem: str | None = None
 
 
-def old_records(base: Path, keep: int, busy: Collection[Path], host: str, now_s: float | None = None) -> OldRecords:
+def old_records(base: Path, keep: int, busy: Collection[Path], host: str) -> OldRecords:
     """Return the records that are not among the newest ``keep``. ``busy`` are directories of runs that live here."""
-    now_s = time.time() if now_s is None else now_s
     try:
         with closing(open_place(base / "runs", links=False)) as runs:
             every, mine = os.listdir(runs), own_folders(runs)  # noqa: PTH208 - by descriptor
@@ -56,7 +52,7 @@ def old_records(base: Path, keep: int, busy: Collection[Path], host: str, now_s:
     records = [path for path in run_directories(base) if claims.get(path.name)]
     removable, kept = [], []
     for directory in records[keep:]:
-        reason = _reason_to_keep(directory, busy, host, now_s)
+        reason = _reason_to_keep(directory, busy, host)
         if reason is None and directory.name not in claims[directory.name]:
             reason = "no run.json in it names this run"
         if reason is None:
@@ -80,7 +76,7 @@ def _claims(directory: Path) -> set[str]:
     return found
 
 
-def _reason_to_keep(directory: Path, busy: Collection[Path], host: str, now_s: float) -> str | None:
+def _reason_to_keep(directory: Path, busy: Collection[Path], host: str) -> str | None:
     record = read_record(directory)
     if directory.resolve() in busy or is_held(directory):
         return "it runs"
@@ -89,8 +85,6 @@ def _reason_to_keep(directory: Path, busy: Collection[Path], host: str, now_s: f
         return "it was started on another host, and has no outcome"
     if state == "unreadable" and record.problem is not None and "schema" in record.problem:
         return record.problem
-    if not record.outcomes and now_s - record.created_s < _BEGINNING_S:
-        return "it has only begun"
     return None
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
@@ -128,17 +128,6 @@ def _set(name: str, value: str) -> str:
 def line_text(words: Sequence[Word], said: Translation) -> str:
     """Return the line with the launcher's part replaced, as shell text."""
     return " ".join([*(word.source for word in words[: said.start]), said.source]) + "\n"
-
-
-def line_json(words: Sequence[Word], said: Translation) -> dict[str, Any]:
-    """Return a translation as JSON values: ``command`` is None where there is none."""
-    return {
-        "schema": 1,
-        "launcher": said.launcher,
-        "command": line_text(words, said).rstrip("\n") if said.words else None,
-        "dropped": [{"what": note.what, "why": note.why} for note in said.dropped],
-        "unknown": [{"what": note.what, "why": note.why} for note in said.unknown],
-    }
 
 
 def notes_text(said: Translation, terminal: Terminal, where: str = "") -> str:

@@ -21,6 +21,7 @@ from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import skip
+from tests.records.fake_runs import record
 
 __all__ = ["call", "folder"]
 PACKAGE = Path(__file__).parents[2]
@@ -115,14 +116,18 @@ def _environment(home: Path) -> dict[str, str]:
     }
 
 
-def _complete_in_tmux(words: list[str], environ: Mapping[str, str], cwd: Path, lines: Mapping[str, str]) -> None:
-    """Type each of ``lines`` and Tab into an interactive shell: the prompt is then followed by what it maps to."""
+def _complete_in_tmux(
+    words: list[str], environ: Mapping[str, str], cwd: Path, lines: Mapping[str, str | re.Pattern[str]]
+) -> None:
+    """Type each of ``lines`` and Tab into an interactive shell: the prompt is then followed by what it maps to, or what
+    it maps to is on the screen.
+    """
     tmux = ["tmux", "-S", str(cwd / "tmux"), "-f", os.devnull]
 
     def call_tmux(*words: str) -> str:
         return subprocess.run([*tmux, *words], env=environ, capture_output=True, text=True, check=True).stdout
 
-    def shown(wanted: str) -> None:
+    def shown(wanted: str | re.Pattern[str]) -> None:
         deadline = time.monotonic() + 60
         while not re.search(wanted, screen := call_tmux("capture-pane", "-p", "-J")):
             assert time.monotonic() < deadline, f"{wanted} is not in\n{screen}"
@@ -136,7 +141,7 @@ def _complete_in_tmux(words: list[str], environ: Mapping[str, str], cwd: Path, l
             call_tmux("send-keys", "-l", typed)
             shown(f"READY {re.escape(typed)}")
             call_tmux("send-keys", "Tab")
-            shown(f"READY {re.escape(wanted)}(?: |\n|$)")
+            shown(f"READY {re.escape(wanted)}(?: |\n|$)" if isinstance(wanted, str) else wanted)
             call_tmux("send-keys", "C-u")  # not C-c: while zsh completes, that ends only the completion
             call_tmux("send-keys", "-l", "clear")
             call_tmux("send-keys", "Enter")
@@ -159,12 +164,16 @@ def test_a_real_shell_completes(folder: Path, shell: str) -> None:
         ["ddplaunch", "--install-completion", shell], env=environ, capture_output=True, text=True, check=False
     )
     assert installed.returncode == 0 and str(home) in installed.stdout, installed.stderr
-    lines = {
+    for begun_s, name in enumerate(("c", "a", "b")):
+        record(folder / ".ddplaunch", f"own-{name}", begun_s=1e9 + begun_s)
+    lines: dict[str, str | re.Pattern[str]] = {
         "ddplaunch expl": "ddplaunch explain",
         "ddplaunch run --gl": "ddplaunch run --global-batch-size",
         "ddplaunch run --device cu": "ddplaunch run --device cuda",
         "ddplaunch run 2 -- tr": "ddplaunch run 2 -- train.py",
     }
+    if shell == "zsh":  # bash shows what it has at a second Tab
+        lines["ddplaunch report own-"] = re.compile(r"\nown-b .*\nown-a .*\nown-c ")
     if shell != "fish":
         _complete_in_tmux([shell, "-i"], environ, folder, lines)
         return
@@ -177,4 +186,6 @@ def test_a_real_shell_completes(folder: Path, shell: str) -> None:
             text=True,
             check=True,
         )
-        assert [line.partition("\t")[0] for line in asked.stdout.splitlines()] == [wanted.rpartition(" ")[2]], typed
+        assert [line.partition("\t")[0] for line in asked.stdout.splitlines()] == [str(wanted).rpartition(" ")[2]], (
+            typed
+        )

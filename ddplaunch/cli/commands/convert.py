@@ -8,16 +8,15 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ddplaunch.cli.parsing.command import Command
-from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
+from ddplaunch.cli.streams import answer, say, tell, tell_findings
 from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.translation import Site, Translation, changed
 from ddplaunch.planning.flag import Flag
-from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
+from ddplaunch.ui.shell import diff_text, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
@@ -29,7 +28,6 @@ COMMAND = Command(
     options=(
         Flag("files", "arguments", "", "Shell and sbatch scripts, or accelerate's YAML; - for stdin.", "FILE"),
         Flag("write", "switch", "", "Change the scripts, and keep a copy of each as FILE.orig."),
-        Flag("json", "switch", "", "Every line with its translation, as JSON."),
     ),
     more="It reads shell and sbatch scripts and the YAML of `accelerate config`.",
 )
@@ -37,7 +35,7 @@ COMMAND = Command(
 _LARGEST = 64 << 20  # of a script, in bytes
 
 
-def convert(line: list[str] | None, files: list[str], write: bool | None, json: bool | None) -> int:
+def convert(line: list[str] | None, files: list[str], write: bool | None) -> int:
     """Print the translation of the ``line`` behind ``--``, or of the launch lines of ``files``.
 
     Raises UsageError for what is neither.
@@ -49,20 +47,18 @@ def convert(line: list[str] | None, files: list[str], write: bool | None, json: 
             fix="`ddplaunch convert train.sh`, or `ddplaunch convert -- torchrun --nproc_per_node=4 train.py`",
         )
     if line:
-        return _line(plain(line), bool(json))
+        return _line(plain(line))
     status = ExitStatus.DONE
     for name in files:
-        status = max(status, _file(name, bool(write), bool(json)))
+        status = max(status, _file(name, bool(write)))
     return status
 
 
-def _line(words: list[Word], json: bool) -> int:
+def _line(words: list[Word]) -> ExitStatus:
     said = translate(words, read_config)
     if said is None:
         raise _no_launcher("that line")
-    if json:
-        answer_json(line_json(words, said))
-    elif said.words:
+    if said.words:
         answer(line_text(words, said))
     return tell_notes(said, " ".join(word.source for word in words), "")
 
@@ -86,14 +82,14 @@ def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
     return ExitStatus.DONE
 
 
-def _file(name: str, write: bool, json: bool) -> ExitStatus:
+def _file(name: str, write: bool) -> ExitStatus:
     """Convert one script."""
     from ddplaunch.planning.convert.shell_script import sites_of  # a parser, which a line has no need of
 
     stdin, data = name == "-", _read(name)
     name = "stdin" if stdin else name
     if name.endswith((".yaml", ".yml", ".json")) and read_config(name) is not None:
-        return ExitStatus(_line(plain(["accelerate", "launch", "--config_file", name, "train.py"]), json))
+        return _line(plain(["accelerate", "launch", "--config_file", name, "train.py"]))
     if name.endswith(".py"):
         raise _no_script(name, "is a program of Python")
     sites = sites_of(data, read_config)
@@ -102,9 +98,7 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
         raise _no_launcher(f"`{name}`")
     new = changed(data, sites)
     status = ExitStatus.DONE
-    if json:
-        answer_json({"schema": 1, "file": name, "launches": [_site_json(site) for site in sites]})
-    elif write and stdin:
+    if write and stdin:
         answer(new)  # there is no file to change: `convert --write - < old.sh > new.sh`
     elif write and new != data:
         _replace(Path(name), data, new)
@@ -121,11 +115,6 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
 def _tell_asides(name: str, sites: Sequence[Site]) -> None:
     for site in sites:
         tell(notes_text(site.said, Terminal.of(sys.stderr), f"{name}:{site.line}: "))
-
-
-def _site_json(site: Any) -> dict[str, Any]:
-    notes = line_json([], site.said)
-    return {**notes, "line": site.line, "command": site.said.source if site.said.words else None}
 
 
 def _read(name: str) -> bytes:

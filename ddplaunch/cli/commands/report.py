@@ -42,7 +42,7 @@ COMMAND = Command(
         ("ddplaunch report --output run.html", "into run.html"),
     ),
     options=(
-        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN"),
+        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
         Flag("output", "output", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE", short="-o"),
         FORCE._replace(panel=""),
         RUN_DIR,

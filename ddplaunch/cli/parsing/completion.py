@@ -18,8 +18,10 @@ _MOST_RUNS = 50
 _FILLED_IN = re.compile(r"\{[^}]*\}")  # what a diagnosis takes from the log
 #: Words that no shell takes apart or expands; others are not offered.
 _SAFE = re.compile(r"[\w./:=,@%+-]+\Z")
-#: zsh loads the file at the first Tab, which Typer's script then leaves without an answer.
-_AT_FIRST_TAB = """
+#: zsh sorts what is offered, and loads the file at the first Tab, which Typer's script then leaves without an answer.
+_FOR_ZSH = """
+zstyle ':completion:*:*:ddplaunch:*' sort false
+zstyle ':completion:*:*:ddplaunch:*' list-grouped false
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
   _ddplaunch_completion "$@"
 fi
@@ -94,11 +96,11 @@ def _checks() -> list[Offered]:
 
 
 def _runs_and_codes() -> list[Offered]:
-    from ddplaunch.checks.codes import REFUSALS
+    from ddplaunch.cli.commands.explain import every_check
     from ddplaunch.explain.signatures import all_signatures
 
     failures = [Offered(each.code, _FILLED_IN.sub("…", each.what)) for each in all_signatures() if each.is_root]
-    return [*_runs(), *_checks(), *(Offered(each.code, each.title) for each in REFUSALS), *failures]
+    return [*_runs(), *(Offered(check.code, check.title) for check in every_check()), *failures]
 
 
 _SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
@@ -130,7 +132,7 @@ def set_up_shell(words: Sequence[str]) -> str:
     script = get_completion_script(prog_name="ddplaunch", complete_var=ASKED, shell=shell) + "\n"
     script = script.replace(*_IN_ORDER.get(shell, ("", "")))
     if shell == "zsh":
-        script += _AT_FIRST_TAB
+        script += _FOR_ZSH
     if option == "--show-completion":
         return script
     _, path = install(shell=shell, prog_name="ddplaunch", complete_var=ASKED)
