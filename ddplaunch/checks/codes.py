@@ -306,8 +306,6 @@ communication-bound: Communication takes much of the time, and no computation hi
 cpus-used-up: More processes share the same CPUs
     `scale` compares how long a rank computes in a step: where fewer processes kept the CPUs busy already, each of more
     computes longer, and the whole is no faster. Remedy: more machines; nothing on this one.
-gpu-not-filled: The ranks use little of their GPUs' memory
-    Less than 30 % of it: a larger batch fits, and gives the GPU more to do at a time. Remedy: a larger `--batch-size`.
 speed-up-low: More processes are not as much faster as they could be
     Less than 80 % of the ideal speed-up, and no phase of a step takes so much time that it alone explains it, or a GPU
     computes longer than with fewer: together they share power, cooling, PCIe and CPUs. Remedy: a larger batch for each

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, NamedTuple
 
 from ddplaunch.machine.files import open_plain
@@ -156,19 +156,18 @@ def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> Ra
     known = [line for line in lines if line.wall_s]
     if not known:
         return None
-    each = [(line.wall_s or 0) / line.steps for line in known]
+    each = sorted((line.wall_s or 0) / line.steps for line in known)
     wall, steps = sum(line.wall_s or 0 for line in known), sum(line.steps for line in known)
     shares: dict[str, float | None] = {name: _share(known, f"{name}_s") for name in PHASES}
     shares["rest"] = max(0.0, 1 - sum(share or 0 for share in shares.values()))
     told = [line for line in known if line.samples]
     enough = len(told) > len(known) / 2
-    tenths = quantiles(each, n=10) if len(each) > 1 else each * 9
     return RankPhases(
         rank=rank,
         steps=steps,
         step_s=median(each),
-        fastest_s=min(max(tenths[0], min(each)), median(each)),
-        slowest_s=max(min(tenths[-1], max(each)), median(each)),
+        fastest_s=each[len(each) // 10],
+        slowest_s=each[-1 - len(each) // 10],
         mean_s=wall / steps,
         shares=shares,
         samples_per_s=sum(line.samples or 0 for line in told) / sum(line.wall_s or 0 for line in told)

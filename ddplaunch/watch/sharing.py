@@ -14,8 +14,6 @@ Plan = Mapping[str, Any]
 _EQUAL = 1e-4  # of the sum of magnitudes: ranks with other GPUs may round otherwise
 # Their steps end before the ranks have the same parameters again, or leave them apart on purpose.
 _APART = frozenset(["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "OSS"])
-#: https://huggingface.co/docs/accelerate/package_reference/state: without a GPU each process is alone otherwise.
-_ON_CPU = "; on the CPU `Accelerator()` needs `--env ACCELERATE_USE_CPU=true`"
 _STEPS = 4  # that every rank has noted: fewer may be those in which a script accumulates
 
 
@@ -54,12 +52,8 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
             why=f"each trains a model of its own on {'its part' if divide else 'all'} of the samples: without averages "
             "their losses drift apart",
             fix="`model = DistributedDataParallel(model)` before the first step; nothing, if the script averages more "
-            f"seldom than that{_ON_CPU if _on_cpu(notes) and not divide else ''}",
+            "seldom than that; on the CPU `Accelerator()` needs `--env ACCELERATE_USE_CPU=true`",
         )
-
-
-def _on_cpu(notes: Sequence[Note]) -> bool:
-    return all(tuple(note["optimizers"][0].get("devices", ())) == ("cpu",) for note in notes)
 
 
 def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:

@@ -7,12 +7,11 @@ from statistics import median
 
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import count, size_text
+from ddplaunch.values.words import count
 from ddplaunch.watch.phases import WORDS, RankPhases, held_back, mean_shares, milliseconds, percent, threads_of
 
 _AS_IT_SHOULD = 0.8  # of the ideal speed-up, which guides promise of good scaling
 _GREW = 1.25  # computing that takes this many times as long as at the smallest size
-_NOT_FILLED = 0.3  # of a GPU's memory
 _COMPUTE = ("forward", "backward", "optimizer")
 _COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
 _WAITING = 0.25  # of the time a rank waits for a CPU, where each has one of its own or has not
@@ -30,7 +29,7 @@ class SizeMeasured:
 
     ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
     ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
-    the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU. ``settled`` is False where step
+    the ranks of one machine share. ``settled`` is False where step
     times still moved, ``unwatched`` is True where nobody saw how far its ranks were. ``outside`` are files that
     it left behind.
     ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not. ``observed`` is
@@ -46,7 +45,6 @@ class SizeMeasured:
     effective_batch: int | None = None
     lr: str | None = None
     cpus: int = 1
-    gpu_bytes: int | None = None
     settled: bool = True
     outside: tuple[str, ...] = ()
     unwatched: bool = False
@@ -168,8 +166,6 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
         found = _more_than_cpus(one)  # fewer threads than one there are not
     if found is None and not alone and base is not None and faster is not None:
         found = _of_speed(one, base, faster, strong=strong)
-    if found is None and _is_small(one):
-        found = _not_filled(one)
     if found is not None:
         return SizeVerdict(found, found.what)
     if faster is None or alone:
@@ -232,19 +228,6 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
         fix="`ddplaunch top` shows clocks, power and who else uses a GPU"
         if longer
         else "a larger `--batch-size` makes all that is done once in a step smaller; `ddplaunch fit` finds the largest",
-    )
-
-
-def _is_small(one: SizeMeasured) -> bool:
-    return bool(one.gpu_bytes and one.peak_bytes and one.peak_bytes < _NOT_FILLED * one.gpu_bytes)
-
-
-def _not_filled(one: SizeMeasured) -> Finding:
-    return warning(
-        "gpu-not-filled",
-        f"the ranks use {size_text(one.peak_bytes)} of {size_text(one.gpu_bytes)} on their GPUs",
-        why="a larger batch fits, and keeps more of a GPU busy at a time",
-        fix="`ddplaunch fit` finds the batch that is fastest; `--batch-size` says it",
     )
 
 

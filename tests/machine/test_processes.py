@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from ddplaunch.machine.processes.process_table import Process, process_table, re
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in
 from ddplaunch.records.launchers import read_processes, still_running
 from ddplaunch.ui.stop_view import stopped_text
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import LAUNCH
 from tests.records.fake_runs import StartRun, processes_json, record, start_run, unique
 
 __all__ = ["start_run"]
@@ -101,16 +100,15 @@ def test_a_run_within_a_run_is_another_run() -> None:
     assert runs["inner"].all == (launcher, rank)
 
 
-def test_runs_of_one_id_are_told_apart_by_directory_and_user() -> None:
-    def one(pid: int, place: str, uid: int = 7) -> Process:
-        settings = json.dumps({"run_id": "r", "directory": place})
-        return process(pid, uid=uid, command=TORCHRUN, environment={**OURS, SETTINGS: settings})
+def test_runs_of_one_id_are_told_apart_by_launch_and_user() -> None:
+    def one(pid: int, launch: str, uid: int = 7) -> Process:
+        return process(pid, uid=uid, command=TORCHRUN, environment={**OURS, LAUNCH: launch})
 
-    assert [run.launchers for run in runs_in(table(one(10, "/a"), one(11, "/b"), one(12, "/a")))] == [
-        (one(11, "/b"),),
-        (one(10, "/a"), one(12, "/a")),  # two nodes of one run on this machine
+    assert [run.launchers for run in runs_in(table(one(10, "a"), one(11, "b"), one(12, "a")))] == [
+        (one(11, "b"),),
+        (one(10, "a"), one(12, "a")),  # two nodes of one run on this machine
     ]
-    assert len(runs_in(table(one(10, "/a"), one(11, "/a", uid=8)))) == 2
+    assert len(runs_in(table(one(10, "a"), one(11, "a", uid=8)))) == 2
 
 
 def test_another_users_run_is_told_by_its_command_line() -> None:

@@ -50,7 +50,6 @@ def size(processes: int, step_s: float = 0.1, nodes: int = 1, **more: Any) -> Si
         effective_batch=8 * processes,
         lr=f"{processes * 1e-4:g}",
         cpus=more.pop("cpus", 64),
-        gpu_bytes=more.pop("gpu_bytes", 80 << 30),
         **more,
     )
 
@@ -107,7 +106,6 @@ CASES = {
     "computes longer": (size(4, 0.2, device="cpu", threads=1), "cpus-used-up"),
     "gpus": (size(4, 0.2), "speed-up-low"),
     "low": (size(4, 0.14, shares=changed(comm=0.24, forward=0.2, backward=0.35)), "speed-up-low"),
-    "not filled": (size(4, 0.1, gpu_bytes=200 << 30), "gpu-not-filled"),
 }
 
 

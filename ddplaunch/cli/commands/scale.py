@@ -194,7 +194,6 @@ class _Sizes:
 
     def _measured(self, size: Size, trial: Trial) -> SizeMeasured:
         measured, recorded = trial.measured, trial.recorded
-        on_gpus = any(rank.facts.get("device") == "cuda" for rank in measured.ranks)
         return SizeMeasured(
             size=str(size),
             processes=size.processes,
@@ -204,7 +203,6 @@ class _Sizes:
             effective_batch=recorded.effective_batch,
             lr=recorded.lr,
             cpus=recorded.cpus,
-            gpu_bytes=recorded.gpu_bytes if on_gpus else None,
             settled=measured.settled,
             outside=trial.changed_files,
             unwatched=trial.unwatched,

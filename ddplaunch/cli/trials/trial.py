@@ -76,10 +76,9 @@ class Change:
 
 
 class TrialRecord(NamedTuple):
-    """What the record of a trial says: its numbers, and of its first node the CPUs and the smallest GPU's memory."""
+    """What the record of a trial says: its numbers, and the CPUs of its first node."""
 
     cpus: int = 1
-    gpu_bytes: int | None = None
     effective_batch: int | None = None
     lr: str | None = None
 
@@ -334,11 +333,9 @@ def _recorded(record: Path) -> TrialRecord:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         run = read_object(record / "run.json")
         host, numbers = run["host"], run["plan"]["numbers"]
-        sizes = [int(gpu["memory_total_bytes"]) for gpu in host["nvml"].get("gpus", ())]
         rates = [rate for rate in (numbers.get("lr"), *(rate["lr"] for rate in numbers["rates"])) if rate]
         return TrialRecord(
             cpus=max(1, int(host["cpu"]["usable"])),
-            gpu_bytes=min(sizes, default=None),
             effective_batch=numbers["global_batch_size"]["value"] if "global_batch_size" in numbers else None,
             lr=", ".join(format_lr(rate["value"]) for rate in rates) or None,
         )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, descendants
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
 _GUARD = "ddplaunch.agent.guard.guard"
 _TEMPLATE = "ddplaunch-warm"  # what ranks are forked from, with --start warm
-_DIRECTORY = re.compile(r'"directory": ?"([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def runs_in(table: ProcessTable) -> tuple[RunProcesses, ...]:
 
 
 def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
-    uid, run_id, _, launch = key
+    uid, run_id, launch = key
     ranks: dict[tuple[int, int], Process] = {}
     children = list(parts["children"])
     for process in sorted(parts["ranks"], key=lambda each: each.start_ticks):
@@ -114,17 +112,11 @@ def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
     )
 
 
-_Key = tuple[int, str, str, str]  # user, run id, directory, token of the launch
+_Key = tuple[int, str, str]  # user, run id, and what tells the launch from another of this id: its token
 
 
 def _key(process: Process) -> _Key:
-    """Return user, run id, and what tells the launch from another of this id: its token.
-
-    Without one it is the directory that the launch told its plug-in, or empty.
-    """
-    token = process.mark(LAUNCH) or ""
-    place = None if token else _DIRECTORY.search(process.mark(SETTINGS) or "")
-    return (process.uid, _run_id(process), place[1] if place else "", token)
+    return process.uid, _run_id(process), process.mark(LAUNCH) or ""
 
 
 def _run_id(process: Process) -> str:
@@ -145,11 +137,11 @@ def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key],
     for each in ancestors(table, process.pid):
         key = launchers.get(each.pid)
         # without readable marks (setproctitle overwrites them) descent decides; other marks are a run within this one
-        if key is not None and own[1] in ("", key[1]) and own[3] in ("", key[3]):
+        if key is not None and own[1] in ("", key[1]) and own[2] in ("", key[2]):
             return key
     if not own[1]:  # below a rank whose launcher is gone
         own = next((_key(each) for each in ancestors(table, process.pid) if _run_id(each)), own)
-    same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2]) and own[3] in ("", key[3])]
+    same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2])]
     return same[0] if same else own if own[1] else None
 
 
