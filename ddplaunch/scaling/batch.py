@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ddplaunch.scaling.numbers import Assumption, NumbersRequest, computed, where
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
@@ -11,7 +9,6 @@ from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 from ddplaunch.values.words import count
 
 _ONE = Resolved(1, DEFAULT)
-_REACH = 4096  # how far from the given world size or accumulation to search for a better one; keeps it instant
 _SAMPLER = Source(
     "default", "PyTorch, https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
 )
@@ -90,33 +87,10 @@ def _does_not_divide(request: NumbersRequest, total: Resolved[int], unit: int) -
     return usage(
         f"`--global-batch-size {total.value}` does not divide by {share}: {total.value % unit} left over",
         why="every rank must take equally many samples per optimizer step: DDP weighs all ranks alike",
-        fix="; or ".join([" or ".join(neighbours), *_other_ways(request, total.value)]),
+        fix=" or ".join(neighbours),
         where=where("--global-batch-size", total),
         code="batch-does-not-divide",
     )
-
-
-def _other_ways(request: NumbersRequest, total: int) -> list[str]:
-    """Return what else makes ``total`` divide: another accumulation, another number of processes."""
-    world, ways = request.world_size.value, []
-    if request.accum is not None and total % world == 0:
-        accums = _nearest(request.accum.value, unit=world, total=total)
-        ways += [" or ".join(f"`--accum {accum}`" for accum in accums)] if accums else []
-    given = request.batch_size or request.accum
-    worlds = _nearest(world, unit=given.value if given else 1, total=total)
-    ways += [f"a world size of {' or '.join(map(str, worlds))}"] if worlds else []
-    return ways
-
-
-def _nearest(middle: int, *, unit: int, total: int) -> list[int]:
-    """Return the nearest numbers below and above ``middle``, within a factor of two, that divide ``total``."""
-
-    def first(candidates: Iterable[int]) -> list[int]:
-        return next(([n] for n in candidates if total % (n * unit) == 0), [])
-
-    reach = min(middle, _REACH)
-    down = range(middle - 1, max(middle // 2, middle - reach, 1) - 1, -1)
-    return [*first(down), *first(range(middle + 1, middle + reach + 1))]
 
 
 def resolve_epoch(request: NumbersRequest, batch: EffectiveBatch) -> Epoch:

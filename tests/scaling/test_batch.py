@@ -58,10 +58,10 @@ def test_global_batch_finds_what_was_not_said(
 @pytest.mark.parametrize(
     ("world", "said", "named", "not_named"),
     [
-        (3, {"global_batch_size": 16}, ["`--global-batch-size 15`", "18`", "world size of 2 or 4"], []),
-        (6, {"global_batch_size": 100, "batch_size": 4}, ["96`", "120`", "world size of 5", "= 24"], ["--accum"]),
-        (4, {"global_batch_size": 20, "accum": 2}, ["16`", "24`", "`--accum 1`", "world size of 2 or 5"], []),
-        (4, {"global_batch_size": 3}, ["`--global-batch-size 4`", "world size of 3"], ["size 0"]),
+        (3, {"global_batch_size": 16}, ["`--global-batch-size 15` or `--global-batch-size 18`"], []),
+        (6, {"global_batch_size": 100, "batch_size": 4}, ["96`", "120`", "= 24"], ["--accum"]),
+        (4, {"global_batch_size": 20, "accum": 2}, ["16`", "24`"], []),
+        (4, {"global_batch_size": 3}, ["`--global-batch-size 4`"], ["size 0"]),
         (1, {"global_batch_size": 5, "batch_size": 3}, ["1 process ", "3`", "6`"], ["processes", "world size"]),
     ],
 )
@@ -95,6 +95,3 @@ def test_every_neighbour_that_is_named_divides(whole: int, world: int, batch: in
     assert named == [size for size in (below, below + world * batch) if size]
     for size in named:
         assert value(compute(ask(world, global_batch_size=size, batch_size=batch)).global_batch_size) == size
-    if "world size of" in text:
-        for other in text.rsplit("world size of ", 1)[1].split(" or "):
-            assert whole % (int(other) * batch) == 0
