@@ -136,6 +136,11 @@ class Flow:
         self.known = Known(values, torch, self.bound)
         return self.known
 
+    def forget(self, places: Collection[DeclaredAt]) -> None:
+        """Leave out what is assigned to attributes at these lines: values of a configuration that is read otherwise."""
+        for name, bound in self._attributes.items() if places else ():
+            self._attributes[name] = [(value, part) for value, part in bound if at(value, part.source) not in places]
+
     def assume(self, condition: str) -> None:
         """Take what this condition keeps from running for what runs: a finding says how to have it the other way."""
         self._assumed = condition
@@ -143,11 +148,6 @@ class Flow:
     def _runs(self, node: ast.AST, part: ReachablePart) -> bool:
         test = self.known.obstacle(node, part)
         return test is None or as_text(test) == self._assumed
-
-    def forget(self, places: Collection[DeclaredAt]) -> None:
-        """Leave out what is assigned to attributes at these lines: values of a configuration that is read otherwise."""
-        for name, bound in self._attributes.items() if places else ():
-            self._attributes[name] = [(value, part) for value, part in bound if at(value, part.source) not in places]
 
     def uses(self, wanted: Collection[str]) -> Iterator[Use]:
         """Yield every product that is assigned or passed on with one of the options ``wanted`` (destinations) in it."""

@@ -272,11 +272,7 @@ def _literal(text: str) -> object:
 
 
 def text_of(node: ast.AST | None) -> str:
-    """Return the text of a literal that may be joined from several, as in the ``help`` of an option."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mod)):
-        return text_of(node.left) + (text_of(node.right) if isinstance(node.op, ast.Add) else "")
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(item) for item in node.values)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # "…".format(…), textwrap.dedent("…")
-        return text_of(node.func.value) or (text_of(node.args[0]) if node.args else "")
-    return string(node) or ""
+    """Return the text in an expression that may be joined from several, as in the ``help`` of an option."""
+    pieces = [inner for inner in ast.walk(node) if isinstance(inner, ast.Constant)] if node is not None else []
+    pieces.sort(key=lambda piece: (piece.lineno, piece.col_offset))
+    return "".join(string(piece) or "" for piece in pieces)

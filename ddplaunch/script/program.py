@@ -251,9 +251,5 @@ def add_classes(program: Program, names: Sequence[str], cwd: Path) -> bool:
 
 def is_main_guard(node: ast.AST) -> bool:
     """Return whether ``node`` is ``if __name__ == "__main__":``."""
-    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
-        return False
-    sides = [node.test.left, *node.test.comparators]
-    names = {side.id for side in sides if isinstance(side, ast.Name)}
-    texts = {side.value for side in sides if isinstance(side, ast.Constant) and isinstance(side.value, str)}
-    return "__name__" in names and "__main__" in texts
+    test = ast.unparse(node.test) if isinstance(node, ast.If) and isinstance(node.test, ast.Compare) else ""
+    return "__name__" in test and "__main__" in test

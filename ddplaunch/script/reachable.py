@@ -74,13 +74,6 @@ class ReachablePart:
     def _of_kinds(self) -> dict[tuple[type[ast.AST], ...], tuple[ast.AST, ...]]:
         return {}
 
-    def statement(self, call: ast.Call, text: str) -> str:
-        """Return ``text`` as it stands in the place of ``call``: with the name that is given it, or its ``return``."""
-        parent = self.source.parents.get(call)
-        if isinstance(parent, ast.Assign) and parent.value is call and len(parent.targets) == 1:
-            return f"{ast.unparse(parent.targets[0])} = {text}"
-        return f"return {text}" if isinstance(parent, ast.Return) else text
-
 
 def environment_names(part: ReachablePart) -> Iterator[str]:
     """Yield the literal names of environment variables that the part reads."""

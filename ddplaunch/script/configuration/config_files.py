@@ -1,16 +1,16 @@
 """The keys of configuration files with their values and lines: YAML, JSON, Python, and hydra's directories.
 
-Nothing of them is executed. PyYAML is imported only when there is a YAML file to read.
+Nothing of them is executed. PyYAML is imported only when there is such a file to read; to it JSON is YAML.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import add, floordiv, mul, truediv
 from pathlib import Path
 from typing import Any
 
@@ -50,29 +50,9 @@ def read_entries(path: Path, shown: str) -> list[Entry]:
     try:
         if path.suffix == ".py":
             return list(islice(_python_file(path, shown, read.text), _MOST_ENTRIES))
-        if path.suffix == ".json":
-            return list(_json(read.text, shown))
         return list(islice(_yaml(path, read.text, shown), _MOST_ENTRIES))
     except (ValueError, RecursionError, OSError):  # what its own reader would refuse too
         return []
-
-
-def _json(text: str, shown: str) -> Iterator[Entry]:
-    values = json.loads(text, parse_float=str, parse_int=str)
-    position = 0
-    for key, value in _flat(values) if isinstance(values, dict) else ():
-        name = re.escape(json.dumps(key.rpartition(".")[2]))
-        found = re.compile(rf"{name}\s*:").search(text, position)
-        position = found.start() if found else position
-        yield Entry(key, None if value is None else str(value), DeclaredAt(shown, text.count("\n", 0, position) + 1))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif not isinstance(value, list):
-            yield f"{prefix}{name}", value
 
 
 def _compose(text: str) -> Any:
@@ -86,7 +66,7 @@ def _compose(text: str) -> Any:
 
 
 def _yaml(path: Path, text: str, shown: str, depth: int = 5) -> Iterator[Entry]:
-    """Yield the entries of a YAML file; those of files that it names in ``_BASE_`` come first.
+    """Yield the entries of a YAML or JSON file; those of files that it names in ``_BASE_`` come first.
 
     https://detectron2.readthedocs.io/en/latest/modules/config.html says what it means.
     """
@@ -190,6 +170,9 @@ def number_text(node: ast.AST | None) -> str | None:
     return None if value is None else str(value)
 
 
+_FOLDS = {ast.Mult: mul, ast.Add: add, ast.Div: truediv, ast.FloorDiv: floordiv}
+
+
 def _folded(node: ast.AST | None) -> Any:
     if isinstance(node, ast.Constant):
         return None if node.value is ... else node.value
@@ -198,14 +181,9 @@ def _folded(node: ast.AST | None) -> Any:
         return -value if isinstance(value, (int, float)) else None
     if not isinstance(node, ast.BinOp):
         return None
-    one, other = _folded(node.left), _folded(node.right)
-    if not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
-        return None
-    if isinstance(node.op, ast.Mult):
-        return one * other
-    if isinstance(node.op, (ast.Div, ast.FloorDiv)) and other:
-        return one / other if isinstance(node.op, ast.Div) else one // other
-    return one + other if isinstance(node.op, ast.Add) else None
+    one, other, fold = _folded(node.left), _folded(node.right), _FOLDS.get(type(node.op))
+    numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
+    return fold(one, other) if numbers and fold is not None and (other or fold in (mul, add)) else None
 
 
 @dataclass(frozen=True)
