@@ -31,7 +31,7 @@ MOST_TOKENS = {
     "machine": 20_305,
     "checks": 19_876,
     "comm": 2_372,
-    "values": 5_176,
+    "values": 5_180,
     "scaling": 4_646,
     "api": 2_511,
     "examples": 3_365,
