@@ -56,7 +56,7 @@ def _removed(ours: list[str]) -> UsageError | None:
     """Return the error for the first word that names what is gone, or called otherwise; None where none does."""
     command, *words = ours
     if command not in COMMANDS:
-        return removed(command) or called_otherwise(command)
+        return removed(command)
     options = [word.partition("=")[0] for word in words if word.startswith("-")]
     answers = [removed(command, word) for word in options if word.startswith("--")]
     answers += [called_otherwise(word) for word in options if command in LAUNCHING]

@@ -38,7 +38,7 @@ REMOVED = {
 }
 
 
-#: What torchrun, accelerate, DeepSpeed and other programs call it, and what says the same here.
+#: Options of torchrun, accelerate and DeepSpeed that people type here, and what says the same.
 _NPROC = "NPROC, the processes of each node: `ddplaunch run 4 -- train.py`, `run 2x4` on 2 nodes"
 ELSEWHERE = {
     **dict.fromkeys(("--nproc-per-node", "--nproc", "--num-gpus", "--num-processes", "-n", "-np"), _NPROC),
@@ -50,21 +50,13 @@ ELSEWHERE = {
     "--main-process-port": "`--master-port`",
     "--rdzv-endpoint": "`--master-addr` and `--master-port`",
     "--gpu-ids": "`--gpus`",
-    **dict.fromkeys(("launch", "start", "train", "exec", "torchrun"), "`ddplaunch run 4 -- train.py`"),
-    **dict.fromkeys(("kill", "cancel", "end"), "`ddplaunch stop`"),
-    **dict.fromkeys(("status", "list", "ls", "runs"), "`ddplaunch ps`"),
-    **dict.fromkeys(("tail", "output"), "`ddplaunch logs`"),
-    **dict.fromkeys(("check", "test"), "`ddplaunch doctor`"),
-    **dict.fromkeys(("why", "diagnose"), "`ddplaunch explain`"),
-    **dict.fromkeys(("watch", "monitor"), "`ddplaunch top`"),
 }
 
 
-def called_otherwise(word: str) -> UsageError | None:
-    """Return the error for a command or an option of a launch that is another program's; None for any other word."""
-    fix = ELSEWHERE.get(word.replace("_", "-"))
-    kind = "option" if word.startswith("-") else "command"
-    return None if fix is None else usage(f"no such {kind}: `{word}`", why="", fix=fix)
+def called_otherwise(option: str) -> UsageError | None:
+    """Return the error for an option of a launch that is another launcher's; None for any other word."""
+    fix = ELSEWHERE.get(option.replace("_", "-"))
+    return None if fix is None else usage(f"no such option: `{option}`", why="", fix=fix)
 
 
 def removed(command: str, word: str = "") -> UsageError | None:
