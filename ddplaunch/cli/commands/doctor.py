@@ -142,7 +142,7 @@ def _doctor_hosts(
         asked = replace(asked, chdir="/")  # without a launch no directory is wanted
     measured = None
     with Links() as links:
-        launched = LaunchedHosts(links, asked, options, target)
+        launched = LaunchedHosts(links, hosts, asked, options, target)
         gathered = launched.facts(torch=True)
         reports = gathered.reports
         of_all = list(run_across(reports, ignored(options))) if reports else []

@@ -142,10 +142,12 @@ class Planned:
 class LaunchedHosts:
     """The hosts that a launch names, reached over ``links``: their facts, their files, and each one's part."""
 
-    def __init__(self, links: Links, asked: AskedHosts, options: Options, target: Target | None) -> None:
-        """Reach nobody yet. Raises UsageError for a list of hosts that is none."""
+    def __init__(
+        self, links: Links, hosts: Sequence[Host], asked: AskedHosts, options: Options, target: Target | None
+    ) -> None:
+        """Reach nobody yet. ``hosts`` are those of ``asked``, read once: `--hostfile` may name a pipe."""
         self._links, self._asked, self._options, self._target = links, asked, options, target
-        self._hosts = {host.name: host for host in hosts_of(asked)}
+        self._hosts = {host.name: host for host in hosts}
 
     def facts(self, *, torch: bool = False) -> Gathered:
         """Ask all hosts at once. Raises UsageError where there is no ssh."""

@@ -81,13 +81,13 @@ def run_on_hosts(
     copied: Mapping[str, Mapping[str, str]] = {}
     if asked.sync:
         with Links() as links:
-            copied = LaunchedHosts(links, asked, options, target).sync(dry_run=dry_run)
+            copied = LaunchedHosts(links, hosts, asked, options, target).sync(dry_run=dry_run)
         if not dry_run:
             numbers = [f"{count(len(files), 'file')} to {host}" for host, files in copied.items() if files]
             say(f"copied {', '.join(numbers)}" if numbers else "all hosts have this directory's files")
     begun_s = steady_s()
     with Links() as links:
-        launched = LaunchedHosts(links, asked, options, target)
+        launched = LaunchedHosts(links, hosts, asked, options, target)
         gathered = launched.facts()
         missing, names = left_out(gathered, enough), [report.name for report in gathered.reports]
         slots = [host.slots for host in hosts if host.name in names]
