@@ -113,9 +113,8 @@ class _Search:
     ) -> None:
         self._options, self._said, self._script, self._headroom = options, said, script, headroom
         self._profile = profile
-        self._target = parse_target(script)
         _refuse_machines(1 if options.nnodes is None else options.nnodes.value.most)
-        self.first = decided(options, self._target)
+        self.first = decided(options, parse_target(script))
         launch = self.first.launch
         _refuse_machines(launch.topology.nnodes.value)  # a Slurm allocation may have several
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives

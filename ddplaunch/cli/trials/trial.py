@@ -162,7 +162,7 @@ class Trials:
     ) -> None:
         """``first`` is a launch of the script that was decided before; with ``keep`` the trials' folders stay."""
         self.first, self.script, self.measure, self._keep = first, tuple(script), measure, keep
-        self.words = () if profile is None else tuple(spelled("--profile", profile))
+        self._words = () if profile is None else tuple(spelled("--profile", profile))
         self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
 
     def run_all(self, series: Generator[Change, Trial, None]) -> bool:
@@ -221,8 +221,8 @@ class Trials:
 
     def _typed(self, change: Change, run_id: str, place: TrialPlace) -> list[str]:
         """Return the words after ``ddplaunch`` that start a trial."""
-        words = ["run", change.nproc, "--run-id", run_id, "--phases", *self.words, *change.words]
-        for name, value in (*place.variables, (TRIAL, run_id.replace(f".{change.name}", f"/{change.name}"))):
+        words = ["run", change.nproc, "--run-id", run_id, "--phases", *self._words, *change.words]
+        for name, value in (*place.variables, (TRIAL, f"{self._group}/{change.name}")):
             words += ["--env", f"{name}={value}"]  # before those of the user, which win
         return [*words, *launch_words(change.said, _OWN), "--", *place.script]
 
