@@ -115,7 +115,7 @@ def read_launched(directory: Path) -> Launched | None:
     """Return what the launcher of a run over several hosts noted, None where there is none or it cannot be read."""
     try:
         data = read_object(directory / FILE)
-        launcher = from_plain(data.get("launcher"), Recorded)
+        launcher = from_plain(data.get("launcher"), RecordedProcess)
         return Launched(
             str(data["run_id"]),
             directory,
@@ -210,7 +210,7 @@ def with_residents(
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedProcess:
     """One process as a record names it: ``start_time`` is its ``start_ticks``; ``rank`` is None for no rank."""
 
     pid: int
@@ -226,9 +226,9 @@ class NodeProcesses:
     run_id: str | None
     host: str
     boot_id: str
-    launcher: Recorded | None
+    launcher: RecordedProcess | None
     attempt: int = 0
-    ranks: tuple[Recorded, ...] = ()
+    ranks: tuple[RecordedProcess, ...] = ()
 
 
 def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
@@ -241,7 +241,7 @@ def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
 
 
 def still_running(
-    recorded: Recorded | None, node: NodeProcesses, table: ProcessTable, boot: str | None
+    recorded: RecordedProcess | None, node: NodeProcesses, table: ProcessTable, boot: str | None
 ) -> Process | None:
     """Return the live process that the record means: boot, pid, start time and run id all agree; None otherwise.
 
