@@ -14,10 +14,11 @@ from typing import Any, BinaryIO, cast
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.explain.read.packed import is_binary, open_pipe, packing, sample, unpacked, zstd_opener
-from ddplaunch.machine.files import Piece, pieces_in, pieces_of
+from ddplaunch.machine.files import Piece, pieces_of
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import RunRecord, numbered, read_record
 from ddplaunch.records.json_files import as_text
+from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
@@ -44,13 +45,13 @@ def recorded_run(directory: Path) -> Subject:
     """Return a run's logs of its last attempt on every node, with the facts that its record holds."""
     record = read_record(directory)
     sources: list[LogSource] = []
+    parts = log_parts(directory)
+    newest = {part.file.node: part.file.attempt for part in parts}
     for number, node in numbered(directory, "node"):
         host = (record.outcomes[number].host or None) if number in record.outcomes else None
-        attempts = numbered(node, "attempt")
-        logs = pieces_in(attempts[-1][1]) if attempts else {}
-        outputs = sorted((int(match[1]), name) for name in logs if (match := _OUTPUT.fullmatch(name)))
-        for rank, name in outputs:
-            sources += _sources(directory, logs[name], rank, host)
+        for part in parts:
+            if (part.file.node, part.file.attempt) == (number, newest.get(number)):
+                sources += _sources(directory, part.pieces, part.file.rank, host)
         sources += log_sources(directory, f"{node.name}/launcher.err", None, host)
     return Subject(f"run {directory.name}", tuple(sources), _facts(record), record)
 

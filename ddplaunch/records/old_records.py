@@ -6,7 +6,6 @@ keeps its record.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -25,15 +24,12 @@ from ddplaunch.values.frozen import dataclass
 class OldRecords:
     """``removable`` are those beyond the newest ``keep``, the oldest last; ``kept`` would be, for the reason beside.
 
-    ``others`` are names in ``place`` that are no records of this user; they stay. ``problem`` says in a sentence why
-    nothing there may be removed.
+    ``problem`` says in a sentence why nothing there may be removed.
     """
 
     removable: tuple[Path, ...]
     kept: tuple[tuple[Path, str], ...]
     total: int
-    others: tuple[str, ...] = ()
-    place: str = ""
     problem: str | None = None
 
 
@@ -41,14 +37,13 @@ def old_records(base: Path, keep: int, busy: Collection[Path], host: str) -> Old
     """Return the records that are not among the newest ``keep``. ``busy`` are directories of runs that live here."""
     try:
         with closing(open_place(base / "runs", links=False)) as runs:
-            every, mine = os.listdir(runs), own_folders(runs)  # noqa: PTH208 - by descriptor
+            claims = {name: _claims(base / "runs" / name) for name in own_folders(runs)}
     except NotOursError as error:
         return OldRecords(
             (), (), 0, problem=f"{path_text(Path(error.filename))} {error.strerror}: nothing there is removed"
         )
     except OSError:
         return OldRecords((), (), 0)
-    claims = {name: _claims(base / "runs" / name) for name in mine}
     records = [path for path in run_directories(base) if claims.get(path.name)]
     removable, kept = [], []
     for directory in records[keep:]:
@@ -59,8 +54,7 @@ def old_records(base: Path, keep: int, busy: Collection[Path], host: str) -> Old
             removable.append(directory)
         else:
             kept.append((directory, reason))
-    others = tuple(sorted(name for name in every if not claims.get(name)))
-    return OldRecords(tuple(removable), tuple(kept), len(records), others, path_text(base / "runs"))
+    return OldRecords(tuple(removable), tuple(kept), len(records))
 
 
 def _claims(directory: Path) -> set[str]:

@@ -57,8 +57,6 @@ def work_text(work: Work, now_s: float, terminal: Terminal) -> str:
     if not lines and not notes:
         about = f" of run {work.run_id}" if work.run_id else f", {count(records.total, 'record')}"
         notes = [f"nothing to clean: no orphans{about}"]
-    if records.others:
-        notes.append(f"not your records in {records.place}, and not touched: {listed(records.others)}")
     notes += [records.problem] if records.problem is not None else []
     return terminal.page([*lines, *(line for text in notes for line in terminal.lines(text))])
 

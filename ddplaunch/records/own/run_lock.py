@@ -242,7 +242,7 @@ def is_held(directory: Path) -> bool:
 
 
 def _taken(directory: Path, holder: str) -> RefusedError:
-    who = "".join(letter for letter in holder.strip() if letter.isprintable()) or "another launch"
+    who = holder.strip() or "another launch"
     return RefusedError(
         error(
             "run-id-in-use",
