@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.records.json_files import read_object, replace_file
-from ddplaunch.records.own.own_files import NotOursError
+from ddplaunch.records.own.own_files import NotOursError, read_file
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 
@@ -78,14 +78,9 @@ def read_through(path: str | Path) -> str | None:
     """Return what a rank noted there when its program was through, None if it did not: "through", or "group" where
     its process group still existed; with "well" behind it where the program had certainly ended with status 0.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            return os.read(descriptor, 16).decode("ascii", "replace") or None
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
+    with suppress(OSError, ValueError):
+        return read_file(path, 16).decode("ascii", "replace") or None
+    return None
 
 
 def ended_well(path: str | Path) -> bool:

@@ -28,7 +28,7 @@ def read_object(path: Path, most_bytes: int = LARGEST >> 3) -> dict[str, Any]:
     """
     text = read_file(path, most_bytes)
     try:
-        data = json.loads(text, parse_constant=_no_number)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON") from error
     if not isinstance(data, dict):
@@ -37,10 +37,6 @@ def read_object(path: Path, most_bytes: int = LARGEST >> 3) -> dict[str, Any]:
     if not isinstance(schema, int) or schema > NEWEST_SCHEMA:
         raise ValueError(f"{path.name} has schema {schema}; this ddplaunch reads {NEWEST_SCHEMA}")
     return data
-
-
-def _no_number(_: str) -> None:
-    """NaN and Infinity, which are no JSON, and which no record has."""
 
 
 def as_text(value: Any) -> str | None:

@@ -90,8 +90,12 @@ def test_force_replaces_a_file_and_nothing_else(command: str, flag: str, run: Ca
     os.mkfifo(folder / "pipe")
     (folder / "broken").symlink_to("missing")
     (folder / "loop").symlink_to("loop")
-    kinds = {"pipe": "is a named pipe", "broken": "is a link that leads nowhere", "loop": "is not a regular file"}
-    kinds |= {".": "is a directory", "/dev/null": "is not a regular file", "no/such": "there is no directory `no`"}
+    kinds = {"pipe": "is not a regular file", "broken": "is a link that leads nowhere", "loop": "is not a regular file"}
+    kinds |= {
+        ".": "is not a regular file",
+        "/dev/null": "is not a regular file",
+        "no/such": "there is no directory `no`",
+    }
     for name, problem in kinds.items():
         said = run(command, flag, name, "--force")
         assert said.status == 2 and problem in " ".join(said.err.split()), name

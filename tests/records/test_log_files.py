@@ -136,7 +136,7 @@ def test_the_last_lines_of_each_output(call: Call, run: Path) -> None:
     [
         (["--rank", "x"], "`--rank x`: `x` is not a rank"),
         (["--rank", "3-1"], "is not a rank"),
-        (["--rank", "7"], "nothing of rank 7"),
+        (["--rank", "7"], "holds no output of rank 7"),
         (["--lines", "-3"], "--lines"),
         (["--lines", "many"], "`--lines many` is not a number"),
         (["nope"], "no record of a run `nope`"),
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused_with_a_fix(call: Call, run: Path, words: list
 
 def test_no_output_yet(call: Call, run: Path) -> None:
     said = call("logs")
-    assert said.status == 2 and "holds no output" in said.err and "--follow" in said.err
+    assert said.status == 2 and "holds no output\n" in said.err and "no rank has started yet" in said.err
 
 
 def test_flags_as_values() -> None:

@@ -25,7 +25,7 @@ from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
-from ddplaunch.values.words import host_name
+from ddplaunch.values.words import host_name, ranks_text
 
 COMMAND = Command(
     examples=(
@@ -164,18 +164,12 @@ def _parse_lines(text: str | None) -> int | None:
 
 def _nothing_there(directory: Path, ranks: frozenset[int] | None) -> UsageError:
     there = sorted({file.rank for file in log_files(directory)})
-    if there and ranks is not None:
-        asked = ", ".join(str(rank) for rank in sorted(ranks)[:4])
-        return usage(
-            f"the record has nothing of rank {asked}",
-            why=f"it has {len(there)} ranks, {there[0]} to {there[-1]}",
-            fix=f"`ddplaunch logs {directory.name} --rank {there[0]}`",
-            where="flag: --rank",
-            code="no-output-recorded",
-        )
+    of_ranks = "" if ranks is None or not there else f" of {ranks_text(sorted(ranks))}"
     return usage(
-        f"the record of {directory.name} holds no output",
-        why="no rank has started yet, or the run was launched with `--no-capture`",
+        f"the record of {directory.name} holds no output{of_ranks}",
+        why=f"it has that of {ranks_text(there)}"
+        if there
+        else "no rank has started yet, or it was launched with `--no-capture`",
         fix=f"`ddplaunch logs {directory.name} --follow` waits for it",
         code="no-output-recorded",
     )

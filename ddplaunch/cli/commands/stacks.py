@@ -47,7 +47,7 @@ COMMAND = Command(
 _LOOK_S = 0.5  # for the CPU use
 _STILL_S = 30.0  # without output, before ranks that wait are called stuck
 _IDLE_PERCENT = 5.0
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
@@ -183,14 +183,6 @@ def _stacks_json(run_id: str, seen: RanksSeen, flight: Flight | None) -> dict[st
             {"ranks": list(group.ranks), "place": group.place.text, "kind": group.place.kind}
             for group in groups(seen.stacks)
         ],
-        "ranks": [_rank(stack, cpu.get(stack.rank)) for stack in seen.stacks],
+        "ranks": [{**plain(stack), "cpu_percent": cpu.get(stack.rank)} for stack in seen.stacks],
         "flight_recorder": None if flight is None else {"what": flight.what, "missing_ranks": list(flight.missing)},
     }
-
-
-def _rank(stack: RankStack, cpu: float | None) -> dict[str, Any]:
-    value = {name: item for name, item in plain(stack).items() if name != "nap"}
-    value |= {name: value[name] or None for name in ("kernel", "reads", "source", "problem")}
-    wakes_in_s = None if stack.nap is None or stack.nap.rest_s is None else round(stack.nap.rest_s, 1)
-    workers = [_rank(worker, None) for worker in stack.workers]
-    return {**value, "cpu_percent": cpu, "wakes_in_s": wakes_in_s, "workers": workers}

@@ -18,7 +18,6 @@ from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import open_flags
 
 _PLAIN = open_flags("NOFOLLOW", "CLOEXEC", "BINARY")
-_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
 class OutputKind(NamedTuple):
@@ -86,7 +85,7 @@ def output_file(named: str, kind: OutputKind, flag: str, *, force: bool) -> Outp
     except OSError as error:
         raise refused(f"cannot be written: {error.strerror}") from error
     if mode is not None and not stat.S_ISREG(mode):
-        raise refused(f"is {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}")
+        raise refused("is not a regular file")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise refused(f"cannot be written: `{path.parent}` takes no new files")
     if mode is not None and not force and not _begins_with(path, kind.mark):
