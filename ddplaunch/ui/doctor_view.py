@@ -15,8 +15,7 @@ from ddplaunch.ui.speech import counted, findings_text
 from ddplaunch.ui.table import panel, section, table
 from ddplaunch.ui.terminal import Emphasis, Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import Finding, Severity
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.secrets import hide_json, hide_text
 from ddplaunch.values.words import count, size_text, tallied
 
@@ -29,22 +28,18 @@ def found(outcomes: Iterable[CheckOutcome]) -> tuple[Finding, ...]:
 
 
 def _machine(facts: Facts) -> dict[str, str]:
-    """Return what a machine is, by title; what is not known is ``?``."""
-    host, gpus = "?", "none"
-    if not isinstance(facts.host, Unavailable):
-        machine = "" if facts.host.machine == "x86_64" else facts.host.machine
-        kind = ", ".join(filter(None, (facts.host.container, facts.host.wsl, machine)))
-        host = facts.host.name + (f" ({kind})" if kind else "")
-    if not isinstance(facts.nvml, Unavailable) and facts.nvml.gpus:
-        gpus = f"{tallied(gpu.name for gpu in facts.nvml.gpus)}, driver {facts.nvml.driver_version}"
+    """Return what a machine is, by title, empty for what is not known: an ``Unavailable`` has none of these."""
+    kind = (getattr(facts.host, name, "") for name in ("container", "wsl", "machine"))
+    inside = ", ".join(filter(None, kind)).replace("x86_64", "").strip(", ")
+    models = tallied(gpu.name for gpu in getattr(facts.nvml, "gpus", ()))
     return {
-        "host": host,
-        "Python": "?" if isinstance(facts.python, Unavailable) else facts.python.version,
-        "torch": "none" if isinstance(facts.torch, Unavailable) else facts.torch.version,
-        "CPUs": "?" if isinstance(facts.cpu, Unavailable) else str(facts.cpu.usable),
-        "memory": "?" if isinstance(facts.memory, Unavailable) else size_text(facts.memory.total_bytes),
-        "/dev/shm": "?" if isinstance(facts.shm, Unavailable) else size_text(facts.shm.size_bytes),
-        "GPUs": gpus,
+        "host": getattr(facts.host, "name", "") + (f" ({inside})" if inside else ""),
+        "Python": getattr(facts.python, "version", ""),
+        "torch": getattr(facts.torch, "version", "none"),
+        "CPUs": str(getattr(facts.cpu, "usable", "")),
+        "memory": size_text(getattr(facts.memory, "total_bytes", None)),
+        "/dev/shm": size_text(getattr(facts.shm, "size_bytes", None)),
+        "GPUs": f"{models}, driver {getattr(facts.nvml, 'driver_version', '')}" if models else "none",
     }
 
 
@@ -60,8 +55,8 @@ def doctor_text(
 
     ``picture`` are the lines of what was measured between the ranks. ``verbose`` adds why checks were skipped.
     """
-    known = {title: text for title, text in _machine(facts).items() if text not in ("?", "none")}
-    lines = terminal.lines(", ".join(f"{title} {text}" for title, text in known.items()))
+    known = (f"{title} {text}" for title, text in _machine(facts).items() if text not in ("", "none"))
+    lines = terminal.lines(", ".join(known))
     lines += ["", *picture]
     if verbose:
         lines += section("skipped", _reasons(outcomes, "skipped", terminal), terminal)
@@ -76,9 +71,7 @@ def doctor_text(
 def _conclusion(findings: Sequence[Finding], verdict: str, terminal: Terminal, sound: bool = True) -> list[str]:
     """Return the findings, then the verdict, green only where nothing was found and what was checked is ``sound``."""
     lines = findings_text(findings, terminal).split("\n") if findings else []
-    emphasis: Emphasis = "warning" if findings or not sound else "good"
-    if any(finding.severity is Severity.ERROR for finding in findings):
-        emphasis = "error"
+    emphasis: Emphasis = "bold" if findings or not sound else "good"
     return lines + [terminal.paint(line, emphasis) for line in terminal.lines(verdict)]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.ui.speech import finding_text
-from ddplaunch.ui.terminal import Terminal, cells, cut, visible
+from ddplaunch.ui.terminal import Terminal, cut
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.words import count, ranks_text
 
@@ -39,7 +39,7 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
         story += terminal.lines(f"{rival.code}: {rival.what} ({place})", "  less likely: ")
     story += followed_lines(explanation.cascade, terminal)
     likely = " (likely)" if found.certainty == "likely" else ""
-    finding = as_finding(replace(found, what=found.what + likely), None, fixes=_FIXES, evidence=False)
+    finding = as_finding(replace(found, what=found.what + likely, evidence=()), None, _FIXES)
     return finding_text(finding, terminal, story)
 
 
@@ -56,17 +56,14 @@ def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) ->
     return terminal.page(lines)
 
 
-def as_finding(diagnosis: Diagnosis, record: str | None, *, fixes: int = 2, evidence: bool = True) -> Finding:
-    """Return a diagnosis in the shape of everything that a user is told to act on.
-
-    ``evidence``: its first line is one of the places, in the run's directory ``record``.
-    """
+def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Finding:
+    """Return a diagnosis as a finding, whose files lie in the run's directory ``record``, with the best ``fixes``."""
     where = []
     if diagnosis.rank is not None:
         where.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
     elif diagnosis.host and diagnosis.host not in diagnosis.what:
         where.append(diagnosis.host)
-    if evidence and diagnosis.evidence and (first := diagnosis.evidence[0]).line:
+    if diagnosis.evidence and (first := diagnosis.evidence[0]).line:
         own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
         where.append(f"{record}/{first.file}:{first.line}" if own else f"{first.file}:{first.line}")
     fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
@@ -94,15 +91,13 @@ def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list
     """
     if len(calls) < 2 and not any(call.source for call in calls):
         return []
-    rows = []
+    texts = []
     for call in calls:
-        rows.append((visible(call.place), visible(call.source)))
-        rows += [(f"  … {count(call.folded, 'call')} in {visible(call.library)}", "")] if call.folded else []
-    if len(rows) > most:
-        rows = [("…", ""), *rows[1 - most :]]
-    room = max((cells(place) for place, source in rows if source), default=0)
-    texts = [f"{_INDENT}{place}{' ' * (room - cells(place))}  {source}".rstrip() for place, source in rows]
-    return [cut(text, terminal.width) for text in texts]
+        texts.append(f"{call.place}  {call.source}".rstrip())
+        texts += [f"  … {count(call.folded, 'call')} in {call.library}"] if call.folded else []
+    if len(texts) > most:
+        texts = ["…", *texts[1 - most :]]
+    return [cut(f"{_INDENT}{text}", terminal.width) for text in texts]
 
 
 def followed_lines(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:

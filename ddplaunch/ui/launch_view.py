@@ -66,9 +66,12 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
     models = _models(launch, facts)
     if launch.gpus is None:
         return f"every visible GPU{models}"
-    if not all(entry.isdecimal() for entry in launch.gpus):
-        return f"{count(len(launch.gpus), 'GPU')}: {', '.join(launch.gpus)}{models}"
-    return f"{'GPU' if len(launch.gpus) == 1 else 'GPUs'} {numbers_text(int(entry) for entry in launch.gpus)}{models}"
+    return f"{'GPU' if len(launch.gpus) == 1 else 'GPUs'} {gpus_text(launch.gpus)}{models}"
+
+
+def gpus_text(gpus: Sequence[str]) -> str:
+    """Return ``0-3,6`` for indices, UUIDs one by one."""
+    return numbers_text(map(int, gpus)) if all(map(str.isdecimal, gpus)) else ", ".join(gpus)
 
 
 def _models(launch: Launch, facts: Facts | None) -> str:
@@ -96,17 +99,19 @@ def lr_text(numbers: Numbers) -> str:
     """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text.
 
     Of several rates each has its name: ``phase1 6e-05 = 3e-05 × 2 (linear: batch 16 / 8), phase2 1e-05 (as given)``.
-    What the script's own defaults gave is said to be theirs.
+    A rate that is the script's own and that nothing scaled is left out.
     """
     rates = [] if numbers.lr is None else [("", numbers.base_lr, numbers.lr)]
     rates += [(rate.name, rate.base, rate.lr) for rate in numbers.rates]
     parts, rule = [], f" ({_rule_text(numbers)})"
     for name, base, lr in rates:
-        value = f"{name} {number_text(lr.value)}".lstrip()
-        if base is None or numbers.lr_factor is None:
-            parts.append(f"{value} ({(lr.source.kind == 'script' and lr.source.detail) or 'as given'})")
+        factor, value = numbers.lr_factor, f"{name} {number_text(lr.value)}".lstrip()
+        if (base or lr).source.kind == "script" and (base is None or factor is None or factor.value == 1):
+            continue
+        if base is None or factor is None:
+            parts.append(f"{value} (as given)")
         else:
-            parts.append(f"{value} = {number_text(base.value)} × {number_text(numbers.lr_factor.value)}{rule}")
+            parts.append(f"{value} = {number_text(base.value)} × {number_text(factor.value)}{rule}")
             rule = ""  # it is the same for all
     return ", ".join(parts)
 
@@ -167,7 +172,7 @@ def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
         "run": f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}",
         "cpus": launch.placement.text if launch.placement.shown else "",
         "batch": batch_text(launch),
-        "lr": "" if _is_scripts(launch.numbers) else lr_text(launch.numbers),
+        "lr": lr_text(launch.numbers),
         "steps": _schedule_text(launch.numbers),
         "pass": "; ".join(map(passed_text, launch.passed)),
         "not passed": "; ".join(not_passed),
@@ -175,16 +180,6 @@ def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
         "env": _environment_text(launch),
         "note": hide_text("; ".join(launch.notes)),
     }
-
-
-def _is_scripts(numbers: Numbers) -> bool:
-    """Whether the learning rate is the script's own and nothing scaled it: then there is nothing to say of it."""
-    if numbers.rates or numbers.lr is None:
-        return False
-    base, factor = numbers.base_lr, numbers.lr_factor
-    if base is None or factor is None:
-        return numbers.lr.source.kind == "script"
-    return base.source.kind == "script" and factor.value == 1
 
 
 def passed_text(passed: Passed) -> str:
@@ -220,11 +215,10 @@ _BETWEEN_S = 10.0
 
 def status_text(status: Status) -> str:
     """Return ``3 of 4 nodes joined, waiting for node 2 (gpu-07)``."""
-    parts = [] if status.joined is None else [f"{status.joined} of {status.expected} nodes joined"]
     if not status.missing:
         return f"{status.expected} of {status.expected} nodes joined"
-    parts.append(f"waiting for {listed(status.missing)}")
-    return ", ".join(parts) + (f"; {status.note}" if status.note else "")
+    joined = "" if status.joined is None else f"{status.joined} of {status.expected} nodes joined, "
+    return f"{joined}waiting for {listed(status.missing)}" + (f"; {status.note}" if status.note else "")
 
 
 class RollCallLine:
@@ -233,16 +227,12 @@ class RollCallLine:
     def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
         """Write nothing yet."""
         self._stream, self._clock = stream, clock
-        self._last_text = ""
-        self._last_s: float | None = None
+        self._shown, self._due_s = "", 0.0
 
     def show(self, status: Status) -> None:
         """Write ``status``, unless it is too early, nothing new, or too soon after the last line."""
-        if self._last_s is None and (status.waited_s < _FIRST_S or not status.missing):
-            return
-        if self._last_s is not None and self._clock() - self._last_s < _BETWEEN_S and status.missing:
-            return
-        text = status_text(status)
-        if text != self._last_text:
+        now_s, text = self._clock(), status_text(status)
+        begun = self._shown or (status.missing and status.waited_s >= _FIRST_S)
+        if begun and text != self._shown and (now_s >= self._due_s or not status.missing):
             speak(Terminal.of(self._stream).note(text), self._stream)
-            self._last_text, self._last_s = text, self._clock()
+            self._shown, self._due_s = text, now_s + _BETWEEN_S

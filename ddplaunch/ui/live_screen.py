@@ -12,6 +12,7 @@ import time
 import tty
 from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.ui.top_view import TopView, top_lines
@@ -35,9 +36,10 @@ class LiveScreen:
 
     def __enter__(self) -> LiveScreen:
         """Take the terminal; a signal that ends the process gives it back first."""
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            self._restored.callback(signal.signal, number, signal.signal(number, _end))
-        self._restored.callback(signal.signal, signal.SIGTSTP, signal.signal(signal.SIGTSTP, signal.SIG_IGN))
+        handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), _end)
+        handlers[signal.SIGTSTP] = signal.SIG_IGN
+        for number, handler in handlers.items():
+            self._restored.callback(signal.signal, number, signal.signal(number, handler))
         for descriptor in self._keys:
             modes = termios.tcgetattr(descriptor)
             self._restored.callback(termios.tcsetattr, descriptor, termios.TCSADRAIN, modes)

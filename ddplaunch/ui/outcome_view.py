@@ -10,7 +10,7 @@ from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.ui.explain_view import as_finding, followed_lines, story_lines
 from ddplaunch.ui.speech import finding_text, findings_text
-from ddplaunch.ui.terminal import Emphasis, Terminal, cut
+from ddplaunch.ui.terminal import Emphasis, Terminal, cut, visible
 from ddplaunch.values.words import duration_text, listed, ranks_text, signal_name
 
 _CALLS, _NOTES = 5, 2  # lines of the failed rank's story: all has to fit on a small terminal
@@ -42,15 +42,13 @@ def outcome_text(
     head = "stopped" if stopped else _head(outcome, signal)
     killed = _killed_text(outcome) if stopped or outcome.state == "terminated" else ""
     by_user = outcome.state == "terminated" and signal == signals.SIGINT
-    status = "" if outcome.state in ("succeeded", "killed") and not stopped else f" (exit status {outcome.exit_status})"
+    status = "" if outcome.state == "succeeded" else f"(exit status {outcome.exit_status}) "
     where = f"record in {record}" if record else "no record"
     where += f"{', incomplete' if record else ''}: {unrecorded}" if unrecorded else ""
     where += f"; not all output was shown: {unshown}" if unshown else ""
     after = duration_text(outcome.ended_s - (outcome.started_s if typed_s is None else typed_s))
-    label = f"ddplaunch: {head}"
-    first, *rest = terminal.lines(f"{label}{status} after {after}, {where}")
     colour: Emphasis = "good" if outcome.state == "succeeded" else "bold" if by_user and not killed else "error"
-    lines = [terminal.paint(label, colour) + first[len(label) :], *rest]
+    lines = terminal.lines(f"{status}after {after}, {where}", f"ddplaunch: {head} ", "  ", emphasis=colour)
     for text in (killed, _attempts_text(outcome), _previous_text(outcome)):
         lines += terminal.lines(text, "  ") if text else []
     new = [finding for finding in outcome.findings if finding.what not in told]
@@ -60,24 +58,24 @@ def outcome_text(
         return page
     story = story_lines(found, terminal, _CALLS, _NOTES, named=False)
     if last_words is not None or (not (story or stopped) and outcome.state == "failed"):
-        story = _last_lines(outcome, last_words, terminal)
+        accused = outcome.first_failed_rank if found.rank is None else found.rank
+        rank = last_words or next((one for one in outcome.last_ranks if one.rank == accused), None)
+        story = _last_lines(found, rank, terminal, last_words is not None) if rank is not None else []
     return page + finding_text(as_finding(found, record), terminal, story + followed_lines(outcome.cascade, terminal))
 
 
-def _last_lines(outcome: RunOutcome, in_no_file: RankOutcome | None, terminal: Terminal) -> list[str]:
-    """Return what the failed rank printed last, nothing if the diagnosis repeats it; all that is ``in_no_file``."""
+def _last_lines(found: Diagnosis, rank: RankOutcome, terminal: Terminal, in_no_file: bool) -> list[str]:
+    """Return what a rank printed last, nothing if the diagnosis repeats it; all of it if it is ``in_no_file``."""
     from ddplaunch.explain.decide.progress import telling
 
-    found = outcome.diagnosis
-    accused = outcome.first_failed_rank if found is None or found.rank is None else found.rank
-    rank = in_no_file or next((one for one in outcome.last_ranks if one.rank == accused), None)
-    if rank is None:
-        return []
-    texts = rank.last_lines if in_no_file else [text.strip() for text in telling(rank.last_lines)][-_LAST_LINES:]
-    if not in_no_file and found is not None and all(text in found.what for text in texts):
-        return []
-    head = f"  rank {rank.rank} printed last{', which is in no file' if in_no_file else ''}:"
-    return [head, *(cut(f"      {text}", 10_000 if in_no_file else terminal.width) for text in texts)]
+    if in_no_file:
+        return [
+            f"  rank {rank.rank} printed last, which is in no file:",
+            *(f"      {visible(text)}" for text in rank.last_lines),
+        ]
+    texts = [text.strip() for text in telling(rank.last_lines)][-_LAST_LINES:]
+    lines = [cut(f"      {text}", terminal.width) for text in texts]
+    return [] if all(text in found.what for text in texts) else [f"  rank {rank.rank} printed last:", *lines]
 
 
 def _head(outcome: RunOutcome, signal: int | None) -> str:
@@ -160,7 +158,7 @@ def _previous_text(outcome: RunOutcome) -> str:
 #: What `outcome_text` and a refusal begin or end with, in a log of any width, and a finding in it.
 _ENDED = re.compile(r"^ddplaunch: (?:failed|killed|stopped)", re.MULTILINE)
 _ERROR = re.compile(r"^error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)", re.MULTILINE)
-_LABEL = re.compile(r"^ +(-->|evidence:|followed by:|why:|fix:|or:) ", re.MULTILINE)
+_LABEL = re.compile(r"^ +(-->|evidence:|followed by:|why:|fix:) ", re.MULTILINE)
 
 
 def told_in_log(text: str, log: str) -> Diagnosis | None:
@@ -182,8 +180,7 @@ def refused_in_log(text: str, log: str) -> Diagnosis | None:
 
 def _as_told(error: re.Match[str], log: str) -> Diagnosis:
     what, *parts = (" ".join(part.split()) for part in _LABEL.split(error[2]))
-    labelled = list(zip(parts[::2], parts[1::2], strict=True))
-    values = dict(labelled)
+    values = dict(zip(parts[::2], parts[1::2], strict=True))
     rank = re.match(r"rank (\d+)", values.get("-->", ""))
-    fixes = tuple(value for label, value in labelled if label in ("fix:", "or:"))
+    fixes = tuple(values.get("fix:", "").split(" or: "))
     return Diagnosis(error[1], "observed", what, values.get("why:", ""), fixes, int(rank[1]) if rank else None, log)

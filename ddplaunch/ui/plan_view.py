@@ -61,18 +61,20 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
     """Return everything that ``run`` would decide, as tables."""
     placement, rows = launch.placement, launch_rows(launch, facts)
     rows["cpus"] = f"{placement.text} ({placement.source})" if placement.text else ""
-    summary = [(label, rows[label]) for label in ("run", "cpus", "batch", "lr", "steps", "config", "note")]
+    summary = [(label, text) for label, text in rows.items() if label not in ("pass", "not passed", "env")]
     variables = [(one.name, f"{_value(one) or '(removed)'}: {one.reason} ({one.source})") for one in launch.environment]
-    lines = section("launch", panel(summary, terminal), terminal)
-    lines += section("numbers", _numbers(launch, terminal), terminal)
     passed = [(one.number, passed_text(one)) for one in launch.passed]
     passed += [(missing.number, f"not passed: {missing.reason}") for missing in launch.missing]
-    lines += section("passed to the script", panel(passed, terminal), terminal)
-    lines += section("environment", panel(variables, terminal), terminal)
-    if launch.target is not None:
-        command = command_lines(launch.argv, terminal.width - 4)
-        lines += section("command", [f"  {line}" for line in command], terminal)
-    return terminal.page([*lines, *_assumptions(launch.numbers.assumptions, terminal)][:-1])
+    command = [] if launch.target is None else command_lines(launch.argv, terminal.width - 4)
+    parts = {
+        "launch": panel(summary, terminal),
+        "numbers": _numbers(launch, terminal),
+        "passed to the script": panel(passed, terminal),
+        "environment": panel(variables, terminal),
+        "command": [f"  {line}" for line in command],
+        "assumptions": _assumptions(launch.numbers.assumptions, terminal),
+    }
+    return terminal.page([line for title, body in parts.items() for line in section(title, body, terminal)][:-1])
 
 
 def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
@@ -80,17 +82,13 @@ def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
     known = [resolved_numbers(one) for one in numbers]
     names = list(dict.fromkeys(name for one in known for name in one))
     sizes = [count(one.world_size.value, "process") for one in numbers]
-    rows = [
-        {"number": _title(name)} | {size: _cell(one.get(name)) for size, one in zip(sizes, known, strict=True)}
-        for name in names[1:]  # the first is the world size
-    ]
+    rows = []
+    for name in names[1:]:  # the first is the world size
+        texts = [number_text(one[name].value) if name in one else "-" for one in known]
+        rows.append({"number": _title(name), **dict(zip(sizes, texts, strict=True))})
     lines = [*table(rows, terminal, sizes), ""]
     shared = tuple(dict.fromkeys(assumption for one in numbers for assumption in one.assumptions))
-    return terminal.page([*lines, *_assumptions(shared, terminal)][:-1])
-
-
-def _cell(number: Resolved[Any] | None) -> str:
-    return "-" if number is None else number_text(number.value)
+    return terminal.page([*lines, *section("assumptions", _assumptions(shared, terminal), terminal)][:-1])
 
 
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
@@ -106,8 +104,7 @@ def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
 
 
 def _assumptions(assumptions: Sequence[Assumption], terminal: Terminal) -> list[str]:
-    lines = [line for one in assumptions for line in terminal.lines(f"{one.text} ({one.source})", "  ", "    ")]
-    return section("assumptions", lines, terminal)
+    return [line for one in assumptions for line in terminal.lines(f"{one.text} ({one.source})", "  ", "    ")]
 
 
 def _value(variable: Variable) -> str | None:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.planning.launch import Launch, Variable
+from ddplaunch.planning.launch import Launch
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
 from ddplaunch.ui.terminal import Terminal, cut, visible
 from ddplaunch.values.finding import Finding, error
@@ -88,7 +88,6 @@ def command_lines(argv: Sequence[str], width: int, taken: Mapping[str, str] | No
 
 
 _WIDTH = 100
-NOT_PRINTED = "its value is not printed, set it before"
 
 
 def dry_run_text(launch: Launch) -> str:
@@ -97,25 +96,16 @@ def dry_run_text(launch: Launch) -> str:
     What looks like a secret is taken from the shell that the text is pasted into, which stops if it is not set there.
     """
     about = f"{launch.run_id}: {target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch)}"
-    comments = [about, *(_comment(variable) for variable in launch.environment)]
+    comments = [about, *(f"{one.name}: {one.reason} ({one.source})" for one in launch.environment)]
     taken = {variable.name: variable.value for variable in launch.environment if variable.value is not None}
-    unset = [name for name in shell_words(launch.argv, taken)[1] if name not in taken]
-    comments += [f"{name}: {NOT_PRINTED}" for name in unset]
     lines = [f"# {visible(comment)}" for comment in comments]
     command = command_lines(launch.argv, _WIDTH - 4, taken)
     if launch.environment:
         removed = [f"-u {quote(one.name)}" for one in launch.environment if one.value is None]
-        values = [_set(name, value) for name, value in taken.items()]
-        lines += [f"{line} \\" for line in (" ".join(["env", *removed]), *(f"  {value}" for value in values))]
+        values = [f"  {_set(name, value)}" for name, value in taken.items()]
+        lines += [f"{line} \\" for line in (" ".join(["env", *removed]), *values)]
         command = [f"  {line}" for line in command]
     return "\n".join([*lines, *command]) + "\n"
-
-
-def _comment(variable: Variable) -> str:
-    text = f"{variable.name}: {variable.reason} ({variable.source})"
-    if variable.value is None:
-        return f"without {text}"
-    return f"{text}; {NOT_PRINTED}" if is_secret(variable.name, variable.value) else text
 
 
 def _set(name: str, value: str) -> str:

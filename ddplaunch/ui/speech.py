@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.terminal import Emphasis, Terminal
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.variable_names import CALLED_AS
 from ddplaunch.values.words import count, listed
@@ -20,7 +19,8 @@ def finding_text(finding: Finding, terminal: Terminal, story: Sequence[str] = ()
 
     ``story`` are lines that stand below the place.
     """
-    lines = headline(finding.severity.value, finding.code, finding.what, terminal)
+    severity: Emphasis = "error" if finding.severity is Severity.ERROR else "warning"
+    lines = terminal.lines(finding.what, f"{severity}[{finding.code}]: ", "  ", emphasis=severity)
     if finding.where:
         lines += terminal.lines(listed(map(called, finding.where), _PLACES), "  --> ")
     lines += story
@@ -38,13 +38,6 @@ def called(text: str) -> str:
         flag, _, words = line.partition(" ")
         text = re.sub(rf"(^|`){re.escape(flag)}(?=[ `]|$)", rf"\1{words}", text) if words else text
     return text
-
-
-def headline(severity: Literal["error", "warning"], code: str, what: str, terminal: Terminal) -> list[str]:
-    """Return the lines that say what is wrong, after ``error[code]:`` in its colour."""
-    label = f"{severity}[{code}]:"
-    first, *rest = terminal.lines(f"{label} {what}")
-    return [terminal.paint(label, severity) + terminal.paint(first[len(label) :], "bold"), *rest]
 
 
 def findings_text(findings: Iterable[Finding], terminal: Terminal) -> str:
@@ -66,6 +59,5 @@ def refusal_text(findings: Sequence[Finding], terminal: Terminal) -> str:
     way = f"add `{ignore}`"
     if os.environ.get(CALLED_AS):  # a script around ddplaunch, which has options of its own
         way = f"put `DDPLAUNCH_OPTIONS='{ignore}'` before the command; other options of ddplaunch go there too"
-    head = "nothing was launched"
-    first, *rest = terminal.lines(f"{head}: {counted(findings)}. To launch all the same, {way}.")
-    return terminal.page([terminal.paint(head, "error") + first[len(head) :], *rest])
+    text = f"{counted(findings)}. To launch all the same, {way}."
+    return terminal.page(terminal.lines(text, "nothing was launched: ", "  ", emphasis="error"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,15 +59,11 @@ def _how(ended: Sequence[Mapping[str, Any]], remaining: Sequence[Mapping[str, An
 
 def _listed(entries: Iterable[Mapping[str, Any]]) -> str:
     """Return ``torchrun, ranks 0-3 and 2 child processes``; the pids are in the JSON."""
-    roles = [str(entry.get("role")) for entry in entries]
-    ranks = sorted(int(match[1]) for role in roles if (match := re.fullmatch(r"rank (\d{1,9})", role)))
-    others = [role for role in dict.fromkeys(roles) if role != "child" and not role.startswith("rank ")]
-    children = roles.count("child")
-    names = [
-        *others,
-        *([ranks_text(ranks)] if ranks else []),
-        *([count(children, "child process")] if children else []),
-    ]
+    roles = Counter(str(entry.get("role")) for entry in entries)
+    ranks = sorted(int(role[5:]) for role in roles if re.fullmatch(r"rank \d{1,9}", role))
+    names = [role for role in roles if role != "child" and not role.startswith("rank ")]
+    names += [ranks_text(ranks)] if ranks else []
+    names += [count(roles["child"], "child process")] if roles["child"] else []
     return listed(names, len(names), " and ")
 
 

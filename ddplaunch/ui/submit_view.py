@@ -14,7 +14,7 @@ from ddplaunch.planning.job.sbatch import BatchScript
 from ddplaunch.planning.job.submission import Submission
 from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.explain_view import as_finding
-from ddplaunch.ui.shell import NOT_PRINTED, command_lines, quote, shell_words
+from ddplaunch.ui.shell import command_lines, quote
 from ddplaunch.ui.table import panel
 from ddplaunch.ui.terminal import Terminal, visible
 from ddplaunch.values.finding import Finding, error
@@ -38,8 +38,6 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
     ]
     if batch.setup:
         lines += ["set -e  # a line of the setup that fails ends the job", *batch.setup, "set +e", ""]
-    secrets = shell_words(batch.command, environ or {})[1]
-    lines += [f"# {name}: {NOT_PRINTED}; sbatch hands it on." for name in secrets]
     lines += ["# One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all."]
     lines += [] if batch.requeue_on is None else _hand_on(*batch.requeue_on)
     lines += [f"{' '.join(batch.step)} \\"]
@@ -113,7 +111,7 @@ def changed_text(job: str, state: JobState, terminal: Terminal) -> str:
 def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | None, terminal: Terminal) -> str:
     """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
     now = "" if state is None else state_text(state)
-    rows = {"now": now, "log": log, "follow": f"`tail -F {quote(log)}`", "state": f"`squeue -j {job}`"}
+    rows = {"now": now, "log": log, "follow": f"`tail -F {quote(log)}`"}
     kind = "array " if batch.array else ""
     return _panel(f"submitted {kind}job {job}: {batch.about}", {**rows, "cancel": f"`scancel {job}`"}, terminal)
 
@@ -128,12 +126,10 @@ def printed_text(submission: Submission, namespace: str | None, terminal: Termin
     kubectl = f"kubectl -n {namespace}" if namespace else "kubectl"
     logs = f"{kubectl} logs -l batch.kubernetes.io/job-name={submission.name} --prefix --tail=-1"
     several = f" --max-log-requests={submission.nodes}" if submission.nodes > 1 else ""
-    service = f" service/{submission.name}" if submission.nodes > 1 else ""
     rows = {
         "create": "the same command with `| kubectl apply -f -` at its end",
         "follow": f"`{logs} -f{several}`",
         "why": f"`{logs} | ddplaunch explain -`",
-        "delete": f"`{kubectl} delete job/{submission.name}{service}`",
     }
     head = f"printed job {submission.name}: {submission.script} on {count(submission.nodes, 'node')}"
     return _panel(head, rows, terminal)
@@ -195,13 +191,9 @@ def ended_finding(
     found = by_slurm or (outside if first is None else None)
     if found is not None:
         return replace(as_finding(found, None), code=code if by_slurm else found.code, where=(where,))
-    what = f"job {job} failed with exit status {exit_status_of(state)}"
-    why, fix = "the end of its log says why", f"`ddplaunch explain {job}`"
-    if first is not None:
-        rank = "" if first.first_failed_rank is None else f", rank {first.first_failed_rank}"
-        what = f"job {job} failed with exit status {first.exit_status} on node {first.node}{rank}"
+    if first is None:
+        what, why = f"job {job} failed with exit status {exit_status_of(state)}", "the end of its log says why"
+    else:
+        what = f"job {job} failed with exit status {first.exit_status} on node {first.node}"
         why = "its record says no more" if first.diagnosis is None else first.diagnosis.what
-        differs = exit_status_of(state) != first.exit_status
-        why += f"; Slurm's own status for the job is {exit_status_of(state)}" if differs else ""
-        fix = f"`ddplaunch explain {first.run_id}`"
-    return error(code, what, why=why, fix=fix, where=where)
+    return error(code, what, why=why, fix=f"`ddplaunch explain {first.run_id if first else job}`", where=where)

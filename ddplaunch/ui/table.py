@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 
-_GAP = 2
+_INDENT, _GAP = 2, 2
 _LEAST_LAST = 24  # a last column narrower than this is hard to read
 
 
@@ -22,7 +22,6 @@ def table(
     *,
     spared: Iterable[str] = (),
     emphasis: Mapping[int, Emphasis] = {},
-    indent: int = 2,
 ) -> list[str]:
     """Return the lines of a table of ``rows``, each with its texts by the titles of the columns; no empty columns.
 
@@ -32,42 +31,41 @@ def table(
     titles = [title for title in (rows[0] if rows else ()) if any(row[title] for row in rows)]
     shown = {title: [title, *(visible(row[title]) for row in rows)] for title in titles}
     for title in spared:
-        if _fits(shown.values(), terminal, indent):
+        if _fits(shown.values(), terminal):
             break
         shown.pop(title, None)
     head, *lines_of_rows = zip(*shown.values(), strict=True) if shown else [()]
-    if not _fits(shown.values(), terminal, indent):
-        return [line for row in lines_of_rows for line in _block(head, row, terminal, indent)]
+    if not _fits(shown.values(), terminal):
+        return [line for row in lines_of_rows for line in _block(head, row, terminal)]
     widths = [max(map(cells, column)) for column in shown.values()]
     aligned = [title in right for title in shown]
     emphases: dict[int, Emphasis] = {-1: "dim", **emphasis}
     return [
         terminal.paint(line, emphases[number]) if number in emphases else line
         for number, row in enumerate((head, *lines_of_rows) if shown else (), -1)
-        for line in _row(row, widths, aligned, terminal.width, indent)
+        for line in _row(row, widths, aligned, terminal.width)
     ]
 
 
-def _fits(columns: Iterable[Sequence[str]], terminal: Terminal, indent: int = 2) -> bool:
+def _fits(columns: Iterable[Sequence[str]], terminal: Terminal) -> bool:
     """Whether ``columns``, titles included, leave the last one the 24 cells that it needs to be read, or all."""
     widths = [max(map(cells, column)) for column in columns]
     last = min(widths[-1], _LEAST_LAST) if widths else 0
-    return indent + sum(width + _GAP for width in widths[:-1]) + last <= terminal.width
+    return _INDENT + sum(width + _GAP for width in widths[:-1]) + last <= terminal.width
 
 
-def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool], width: int, indent: int) -> list[str]:
+def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool], width: int) -> list[str]:
     padded = [" " * (size - cells(cell)) for cell, size in zip(row, widths, strict=True)]
     texts = [pad + cell if is_right else cell + pad for cell, pad, is_right in zip(row, padded, right, strict=True)]
-    lead = " " * indent + "".join(text + " " * _GAP for text in texts[:-1]) + (padded[-1] if right[-1] else "")
+    lead = " " * _INDENT + "".join(text + " " * _GAP for text in texts[:-1]) + (padded[-1] if right[-1] else "")
     return [line.rstrip() for line in wrap(row[-1], width, lead, " " * cells(lead))]
 
 
-def _block(titles: Sequence[str], row: Sequence[str], terminal: Terminal, indent: int) -> list[str]:
-    inner = " " * (indent + 2)
-    name, *rest = wrap(row[0], terminal.width, " " * indent, inner)
+def _block(titles: Sequence[str], row: Sequence[str], terminal: Terminal) -> list[str]:
+    name, *rest = wrap(row[0], terminal.width, "  ", "    ")
     lines = [terminal.paint(name, "bold"), *rest]
     for title, cell in zip(titles[1:], row[1:], strict=True):
-        lines += wrap(cell, terminal.width, f"{inner}{title}: " if title else inner, f"{inner}  ") if cell else []
+        lines += wrap(cell, terminal.width, f"    {title}: " if title else "    ", "      ") if cell else []
     return lines
 
 

@@ -41,14 +41,16 @@ class Terminal:
         """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or as it is if not ``styled``."""
         return f"\x1b[{_CODES[emphasis]}m{text}\x1b[0m" if self.styled and text.strip() else text
 
-    def lines(self, text: str, label: str = "", hanging: str = "", newlines: bool = False) -> list[str]:
-        """Return ``text`` in lines after a dim ``label``, the others led by ``hanging``, by default as wide as it.
+    def lines(
+        self, text: str, label: str = "", hanging: str = "", newlines: bool = False, emphasis: Emphasis = "dim"
+    ) -> list[str]:
+        """Return ``text`` in lines after a ``label``, the others led by ``hanging``, by default as wide as the label.
 
         Without a label they are set in by two cells. ``newlines`` of the text are kept instead of spelled out.
         """
         hanging = hanging or " " * (cells(label) or 2)
         lines = wrap(visible(text, newlines), self.width, label, hanging)
-        return [self.paint(label, "dim") + lines[0][len(label) :], *lines[1:]]
+        return [self.paint(label, emphasis) + lines[0][len(label) :], *lines[1:]]
 
     def page(self, lines: Iterable[str]) -> str:
         """Return lines as a text."""
@@ -62,13 +64,11 @@ class Terminal:
 def _width(stream: TextIO | None, environ: Mapping[str, str]) -> int:
     """Return ``COLUMNS``, else the terminal's width, else 80; never less than 20."""
     columns = environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns):
-        return max(_LEAST_WIDTH, int(columns))
     try:
-        found = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
+        width = int(columns) if columns.isdecimal() else os.get_terminal_size(stream.fileno() if stream else -1).columns
     except (OSError, ValueError):  # not a terminal, closed, or without a descriptor
-        found = 0
-    return max(_LEAST_WIDTH, found or _DEFAULT_WIDTH)
+        width = 0
+    return max(_LEAST_WIDTH, width or _DEFAULT_WIDTH)
 
 
 def _styled(stream: TextIO | None, environ: Mapping[str, str]) -> bool:

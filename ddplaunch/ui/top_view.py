@@ -26,7 +26,7 @@ class TopView:
     """The newest sample with what is known of the run.
 
     ``words`` are parts of the first line, ``notes`` lines below the table, ``late`` is the rank that others wait for,
-    None where there is none. ``keys`` says what may be typed.
+    None where there is none.
     """
 
     sample: Sample
@@ -34,7 +34,6 @@ class TopView:
     notes: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     late: int | None = None
-    keys: str = ""
     terminal: Terminal = Terminal()
 
 
@@ -50,7 +49,6 @@ def top_lines(view: TopView, terminal: Terminal, height: int | None = None) -> l
     above = [*(terminal.paint(line, "bold") for line in head), *terminal.lines(_host_text(view.sample)), ""]
     below = [line for note in view.notes for line in terminal.lines(note)]
     below += findings_text(view.findings, terminal).splitlines()
-    below += [terminal.paint(view.keys, "dim")] if view.keys else []
     room = None if height is None else max(_LEAST_ROWS, height - len(above) - len(below) - 2)  # titles, an empty line
     return [*above, *_rank_lines(view, terminal, room), *([""] if below else []), *below]
 
@@ -67,22 +65,20 @@ def _host_text(sample: Sample) -> str:
 
 def _rank_lines(view: TopView, terminal: Terminal, room: int | None) -> list[str]:
     """Return the table in at most ``room`` rows; where ranks have no room, those with a note come first."""
-    rows = [(rank, view.sample.gpu_of(rank) or GpuSample(-1)) for rank in view.sample.ranks]
-    notes = {rank.rank: _notes(rank, gpu, view.late) for rank, gpu in rows}
+    ranks = [(rank, view.sample.gpu_of(rank) or GpuSample(-1)) for rank in view.sample.ranks]
+    rows = [(_cells(rank, gpu), _notes(rank, gpu, view.late)) for rank, gpu in ranks]
     if not rows:
         return ["no rank runs"]
     left_out = 0 if room is None or len(rows) <= room else len(rows) - room + 1
     if left_out:
-        by_need = sorted(rows, key=lambda row: not notes[row[0].rank])[:-left_out]
-        rows = [row for row in rows if row in by_need]
+        needed = sorted(rows, key=lambda row: not row[1])[:-left_out]
+        rows = [row for row in rows if row in needed]
     emphasis: dict[int, Emphasis] = {
-        number: "error" if _LOST & {*words} else "warning"
-        for number, (rank, _) in enumerate(rows)
-        if (words := notes[rank.rank])
+        number: "error" if _LOST & {*words} else "warning" for number, (_, words) in enumerate(rows) if words
     }
-    cells = [{**_cells(rank, gpu), "": ", ".join(notes[rank.rank])} for rank, gpu in rows]
-    lines = table(cells, terminal, {*cells[0]} - {""}, spared=_SPARED, emphasis=emphasis, indent=0)
-    return [*lines, *terminal.lines(f"{count(left_out, 'more rank')}: `--json` has all")] if left_out else lines
+    texts = [{**cells, "": ", ".join(words)} for cells, words in rows]
+    lines = table(texts, terminal, rows[0][0], spared=_SPARED, emphasis=emphasis)
+    return [*lines, f"{count(left_out, 'more rank')}: `--json` has all"] if left_out else lines
 
 
 def _cells(rank: RankSample, gpu: GpuSample) -> dict[str, str]:

@@ -24,9 +24,9 @@ from ddplaunch.records.outcome import (
     RunOutcome,
     write_outcome,
 )
-from ddplaunch.ui.explain_view import as_finding, calls_text
+from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
-from ddplaunch.ui.terminal import Terminal, cells
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.words import duration_text
 from tests.conftest import Golden
 
@@ -320,13 +320,6 @@ def test_the_last_screen_is_the_failed_ranks_own_story(calls: int) -> None:
         assert "printed last" not in text
     else:
         assert "  rank 2 printed last:\n" in text and "line 19 yy" in text
-
-
-def test_sources_stand_in_a_column_whatever_the_script_is_called() -> None:
-    calls = (UserCall("训练.py:5 in main", "go()", 0, ""), UserCall("训练模型的脚本.py:77 in go", "stop()", 0, ""))
-    first, second = calls_text(calls, Terminal(80), 9)
-    assert cells(first.partition("go()")[0]) == cells(second.partition("stop()")[0])
-    assert calls_text(calls[1:], Terminal(80), 9) == ["      训练模型的脚本.py:77 in go  stop()"]
 
 
 def test_a_story_of_many_calls_keeps_its_end() -> None:

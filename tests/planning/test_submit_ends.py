@@ -53,8 +53,7 @@ def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
     (run / "outcome.json").write_text(json.dumps({**outcome, "node": 0, "exit_status": 1, "attempts": []}))
     answer = call("submit", "2x4", "--wait", "--", "train.py")
     told = " ".join(answer.err.split())
-    assert "Slurm's own status for the job is 143" in told
-    assert answer.status == 42 and "job 12 failed with exit status 42 on node 1, rank 3" in told
+    assert answer.status == 42 and "job 12 failed with exit status 42 on node 1" in told
     assert "`ddplaunch explain slurm-12.0`" in told
     (run / "node-1/outcome.json").write_text("{")
     (run / "outcome.json").unlink()

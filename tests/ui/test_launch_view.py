@@ -119,7 +119,7 @@ def test_what_cuda_visible_devices_hides_is_not_counted() -> None:
         (("0", "1", "3"), "GPUs 0-1,3"),
         (("3", "1", "2"), "GPUs 3,1-2"),
         (None, "every visible GPU"),
-        (("GPU-00000001", "7"), "2 GPUs: GPU-00000001, 7"),
+        (("GPU-00000001", "7"), "GPUs GPU-00000001, 7"),
     ],
 )
 def test_gpus_in_the_order_of_local_ranks(gpus: tuple[str, ...] | None, text: str) -> None:
@@ -129,7 +129,7 @@ def test_gpus_in_the_order_of_local_ranks(gpus: tuple[str, ...] | None, text: st
 def test_models_are_named_where_nvml_knows_them() -> None:
     one = Variable("CUDA_VISIBLE_DEVICES", "GPU-00000001", Source("flag", "--gpus"), "the GPUs of this launch")
     text = device_text(launch(gpus=("GPU-00000001",), environment=(one,)), facts())
-    assert text == "1 GPU: GPU-00000001 (1 × NVIDIA H100 80GB HBM3)"
+    assert text == "GPU GPU-00000001 (1 × NVIDIA H100 80GB HBM3)"
     assert device_text(launch(gpus=("9",)), None) == "GPU 9"
 
 

@@ -58,7 +58,7 @@ def test_one_sample_as_json_and_as_a_table(start_run: StartRun, call: Call, fold
         (1, run.rank_pids[1], 12),
     ]
     said = call("top", "--count", "2", "--interval", "0.2", "--metric", r"step (\d)")
-    assert said.out.count("\nRANK ") == 2 and run.run_id in said.out and "\x1b" not in said.out
+    assert said.out.count("\n  RANK ") == 2 and run.run_id in said.out and "\x1b" not in said.out
     assert re.search(r"^   1     1 ", said.out, re.MULTILINE)
 
 
@@ -205,19 +205,13 @@ def _restored(terminal: Terminal) -> bool:
 
 
 @pytest.mark.slow
-def test_it_follows_the_window_and_the_shell(terminal: Terminal) -> None:
+def test_it_follows_the_window_and_stays_at_ctrl_z(terminal: Terminal) -> None:
     terminal.resize(30, 132)
-    os.kill(terminal.pid, signal.SIGWINCH)
     since = len(terminal.output)
     terminal.until(b"\x1b[H", since)  # drawn anew
     os.write(terminal.master, b"\x1a")
-    terminal.until(b"\x1b[?1049l")
-    assert wait_for(lambda: (process := read_process(terminal.pid)) is not None and process.state == "T")
-    assert attributes(terminal)[3] & termios.ECHO
     since = len(terminal.output)
-    os.kill(terminal.pid, signal.SIGCONT)
-    terminal.until(b"\x1b[?1049h", since)
-    terminal.until(b"q quit", since)
+    terminal.until(b"q quits", since)
     os.write(terminal.master, b"xq")
     assert terminal.end() == 0
 

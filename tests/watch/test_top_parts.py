@@ -169,7 +169,7 @@ def test_the_gpu_of_a_rank_that_nvml_does_not_name(tmp_path: Path, monkeypatch: 
 
 def view_of(samples: list[Sample], terminal: Terminal, keys: str = "") -> TopView:
     findings = stragglers(samples)
-    return TopView(samples[-1], WORDS, (), findings, late_rank(samples, findings), keys, terminal)
+    return TopView(samples[-1], (*WORDS, keys), (), findings, late_rank(samples, findings), terminal)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -205,7 +205,7 @@ def test_it_fits_every_terminal(width: int, height: int, ranks: int) -> None:
     assert width < 40 or all(cells(line) <= width for line in lines if "`" not in line)  # commands stay whole
     assert ("STEP" in "\n".join(lines)) == bool(ranks)
     if height == 24 and width >= 40:
-        assert len(lines) <= height and lines[-1] == "q quits"
+        assert len(lines) <= height and "q quits" in " ".join(lines[:3])
 
 
 def test_ranks_that_need_a_look_are_shown_where_not_all_have_room() -> None:
@@ -214,7 +214,7 @@ def test_ranks_that_need_a_look_are_shown_where_not_all_have_room() -> None:
     assert len(lines) <= 24 and "more ranks: `--json` has all" in " ".join(lines)
     shown = [int(match[1]) for line in lines if (match := re.match(r" *(\d+)  ", line))]
     assert shown == [*range(len(shown) - 1), 40] and len(shown) > 10
-    assert next(line for line in lines if line.startswith("  40")).rstrip().endswith("late, nan")
+    assert next(line for line in lines if line.startswith("    40")).rstrip().endswith("late, nan")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.sample import sample_json
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.run_states import RunSummary, summary
-from ddplaunch.ui.ps_view import size_of
+from ddplaunch.ui.ps_view import world_size
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.ui.top_view import TopView, top_text
 from ddplaunch.values.finding import ExitStatus
@@ -90,7 +90,7 @@ class _About:
     def words(self, ended: bool) -> tuple[str, ...]:
         """Return the parts of the first line."""
         age = f"running {age_text(time.time() - self.run.started_s)}" if self.run.started_s else "running"
-        ranks, batch = size_of(self.run), self.run.effective_batch
+        ranks, batch = world_size(self.run), self.run.effective_batch
         script = (self.run.script or "").rpartition("/")[2]
         described = (script, f"{ranks} ranks" if ranks else "", f"batch {batch}" if batch else "")
         return (self.run.run_id, "at the end" if ended else age, *described)
@@ -145,8 +145,8 @@ def _view(watched: Watched, about: _About, keys: str = "") -> TopView:
     if sample.no_gpus and about.run.device == "cuda":
         notes += (f"no GPUs: {sample.no_gpus}",)
     late = late_rank(tuple(watched.samples), watched.findings)
-    words = about.words(watched.ended)
-    return TopView(sample, words, notes, watched.findings, late, keys, Terminal.of(sys.stdout))
+    words = (*about.words(watched.ended), keys)
+    return TopView(sample, words, notes, watched.findings, late, Terminal.of(sys.stdout))
 
 
 def _in_lines(watched: Watched, about: _About, interval_s: float, most: int | None, json: bool) -> None:
