@@ -65,7 +65,7 @@ def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Find
         where.append(diagnosis.host)
     if diagnosis.evidence and (first := diagnosis.evidence[0]).line:
         own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
-        where.append(f"{record}/{first.file}:{first.line}" if own else f"{first.file}:{first.line}")
+        where.append((f"{record}/" if own else "") + f"{first.file}:{first.line}")
     fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
 

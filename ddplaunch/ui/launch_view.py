@@ -118,10 +118,10 @@ def lr_text(numbers: Numbers) -> str:
 
 def _rule_text(numbers: Numbers) -> str:
     """Return ``linear: batch 32 / 8``."""
-    why: str = numbers.lr_scaling.value if numbers.lr_scaling is not None else ""
-    if numbers.global_batch_size is not None and numbers.base_batch_size is not None:
-        why += f": batch {numbers.global_batch_size.value} / {numbers.base_batch_size.value}"
-    return why.strip(": ")
+    rule = "" if numbers.lr_scaling is None else numbers.lr_scaling.value
+    if numbers.global_batch_size is None or numbers.base_batch_size is None:
+        return rule
+    return f"{rule}: batch {numbers.global_batch_size.value} / {numbers.base_batch_size.value}"
 
 
 def _schedule_text(numbers: Numbers) -> str:

@@ -27,7 +27,7 @@ class LiveScreen:
         from rich.live import Live
 
         self._terminal = terminal
-        self._console = Console(file=sys.stdout, force_terminal=True, no_color=not terminal.styled, highlight=False)
+        self._console = Console(file=sys.stdout, force_terminal=True, no_color=not terminal.styled)
         self._live = Live(
             console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )

@@ -99,7 +99,7 @@ def attempts_text(outcome: RunOutcome | None, terminal: Terminal) -> str:
     return "".join(
         terminal.note(f"attempt {one.attempt + 1} of {len(attempts)} failed: {_reason(one.diagnosis)}")
         for one in attempts[:-1]
-        if one.failed and one.diagnosis is not None
+        if one.failed
     )
 
 

@@ -15,7 +15,7 @@ from ddplaunch.values.words import count, size_text
 
 _GIB = 1 << 30
 _LEAST_ROWS = 3
-_STATES = {"D": "waits for disk", "T": "stopped", "t": "traced"}  # proc_pid_stat(5)
+_STATES = {"D": "waits for disk", "T": "stopped"}  # proc_pid_stat(5)
 _LOST = frozenset(["lost", "nan", "inf", "-inf"])
 #: What a narrow terminal does without, first to last.
 _SPARED = ("LOADER", "°C", "DATA %", "COMM %", "LOSS", "MEM GiB", "GPU", "STEP", "CPU %", "GPU GiB", "UTIL %")
