@@ -64,8 +64,9 @@ def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Find
     elif diagnosis.host and diagnosis.host not in diagnosis.what:
         where.append(diagnosis.host)
     if diagnosis.evidence and (first := diagnosis.evidence[0]).line:
-        own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
-        where.append((f"{record}/" if own else "") + f"{first.file}:{first.line}")
+        place = f"{first.file}:{first.line}"
+        own = record and not place.startswith(("/", "<"))  # else it is the script's, not the record's
+        where.append(f"{record}/{place}" if own else place)
     fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
 

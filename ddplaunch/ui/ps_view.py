@@ -54,7 +54,7 @@ def _row(run: RunSummary, now_s: float, me: str, base: Path | None) -> dict[str,
         "HOSTS": listed(run.hosts, 1) if len(run.hosts) > 1 else "",
         "CAUSE": "" if run.diagnosis == run.state else run.diagnosis or status,
         "DIRECTORY": _place(run.directory, base),
-        "SCRIPT": cut((run.script or "").rstrip("/").rpartition("/")[2], _SCRIPT),
+        "SCRIPT": cut((run.script or "").rpartition("/")[2], _SCRIPT),
     }
 
 
