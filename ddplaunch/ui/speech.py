@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from ddplaunch.ui.terminal import Emphasis, Terminal
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.variable_names import CALLED_AS
 from ddplaunch.values.words import count, listed
@@ -19,8 +19,8 @@ def finding_text(finding: Finding, terminal: Terminal, story: Sequence[str] = ()
 
     ``story`` are lines that stand below the place.
     """
-    severity: Emphasis = "error" if finding.severity is Severity.ERROR else "warning"
-    lines = terminal.lines(finding.what, f"{severity}[{finding.code}]: ", "  ", emphasis=severity)
+    label = f"{finding.severity.value}[{finding.code}]: "
+    lines = terminal.lines(finding.what, label, "  ", emphasis=finding.severity.value)
     if finding.where:
         lines += terminal.lines(listed(map(called, finding.where), _PLACES), "  --> ")
     lines += story
