@@ -112,7 +112,7 @@ def stacks(part: Part) -> None:
 
 def samples(part: Part) -> None:
     """Send a sample of the ranks here every ``interval_s`` seconds, until they have ended."""
-    from ddplaunch.machine.sample import sample_json
+    from ddplaunch.values.codec import plain
     from ddplaunch.watch.live_samples import samples_here
     from ddplaunch.watch.step_rate import metric_pattern
 
@@ -125,7 +125,7 @@ def samples(part: Part) -> None:
     next(watched)  # rates begin with the second
     while part.wait(interval_s) and (newest := next(watched, None)) is not None:
         for sample in newest.values():
-            part.send(Kind.OUT, json.dumps(sample_json(sample)).encode())
+            part.send(Kind.OUT, json.dumps(plain(sample)).encode())
 
 
 def logs(part: Part) -> None:

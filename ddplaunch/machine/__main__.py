@@ -14,7 +14,7 @@ USAGE = "usage: python -m ddplaunch.machine [--request -]   (a ProbeRequest as J
 def main(arguments: list[str]) -> int:
     """Print the facts and return 0; 2 for an argument or a request that cannot be read."""
     request = ProbeRequest()
-    if arguments in (["--request", "-"], ["--request=-"]):
+    if arguments == ["--request", "-"]:
         try:
             request = codec.from_json(sys.stdin.read(), ProbeRequest)
         except ValueError as error:

@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from ddplaunch.values.frozen import dataclass
@@ -73,32 +74,21 @@ def collect(children: Sequence[Child], deadline_s: float) -> list[Answer]:
     Children that are late get SIGKILL. One that the kernel cannot end (state D on a dead NFS server) is left
     to the kernel: waiting for it would be the very hang that this file prevents.
     """
-    until = time.monotonic() + deadline_s
-    started = [child for child in children if child.error is None]
-    received: dict[int, bytes] = {child.fd: b"" for child in started}
-    finished: set[int] = set()
-    poll = select.poll()
-    for fd in received:
-        poll.register(fd, select.POLLIN | select.POLLHUP)
+    until_s = time.monotonic() + deadline_s
     try:
-        while len(finished) < len(received):
-            ready = poll.poll(max(0.0, until - time.monotonic()) * 1000)
-            if not ready:
-                break
-            for fd, _ in ready:
-                chunk = os.read(fd, 65536)
-                received[fd] += chunk
-                if not chunk:
-                    poll.unregister(fd)
-                    finished.add(fd)
+        return [_answer_of(child, until_s) for child in children]
     finally:
-        _end(started, finished)
-    return [_read(child, received[child.fd] if child.fd in finished else None) for child in children]
+        _end([child for child in children if child.error is None])
 
 
-def _read(child: Child, data: bytes | None) -> Answer:
-    if data is None:
-        return Answer(error=child.error, late=child.error is None)
+def _answer_of(child: Child, until_s: float) -> Answer:
+    if child.error is not None:
+        return Answer(error=child.error)
+    poll = select.poll()
+    poll.register(child.fd, select.POLLIN)
+    if not poll.poll(max(0.0, until_s - time.monotonic()) * 1000):
+        return Answer(late=True)
+    data = b"".join(iter(partial(os.read, child.fd, 1 << 16), b""))  # it writes all at once, and ends
     try:
         good, value = marshal.loads(data)
     except (EOFError, ValueError, TypeError):
@@ -106,17 +96,14 @@ def _read(child: Child, data: bytes | None) -> Answer:
     return Answer(value=value) if good else Answer(error=value)
 
 
-def _end(children: Sequence[Child], finished: set[int]) -> None:
+def _end(children: Sequence[Child]) -> None:
     for child in children:
-        if child.fd not in finished:
-            os.kill(child.pid, signal.SIGKILL)
         os.close(child.fd)
-    give_up = time.monotonic() + _REAP_S
-    left = [child.pid for child in children]
-    while left:
-        left = [pid for pid in left if not _reaped(pid)]
-        if not left or time.monotonic() > give_up:
-            return
+    pids = [child.pid for child in children if not _reaped(child.pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    give_up_s = time.monotonic() + _REAP_S
+    while (pids := [pid for pid in pids if not _reaped(pid)]) and time.monotonic() < give_up_s:
         time.sleep(0.0005)
 
 

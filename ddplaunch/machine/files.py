@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.values.words import open_flags, own_id
 
@@ -189,7 +189,7 @@ def is_same_file(one: int, other: int) -> bool:
         return False
 
 
-def gpu_devices(pid: int | Literal["self"], proc: str = "/proc") -> list[str]:
+def gpu_devices(pid: int | str, proc: str = "/proc") -> list[str]:
     """Return the devices of NVIDIA's or AMD's compute driver that a process has open; none where nobody may look.
 
     CUDA and NVML open /dev/nvidiactl and /dev/nvidiaN, HIP opens /dev/kfd.

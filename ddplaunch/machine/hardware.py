@@ -105,13 +105,10 @@ _MEMORY_FILES = {  # cgroup version: limit, usage, the reclaimable page cache's 
 def probe_memory(root: Path = Path("/")) -> MemoryFacts | Unavailable:
     """Return total, limit and available bytes; a cgroup limit at or above the machine's memory counts as none."""
     meminfo = _table(f"{root}/proc/meminfo")
-    total_kib = meminfo.get("MemTotal")
-    if total_kib is None:
-        return Unavailable("/proc/meminfo does not tell MemTotal")
-    total = total_kib * 1024
-    # kernels before 3.14 have no MemAvailable; MemFree + Cached is what free(1) then showed
-    available_kib = meminfo.get("MemAvailable", meminfo.get("MemFree", 0) + meminfo.get("Cached", 0))
-    available, tightest = available_kib * 1024, total
+    if not {"MemTotal", "MemAvailable"} <= meminfo.keys():
+        return Unavailable("/proc/meminfo does not tell MemTotal and MemAvailable")
+    total, available = meminfo["MemTotal"] * 1024, meminfo["MemAvailable"] * 1024
+    tightest = total
     hierarchy = levels("memory", root)
     limit_file, usage_file, cache_name = _MEMORY_FILES[hierarchy.version]
     for folder in hierarchy.folders:
@@ -154,11 +151,8 @@ def probe_limits(root: Path = Path("/")) -> LimitFacts:
     )
 
 
-_INFINITY = -1  # RLIM_INFINITY of Linux, as Python has it
-
-
 def _finite(limit: int) -> int | None:
-    return None if limit == _INFINITY else limit
+    return None if limit < 0 else limit  # RLIM_INFINITY is -1
 
 
 _NVIDIA = "0x10de"

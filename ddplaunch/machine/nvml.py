@@ -158,8 +158,7 @@ def memory_of(api: Any, handle: Any) -> tuple[int, int]:
 
 
 def _pci_bus_id(api: Any, handle: Any) -> str:
-    info = known(ask(api, lambda: api.nvmlDeviceGetPciInfo(handle).busId), "")
-    return info.decode(errors="replace") if isinstance(info, bytes) else str(info)
+    return known(ask(api, lambda: str(api.nvmlDeviceGetPciInfo(handle).busId)), "")
 
 
 def _mig_enabled(api: Any, handle: Any) -> bool:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import field
-from typing import Any
 
-from ddplaunch.values.codec import from_plain, plain
+from ddplaunch.values.codec import from_plain
 from ddplaunch.values.frozen import dataclass
 
 
@@ -93,22 +92,8 @@ class Sample:
         return next((gpu for gpu in self.gpus if gpu.index == rank.gpu), None)
 
 
-def sample_json(sample: Sample) -> dict[str, Any]:
-    """Return a sample without what is not known."""
-    value: dict[str, Any] = _without_unknown(plain(sample))
-    return value
-
-
-def _without_unknown(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_unknown(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _without_unknown(item) for name, item in value.items() if item not in (None, {})}
-    return value
-
-
 def sample_of(value: object) -> Sample | None:
-    """Return the sample that ``sample_json`` wrote, None if it is none; fields of later versions are left out."""
+    """Return the sample that ``plain`` made JSON of, None if it is none; fields of later versions are left out."""
     with suppress(ValueError):
         return from_plain(value, Sample)
     return None

@@ -144,11 +144,6 @@ def test_a_port_is_free_before_and_after() -> None:
     assert probe_port(port).free
 
 
-def test_ports_that_are_none() -> None:
-    assert not probe_port(70000).free
-    assert probe_port(0).free
-
-
 @pytest.mark.root
 def test_a_privileged_port_is_explained() -> None:
     if os.geteuid() != 0:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.machine.processes.process_table import Process, read_process
-from ddplaunch.machine.sample import Sample, sample_json, sample_of
+from ddplaunch.machine.sample import Sample, sample_of
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.ui.top_view import TopView, top_lines, top_text
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import UsageError
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.sampler import RankUsage, host_sample
@@ -191,7 +192,7 @@ def test_the_phases_of_ranks_that_tell_them(golden: Golden) -> None:
         text = top_text(view_of(samples, Terminal(width)))
         assert max(map(cells, text.splitlines())) <= width
         golden(f"top-phases-{width}", text)
-    assert sample_of(sample_json(samples[-1])) == samples[-1]
+    assert sample_of(plain(samples[-1])) == samples[-1]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -254,7 +255,7 @@ def test_colour_is_never_alone(environ: Mapping[str, str]) -> None:
 
 
 def test_json_of_a_sample_can_be_read_by_anybody() -> None:
-    value = json.loads(json.dumps(sample_json(run_samples(1)[0])))
-    assert value["ranks"][0]["step_rate"] == 12.0 and "no_gpus" not in value
+    value = json.loads(json.dumps(plain(run_samples(1)[0])))
+    assert value["ranks"][0]["step_rate"] == 12.0 and value["no_gpus"] is None
     assert sample_of({**value, "of_a_later_version": 1}) == run_samples(1)[0]
     assert sample_of({"at_s": 1}) is None

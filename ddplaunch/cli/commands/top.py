@@ -13,12 +13,12 @@ from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import say, tell_findings
 from ddplaunch.cli.which_run import running_run
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.machine.sample import sample_json
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.run_states import RunSummary, summary
 from ddplaunch.ui.ps_view import world_size
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.ui.top_view import TopView, top_text
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text, host_name, listed
@@ -169,7 +169,7 @@ def _value(watched: Watched, about: _About) -> dict[str, Any]:
     return {
         "schema": 2,
         "run_id": about.run.run_id,
-        **sample_json(watched.samples[-1]),
+        **plain(watched.samples[-1]),
         "late": late_rank(tuple(watched.samples), watched.findings),
         "findings": [
             {"code": finding.code, "what": finding.what, "fix": finding.fix, "where": finding.where}

@@ -65,15 +65,12 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
 
 def _run_of(process: Process) -> _Run | None:
     """Return the run of the rank or DataLoader worker that this is, None if it is neither."""
-    if process.mark("LOCAL_RANK") is None or is_launcher(process):
+    elastic_id, run_id = process.mark("TORCHELASTIC_RUN_ID"), process.mark(RUN_ID)
+    if elastic_id is None or process.mark("LOCAL_RANK") is None or is_launcher(process):
         return None
-    port = process.mark("MASTER_PORT") or ""
-    elastic = process.mark("TORCHELASTIC_RUN_ID")
-    if elastic is not None:
-        ours = process.mark(RUN_ID)
-        launch = process.mark(LAUNCH) or ""
-        return _Run(process.uid, "ddplaunch", ours, launch) if ours else _Run(process.uid, "torchrun", elastic, port)
-    return None
+    if run_id:
+        return _Run(process.uid, "ddplaunch", run_id, process.mark(LAUNCH) or "")
+    return _Run(process.uid, "torchrun", elastic_id, process.mark("MASTER_PORT") or "")
 
 
 def _orphans(run: _Run, roots: list[Process], table: ProcessTable) -> Orphans:
@@ -106,9 +103,8 @@ def gpu_process(pid: int, memory_bytes: int | None, proc: str = "/proc") -> GpuP
         return GpuProcess(pid, memory_bytes, None, None)
     user = files.owner_name(process.uid)
     text = " ".join(hide_words(process.command)).strip() or f"[{process.name}]"
-    command = "".join(letter if letter.isprintable() else " " for letter in text)
-    shown = command if len(command) <= COMMAND_LENGTH else command[: COMMAND_LENGTH - 1] + "…"
-    return GpuProcess(pid, memory_bytes, user, shown, _is_orphan(process, proc))
+    command = "".join(letter if letter.isprintable() else " " for letter in text[:COMMAND_LENGTH])
+    return GpuProcess(pid, memory_bytes, user, command, _is_orphan(process, proc))
 
 
 def _is_orphan(process: Process, proc: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
@@ -195,13 +195,10 @@ def own_processes() -> list[ProcessStat]:
     uid = own_id()
     found = []
     for pid in pids():
-        try:
-            if os.stat(f"/proc/{pid}").st_uid != uid:  # noqa: PTH116 - half the time
-                continue
-        except OSError:
-            continue
-        if (stat := read_stat(pid)) and stat.alive:
-            found.append(stat)
+        with suppress(OSError):  # it has ended
+            own = os.stat(f"/proc/{pid}").st_uid == uid  # noqa: PTH116 - half the time
+            if own and (stat := read_stat(pid)) and stat.alive:
+                found.append(stat)
     return found
 
 
@@ -218,7 +215,7 @@ def read_variable(pid: int, name: bytes, proc: str = "/proc") -> bytes | None:
     return rest.partition(b"\0")[0] if found else None
 
 
-def _started_with(pid: int, name: Literal["cmdline", "environ"], proc: str) -> bytes | None:
+def _started_with(pid: int, name: str, proc: str) -> bytes | None:
     """Return what the kernel keeps of a program's start; a process that is just becoming another program is waited for.
 
     Its starter goes on as soon as execve(2) has closed what is to be closed, and only after that the kernel lays out
