@@ -201,6 +201,6 @@ def gpu_devices(pid: int | str, proc: str = "/proc") -> list[str]:
     return [path for path in found if path.startswith("/dev/nvidia") or path == "/dev/kfd"]
 
 
-def boot_id(proc: str = "/proc") -> str | None:
+def boot_id() -> str | None:
     """Return the id of this boot, within which a pid and a start time name one process; None where it is not told."""
-    return read(f"{proc}/sys/kernel/random/boot_id")
+    return read("/proc/sys/kernel/random/boot_id")
