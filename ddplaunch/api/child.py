@@ -35,11 +35,11 @@ def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str
     An interrupt (KeyboardInterrupt) is passed on, once for each, and the end of the ranks is awaited. If this program
     is killed, its ranks end.
     """
-    with held_folder() as folder, open(told := folder / "told.jsonl", "x+b") as kept:
+    with held_folder() as folder, open(report_path := folder / "told.jsonl", "x+b") as report_file:
         command = own_command(sys.executable, "ddplaunch", *words)
-        variables = {**os.environ, **asked(told), **(environment or {})}
+        variables = {**os.environ, **asked(report_path), **(environment or {})}
         status, interrupted = _run(command, variables, show=show)
-        return Ended(status, interrupted, read_told(kept.fileno()))
+        return Ended(status, interrupted, read_told(report_file.fileno()))
 
 
 @contextlib.contextmanager
@@ -48,10 +48,10 @@ def held_folder() -> Iterator[Path]:
 
     What tidies /tmp by age leaves it alone while it is locked: https://systemd.io/TEMPORARY_DIRECTORIES/.
     """
-    with contextlib.ExitStack() as held:
-        name = held.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True))
+    with contextlib.ExitStack() as cleanup:
+        name = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True))
         with contextlib.suppress(OSError):  # a file system without locks
-            try_lock(held.enter_context(closing(os.open(name, os.O_RDONLY))), LOCK_SHARED)
+            try_lock(cleanup.enter_context(closing(os.open(name, os.O_RDONLY))), LOCK_SHARED)
         yield Path(name)
 
 

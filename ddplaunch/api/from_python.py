@@ -59,7 +59,7 @@ class LaunchRefused(DdplaunchError):
         self.exit_status = status
 
     def __str__(self) -> str:
-        return "\n".join(f"{each.what}\n  why: {each.why}\n  fix: {each.fix}" for each in self.findings)
+        return "\n".join(f"{finding.what}\n  why: {finding.why}\n  fix: {finding.fix}" for finding in self.findings)
 
 
 class RunFailed(Exception):
@@ -70,11 +70,15 @@ class RunFailed(Exception):
         self.outcome = outcome
 
     def __str__(self) -> str:
-        found = self.outcome.diagnosis
+        diagnosis = self.outcome.diagnosis
         lines = [f"run {self.outcome.run_id} ended with status {self.outcome.status}"]
-        if found is not None:
-            where = "" if found.rank is None else f"rank {found.rank}: "
-            lines += [f"{where}{found.what}", f"  why: {found.why}", *(f"  fix: {each}" for each in found.fixes[:1])]
+        if diagnosis is not None:
+            place = "" if diagnosis.rank is None else f"rank {diagnosis.rank}: "
+            lines += [
+                f"{place}{diagnosis.what}",
+                f"  why: {diagnosis.why}",
+                *(f"  fix: {finding}" for finding in diagnosis.fixes[:1]),
+            ]
         return "\n".join(lines)
 
 
@@ -135,7 +139,7 @@ def launch(
         if outcome.status and check:
             raise RunFailed(outcome)
         return outcome
-    if elsewhere := [each for each in ("hosts", "hostfile", "nnodes") if options.get(each) is not None]:
+    if elsewhere := [option for option in ("hosts", "hostfile", "nnodes") if options.get(option) is not None]:
         raise TypeError(f"`{elsewhere[0]}`: a function runs on this machine; launch a script on several")
     with held_folder() as folder:
         write_call(folder, what, args, kwargs or {})
@@ -144,29 +148,31 @@ def launch(
         if outcome.status:
             _raise_failed(folder, outcome)
         results: list[Any] = []
-        while (found := read_result(folder, len(results))) is not None:
-            results.append(found[1])
+        while (result := read_result(folder, len(results))) is not None:
+            results.append(result[1])
         return results if all_ranks else results[0]
 
 
 def _raise_failed(folder: Path, outcome: Outcome) -> NoReturn:
     first = outcome.run.first_failed_rank if outcome.run is not None else None
-    found = read_result(folder, first or 0)
-    raise RunFailed(outcome) from (found[1] if found is not None and not found[0] else None)
+    result = read_result(folder, first or 0)
+    raise RunFailed(outcome) from (result[1] if result is not None and not result[0] else None)
 
 
 def _option_words(options: Mapping[str, Option]) -> list[str]:
     """Return options as words of the command line. Raises TypeError for a name that no option has."""
-    known = {flag.name: flag for flag in options_of("run") if flag.kind != "argument" and flag.name not in NOT_HERE}
+    flag_by_name = {
+        flag.name: flag for flag in options_of("run") if flag.kind != "argument" and flag.name not in NOT_HERE
+    }
     words: list[str] = []
     for name, value in options.items():
-        if name not in known:
-            if (gone := removed("run", f"--{name}")) is not None:
-                raise TypeError(f"launch() has no option `{name}` any more: {gone.findings[0].fix}")
-            hint = f"; did you mean `{near}`?" if (near := nearest(name, known)) else ""
+        if name not in flag_by_name:
+            if (removal := removed("run", f"--{name}")) is not None:
+                raise TypeError(f"launch() has no option `{name}` any more: {removal.findings[0].fix}")
+            hint = f"; did you mean `{near}`?" if (near := nearest(name, flag_by_name)) else ""
             raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
         if value is not None:
-            words += _words_of(known[name], value)
+            words += _words_of(flag_by_name[name], value)
     return words
 
 
@@ -178,35 +184,35 @@ def _words_of(flag: Flag, value: Option) -> list[str]:
             return [flag.flag]
         return ["--no-" + flag.flag[2:]] if flag.kind == "pair" else []
     if isinstance(value, Mapping):
-        values: list[object] = [f"{name}={each}" for name, each in value.items()]
+        values: list[object] = [f"{name}={item}" for name, item in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, str):
         values = [",".join(map(str, value))] if flag.name in _WITH_COMMAS else list(value)
     else:
         values = [value]
     if len(values) > 1 and flag.kind not in ("many", "rates"):
         raise TypeError(f"`{flag.name}` takes one value")
-    return [f"{flag.flag}={os.fspath(each) if isinstance(each, os.PathLike) else each}" for each in values]
+    return [f"{flag.flag}={os.fspath(item) if isinstance(item, os.PathLike) else item}" for item in values]
 
 
 def _outcome(ended: Ended) -> Outcome:
     """Return how the child's launch ended. Raises LaunchRefused, KeyboardInterrupt."""
     status = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
-    told = ended.told
-    if ended.interrupted and (told.run_id is None or status):
+    report = ended.told
+    if ended.interrupted and (report.run_id is None or status):
         raise KeyboardInterrupt
-    if told.run_id is None:
-        if status in (ExitStatus.USAGE, ExitStatus.REFUSED) and told.findings:
-            raise LaunchRefused(status, *told.findings)
+    if report.run_id is None:
+        if status in (ExitStatus.USAGE, ExitStatus.REFUSED) and report.findings:
+            raise LaunchRefused(status, *report.findings)
         raise RuntimeError(f"`ddplaunch run` ended with status {status} before it launched anything")
-    run = read_outcome(told.directory) if told.directory is not None else None
-    known = run if isinstance(run, RunOutcome) else None
-    findings = dict.fromkeys((*told.findings, *(known.findings if known is not None else ())))
+    run = read_outcome(report.directory) if report.directory is not None else None
+    recorded = run if isinstance(run, RunOutcome) else None
+    findings = dict.fromkeys((*report.findings, *(recorded.findings if recorded is not None else ())))
     return Outcome(
         status,
-        told.run_id,
-        told.directory,
-        None if known is None else known.diagnosis,
+        report.run_id,
+        report.directory,
+        None if recorded is None else recorded.diagnosis,
         tuple(findings),
-        {} if told.directory is None else last_metrics(told.directory),
-        known,
+        {} if report.directory is None else last_metrics(report.directory),
+        recorded,
     )

@@ -42,7 +42,7 @@ def read_result(folder: Path, rank: int) -> tuple[bool, Any] | None:
 def main(folder: Path) -> None:
     """Call the function on this rank, and keep what it returns or raises."""
     with open(folder / _CALL, "rb") as file:
-        sys.path.extend(each for each in pickle.load(file) if each not in sys.path)
+        sys.path.extend(entry for entry in pickle.load(file) if entry not in sys.path)
         function, args, kwargs = pickle.load(file)
     try:
         result = function(*args, **kwargs)

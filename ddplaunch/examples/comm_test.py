@@ -159,8 +159,8 @@ def measured(group: Group, rank: int, backend: str, key: str, timeout_s: float) 
     child.join()
     if "ended" not in result and "problem" not in result:
         stage = "all-reduces did not end" if "latency_us" in result else "the ranks did not form a group"
-        late = child.exitcode == -signal.SIGALRM
-        result["problem"] = f"{stage} within {timeout_s:g} s" if late else f"{stage}: exit code {child.exitcode}"
+        timed_out = child.exitcode == -signal.SIGALRM
+        result["problem"] = f"{stage} within {timeout_s:g} s" if timed_out else f"{stage}: exit code {child.exitcode}"
     return result
 
 
@@ -183,9 +183,9 @@ def ranks_by_host(store: Store, rank: int, world: int, cuda: bool) -> tuple[dict
     store.set(f"rank/{rank}", json.dumps([node, socket.gethostname(), cuda]))
     ranks: dict[tuple[str, str], list[int]] = {}
     everywhere = True
-    for other in range(world):
-        node, name, has_cuda = json.loads(store.get(f"rank/{other}"))
-        ranks.setdefault((node, name), []).append(other)
+    for peer in range(world):
+        node, name, has_cuda = json.loads(store.get(f"rank/{peer}"))
+        ranks.setdefault((node, name), []).append(peer)
         everywhere = everywhere and has_cuda
     names = [name for _, name in ranks]
     return {
@@ -221,8 +221,8 @@ def main() -> None:
         store.get(f"{number}/over")
     store.set(f"left/{rank}", "")
     if rank == 0:
-        for other in range(world):
-            store.get(f"left/{other}")
+        for peer in range(world):
+            store.get(f"left/{peer}")
         say({"test": "end"})
     if problem is not None:
         raise SystemExit(f"comm_test: rank {rank}: {problem}")

@@ -56,7 +56,7 @@ def _listed(path: str) -> tuple[int, ...]:
 
 def _nodes(root: Path, usable: set[int], online: set[int]) -> tuple[NumaNode, ...]:
     """Return the nodes that have CPUs; one of all CPUs where the kernel shows none (or no NUMA at all)."""
-    found = []
+    nodes = []
     folder = f"{root}/{_NODES}"
     names = (name for name in files.names(folder) if re.fullmatch(r"node[0-9]{1,6}", name))
     for index in sorted(int(name[4:]) for name in names):
@@ -64,20 +64,20 @@ def _nodes(root: Path, usable: set[int], online: set[int]) -> tuple[NumaNode, ..
         if cpus:  # others are memory alone
             package = files.number(f"{root}/{_CPUS}/cpu{cpus[0]}/topology/physical_package_id")
             cores = _cores(root, [cpu for cpu in cpus if cpu in usable])
-            found.append(NumaNode(index, index if package is None or package < 0 else package, cores))
-    return tuple(found) or (NumaNode(0, 0, _cores(root, sorted(usable))),)
+            nodes.append(NumaNode(index, index if package is None or package < 0 else package, cores))
+    return tuple(nodes) or (NumaNode(0, 0, _cores(root, sorted(usable))),)
 
 
 def _cores(root: Path, cpus: list[int]) -> tuple[tuple[int, ...], ...]:
     """Return the CPUs as physical cores; a CPU of which the kernel names no siblings is a core of its own."""
-    left, cores = dict.fromkeys(cpus), []
+    unassigned, cores = dict.fromkeys(cpus), []
     for cpu in cpus:
-        if cpu in left:
+        if cpu in unassigned:
             siblings = {*_listed(f"{root}/{_CPUS}/cpu{cpu}/topology/thread_siblings_list"), cpu}
-            core = tuple(sorted(each for each in siblings if each in left))
+            core = tuple(sorted(sibling for sibling in siblings if sibling in unassigned))
             cores.append(core)
-            for each in core:
-                del left[each]
+            for sibling in core:
+                del unassigned[sibling]
     return tuple(cores)
 
 
@@ -89,18 +89,18 @@ def _allowed(root: Path, online: set[int]) -> set[int]:
     hierarchy = levels("cpuset", root)
     names = ("cpuset.effective_cpus", "cpuset.cpus") if hierarchy.version == 1 else ("cpuset.cpus.effective",)
     lists = (_listed(f"{folder}/{name}") for folder in hierarchy.folders for name in names)
-    cpuset = next((set(each) for each in lists if each), online)
+    cpuset = next((set(cpus) for cpus in lists if cpus), online)
     first = re.search(r"^Cpus_allowed_list:\s*(\S+)$", files.read(f"{root}/proc/1/status") or "", re.MULTILINE)
     return online & cpuset & (set(numbers_of(first[1])) if first else cpuset)
 
 
 def _gpu_nodes(root: Path, nvml: NvmlFacts | Unavailable) -> dict[str, int]:
     """Return the node of each GPU that has one; -1 is "unknown", as in most virtual machines."""
-    found = {}
+    node_by_gpu = {}
     for gpu in () if isinstance(nvml, Unavailable) else nvml.gpus:
         domain, _, rest = gpu.pci_bus_id.lower().partition(":")  # NVML writes a domain with 8 digits, the kernel with 4
         if re.fullmatch(r"[0-9a-f]{1,8}", domain) and re.fullmatch(r"[0-9a-f:.]+", rest):
             node = files.number(f"{root}/sys/bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node")
             if node is not None and node >= 0:
-                found[gpu.pci_bus_id] = node
-    return found
+                node_by_gpu[gpu.pci_bus_id] = node
+    return node_by_gpu

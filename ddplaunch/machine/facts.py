@@ -227,7 +227,9 @@ class CpuLayout:
     def cores(self) -> tuple[tuple[int, ...], ...]:
         """All usable cores, node by node and socket by socket."""
         return tuple(
-            core for node in sorted(self.nodes, key=lambda each: (each.package, each.index)) for core in node.cores
+            core
+            for node in sorted(self.nodes, key=lambda numa_node: (numa_node.package, numa_node.index))
+            for core in node.cores
         )
 
     @property

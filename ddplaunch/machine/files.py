@@ -63,17 +63,17 @@ def user_name(uid: int, root: str = "/", environ: Mapping[str, str] | None = Non
         fields = line.split(":")
         if len(fields) > 2 and fields[2] == str(uid):
             return fields[0]
-    own = (environ or {}).get("USER") if uid == own_id() else None
-    return own or str(uid)
+    own_name = (environ or {}).get("USER") if uid == own_id() else None
+    return own_name or str(uid)
 
 
 def look_beside() -> None:
     """Let libraries be found that `--bootstrap` brought with ddplaunch, where the environment has none of the name."""
     import sys
 
-    beside = __file__.rpartition("/ddplaunch/")[0] + "/beside"
-    if beside not in sys.path and os.path.isdir(beside):  # noqa: PTH112
-        sys.path.append(beside)
+    library_folder = __file__.rpartition("/ddplaunch/")[0] + "/beside"
+    if library_folder not in sys.path and os.path.isdir(library_folder):  # noqa: PTH112
+        sys.path.append(library_folder)
 
 
 def owner_name(uid: int) -> str:
@@ -145,7 +145,7 @@ def pieces_of(path: str | Path) -> list[Piece]:
 
 def pieces_in(folder: str | Path, name: str = "") -> dict[str, list[Piece]]:
     """Return the pieces of every log in ``folder``, or of that called ``name``, by the log's name."""
-    found: dict[str, list[Piece]] = {}
+    pieces_by_log: dict[str, list[Piece]] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith(name):
@@ -153,22 +153,22 @@ def pieces_in(folder: str | Path, name: str = "") -> dict[str, list[Piece]]:
             log, continued, digits = entry.name.rpartition(_CONTINUED)
             start = int(digits) if continued and digits.isascii() and digits.isdecimal() and len(digits) < 20 else 0
             with contextlib.suppress(OSError):  # removed meanwhile
-                seen = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(seen.st_mode):
-                    piece = Piece(entry.path, start, start + seen.st_size)
-                    found.setdefault(log if start else entry.name, []).append(piece)
-    for pieces in found.values():
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    piece = Piece(entry.path, start, start + status.st_size)
+                    pieces_by_log.setdefault(log if start else entry.name, []).append(piece)
+    for pieces in pieces_by_log.values():
         pieces.sort(key=lambda piece: piece.start)
-    return found
+    return pieces_by_log
 
 
 def read_end(path: str | Path, most_bytes: int) -> bytes:
     """Return the last ``most_bytes`` of a log, all of a shorter one; nothing if it cannot be read."""
-    data, before = b"", None
+    data, next_start = b"", None
     for piece in reversed(pieces_of(path)):
-        if len(data) >= most_bytes or before not in (None, piece.end):
+        if len(data) >= most_bytes or next_start not in (None, piece.end):
             break
-        data, before = _end_of(piece.path, most_bytes - len(data)) + data, piece.start
+        data, next_start = _end_of(piece.path, most_bytes - len(data)) + data, piece.start
     return data
 
 
@@ -181,10 +181,10 @@ def _end_of(path: str, most_bytes: int) -> bytes:
         return b""
 
 
-def is_same_file(one: int, other: int) -> bool:
+def is_same_file(first: int, second: int) -> bool:
     """Say whether two descriptors lead to the same terminal, pipe or file; False where one of them is closed."""
     try:
-        return os.path.samestat(os.fstat(one), os.fstat(other))
+        return os.path.samestat(os.fstat(first), os.fstat(second))
     except OSError:
         return False
 
@@ -194,11 +194,11 @@ def gpu_devices(pid: int | str, proc: str = "/proc") -> list[str]:
 
     CUDA and NVML open /dev/nvidiactl and /dev/nvidiaN, HIP opens /dev/kfd.
     """
-    folder, found = f"{proc}/{pid}/fd", []
+    folder, targets = f"{proc}/{pid}/fd", []
     for name in names(folder):
         with contextlib.suppress(OSError):  # closed meanwhile
-            found.append(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
-    return [path for path in found if path.startswith("/dev/nvidia") or path == "/dev/kfd"]
+            targets.append(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
+    return [path for path in targets if path.startswith("/dev/nvidia") or path == "/dev/kfd"]
 
 
 def boot_id() -> str | None:

@@ -43,17 +43,17 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     own_name = _begin(lambda: network.look_up(host_name(), _OWN_NAME_DEADLINE_S))
     master = request.master_addr
     master_name = _begin(lambda: network.look_up(master, _MASTER_NAME_DEADLINE_S)) if master else lambda: NO_MASTER
-    wanted: list[tuple[str, paths.Role]] = [(path, "data") for path in request.data_paths]
+    paths_with_roles: list[tuple[str, paths.Role]] = [(path, "data") for path in request.data_paths]
     records = [path or env.get("DDPLAUNCH_DIR") or ".ddplaunch" for path in request.record_paths]
-    wanted += [(path, "output") for path in (*request.output_paths, *records)]
-    looks = _begin(lambda: paths.begin_looks(wanted, request.path_deadline_s))
+    paths_with_roles += [(path, "output") for path in (*request.output_paths, *records)]
+    looks = _begin(lambda: paths.begin_looks(paths_with_roles, request.path_deadline_s))
     nvml, nvidia = _gpus(request.gpu_details)
     own_addresses = own_name()
     network_facts = ask(lambda: _network(master, master_name()))
     variables = ask(lambda: software.probe_environment(env))
-    found = looks()
-    if isinstance(found, Unavailable):
-        found = tuple(PathFact(path, "unreachable", error=found.reason) for path, _ in wanted)
+    path_facts = looks()
+    if isinstance(path_facts, Unavailable):
+        path_facts = tuple(PathFact(path, "unreachable", error=path_facts.reason) for path, _ in paths_with_roles)
     return Facts(
         host=ask(lambda: software.probe_host(own_addresses, env)),
         python=software.probe_python(),
@@ -67,9 +67,9 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
         network=network_facts,
         master_port=ask(lambda: _port(request, network_facts)),
         environment={} if isinstance(variables, Unavailable) else variables,
-        data_paths=found[: len(request.data_paths)],
-        output_paths=found[len(request.data_paths) : len(wanted) - len(request.record_paths)],
-        record_paths=found[len(wanted) - len(request.record_paths) :],
+        data_paths=path_facts[: len(request.data_paths)],
+        output_paths=path_facts[len(request.data_paths) : len(paths_with_roles) - len(request.record_paths)],
+        record_paths=path_facts[len(paths_with_roles) - len(request.record_paths) :],
         torch_import=torch_import(),
         packages=ask(software.probe_packages) if request.packages else NOT_ASKED,
         cpu_layout=ask(lambda: cpu_layout.probe_layout(nvml, ran=ran)),
@@ -102,8 +102,8 @@ def _import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
 def _gpus(details: bool) -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavailable]:
     from ddplaunch.machine.nvml import AMD_DRIVER, probe_amd, probe_nvml
 
-    found = ask(lambda: probe_nvml(details))
-    nvml, error = (found, found.reason) if isinstance(found, Unavailable) else found
+    answer_of_nvml = ask(lambda: probe_nvml(details))
+    nvml, error = (answer_of_nvml, answer_of_nvml.reason) if isinstance(answer_of_nvml, Unavailable) else answer_of_nvml
     if isinstance(nvml, Unavailable) and error is None and os.access(AMD_DRIVER, os.F_OK):
         nvml = ask(lambda: probe_amd(details))
     return nvml, ask(lambda: hardware.probe_nvidia(error))
@@ -115,11 +115,11 @@ def _network(master: str | None, addresses: tuple[str, ...] | Unavailable) -> Ne
     return NetworkFacts(interfaces, network.probe_infiniband(), route)
 
 
-def _port(request: ProbeRequest, found: NetworkFacts | Unavailable) -> PortFact | Unavailable:
+def _port(request: ProbeRequest, network_facts: NetworkFacts | Unavailable) -> PortFact | Unavailable:
     """Probe the port where it will be bound: on the master itself, or here if no master is named."""
     if request.master_port is None:
         return NO_PORT
-    route = found.route_to_master if isinstance(found, NetworkFacts) else found
+    route = network_facts.route_to_master if isinstance(network_facts, NetworkFacts) else network_facts
     if request.master_addr and isinstance(route, Unavailable):
         return Unavailable(f"whether `{request.master_addr}` is this host is unknown: {route.reason}")
     if isinstance(route, Route) and not route.is_local:

@@ -45,11 +45,11 @@ def levels(controller: str, root: Path = Path("/")) -> CgroupLevels:
 def _folders(controller: str, path: str, root: Path) -> tuple[str, ...]:
     """Return the folders of ``path`` up to the mount of its hierarchy; none if that is not mounted."""
     for line in (files.read(f"{root}/proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.partition(" ")
+        mount_fields, _, filesystem_fields = line.partition(" - ")
+        kind, _, options = filesystem_fields.partition(" ")
         carried = {"cgroup": options.split(" ")[-1].split(","), "cgroup2": [""]}.get(kind, [])
         if controller in carried:
-            inside, point = map(files.unescape, before.split(" ")[3:5])
+            inside, point = map(files.unescape, mount_fields.split(" ")[3:5])
             base = f"{root}/{point.lstrip('/')}".replace("//", "/")
             return tuple(_upwards(base, _below(path, inside)))
     return ()
@@ -202,19 +202,19 @@ def amd_devices(root: str = "") -> tuple[AmdDevice, ...]:
     https://github.com/ROCm/ROCR-Runtime/blob/master/libhsakmt/src/topology.c
     """
     nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
-    found: list[AmdDevice] = []
+    devices: list[AmdDevice] = []
     for name in sorted(filter(str.isdigit, files.names(nodes)), key=int):
         kfd_id = files.number(f"{nodes}/{name}/gpu_id")  # 0: a CPU; not to be read: a GPU of another container
-        told = dict(line.split()[:2] for line in (files.read(f"{nodes}/{name}/properties") or "").splitlines())
-        render = f"renderD{told.get('drm_render_minor', 0)}"
+        properties = dict(line.split()[:2] for line in (files.read(f"{nodes}/{name}/properties") or "").splitlines())
+        render = f"renderD{properties.get('drm_render_minor', 0)}"
         if not kfd_id or not os.access(f"{root}/dev/dri/{render}", os.F_OK):
             continue
-        place, version = int(told.get("location_id", 0)), int(told.get("gfx_target_version", 0))
-        bus = f"{int(told.get('domain', 0)):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+        place, version = int(properties.get("location_id", 0)), int(properties.get("gfx_target_version", 0))
+        bus = f"{int(properties.get('domain', 0)):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
         chip = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"  # 90010 is gfx90a
-        uuid = f"GPU-{int(told.get('unique_id', 0)):016x}"
-        found.append(AmdDevice(len(found), uuid, kfd_id, bus, chip, f"{root}/sys/class/drm/{render}/device"))
-    return tuple(found)
+        uuid = f"GPU-{int(properties.get('unique_id', 0)):016x}"
+        devices.append(AmdDevice(len(devices), uuid, kfd_id, bus, chip, f"{root}/sys/class/drm/{render}/device"))
+    return tuple(devices)
 
 
 def amd_denied(devices: Iterable[AmdDevice], root: str = "") -> tuple[str, ...]:
@@ -222,9 +222,9 @@ def amd_denied(devices: Iterable[AmdDevice], root: str = "") -> tuple[str, ...]:
 
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html
     """
-    wanted = ["/dev/kfd", *(f"/dev/dri/{device.folder.split('/')[-2]}" for device in devices)]
-    there = [path for path in wanted if os.access(root + path, os.F_OK)]
-    return tuple(path for path in there if not os.access(root + path, os.R_OK | os.W_OK))
+    paths = ["/dev/kfd", *(f"/dev/dri/{device.folder.split('/')[-2]}" for device in devices)]
+    existing = [path for path in paths if os.access(root + path, os.F_OK)]
+    return tuple(path for path in existing if not os.access(root + path, os.R_OK | os.W_OK))
 
 
 def amd_holders(devices: Iterable[AmdDevice], root: str = "") -> dict[int, dict[int, int | None]]:
@@ -232,11 +232,11 @@ def amd_holders(devices: Iterable[AmdDevice], root: str = "") -> dict[int, dict[
 
     https://github.com/torvalds/linux/blob/master/drivers/gpu/drm/amd/amdkfd/kfd_process.c (kfd_procfs_show)
     """
-    processes, found = f"{root}/sys/class/kfd/kfd/proc", dict[int, dict[int, int | None]]()
+    processes, bytes_by_pid = f"{root}/sys/class/kfd/kfd/proc", dict[int, dict[int, int | None]]()
     devices = tuple(devices)
     for pid in filter(str.isdigit, files.names(processes)):
         for device in devices:
-            held = files.number(f"{processes}/{pid}/vram_{device.kfd_id}")
-            if held:
-                found.setdefault(int(pid), {})[device.index] = held
-    return found
+            size_bytes = files.number(f"{processes}/{pid}/vram_{device.kfd_id}")
+            if size_bytes:
+                bytes_by_pid.setdefault(int(pid), {})[device.index] = size_bytes
+    return bytes_by_pid

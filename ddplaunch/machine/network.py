@@ -34,12 +34,12 @@ def probe_interfaces(root: Path = Path("/")) -> tuple[Interface, ...]:
     addresses: dict[str, list[str]] = {}
     for name, address in [*ipv4_addresses(), *_ipv6_addresses(root)]:
         addresses.setdefault(name, []).append(address)
-    found = []
+    interfaces = []
     for line in (files.read(f"{root}/proc/net/dev") or "").splitlines()[2:]:
         name = line.partition(":")[0].strip()
         flags = _interface_flags(name)
         speed = files.number(f"{root}/sys/class/net/{name}/speed")
-        found.append(
+        interfaces.append(
             Interface(
                 name=name,
                 up=bool(flags & _IFF_UP and flags & _IFF_RUNNING),
@@ -48,7 +48,7 @@ def probe_interfaces(root: Path = Path("/")) -> tuple[Interface, ...]:
                 speed_mbps=speed if speed is not None and speed > 0 else None,
             )
         )
-    return tuple(found)
+    return tuple(interfaces)
 
 
 def _interface_flags(name: str) -> int:
@@ -73,19 +73,19 @@ def ipv4_addresses() -> list[tuple[str, str]]:
         answer = fcntl.ioctl(handle, _SIOCGIFCONF, struct.pack("iP", length, start))
     used = struct.unpack("iP", answer)[0]
     data = room.tobytes()
-    found = []
+    addresses = []
     for offset in range(0, used, _IFREQ_BYTES):
         label = data[offset : offset + 16].partition(b"\0")[0].decode()
-        found.append((label.partition(":")[0], socket.inet_ntoa(data[offset + 20 : offset + 24])))
-    return found
+        addresses.append((label.partition(":")[0], socket.inet_ntoa(data[offset + 20 : offset + 24])))
+    return addresses
 
 
 def _ipv6_addresses(root: Path) -> list[tuple[str, str]]:
-    found = []
+    addresses = []
     for line in (files.read(f"{root}/proc/net/if_inet6") or "").splitlines():
         fields = line.split()
-        found.append((fields[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))))
-    return found
+        addresses.append((fields[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))))
+    return addresses
 
 
 def probe_infiniband(root: Path = Path("/")) -> tuple[InfinibandPort, ...]:
@@ -121,12 +121,12 @@ def probe_route(
         except OSError as error:
             reason = error.strerror or str(error)
             continue
-        if local.startswith("127.") and not _means_loopback(destination) and (alone := _only_network(interfaces)):
-            return Route(destination, *alone, True)
-        own = {known for interface in interfaces for known in interface.addresses}
+        if local.startswith("127.") and not _means_loopback(destination) and (network := _only_network(interfaces)):
+            return Route(destination, *network, True)
+        own_addresses = {own_address for interface in interfaces for own_address in interface.addresses}
         bare = address.partition("%")[0]
         holder = next((each.name for each in interfaces if local in each.addresses), None)
-        is_local = bare in own or bare == "::1" or bare.startswith("127.")
+        is_local = bare in own_addresses or bare == "::1" or bare.startswith("127.")
         return Route(destination, holder or _loopback(local, interfaces), local, is_local)
     return Unavailable(f"this host has no route to `{destination}`: {reason}")
 
@@ -138,14 +138,14 @@ def _means_loopback(destination: str) -> bool:
 
 def _only_network(interfaces: tuple[Interface, ...]) -> tuple[str, str] | None:
     """Return interface and address of the one network by which others can reach this host; None unless it is one."""
-    found = [
-        (each.name, address)
-        for each in interfaces
-        if each.up and not each.loopback and not each.name.startswith(_BRIDGES)
-        for address in each.addresses[:1]
+    networks = [
+        (interface.name, address)
+        for interface in interfaces
+        if interface.up and not interface.loopback and not interface.name.startswith(_BRIDGES)
+        for address in interface.addresses[:1]
         if not address.startswith("fe80:")
     ]
-    return found[0] if len(found) == 1 else None
+    return networks[0] if len(networks) == 1 else None
 
 
 def _local_address(address: str) -> str:
@@ -159,7 +159,7 @@ def _loopback(local: str, interfaces: tuple[Interface, ...]) -> str | None:
     """Return the loopback interface for 127.0.1.1 and the like, which are local without being listed."""
     if not local.startswith("127."):
         return None
-    return next((each.name for each in interfaces if each.loopback), None)
+    return next((interface.name for interface in interfaces if interface.loopback), None)
 
 
 _COMMAND_CHARS = 200
@@ -227,12 +227,12 @@ def _holder(port: int) -> int | None:
         return None
 
     try:
-        sockets = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]
+        sockets = [conn for conn in psutil.net_connections("tcp") if conn.laddr and conn.laddr.port == port]
     except (psutil.Error, OSError):
         return None
     states = (psutil.CONN_LISTEN, psutil.CONN_TIME_WAIT)
-    sockets.sort(key=lambda each: states.index(each.status) if each.status in states else 0.5)
-    return next((each.pid for each in sockets if each.pid and each.status != psutil.CONN_TIME_WAIT), None)
+    sockets.sort(key=lambda conn: states.index(conn.status) if conn.status in states else 0.5)
+    return next((conn.pid for conn in sockets if conn.pid and conn.status != psutil.CONN_TIME_WAIT), None)
 
 
 def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[], tuple[str, ...] | Unavailable]:
@@ -241,9 +241,9 @@ def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[]
     What is returned waits at most ``deadline_s`` seconds, and gives the addresses in the resolver's order or why there
     are none.
     """
-    known = (name,) if is_address(name) else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
-    if known:
-        return lambda: known
+    addresses_at_hand = (name,) if is_address(name) else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
+    if addresses_at_hand:
+        return lambda: addresses_at_hand
     child = deadline.start(lambda: _ask(name))
 
     def finish() -> tuple[str, ...] | Unavailable:
@@ -271,17 +271,17 @@ def is_address(text: str) -> bool:
 
 def in_hosts_file(text: str, name: str) -> tuple[str, ...]:
     """Return the addresses that hosts(5) text gives ``name``, in order, each once."""
-    found: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     for line in text.splitlines():
         words = line.partition("#")[0].split()
         if name.lower() in (word.lower() for word in words[1:]):
-            found[words[0]] = None
-    return tuple(found)
+            addresses[words[0]] = None
+    return tuple(addresses)
 
 
 def _ask(name: str) -> tuple[str | None, tuple[str, ...]]:
     try:
-        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return (getattr(error, "strerror", None) or str(error), ())
-    return (None, tuple(dict.fromkeys(str(answer[4][0]) for answer in answers)))
+    return (None, tuple(dict.fromkeys(str(info[4][0]) for info in infos)))

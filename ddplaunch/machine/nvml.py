@@ -134,7 +134,9 @@ def _details(api: Any, handle: Any) -> dict[str, Any]:
 
 
 def _processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    return _described((each.pid, each.usedGpuMemory) for each in api.nvmlDeviceGetComputeRunningProcesses(handle))
+    return _described(
+        (process.pid, process.usedGpuMemory) for process in api.nvmlDeviceGetComputeRunningProcesses(handle)
+    )
 
 
 def _described(running: Iterable[tuple[int, int | None]]) -> tuple[GpuProcess, ...]:
@@ -170,8 +172,8 @@ def _mig_enabled(api: Any, handle: Any) -> bool:
 
 def _mig_devices(api: Any, handle: Any) -> tuple[MigDevice, ...]:
     slots = known(ask(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(handle))), 0)
-    found = (ask(api, lambda slot=slot: _mig_device(api, handle, slot)) for slot in range(slots))  # type: ignore[misc]
-    return tuple(device for device in found if isinstance(device, MigDevice))  # slots may be empty between others
+    answers = (ask(api, lambda slot=slot: _mig_device(api, handle, slot)) for slot in range(slots))  # type: ignore[misc]
+    return tuple(device for device in answers if isinstance(device, MigDevice))  # slots may be empty between others
 
 
 def _mig_device(api: Any, handle: Any, slot: int) -> MigDevice:

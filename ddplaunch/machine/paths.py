@@ -43,17 +43,19 @@ _DEAD = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN, errno.EHOSTUN
 _GLOB = set("*?[")
 
 
-def begin_looks(wanted: Sequence[tuple[str, Role]], deadline_s: float) -> Callable[[], tuple[PathFact, ...]]:
+def begin_looks(paths_with_roles: Sequence[tuple[str, Role]], deadline_s: float) -> Callable[[], tuple[PathFact, ...]]:
     """Look at each path in a child of its own, so that one dead path does not hide the others.
 
     What is returned collects the facts in order; all paths together get ``deadline_s`` seconds, late ones are
     "unreachable".
     """
-    children = [deadline.start(partial(describe, path, role)) for path, role in wanted]
+    children = [deadline.start(partial(describe, path, role)) for path, role in paths_with_roles]
 
     def finish() -> tuple[PathFact, ...]:
         answers = deadline.collect(children, deadline_s)
-        return tuple(_fact(path, answer, deadline_s) for (path, _), answer in zip(wanted, answers, strict=True))
+        return tuple(
+            _fact(path, answer, deadline_s) for (path, _), answer in zip(paths_with_roles, answers, strict=True)
+        )
 
     return finish
 

@@ -41,10 +41,10 @@ def probe_packages(search: Iterable[str] | None = None) -> PackageFacts:
     versions: dict[str, str] = {}
     places = []
     for place in dict.fromkeys(sys.path if search is None else search):
-        found = [match for name in files.names(place) if (match := _FOLDER.match(name))] if place else []
-        if found:
+        matches = [match for name in files.names(place) if (match := _FOLDER.match(name))] if place else []
+        if matches:
             places.append(place)
-        for match in found:
+        for match in matches:
             versions.setdefault(normalised(match[1]), match[2])
     return PackageFacts(versions, tuple(places))
 
@@ -68,14 +68,14 @@ def probe_plugin(search: Iterable[str] | None = None) -> str | Unavailable:
     """
     places = [place for place in (sys.path if search is None else search) if place]
     usual = (f"{place}/ddplaunch-{__version__}.dist-info" for place in places)  # without listing thousands of names
-    others = (
+    any_version = (
         f"{place}/{name}"
         for place in places
         for name in files.names(place)
         if name.startswith("ddplaunch") and name.endswith((".dist-info", ".egg-info"))
     )
     missing = Unavailable(f"ddplaunch is not installed in {sys.executable}, so torchrun cannot find its plug-in")
-    return next(filter(None, map(_declared, chain(usual, others))), missing)
+    return next(filter(None, map(_declared, chain(usual, any_version))), missing)
 
 
 def _declared(directory: str) -> str | None:
@@ -130,8 +130,8 @@ def probe_torch() -> TorchFacts | Unavailable:
     if version is None:
         return Unavailable(f"`import torch` in {sys.executable} would load {folder}, which has no version.py of torch")
     place = str(Path(folder).parent)
-    beside = probe_packages([place]).versions
-    nccl = (version for name, version in beside.items() if name.startswith("nvidia-nccl-cu"))
+    packages = probe_packages([place]).versions
+    nccl = (version for name, version in packages.items() if name.startswith("nvidia-nccl-cu"))
     return TorchFacts(
         version=version,
         path=folder,
@@ -139,7 +139,7 @@ def probe_torch() -> TorchFacts | Unavailable:
         hip=values.get("hip"),
         torchrun_flags=torchrun_flags(files.read(f"{folder}/distributed/run.py") or ""),
         nccl_version=next(nccl, None),  # None if NCCL came another way than as a wheel
-        **_torchvision(place, beside.get("torchvision")),
+        **_torchvision(place, packages.get("torchvision")),
     )
 
 
@@ -148,18 +148,18 @@ def _torchvision(place: str, installed: str | None) -> dict[str, str | None]:
     if installed is None:
         return {}
     built = _ASSIGNED.search(files.read(f"{place}/torchvision/version.py") or "")
-    wanted = _WANTED_TORCH.search(files.read(f"{place}/torchvision-{installed}.dist-info/METADATA") or "")
+    requirement = _WANTED_TORCH.search(files.read(f"{place}/torchvision-{installed}.dist-info/METADATA") or "")
     return {
         "torchvision": (built[2] or built[3] if built and built[1] == "__version__" else None) or installed,
-        "torchvision_for": wanted[1] if wanted else None,
+        "torchvision_for": requirement[1] if requirement else None,
     }
 
 
 def torchrun_flags(source: str) -> frozenset[str]:
     """Return the long options that the source of ``torch/distributed/run.py`` declares, with dashes."""
-    _, found, parser = source.partition("def get_args_parser")  # around it are examples that declare nothing
+    _, parser_name, parser = source.partition("def get_args_parser")  # around it are examples that declare nothing
     parser = parser.partition("\ndef ")[0]
-    return frozenset("--" + name.replace("_", "-") for name in _LONG_OPTION.findall(parser if found else source))
+    return frozenset("--" + name.replace("_", "-") for name in _LONG_OPTION.findall(parser if parser_name else source))
 
 
 _CONTAINER_VARIABLES = {

@@ -54,11 +54,11 @@ def resolve_batch(request: NumbersRequest) -> EffectiveBatch:
             raise _disagrees(total, formula, product)
         return EffectiveBatch(batch, accum, total or computed(product, formula))
     assert total is not None
-    given = batch or accum
-    unit = given.value * world if given else world
+    divisor_given = batch or accum
+    unit = divisor_given.value * world if divisor_given else world
     if total.value % unit:
         raise _does_not_divide(request, total, unit)
-    divisor = f"({given.value} × {world})" if given else str(world)
+    divisor = f"({divisor_given.value} × {world})" if divisor_given else str(world)
     quotient = computed(total.value // unit, f"{total.value} / {divisor}")
     return EffectiveBatch(batch, quotient, total) if batch else EffectiveBatch(quotient, accum or _ONE, total)
 

@@ -78,15 +78,20 @@ def compare(
 
     Raises UsageError as ``compute`` does, also if one of the world sizes cannot hold the effective batch.
     """
-    own = request.world_size
-    sizes = (own if size == own.value else Resolved(size, Source("flag", "--compare")) for size in world_sizes)
-    asked = [at(size) if at is not None else replace(request, world_size=size) for size in sizes]
+    own_size = request.world_size
+    sizes = (
+        own_size if size == own_size.value else Resolved(size, Source("flag", "--compare")) for size in world_sizes
+    )
+    requests = [at(size) if at is not None else replace(request, world_size=size) for size in sizes]
     if request.global_batch_size is not None:
         base = compute(request).base_batch_size
         # With all three given they agree at one world size only: the accumulation follows.
-        freed = (each if each.batch_size is None else replace(each, accum=None) for each in asked)
-        asked = [replace(each, base_batch_size=base) for each in freed]
-    return tuple(map(compute, asked))
+        freed = (
+            request_at_size if request_at_size.batch_size is None else replace(request_at_size, accum=None)
+            for request_at_size in requests
+        )
+        requests = [replace(request_at_size, base_batch_size=base) for request_at_size in freed]
+    return tuple(map(compute, requests))
 
 
 @dataclass(frozen=True)
@@ -207,18 +212,18 @@ def _refuse_contradictions(request: NumbersRequest) -> None:
     _refuse_both(request)
     if _scales_rates(request) or request.base_warmup is not None:
         return
-    for flag, given in (
+    for flag, setting in (
         ("--lr-scaling", request.lr_scaling),
         ("--lr-max-factor", request.lr_max_factor),
         ("--base-batch-size", request.base_batch_size),
     ):
-        if given is not None:
+        if setting is not None:
             final = f"; `--lr {format_lr(request.lr.value)}` is final" if request.lr is not None else ""
             raise usage(
-                f"`{flag} {given.value}` has nothing to scale: neither `--base-lr` nor `--base-warmup` is given",
+                f"`{flag} {setting.value}` has nothing to scale: neither `--base-lr` nor `--base-warmup` is given",
                 why=f"it only decides what `--base-lr` and `--base-warmup` are multiplied by{final}",
                 fix=f"leave `{flag}` out, or add what was tuned, for example `--base-lr 0.0001`",
-                where=where(flag, given),
+                where=where(flag, setting),
                 code="nothing-to-scale",
             )
 

@@ -101,15 +101,19 @@ class Batches:
     def at_most(self, batch: float) -> int:
         """Return the largest that is not above ``batch``, as round as it need be; the smallest where there is none."""
         if self.total is not None:
-            return self.least if self.whole else max(each for each in _divisors(self.total) if each <= max(1, batch))
-        found = int(max(1, min(batch, self.most)))
-        step = 1 << max(0, (found // _FIGURES).bit_length() - 1)
-        return found // step * step
+            return (
+                self.least
+                if self.whole
+                else max(divisor for divisor in _divisors(self.total) if divisor <= max(1, batch))
+            )
+        batch_size = int(max(1, min(batch, self.most)))
+        step = 1 << max(0, (batch_size // _FIGURES).bit_length() - 1)
+        return batch_size // step * step
 
 
 def _divisors(number: int) -> list[int]:
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def largest(tried: Sequence[Tried], headroom: float) -> Tried | None:
@@ -127,15 +131,15 @@ def next_batch(tried: Sequence[Tried], batches: Batches, headroom: float) -> int
         first = min(batches.first, batches.most)
         return batches.at_most(first) if batches.total is not None else max(1, first)
     best = largest(tried, headroom)
-    over = min((trial.batch for trial in tried if not trial.within(headroom)), default=_LARGEST)
-    wanted = _by_model(tried, best, headroom)
+    too_large = min((trial.batch for trial in tried if not trial.within(headroom)), default=_LARGEST)
+    predicted = _by_model(tried, best, headroom)
     if best is None:
-        return None if over <= batches.least else batches.at_most(min(wanted, over - 1))
-    if wanted >= over:  # what was over says more than the model
-        wanted = over - 1 if batches.total is not None else (best.batch + over) / 2
-    batch = batches.at_most(wanted)
+        return None if too_large <= batches.least else batches.at_most(min(predicted, too_large - 1))
+    if predicted >= too_large:  # what was over says more than the model
+        predicted = too_large - 1 if batches.total is not None else (best.batch + too_large) / 2
+    batch = batches.at_most(predicted)
     alike = 1 if batches.total is not None else 1 + _ALIKE
-    return batch if best.batch * alike < batch < over else None
+    return batch if best.batch * alike < batch < too_large else None
 
 
 def _by_model(tried: Sequence[Tried], best: Tried | None, headroom: float) -> float:

@@ -44,8 +44,8 @@ def rate_key(name: str) -> str:
 
 def by_name(rates: Iterable[Resolved[tuple[str, float]]]) -> Iterator[tuple[str, Resolved[float]]]:
     """Yield each learning rate with its name in front."""
-    for each in rates:
-        yield each.value[0], Resolved(each.value[1], each.source)
+    for rate in rates:
+        yield rate.value[0], Resolved(rate.value[1], rate.source)
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def refuse_impossible(request: NumbersRequest) -> None:
         count = getattr(request, name)
         if count is not None and not least <= count.value <= _LARGEST_COUNT:
             flag = where("NPROC", count) if name == "world_size" else _flag(name)
-            meant = f"a whole number from {least} to {_LARGEST_COUNT}"
-            findings.append(_out_of_range(flag, count, str(count.value), meant))
+            allowed = f"a whole number from {least} to {_LARGEST_COUNT}"
+            findings.append(_out_of_range(flag, count, str(count.value), allowed))
     rates = [(_flag(name), getattr(request, name)) for name in ("lr", "base_lr", "lr_max_factor")]
     rates += [(f"--lr {name}", rate) for name, rate in by_name(request.named_lr)]
     rates += [(f"--base-lr {name}", rate) for name, rate in by_name(request.named_base_lr)]
@@ -156,11 +156,11 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _out_of_range(flag: str, number: Resolved[Any], text: str, meant: str) -> Finding:
+def _out_of_range(flag: str, number: Resolved[Any], text: str, allowed: str) -> Finding:
     return error(
         "number-out-of-range",
-        f"`{flag}` is {text}, not {meant}",
+        f"`{flag}` is {text}, not {allowed}",
         why="what is made from it would be zero, negative, infinite or more than torch's 64-bit integers hold",
-        fix=f"give {meant}",
+        fix=f"give {allowed}",
         where=where(flag, number),
     )

@@ -86,10 +86,10 @@ def _union(data: Any, arms: tuple[Any, ...], place: str) -> Any:
 
 
 def _dataclass(data: Any, wanted: type, place: str) -> Any:
-    given, values = _checked(data, dict, place), {}
+    members, values = _checked(data, dict, place), {}
     for name, kind, is_needed in _fields(wanted):
-        if name in given:
-            values[name] = _build(given[name], kind, f"{place}.{name}")
+        if name in members:
+            values[name] = _build(members[name], kind, f"{place}.{name}")
         elif is_needed:
             values[name] = _build(None, kind, f"{place}.{name}, which is missing")
     return wanted(**values)

@@ -28,18 +28,18 @@ else:
 
     def _init(self, *args, **values):
         fields = self.__dataclass_fields__
-        given = dict(zip(fields, args, strict=False))
-        if len(args) > len(fields) or not values.keys() <= fields.keys() - given.keys():
+        value_by_field = dict(zip(fields, args, strict=False))
+        if len(args) > len(fields) or not values.keys() <= fields.keys() - value_by_field.keys():
             raise TypeError(f"{type(self).__name__}() has no such field, or got it twice: {args}, {values}")
-        given.update(values)
-        own = self.__dict__
+        value_by_field.update(values)
+        attributes = self.__dict__
         for name, field in fields.items():  # in their order, which __eq__, __hash__ and __repr__ rely on
-            if name in given:
-                own[name] = given[name]
+            if name in value_by_field:
+                attributes[name] = value_by_field[name]
             elif field.default is not dataclasses.MISSING:
-                own[name] = field.default
+                attributes[name] = field.default
             elif field.default_factory is not dataclasses.MISSING:
-                own[name] = field.default_factory()
+                attributes[name] = field.default_factory()
             else:
                 raise TypeError(f"{type(self).__name__}() needs a value for {name!r}")
 

@@ -69,14 +69,14 @@ def names_a_secret(name: str, value: str) -> bool:
     if not words or name in _WORKING_FOLDERS or re.fullmatch(_SAYS_NOTHING, value.strip()):
         return False
     last = words[-1].removesuffix("S") if len(words[-1]) > 4 else words[-1]
-    before = words[-2] if len(words) > 1 else ""
+    word_before = words[-2] if len(words) > 1 else ""
     if last.endswith(_OFTEN_IN_A_FILE) and re.fullmatch(_PLACE, value):
         return False
     if last.endswith("TOKEN"):
-        return before not in _OF_TEXT and not (last != words[-1] and re.fullmatch(_AMOUNT, value))
+        return word_before not in _OF_TEXT and not (last != words[-1] and re.fullmatch(_AMOUNT, value))
     if last in ("PASS", "PIN"):
-        return before not in _PASSES
-    if last.endswith("KEY") and not last.endswith(_ENDINGS) and before not in _OPENING and not name.isupper():
+        return word_before not in _PASSES
+    if last.endswith("KEY") and not last.endswith(_ENDINGS) and word_before not in _OPENING and not name.isupper():
         return len(value) > 5 and not re.fullmatch(_LIKE_A_NAME, value) and not re.fullmatch(_AMOUNT, value)
     return last in _LAST_WORDS or last.endswith((*_ENDINGS, "KEY"))
 

@@ -122,9 +122,9 @@ def in_one(sentences: Sequence[str]) -> str:
     places = [place for place, column in enumerate(zip(*words, strict=False)) if len(set(column)) > 1]
     if len(words) == 1:
         return sentences[0]
-    if len(places) > 1 or len({len(each) for each in words}) > 1:
+    if len(places) > 1 or len({len(words_of_one) for words_of_one in words}) > 1:
         return f"{sentences[0]}; the others likewise"
-    every = listed([each[places[0]] for each in words], len(words), last=" and ")
+    every = listed([words_of_one[places[0]] for words_of_one in words], len(words), last=" and ")
     return " ".join((*words[0][: places[0]], every, *words[0][places[0] + 1 :]))
 
 
@@ -138,8 +138,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
     spans = _spans(sorted(ranks))
     parts = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
     more = sum(map(len, spans[_SPANS:]))
-    said = ", ".join(parts[:_SPANS]) + (f" and {more} more" if more else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {said}"
+    shown = ", ".join(parts[:_SPANS]) + (f" and {more} more" if more else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
@@ -149,11 +149,11 @@ def numbers_text(numbers: Iterable[int]) -> str:
 
 def numbers_of(text: str) -> tuple[int, ...]:
     """Return 0, 1, 2, 3, 6 for ``0-3,6``, as the kernel lists CPUs. Raises ValueError for anything else."""
-    found: list[int] = []
+    numbers: list[int] = []
     for span in filter(None, text.strip().split(",")):
         first, _, last = span.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)
 
 
 def _spans(numbers: Iterable[int]) -> list[list[int]]:
@@ -189,10 +189,10 @@ _OF_UNIX = (*_OF_LINUX, "ps", "logs", "report")  # what reads records lacks it o
 
 def open_flags(*names: str) -> int:
     """Return these flags of open(2) together, without those that this system lacks."""
-    found = 0
+    flags = 0
     for name in names:
-        found |= getattr(os, f"O_{name}", 0)
-    return found
+        flags |= getattr(os, f"O_{name}", 0)
+    return flags
 
 
 def own_id() -> int:
@@ -212,10 +212,10 @@ def needs_linux(command: str) -> Finding | None:
         return None
     from ddplaunch.values.finding import error
 
-    name, there = ("Windows", "in WSL2 (`wsl --install`), or on") if windows else ("macOS", "on")
+    name, instead = ("Windows", "in WSL2 (`wsl --install`), or on") if windows else ("macOS", "on")
     return error(
         "not-on-linux",
         f"this is {name}, where `{command}` does not work",
         why="it needs what Linux has: /proc, pidfds, process groups that outlive their parent, files below a folder",
-        fix=f"type it {there} the machine that trains; `plan`, `convert` and `explain` of a log work here",
+        fix=f"type it {instead} the machine that trains; `plan`, `convert` and `explain` of a log work here",
     )

@@ -64,25 +64,29 @@ class GpuUsage:
             self._due_s = time.monotonic() + _HOLDERS_EVERY_S
             self._bytes = amd_holders(self._amd, self._root) if self._amd else self._holders(gpus)
             self._given = {rank.pid: gpu for rank in ranks if (gpu := self._device(rank, gpus)) is not None}
-        held: dict[int, dict[int, int]] = {}
+        bytes_by_rank: dict[int, dict[int, int]] = {}
         for pid, rank in rank_by_pid.items():
             for index, size in self._bytes.get(pid, {}).items():
-                on_gpu = held.setdefault(rank, {})
+                on_gpu = bytes_by_rank.setdefault(rank, {})
                 on_gpu[index] = on_gpu.get(index, 0) + (size or 0)
-        placed = tuple(self._placed(rank, held.get(rank.rank, {})) for rank in ranks)
+        placed = tuple(self._placed(rank, bytes_by_rank.get(rank.rank, {})) for rank in ranks)
         strangers = [pid for pid in self._bytes if pid not in rank_by_pid and os.path.exists(f"{self._proc}/{pid}")]  # noqa: PTH110
-        return placed, tuple(self._with_ranks(gpu, placed, held, strangers) for gpu in gpus)
+        return placed, tuple(self._with_ranks(gpu, placed, bytes_by_rank, strangers) for gpu in gpus)
 
-    def _placed(self, rank: RankSample, held: Mapping[int, int]) -> RankSample:
-        if not held:
+    def _placed(self, rank: RankSample, bytes_by_gpu: Mapping[int, int]) -> RankSample:
+        if not bytes_by_gpu:
             return replace(rank, gpu=self._given.get(rank.pid))
-        index = max(held, key=lambda gpu: held[gpu])
-        return replace(rank, gpu=index, gpu_memory_bytes=held[index] or None)
+        index = max(bytes_by_gpu, key=lambda gpu: bytes_by_gpu[gpu])
+        return replace(rank, gpu=index, gpu_memory_bytes=bytes_by_gpu[index] or None)
 
     def _with_ranks(
-        self, gpu: GpuSample, placed: Sequence[RankSample], held: Mapping[int, Mapping[int, int]], strangers: list[int]
+        self,
+        gpu: GpuSample,
+        placed: Sequence[RankSample],
+        bytes_by_rank: Mapping[int, Mapping[int, int]],
+        strangers: list[int],
     ) -> GpuSample:
-        ranks = [rank.rank for rank in placed if gpu.index in (rank.gpu, *held.get(rank.rank, ()))]
+        ranks = [rank.rank for rank in placed if gpu.index in (rank.gpu, *bytes_by_rank.get(rank.rank, ()))]
         others = sum(gpu.index in self._bytes[pid] for pid in strangers)
         return replace(gpu, ranks=tuple(sorted(ranks)), others=others)
 

@@ -92,11 +92,11 @@ def _followed(run: RunProcesses, directory: Path | None) -> dict[Path, NodeProce
 def _as_it_is_now(run: RunProcesses, directory: Path | None) -> RunProcesses | None:
     """Return the processes of a run read anew, None where it has ended."""
 
-    def key(other: RunProcesses) -> tuple[str, int, str]:
-        return other.run_id, other.uid, other.launch
+    def key(run_to_compare: RunProcesses) -> tuple[str, int, str]:
+        return run_to_compare.run_id, run_to_compare.uid, run_to_compare.launch
 
-    same = [other for other in runs_in(process_table()) if key(other) == key(run)]
-    return next((other for other in same if recorded_at(other) == directory), next(iter(same), None))
+    same = [candidate for candidate in runs_in(process_table()) if key(candidate) == key(run)]
+    return next((candidate for candidate in same if recorded_at(candidate) == directory), next(iter(same), None))
 
 
 def _sampler(

@@ -34,13 +34,13 @@ _FEW_PASSES = 4  # a loop may well call backward() for two or three losses
 
 def read_notes(attempt: Path, ranks: Sequence[int]) -> list[Note]:
     """Return the notes of those ``ranks`` that have left one, by rank."""
-    found: list[Note] = []
+    notes: list[Note] = []
     for rank in sorted(ranks):
         with suppress(OSError, ValueError):
             value = read_object(note_path(attempt, rank))
             if value.get("rank") == rank:
-                found.append(value)
-    return found
+                notes.append(value)
+    return notes
 
 
 class Observed(NamedTuple):
@@ -58,44 +58,49 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
     over = len(notes) == len(ranks) and all(note.get("over") is True for note in notes)
     node = Path(attempt).parent
     run = read_run(node.parent, int(node.name.removeprefix("node-")))
-    found = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})
-    told = {*ignored, *(each.get("code") for each in objects(run.get("findings")))}  # the script's source has shown it
-    return Observed(tuple(finding for finding in found if finding.code not in told), over)
+    findings = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})
+    known_codes = {
+        *ignored,
+        *(recorded.get("code") for recorded in objects(run.get("findings"))),
+    }  # the script's source has shown it
+    return Observed(tuple(finding for finding in findings if finding.code not in known_codes), over)
 
 
 def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return by number how it went to the script: ``passed`` with its ``option``, ``missing`` what could not be."""
     plan = run.get("plan", {})
     passed = {
-        str(each.get("number")): {**each, "option": str(each["arguments"][0]).partition("=")[0]}
-        for each in objects(plan.get("passed"))
-        if isinstance(each.get("arguments"), list) and each["arguments"]
+        str(number.get("number")): {**number, "option": str(number["arguments"][0]).partition("=")[0]}
+        for number in objects(plan.get("passed"))
+        if isinstance(number.get("arguments"), list) and number["arguments"]
     }
-    return {"passed": passed, "missing": {str(each.get("number")): each for each in objects(plan.get("missing"))}}
+    return {"passed": passed, "missing": {str(number.get("number")): number for number in objects(plan.get("missing"))}}
 
 
 def _read(plan: Plan, numbers: Collection[str]) -> tuple[str, str, tuple[str, ...]]:
     """Return the option that was filled in for one of ``numbers``, what was understood of it, and in which line."""
-    passed = next((each for number, each in plan.get("passed", {}).items() if number in numbers), None)
+    passed = next(
+        (passed_number for number, passed_number in plan.get("passed", {}).items() if number in numbers), None
+    )
     if passed is None:
         return "", "", ()
     note, at = str(passed.get("note") or ""), passed.get("at") or {}
     line = re.match(r"(?:.*: )?(\S+:\d+) ", note)
-    where = line[1] if line else f"{at['file']}:{at['line']}" if at.get("line") else ""
+    place = line[1] if line else f"{at['file']}:{at['line']}" if at.get("line") else ""
     understood = f"; `{' '.join(passed['arguments'])}` was passed ({note})" if note else ""
-    return passed["option"], understood, (where,) if where else ()
+    return passed["option"], understood, (place,) if place else ()
 
 
-def _not_passed(number: str, what: str, own: str, plan: Plan) -> Finding | None:
+def _not_passed(number: str, what: str, own_option: str, plan: Plan) -> Finding | None:
     """Return the finding ``what`` with the reason for which the script did not get the number; None if it did."""
     missing = plan.get("missing", {}).get(number)
     if missing is None:
         return None
-    meant = f"if its own is meant, `{own}` says so to the plan"
+    own_is_meant = f"if its own is meant, `{own_option}` says so to the plan"
     why = f"it was not passed: {missing['reason']}"
-    where = re.search(r"\S+:\d+", missing["reason"])
-    fix = f"{missing['fix']}; {meant}" if missing["fix"] else meant
-    return warning("numbers-differ", what, why=why, fix=fix, where=where[0].strip("()") if where else ())
+    place = re.search(r"\S+:\d+", missing["reason"])
+    fix = f"{missing['fix']}; {own_is_meant}" if missing["fix"] else own_is_meant
+    return warning("numbers-differ", what, why=why, fix=fix, where=place[0].strip("()") if place else ())
 
 
 def plan_of(environ: Mapping[str, str]) -> Plan:
@@ -109,14 +114,14 @@ def plan_of(environ: Mapping[str, str]) -> Plan:
 
 def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding, ...]:
     """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
     for family in (apart, unaveraged, group, same_gpu, replicas, rates, _among_ranks, batches, accumulation, undivided):
         try:
-            found += family(notes, ranks, plan)
+            findings += family(notes, ranks, plan)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             continue  # a note that another version wrote, or that the script has changed
-    return tuple(found)
+    return tuple(findings)
 
 
 class _Rate(NamedTuple):
@@ -129,9 +134,11 @@ class _Rate(NamedTuple):
 def _rate(note: Note, plan: Plan) -> Finding | None:
     """A learning rate that is not the planned one."""
     planned = float(plan["lr"])
-    seen = [rate for one in note["optimizers"] for name in ("lr", "initial_lr", "max_lr") for rate in one[name] if rate]
+    rates = [
+        rate for one in note["optimizers"] for name in ("lr", "initial_lr", "max_lr") for rate in one[name] if rate
+    ]
     bases = [base for one in note["optimizers"] for base in _bases(one)]
-    if not bases or None in bases or any(_alike(rate, planned) for rate in seen):
+    if not bases or None in bases or any(_alike(rate, planned) for rate in rates):
         return None
     first = bases[0]
     assert first is not None
@@ -150,9 +157,9 @@ def _rate(note: Note, plan: Plan) -> Finding | None:
             fix='after it, `for group in optimizer.param_groups: group["lr"] = RATE`, and `initial_lr` too if there '
             "is a scheduler",
         )
-    if own := _not_passed("lr", what, f"--lr {_text(first.value)}", plan):
-        return own
-    option, understood, where = _read(plan, ("lr",))
+    if not_passed := _not_passed("lr", what, f"--lr {_text(first.value)}", plan):
+        return not_passed
+    option, understood, place = _read(plan, ("lr",))
     fix = "put `{lr}` where the script's arguments have its rate; if its own is meant, "
     fix += f"`--lr {_text(first.value)}` says so to the plan"
     if reason:
@@ -168,7 +175,7 @@ def _rate(note: Note, plan: Plan) -> Finding | None:
         why="the script trains with a rate of its own default or scaling, not with the one that belongs to the "
         f"effective batch in the panel{understood}",
         fix=fix,
-        where=where,
+        where=place,
     )
 
 
@@ -180,12 +187,12 @@ def _may_rise(optimizer: Note) -> bool:
 
 def _bases(optimizer: Note) -> Iterator[_Rate | None]:
     """Yield the rate of each group of parameters before a schedule, None where nobody can know it."""
-    known = optimizer["steady"] and optimizer["steps"] > 1
+    is_steady = optimizer["steady"] and optimizer["steps"] > 1
     for rate, initial, most in zip(optimizer["lr"], optimizer["initial_lr"], optimizer["max_lr"], strict=True):
         scheduled = most or initial
         if scheduled:
             yield _Rate(scheduled, True)
-        elif rate and known:
+        elif rate and is_steady:
             yield _Rate(rate, False)
         else:
             yield None
@@ -205,10 +212,10 @@ def _reason(ratio: float, plan: Plan) -> str:
 def _among_ranks(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Ranks with different learning rates, at the same step of the same optimizer."""
     rates = {note["rank"]: tuple(note["optimizers"][0]["lr"]) for note in notes if note["process_group"]}
-    values = sorted({each[0] for each in rates.values()})
-    if len({len(each) for each in rates.values()}) != 1 or len(values) < 2:
+    values = sorted({rate[0] for rate in rates.values()})
+    if len({len(rate) for rate in rates.values()}) != 1 or len(values) < 2:
         return
-    named = ", ".join(f"{_text(each)} on rank {next(r for r in rates if rates[r][0] == each)}" for each in values[:3])
+    named = ", ".join(f"{_text(rate)} on rank {next(r for r in rates if rates[r][0] == rate)}" for rate in values[:3])
     yield warning(
         "numbers-differ",
         f"ranks run at different learning rates: {named}",
@@ -228,11 +235,11 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
     if size * (per_step or 1) == planned * int(plan.get("accum") or 1):
         return None  # it is cut into parts by the script
     what = f"each rank takes {count(size, 'sample')} at a time, the plan says {planned}"
-    if own := _not_passed("batch_size", what, f"--batch-size {size}", plan):
-        return own if sure else None
-    option, understood, where = _read(plan, _BATCHES)
+    if not_passed := _not_passed("batch_size", what, f"--batch-size {size}", plan):
+        return not_passed if sure else None
+    option, understood, place = _read(plan, _BATCHES)
     reason = _reason(size / planned, plan)
-    whose = next((each for each in ("total", "node") if reason.endswith(_OF[each])), "")
+    whose = next((owner for owner in ("total", "node") if reason.endswith(_OF[owner])), "")
     fix = "put `{batch_size}` where the script's arguments have its batch; if its own is meant, "
     fix += f"`--batch-size {size}` says so to the plan"
     if whose and size < planned and (sure or size > 1):
@@ -250,14 +257,14 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
         f"{what} ({reason})" if whose else what,
         why=f"the effective batch in the panel, for which the learning rate was scaled, is not what trains{understood}",
         fix=fix,
-        where=where,
+        where=place,
     )
 
 
 def _sizes(note: Note) -> set[int | None]:
     """Return how many samples each batch has: as the DataLoaders say, else by what goes into the model."""
     loaders = note["loaders"]
-    return {each["batch_size"] or each["first_dimension"] for each in loaders} or set(note.get("forward") or ())
+    return {loader["batch_size"] or loader["first_dimension"] for loader in loaders} or set(note.get("forward") or ())
 
 
 def _batches_per_step(note: Note, planned: int = 0) -> int | None:
@@ -266,13 +273,13 @@ def _batches_per_step(note: Note, planned: int = 0) -> int | None:
     Other than ``planned`` are only told of steps that agree: what fetches ahead has taken more in the first step, and
     the last step of an epoch takes what is left.
     """
-    given = [number for loader in note["loaders"] for step, number in loader["batches"] if step > 1]
-    least = min(given, default=None)
-    if least is None or not planned or planned in given:
-        return planned if planned in given else least
+    batches = [number for loader in note["loaders"] for step, number in loader["batches"] if step > 1]
+    least = min(batches, default=None)
+    if least is None or not planned or planned in batches:
+        return planned if planned in batches else least
     total = max(sum(number for _, number in loader["batches"]) for loader in note["loaders"])
-    fetched_ahead = least < planned and (len({*given}) > 1 or total >= planned * note["steps"])
-    return None if len(given) < _FEW_STEPS or fetched_ahead else least
+    fetched_ahead = least < planned and (len({*batches}) > 1 or total >= planned * note["steps"])
+    return None if len(batches) < _FEW_STEPS or fetched_ahead else least
 
 
 def _accumulated(note: Note, plan: Plan) -> Finding | None:
@@ -280,33 +287,35 @@ def _accumulated(note: Note, plan: Plan) -> Finding | None:
     planned = int(plan["accum"])
     batches, passes = _batches_per_step(note, planned), [number for number in note["passes"] or () if number]
     if batches is not None:
-        found, what = batches, "batch"
+        per_step, what = batches, "batch"
     elif len(note["optimizers"]) == 1 and passes:
-        found, what = min(passes), "backward pass"
-        if found > planned and (found < _FEW_PASSES or len(passes) < _FEW_STEPS):
+        per_step, what = min(passes), "backward pass"
+        if per_step > planned and (per_step < _FEW_PASSES or len(passes) < _FEW_STEPS):
             return None
     else:
         return None
-    if found == planned or any(size and size * found == plan["batch_size"] * planned for size in _sizes(note)):
+    if per_step == planned or any(size and size * per_step == plan["batch_size"] * planned for size in _sizes(note)):
         return None
-    after = f"after every {what}" if found == 1 else f"after {count(found, what)}"
+    moment = f"after every {what}" if per_step == 1 else f"after {count(per_step, what)}"
     world = int(plan.get("world_size") or 1)
-    _, understood, where = _read(plan, ("accum", "total_accum"))
+    _, understood, place = _read(plan, ("accum", "total_accum"))
     reason, fix = "accumulation", "put `{accum}` where the script's arguments have its accumulation; if its own is "
-    fix += f"meant, `--accum {found}` says so to the plan"
-    if world > 1 and found * world == planned:
+    fix += f"meant, `--accum {per_step}` says so to the plan"
+    if world > 1 and per_step * world == planned:
         reason += f" / {world}, the world size"
-        fix = f"give the script what it divides, {planned * world}; if {found} is meant, `--accum {found}` says so"
-    difference = f"the optimizer steps {after}, the plan says after {planned}"
-    if own := _not_passed("accum", f"{difference} (accumulation)", f"--accum {found}", plan):
-        return own
-    times = f"{_text(found / planned)} times" if found > planned else f"1/{_text(planned / found)} of"
+        fix = (
+            f"give the script what it divides, {planned * world}; if {per_step} is meant, `--accum {per_step}` says so"
+        )
+    difference = f"the optimizer steps {moment}, the plan says after {planned}"
+    if not_passed := _not_passed("accum", f"{difference} (accumulation)", f"--accum {per_step}", plan):
+        return not_passed
+    times = f"{_text(per_step / planned)} times" if per_step > planned else f"1/{_text(planned / per_step)} of"
     return warning(
         "numbers-differ",
         f"{difference} ({reason})",
         why=f"the effective batch is {times} the one in the panel, for which the learning rate was scaled{understood}",
         fix=fix,
-        where=where,
+        where=place,
     )
 
 
@@ -314,11 +323,11 @@ def _each(judge: Callable[[Note, Plan], Finding | None], number: str) -> Family:
     """Return what judges each rank by itself where the plan has ``number``: each finding once, with its ranks."""
 
     def family(notes: Sequence[Note], _: int, plan: Plan) -> Iterator[Finding]:
-        found: dict[Finding, list[int]] = {}
+        ranks_by_finding: dict[Finding, list[int]] = {}
         for note in notes if plan.get(number) is not None else ():
             if (one := judge(note, plan)) is not None:
-                found.setdefault(one, []).append(note["rank"])
-        for one, ranks in found.items():
+                ranks_by_finding.setdefault(one, []).append(note["rank"])
+        for one, ranks in ranks_by_finding.items():
             some = () if len(ranks) == len(notes) else tuple(f"rank {rank}" for rank in ranks)
             yield Finding(one.code, one.severity, one.what, one.why, one.fix, (*one.where, *some))
 

@@ -101,11 +101,11 @@ def phases_ranks(attempt: Path) -> list[int]:
 
 def read_phases(attempt: Path, ranks: Sequence[int] | None = None) -> dict[int, RankFile]:
     """Return what those ``ranks``, all without them, wrote that wrote something."""
-    found = {}
+    file_by_rank = {}
     for rank in phases_ranks(attempt) if ranks is None else sorted(ranks):
         with suppress(OSError), open(open_plain(phases_path(attempt, rank)), "rb") as file:
-            found[rank] = parsed(file.read(MOST_BYTES).split(b"\n")[:-1])
-    return found
+            file_by_rank[rank] = parsed(file.read(MOST_BYTES).split(b"\n")[:-1])
+    return file_by_rank
 
 
 def parsed(lines: Sequence[bytes]) -> RankFile:
@@ -145,32 +145,32 @@ def settled(lines: Sequence[StepLine], least: int = 0) -> int | None:
     walls = [line.wall_s / line.steps for line in lines if line.wall_s]
     unknown = len(lines) - len(walls)  # the first one
     for at in range(max(0, least - unknown), len(walls) - 2 * _AT_ONCE + 1):
-        one, other = (median(walls[begin : begin + _AT_ONCE]) for begin in (at, at + _AT_ONCE))
-        if max(one, other) <= _LIKE * min(one, other):
+        this_median, next_median = (median(walls[begin : begin + _AT_ONCE]) for begin in (at, at + _AT_ONCE))
+        if max(this_median, next_median) <= _LIKE * min(this_median, next_median):
             return at + unknown
     return None
 
 
 def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> RankPhases | None:
     """Return what these steps took, None where no length of one is known."""
-    known = [line for line in lines if line.wall_s]
-    if not known:
+    timed_lines = [line for line in lines if line.wall_s]
+    if not timed_lines:
         return None
-    each = sorted((line.wall_s or 0) / line.steps for line in known)
-    wall, steps = sum(line.wall_s or 0 for line in known), sum(line.steps for line in known)
-    shares: dict[str, float | None] = {name: _share(known, f"{name}_s") for name in PHASES}
+    step_lengths = sorted((line.wall_s or 0) / line.steps for line in timed_lines)
+    wall, steps = sum(line.wall_s or 0 for line in timed_lines), sum(line.steps for line in timed_lines)
+    shares: dict[str, float | None] = {name: _share(timed_lines, f"{name}_s") for name in PHASES}
     shares["rest"] = max(0.0, 1 - sum(share or 0 for share in shares.values()))
-    told = [line for line in known if line.samples]
-    enough = len(told) > len(known) / 2
+    counted_lines = [line for line in timed_lines if line.samples]
+    enough = len(counted_lines) > len(timed_lines) / 2
     return RankPhases(
         rank=rank,
         steps=steps,
-        step_s=median(each),
-        fastest_s=each[len(each) // 10],
-        slowest_s=each[-1 - len(each) // 10],
+        step_s=median(step_lengths),
+        fastest_s=step_lengths[len(step_lengths) // 10],
+        slowest_s=step_lengths[-1 - len(step_lengths) // 10],
         mean_s=wall / steps,
         shares=shares,
-        samples_per_s=sum(line.samples or 0 for line in told) / sum(line.wall_s or 0 for line in told)
+        samples_per_s=sum(line.samples or 0 for line in counted_lines) / sum(line.wall_s or 0 for line in counted_lines)
         if enough
         else None,
         peak_bytes=max((line.peak_bytes for line in lines if line.peak_bytes), default=None),
@@ -187,11 +187,11 @@ def _waits(lines: Sequence[StepLine]) -> float | None:
 
 def _share(lines: Sequence[StepLine], name: str) -> float | None:
     """Return a phase's share of the time, None unless most steps tell it."""
-    told = [line for line in lines if getattr(line, name) is not None]
-    if len(told) <= len(lines) / 2:
+    known_lines = [line for line in lines if getattr(line, name) is not None]
+    if len(known_lines) <= len(lines) / 2:
         return None
-    together: float = sum(getattr(line, name) for line in told)
-    return min(1.0, together / sum(line.wall_s or 0 for line in told))
+    together: float = sum(getattr(line, name) for line in known_lines)
+    return min(1.0, together / sum(line.wall_s or 0 for line in known_lines))
 
 
 def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | None:
@@ -199,26 +199,27 @@ def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | N
 
     Ranks that end their steps together differ in how long they wait for communication: the late one hardly does.
     """
-    own = {one.rank: one.own_s for one in ranks}
-    if len(ranks) < 2 or None in own.values():
+    work_by_rank = {one.rank: one.own_s for one in ranks}
+    if len(ranks) < 2 or None in work_by_rank.values():
         return None
     if all(one.steps < _FEW and one.steps * one.mean_s < _MOMENT_S for one in ranks):
         return None
-    late = max(ranks, key=lambda one: one.own_s or 0)
-    others = [one for one in ranks if one is not late]
-    usual_s = median(one.own_s or 0 for one in others)
-    waits = median(one.shares["comm"] or 0 for one in others) - (late.shares["comm"] or 0)
-    if (late.own_s or 0) <= _LATER * usual_s or waits < _WAITED:
+    late_rank = max(ranks, key=lambda one: one.own_s or 0)
+    other_ranks = [one for one in ranks if one is not late_rank]
+    usual_s = median(one.own_s or 0 for one in other_ranks)
+    waits = median(one.shares["comm"] or 0 for one in other_ranks) - (late_rank.shares["comm"] or 0)
+    if (late_rank.own_s or 0) <= _LATER * usual_s or waits < _WAITED:
         return None
-    communicates_s = median((one.shares["comm"] or 0) * one.mean_s for one in others)
-    if (late.own_s or 0) - usual_s < _MOST_OF_IT * communicates_s:  # they would wait without it as well
+    communicates_s = median((one.shares["comm"] or 0) * one.mean_s for one in other_ranks)
+    if (late_rank.own_s or 0) - usual_s < _MOST_OF_IT * communicates_s:  # they would wait without it as well
         return None
     more = {
-        name: (late.shares[name] or 0) * late.mean_s - median((one.shares[name] or 0) * one.mean_s for one in others)
+        name: (late_rank.shares[name] or 0) * late_rank.mean_s
+        - median((one.shares[name] or 0) * one.mean_s for one in other_ranks)
         for name in (*PHASES, "rest")
         if name != "comm"
     }
-    return late, usual_s, max(more, key=lambda name: more[name])
+    return late_rank, usual_s, max(more, key=lambda name: more[name])
 
 
 #: What each phase is called in a sentence.
@@ -234,19 +235,21 @@ WORDS = {
 
 def mean_shares(ranks: Sequence[RankPhases]) -> dict[str, float | None]:
     """Return the shares of all ranks together, None for what some of them cannot tell."""
-    found: dict[str, float | None] = {}
+    shares: dict[str, float | None] = {}
     for name in (*PHASES, "rest"):
-        each = [one.shares[name] for one in ranks]
-        found[name] = None if not each or None in each else sum(share or 0 for share in each) / len(each)
-    return found
+        of_ranks = [one.shares[name] for one in ranks]
+        shares[name] = (
+            None if not of_ranks or None in of_ranks else sum(share or 0 for share in of_ranks) / len(of_ranks)
+        )
+    return shares
 
 
 def phase_lines(ranks: Sequence[RankPhases]) -> list[str]:
     """Return where the time went."""
     shares = mean_shares(ranks)
-    told = [f"{WORDS[name]} {percent(share)}" for name, share in shares.items() if share is not None]
+    known_shares = [f"{WORDS[name]} {percent(share)}" for name, share in shares.items() if share is not None]
     unknown = [WORDS[name] for name, share in shares.items() if share is None]
-    words = ", ".join(told) + (f"; unknown: {', '.join(unknown)}" if unknown else "")
+    words = ", ".join(known_shares) + (f"; unknown: {', '.join(unknown)}" if unknown else "")
     steps = count(max(one.steps for one in ranks), "step")
     return [f"phases: {steps} of {milliseconds(median(one.step_s for one in ranks))}: {words}"]
 
@@ -280,8 +283,8 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
         return _rank_late(*late)
     if (shares["data"] or 0) >= _BOUND:
         return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
-    alone = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP works all the same
-    if (shares["comm"] or 0) >= _BOUND and not alone:
+    single_process = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP works all the same
+    if (shares["comm"] or 0) >= _BOUND and not single_process:
         return _communication_bound(ranks, shares["comm"] or 0)
     return None
 
@@ -320,16 +323,20 @@ def _workers(ranks: Sequence[RankPhases]) -> int:
 
 
 def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: str, who: str) -> Finding:
-    workers, each = _workers(ranks), max(1, cpus // len(ranks))
-    each *= 1 + (workers >= each)  # a worker that waits for a disk leaves its CPU to another one
+    workers, workers_each = _workers(ranks), max(1, cpus // len(ranks))
+    workers_each *= 1 + (workers >= workers_each)  # a worker that waits for a disk leaves its CPU to another one
     cheaper = "load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
-    more = f"`{typed.replace('{}', str(each))}` of the script" if typed else f"`num_workers={each}` in the DataLoader"
+    more = (
+        f"`{typed.replace('{}', str(workers_each))}` of the script"
+        if typed
+        else f"`num_workers={workers_each}` in the DataLoader"
+    )
     return warning(
         "input-bound",
         f"{who} for data in {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
         why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} "
         f"{'shares' if len(ranks) == 1 else 'share'} {count(cpus, 'CPU')}",
-        fix=f"{more}; where that does not help, {cheaper}" if workers < each else cheaper,
+        fix=f"{more}; where that does not help, {cheaper}" if workers < workers_each else cheaper,
     )
 
 
@@ -362,8 +369,8 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
     if not settings.phases or settings.node_directory is None or attempt is None:
         return ""
     files = read_phases(Path(settings.node_directory) / f"attempt-{attempt}", ranks)
-    told = (summed(rank, file.facts, file.lines[settled(file.lines) or 0 :]) for rank, file in files.items())
-    every = [one for one in told if one is not None]
+    phases_of_ranks = (summed(rank, file.facts, file.lines[settled(file.lines) or 0 :]) for rank, file in files.items())
+    every = [one for one in phases_of_ranks if one is not None]
     terminal = Terminal.of(sys.stderr)
     if not every:
         none = "phases: no optimizer step was seen twice; `ddplaunch.step(samples=…)` in the script marks one by hand"
@@ -372,5 +379,5 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
                 none = f"phases: measuring ended in rank {rank}: {str(file.facts['broken'])[:200]}"
         return terminal.note(none)
     text = "".join(map(terminal.note, phase_lines(every)))
-    found = held_back(every, max(1, probe_cpu().usable))
-    return text + ("" if found is None else findings_text((found,), terminal) + "\n")
+    finding = held_back(every, max(1, probe_cpu().usable))
+    return text + ("" if finding is None else findings_text((finding,), terminal) + "\n")

@@ -40,7 +40,7 @@ class RankUsage:
         now_s = time.monotonic()
         since_s = now_s - self._at_s if self._at_s else 0.0
         families = self._families()
-        before, self._at_s = self._used_s, now_s
+        used_before, self._at_s = self._used_s, now_s
         self._used_s = {
             (stat.pid, stat.start_ticks): (stat.cpu_s, starved_s(stat.pid))
             for family in families.values()
@@ -50,10 +50,10 @@ class RankUsage:
         percents = {
             pid: [
                 max(0.0, 100 * (used - earlier) / since_s)
-                for used, earlier in zip(now, before[pid, start], strict=True)
+                for used, earlier in zip(now, used_before[pid, start], strict=True)
             ]
             for (pid, start), now in self._used_s.items()
-            if since_s and (pid, start) in before
+            if since_s and (pid, start) in used_before
         }
         return tuple(self._rank(rank, family, percents) for rank, family in families.items())
 
@@ -73,18 +73,18 @@ class RankUsage:
         return families
 
     def _rank(self, rank: int, family: list[ProcessStat], percents: Mapping[int, list[float]]) -> RankSample:
-        own, *workers = family
-        cpu_percent, wait_percent = percents.get(own.pid, (None, None))
+        own_stat, *workers = family
+        cpu_percent, wait_percent = percents.get(own_stat.pid, (None, None))
         measured = [percents[stat.pid] for stat in workers if stat.pid in percents]
         local_rank = self.ranks[rank].number("LOCAL_RANK")
         return RankSample(
             rank=rank,
             local_rank=rank if local_rank is None else local_rank,
-            pid=own.pid,
-            state=own.state,
+            pid=own_stat.pid,
+            state=own_stat.state,
             cpu_percent=_rounded(cpu_percent),
             wait_percent=_rounded(wait_percent),
-            rss_bytes=own.rss_bytes,
+            rss_bytes=own_stat.rss_bytes,
             workers=len(workers),
             workers_cpu_percent=_sum(cpu for cpu, _ in measured),
             workers_wait_percent=_sum(wait for _, wait in measured),

@@ -20,8 +20,8 @@ _STEPS = 4  # that every rank has noted: fewer may be those in which a script ac
 def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Ranks that train each for itself."""
     world = notes[0]["world_size"] if notes else 1
-    alone = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
-    if world < 2 or len(alone) < ranks:
+    ungrouped = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
+    if world < 2 or len(ungrouped) < ranks:
         return
     yield warning(
         "no-process-group",
@@ -39,8 +39,8 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
     They divide the data, or each takes all of them: what else they may do without each other, nobody knows.
     """
     world = notes[0]["world_size"] if notes else 1
-    loaders = [each for note in notes for each in note["loaders"]]
-    divide = {(each["sampler"], each["replicas"]) for each in loaders} == {("torch.DistributedSampler", world)}
+    loaders = [loader for note in notes for loader in note["loaders"]]
+    divide = {(loader["sampler"], loader["replicas"]) for loader in loaders} == {("torch.DistributedSampler", world)}
     if world < 2 or len(notes) < ranks or not (divide or all(map(_gives_all, loaders))):
         return
     if any(note["ddp"] or note["others"] or note.get("exchanged") != 0 or note["steps"] < _STEPS for note in notes):
@@ -65,9 +65,13 @@ def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
     if any(not note["ddp"] or note["others"] or not note.get("sums") for note in notes):
         return
     (first, size), name = notes[0]["sums"], notes[0]["rank"]
-    others = [note["rank"] for note in notes if not abs(note["sums"][0] - first) <= _EQUAL * (size + 1e-12)]
-    if others and all(math.isfinite(value) for note in notes for value in note["sums"]):
-        shown = "rank " + str(others[0]) if len(others) == 1 else f"{len(others)} ranks, of which rank {others[0]},"
+    different_ranks = [note["rank"] for note in notes if not abs(note["sums"][0] - first) <= _EQUAL * (size + 1e-12)]
+    if different_ranks and all(math.isfinite(value) for note in notes for value in note["sums"]):
+        shown = (
+            "rank " + str(different_ranks[0])
+            if len(different_ranks) == 1
+            else f"{len(different_ranks)} ranks, of which rank {different_ranks[0]},"
+        )
         yield warning(
             "replicas-differ",
             f"the model of {shown} is not that of rank {name}: after 3 steps the parameters differ",
@@ -92,10 +96,12 @@ def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
 
 def same_gpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Ranks of a node that all have their parameters on one GPU, though they see several."""
-    seen = {(*note["optimizers"][0].get("devices", ()), note.get("visible"), note.get("gpus", 0)) for note in notes}
-    if len(notes) < max(2, ranks) or len(seen) != 1:
+    gpus_seen = {
+        (*note["optimizers"][0].get("devices", ()), note.get("visible"), note.get("gpus", 0)) for note in notes
+    }
+    if len(notes) < max(2, ranks) or len(gpus_seen) != 1:
         return
-    *devices, _, number = seen.pop()
+    *devices, _, number = gpus_seen.pop()
     if len(devices) != 1 or not devices[0].startswith("cuda") or number < 2:  # 2: one GPU is all that they have
         return
     yield warning(
@@ -131,6 +137,6 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
 
 def _gives_all(loader: Note) -> bool:
     plain = loader["sampler"] in ("torch.RandomSampler", "torch.SequentialSampler")
-    alone = loader["sampler"] == "torch.DistributedSampler" and loader["replicas"] == 1
+    undivided_sampler = loader["sampler"] == "torch.DistributedSampler" and loader["replicas"] == 1
     whole = loader["batch_sampler"] == "torch.BatchSampler" and loader["dataset"] != "torch.Subset"
-    return bool((plain or alone) and whole)
+    return bool((plain or undivided_sampler) and whole)

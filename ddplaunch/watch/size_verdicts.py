@@ -56,13 +56,13 @@ class SizeMeasured:
     @property
     def apart(self) -> Finding | None:
         """What says that its ranks train a model each, None of one training."""
-        return next((each for each in self.observed if each.code in _SEPARATE), None)
+        return next((finding for finding in self.observed if finding.code in _SEPARATE), None)
 
     @property
     def waits(self) -> float:
         """The share of its time that a rank waits for a CPU, of the median rank; 0 where nobody knows."""
-        known = [one.waits for one in self.ranks if one.waits is not None]
-        return median(known) if known else 0.0
+        shares = [one.waits for one in self.ranks if one.waits is not None]
+        return median(shares) if shares else 0.0
 
     @property
     def mean_s(self) -> float | None:
@@ -101,12 +101,12 @@ class SizeMeasured:
     @property
     def compute_s(self) -> float | None:
         """How long a rank computes in a mean step, without communication; None where it cannot be told."""
-        each = [
+        seconds_by_rank = [
             sum(one.shares[name] or 0.0 for name in _COMPUTE) * one.mean_s
             for one in self.ranks
             if one.shares["backward"] is not None
         ]
-        return median(each) if each else None
+        return median(seconds_by_rank) if seconds_by_rank else None
 
 
 @dataclass(frozen=True)
@@ -159,16 +159,16 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     if one.apart is not None:
         return SizeVerdict(one.apart, one.apart.what)
     faster = speed_up(one, base, strong=strong)
-    alone = base is None or one.processes == base.processes
+    is_base = base is None or one.processes == base.processes
     cpus = one.cpus * one.nodes
-    found = held_back(one.ranks, cpus, one.workers)
-    if found is not None and found.code in _OF_TOO_MANY and _is_too_many(one):
-        found = _more_than_cpus(one)  # fewer threads than one there are not
-    if found is None and not alone and base is not None and faster is not None:
-        found = _of_speed(one, base, faster, strong=strong)
-    if found is not None:
-        return SizeVerdict(found, found.what)
-    if faster is None or alone:
+    finding = held_back(one.ranks, cpus, one.workers)
+    if finding is not None and finding.code in _OF_TOO_MANY and _is_too_many(one):
+        finding = _more_than_cpus(one)  # fewer threads than one there are not
+    if finding is None and not is_base and base is not None and faster is not None:
+        finding = _of_speed(one, base, faster, strong=strong)
+    if finding is not None:
+        return SizeVerdict(finding, finding.what)
+    if faster is None or is_base:
         return SizeVerdict(None, "nothing holds its steps back")
     return SizeVerdict(None, f"scaling as it should: {percent(faster.efficiency)} of the ideal")
 

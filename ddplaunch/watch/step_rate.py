@@ -207,9 +207,9 @@ class FollowedFile:
             data = file.read(MOST_BYTES)
             whole = data[: data.rfind(b"\n") + 1]
             self._read += len(whole)
-            found = parsed(whole.split(b"\n"))
-            self.facts.update(found.facts)
-            return found.lines
+            new_lines = parsed(whole.split(b"\n"))
+            self.facts.update(new_lines.facts)
+            return new_lines.lines
         return ()
 
 
@@ -229,7 +229,7 @@ class FollowedPhases:
             while len(recent) > 1 and recent[0].end_s < now_s - _WINDOW_S:
                 recent.popleft()
             if recent and (one := summed(rank, {}, recent)) is not None:
-                known = {name: round(100 * share, 1) for name in PHASES if (share := one.shares[name]) is not None}
+                shares = {name: round(100 * share, 1) for name in PHASES if (share := one.shares[name]) is not None}
                 rate = 0.0 if now_s - recent[-1].end_s > _WINDOW_S + 2 * one.mean_s else round(1 / one.mean_s, 4)
-                found[rank] = Progress(float(recent[-1].step), rate, known)
+                found[rank] = Progress(float(recent[-1].step), rate, shares)
         return found

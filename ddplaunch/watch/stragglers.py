@@ -51,7 +51,7 @@ def _training(samples: Sequence[Sample]) -> dict[int, list[Point]]:
     points_by_rank = {rank: points for rank, points in all_points.items() if len(points) >= _LEAST_SAMPLES}
     for rank, points in points_by_rank.items():
         steps = [sample.step for sample, _ in points]
-        moved = [at for at, (before, now) in enumerate(pairwise(steps), 1) if now is not None and now != before]
+        moved = [at for at, (previous, now) in enumerate(pairwise(steps), 1) if now is not None and now != previous]
         if moved and moved[-1] + 1 - moved[0] >= _LEAST_SAMPLES:
             points_by_rank[rank] = points[moved[0] : moved[-1] + 1]
     return points_by_rank
@@ -65,8 +65,10 @@ def slowest_rank(samples: Sequence[Sample]) -> int | None:
     if not samples:
         return None
     recent = _points_by_rank(samples[-_RECENT:], samples[-1].attempt)
-    known = {rank.rank: _typical(recent[rank.rank], lambda rank, _: rank.step_rate) for rank in samples[-1].ranks}
-    rates = {rank: rate for rank, rate in known.items() if rate is not None}
+    rate_by_rank = {
+        rank.rank: _typical(recent[rank.rank], lambda rank, _: rank.step_rate) for rank in samples[-1].ranks
+    }
+    rates = {rank: rate for rank, rate in rate_by_rank.items() if rate is not None}
     if len(rates) < 2:
         return None
     slow = min(rates, key=lambda rank: rates[rank])
@@ -117,15 +119,19 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
             points, lambda rank, _: _demand(rank.workers_cpu_percent, rank.workers_wait_percent, rank.workers)
         )
         gpu = _typical(points, lambda _, gpu: None if gpu is None else gpu.utilization_percent)
-        own = _typical(points, lambda rank, _: _demand(rank.cpu_percent, rank.wait_percent))
-        idle = None if points[-1][1] is not None or own is None or own >= _IDLE_RANK_PERCENT else "the rank itself"
+        own_percent = _typical(points, lambda rank, _: _demand(rank.cpu_percent, rank.wait_percent))
+        idle = (
+            None
+            if points[-1][1] is not None or own_percent is None or own_percent >= _IDLE_RANK_PERCENT
+            else "the rank itself"
+        )
         if gpu is not None:
             idle = f"GPU {points[-1][0].gpu}" if gpu < _IDLE_GPU_PERCENT else None
         if idle is not None and workers is not None and workers >= _BUSY_PERCENT:
             number = round(_typical(points, lambda rank, _: rank.workers) or 0)
             verb, each = ("need", " each") if number > 1 else ("needs", "")
             busy = f"{count(number, 'DataLoader worker')} {verb} {workers:.0f} % of a CPU{each}"
-            starved[rank] = number, f"{busy}, {idle} at {own if gpu is None else gpu:.0f} %"
+            starved[rank] = number, f"{busy}, {idle} at {own_percent if gpu is None else gpu:.0f} %"
     if not starved:
         return
     rank, (number, words) = next(iter(starved.items()))
@@ -172,19 +178,21 @@ def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
     """Return what every rule finds in the samples of one host; a rule that fails finds nothing."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for check in CHECKS:
         try:
-            found += check.function(samples)
+            findings += check.function(samples)
         except Exception:  # nothing here is worth a user's run
             continue
-    return tuple(found)
+    return tuple(findings)
 
 
 def late_rank(samples: Sequence[Sample], findings: Sequence[Finding]) -> int | None:
     """Return the rank that the others wait for: the slowest, or the one that a finding names for being late."""
     slowest = slowest_rank(samples)
-    named = {place for each in findings if each.code in ("gpu-throttled", "loader-starved") for place in each.where}
+    named = {
+        place for finding in findings if finding.code in ("gpu-throttled", "loader-starved") for place in finding.where
+    }
     if slowest is None and len(named) == 1:
         return int(named.pop().removeprefix("rank "))
     return slowest

@@ -48,7 +48,7 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
     """
     roots: dict[_Run, list[Process]] = {}
     looked_after: set[_Run] = set()
-    for process in filter(lambda each: each.alive, table.values()):
+    for process in filter(lambda candidate: candidate.alive, table.values()):
         run_id = process.mark(RUN_ID)
         if run_id and (is_launcher(process) or is_guard(process)):
             looked_after.add(_Run(process.uid, "ddplaunch", run_id, process.mark(LAUNCH) or ""))
@@ -59,8 +59,8 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
             looked_after.add(run)
         elif process.parent in (0, 1) if parent is None else adopts(parent):
             roots.setdefault(run, []).append(process)
-    groups = ((run, [process for process in found if is_python(process)]) for run, found in sorted(roots.items()))
-    return tuple(_orphans(run, found, table) for run, found in groups if found and run not in looked_after)
+    groups = ((run, [process for process in group if is_python(process)]) for run, group in sorted(roots.items()))
+    return tuple(_orphans(run, group, table) for run, group in groups if group and run not in looked_after)
 
 
 def _run_of(process: Process) -> _Run | None:
@@ -149,7 +149,7 @@ def held_segments(pids: Iterable[int], proc: str = "/proc") -> tuple[Segment, ..
 
 def _mapped(path: str) -> list[tuple[str, int]]:
     """Return names and lengths in /proc/PID/maps, https://man7.org/linux/man-pages/man5/proc_pid_maps.5.html."""
-    found = []
+    segments = []
     try:
         with open(path, errors="surrogateescape") as lines:
             for line in lines:
@@ -157,19 +157,19 @@ def _mapped(path: str) -> list[tuple[str, int]]:
                     bounds, *_, name = line.rstrip("\n").split(maxsplit=5)
                     low, _, high = bounds.partition("-")
                     if name.startswith(_FOLDER):
-                        found.append((name, int(high, 16) - int(low, 16)))
+                        segments.append((name, int(high, 16) - int(low, 16)))
     except (OSError, ValueError):
         pass
-    return found
+    return segments
 
 
 def _opened(folder: str) -> list[tuple[str, int]]:
-    found = []
+    segments = []
     try:
         for name in os.listdir(folder):  # noqa: PTH208 - a process may have thousands
             target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
             if target.startswith(_FOLDER):
-                found.append((target, os.stat(f"{folder}/{name}").st_size))  # noqa: PTH116
+                segments.append((target, os.stat(f"{folder}/{name}").st_size))  # noqa: PTH116
     except OSError:  # it closed the file, ended, or belongs to another user
         pass
-    return found
+    return segments

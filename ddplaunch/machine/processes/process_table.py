@@ -138,12 +138,12 @@ ProcessTable = Mapping[int, Process]
 
 def process_table(proc: str = "/proc") -> dict[int, Process]:
     """Return every process by pid, without kernel threads; one that vanishes while being read is left out."""
-    found = {}
+    table = {}
     for pid in pids(proc):
         process = read_process(pid, proc)
         if process is not None and process.parent != _KERNEL_THREADS:
-            found[pid] = process
-    return found
+            table[pid] = process
+    return table
 
 
 def pids(proc: str = "/proc") -> list[int]:
@@ -186,20 +186,20 @@ def is_ending(process: ProcessStat) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Return whether there is a process ``pid`` that a signal or a debugger holds."""
-    seen = read_stat(pid)
-    return seen is not None and seen.stopped
+    stat = read_stat(pid)
+    return stat is not None and stat.stopped
 
 
 def own_processes() -> list[ProcessStat]:
     """Return all processes of this user that still run."""
     uid = own_id()
-    found = []
+    running = []
     for pid in pids():
         with suppress(OSError):  # it has ended
-            own = os.stat(f"/proc/{pid}").st_uid == uid  # noqa: PTH116 - half the time
-            if own and (stat := read_stat(pid)) and stat.alive:
-                found.append(stat)
-    return found
+            is_ours = os.stat(f"/proc/{pid}").st_uid == uid  # noqa: PTH116 - half the time
+            if is_ours and (stat := read_stat(pid)) and stat.alive:
+                running.append(stat)
+    return running
 
 
 def read_command(pid: int, proc: str = "/proc") -> tuple[bytes, ...]:
@@ -211,8 +211,8 @@ def read_command(pid: int, proc: str = "/proc") -> tuple[bytes, ...]:
 def read_variable(pid: int, name: bytes, proc: str = "/proc") -> bytes | None:
     """Return a variable of the environment that the process was started with, None where it has or shows none."""
     text = b"\0" + (_started_with(pid, "environ", proc) or b"")
-    _, found, rest = text.partition(b"\0" + name + b"=")
-    return rest.partition(b"\0")[0] if found else None
+    _, assignment, rest = text.partition(b"\0" + name + b"=")
+    return rest.partition(b"\0")[0] if assignment else None
 
 
 def _started_with(pid: int, name: str, proc: str) -> bytes | None:
@@ -256,22 +256,22 @@ def descendants(table: ProcessTable, roots: set[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
-    left = list(roots)
-    while left:
-        for child in children.get(left.pop(), ()):
-            if child not in found and child not in roots:
-                found.add(child)
-                left.append(child)
-    return found
+    below: set[int] = set()
+    to_visit = list(roots)
+    while to_visit:
+        for child in children.get(to_visit.pop(), ()):
+            if child not in below and child not in roots:
+                below.add(child)
+                to_visit.append(child)
+    return below
 
 
 def ancestors(table: ProcessTable, pid: int) -> Iterator[Process]:
     """Yield the parent, its parent and so on, as far as they can be seen."""
-    seen = {pid}
+    visited = {pid}
     process = table.get(pid)
-    while process is not None and process.parent not in seen:
-        seen.add(process.parent)
+    while process is not None and process.parent not in visited:
+        visited.add(process.parent)
         process = table.get(process.parent)
         if process is not None:
             yield process

@@ -88,15 +88,15 @@ def runs_in(table: ProcessTable) -> tuple[RunProcesses, ...]:
         if owner is not None and process.alive:
             part = "guards" if is_guard(process) else "ranks" if _is_rank(process, table, launchers) else "children"
             runs[owner][part].append(process)
-    found = (_run(key, parts) for key, parts in runs.items())
-    return tuple(sorted(found, key=lambda run: -run.first.start_ticks))
+    run_list = (_run(key, parts) for key, parts in runs.items())
+    return tuple(sorted(run_list, key=lambda run: -run.first.start_ticks))
 
 
 def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
     uid, run_id, launch = key
     ranks: dict[tuple[int, int], Process] = {}
     children = list(parts["children"])
-    for process in sorted(parts["ranks"], key=lambda each: each.start_ticks):
+    for process in sorted(parts["ranks"], key=lambda member: member.start_ticks):
         number = process.number("RANK")
         of_its_own = rank_of(process) if number is None else (number, 0)
         if ranks.setdefault(of_its_own, process) is not process:  # a program that its rank has detached
@@ -104,7 +104,7 @@ def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
     return RunProcesses(
         run_id,
         uid,
-        tuple(sorted(parts["launchers"], key=lambda each: each.start_ticks)),
+        tuple(sorted(parts["launchers"], key=lambda member: member.start_ticks)),
         tuple(sorted(ranks.values(), key=rank_of)),
         tuple(children),
         tuple(parts["guards"]),
@@ -131,18 +131,18 @@ def _run_id(process: Process) -> str:
     return next((word.partition("=")[2] for word in process.command if word.startswith("--rdzv-id=")), "")
 
 
-def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key], known: Iterable[_Key]) -> _Key | None:
+def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key], keys: Iterable[_Key]) -> _Key | None:
     """Return the run that a process below a launcher, or with a run's variables, belongs to."""
-    own = _key(process)
-    for each in ancestors(table, process.pid):
-        key = launchers.get(each.pid)
+    own_key = _key(process)
+    for ancestor in ancestors(table, process.pid):
+        key = launchers.get(ancestor.pid)
         # without readable marks (setproctitle overwrites them) descent decides; other marks are a run within this one
-        if key is not None and own[1] in ("", key[1]) and own[2] in ("", key[2]):
+        if key is not None and own_key[1] in ("", key[1]) and own_key[2] in ("", key[2]):
             return key
-    if not own[1]:  # below a rank whose launcher is gone
-        own = next((_key(each) for each in ancestors(table, process.pid) if _run_id(each)), own)
-    same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2])]
-    return same[0] if same else own if own[1] else None
+    if not own_key[1]:  # below a rank whose launcher is gone
+        own_key = next((_key(ancestor) for ancestor in ancestors(table, process.pid) if _run_id(ancestor)), own_key)
+    same = [key for key in keys if key[:2] == own_key[:2] and own_key[2] in ("", key[2])]
+    return same[0] if same else own_key if own_key[1] else None
 
 
 def _copied(process: Process, table: ProcessTable) -> bool:

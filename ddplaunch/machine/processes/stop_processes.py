@@ -120,18 +120,18 @@ def is_same(process: ProcessIdentity) -> bool:
 
 def remaining(processes: Iterable[ProcessIdentity]) -> list[Process]:
     """Return those that still run, as they are now; a zombie does not."""
-    found = ((read_process(process.pid), process.start_ticks) for process in processes)
-    return [now for now, start_ticks in found if now is not None and now.start_ticks == start_ticks and now.alive]
+    current = ((read_process(process.pid), process.start_ticks) for process in processes)
+    return [now for now, start_ticks in current if now is not None and now.start_ticks == start_ticks and now.alive]
 
 
 def wait_gone(processes: Iterable[ProcessIdentity], deadline_s: float) -> list[Process]:
     """Wait until none of them runs, at most ``deadline_s`` seconds; return those that still do."""
     end = time.monotonic() + deadline_s
-    left = remaining(processes)
-    while left and time.monotonic() < end:
+    running = remaining(processes)
+    while running and time.monotonic() < end:
         time.sleep(_PAUSE_S)
-        left = remaining(left)
-    return left
+        running = remaining(running)
+    return running
 
 
 class ProcessEnds(NamedTuple):
@@ -144,9 +144,9 @@ class ProcessEnds(NamedTuple):
 
 def ends_of(processes: Iterable[Process], killed: Iterable[Process], remaining: Sequence[Process]) -> ProcessEnds:
     """Sort ``processes``, of which SIGKILL was sent to ``killed``, by how they ended."""
-    there = {process.pid for process in remaining}
-    hard = tuple(process for process in killed if process.pid not in there)
-    not_soft = there | {process.pid for process in hard}
+    running_pids = {process.pid for process in remaining}
+    hard = tuple(process for process in killed if process.pid not in running_pids)
+    not_soft = running_pids | {process.pid for process in hard}
     return ProcessEnds(tuple(each for each in processes if each.pid not in not_soft), hard, tuple(remaining))
 
 
