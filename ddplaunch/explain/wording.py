@@ -187,7 +187,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
     status, seen, text = ended.exit.code, ended.exit.seen, reason_text(ended.said)[:_QUOTED]
     at = f", at {cause.frame}" if cause.frame else ""
     signal = -status if status < 0 else status - 128
-    repeats = has_words(signal_name(signal)) and text.startswith("Fatal Python error")
+    repeats = has_words(f"signal-{signal_name(signal)}") and text.startswith("Fatal Python error")
     groups = {
         "who": _who(cause, "the ranks" if seen else "a rank"),
         "how": status_text(status, seen),
@@ -206,9 +206,12 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
     groups["who_ended"] = f"{groups['who']} ended with {groups['how']}: "
     if seen:
         groups["look"] = _IN_OUTPUT if ended.said else _ABORTS
-    words = say(_name_of_exit(cause, ended), **groups)
+    name = _name_of_exit(cause, ended)
+    words = say(name, **groups)
     if status == -SIGNALS["SIGBUS"]:
         return Words(words.what, *bus_error(facts, cause.frame))
+    if name not in ("left-with-reason", "left-in-silence"):
+        return words
     if status == 255:
         return words._replace(why=named("status-255").why)
     return words._replace(why=say("status-of-a-shell", **groups).why) if seen and signal in _CRASHES else words
@@ -217,14 +220,14 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
 def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
     """Return the name of the words for an exit that no line explains."""
     status = ended.exit.code
-    signal = signal_name(-status) if status < 0 else ""
+    signal = f"signal-{signal_name(-status)}"
     echo = cause.own_echo
     in_nccl = echo is not None and OF_CUDA.search(echo.line.text)
     cases = (
         (ended.code in ("killed", "segmentation-fault"), f"{ended.code}-in-silence"),
         (ended.code == "aborted" and echo is not None, "aborted-after-echo"),
         (ended.code == "aborted", "aborted-with-reason" if ended.gives_reason else "aborted-in-silence"),
-        (has_words(signal), signal),
+        (status < 0 and has_words(signal), signal),
         (ended.code == "terminated", "terminated-from-outside"),
         (cause.lost_one_that_left, "lost-one-that-left"),
         (echo is not None, "failed-in-nccl" if in_nccl else "lost-another"),

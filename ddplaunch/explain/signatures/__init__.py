@@ -43,8 +43,8 @@ def words_for(exception: str, message: str) -> Iterator[tuple[Signature, dict[st
     for each in all_words():
         for match in filter(None, (re.search(pattern, message) for pattern in each.patterns)):
             yield each, match.groupdict()
-    if exception in _names():
-        yield _names()[exception], {}
+    if has_words(of_type := f"exception-{exception}"):
+        yield named(of_type), {}
 
 
 @cache
