@@ -24,7 +24,7 @@ _SHARED, _WORDS = re.compile(r"<([A-Z_]+)>"), re.compile(r"@(\w+)")
 
 
 def compiled() -> str:
-    """Return the JSON of all families. Raises KeyError for a part or words that a family does not have."""
+    """Return the JSON of all families. Raises KeyError for a part a family does not have, ValueError for no TOML."""
     rules = [rule for family in FAMILIES for rule in rules_of(EXPLAIN / "families" / f"{family}.toml")]
     return json.dumps(rules, ensure_ascii=False, indent=0) + "\n"
 
@@ -35,7 +35,10 @@ def rules_of(family: Path) -> Iterator[dict[str, Any]]:
         import tomllib
     else:
         import tomli as tomllib
-    codes = tomllib.loads(family.read_text(encoding="utf-8"))
+    try:
+        codes = tomllib.loads(family.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{family.name}: {error}") from None
     parts, words = codes.pop("parts", {}), codes.pop("words", {})
     names = [{"name": name, "tier": "hint", **about} for name, about in codes.pop("names", {}).items()]
     for code, about in (*codes.items(), ("", {"rules": names})):

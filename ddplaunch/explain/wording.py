@@ -29,7 +29,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, RunFa
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
-from ddplaunch.explain.signatures import all_signatures, has_words, named, say, words_for
+from ddplaunch.explain.signatures import all_signatures, has_words, say, words_for
 from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
 from ddplaunch.explain.signatures.signature import FIELD, NOISE, Tier, Words, filled, readable, words_of
 from ddplaunch.explain.stacks.hang import waiting_words
@@ -45,7 +45,7 @@ _GENERAL = re.compile(
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
-_ABORTS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
+_CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
 _QUOTED = 160  # characters of a rank's last words in one line
 
 
@@ -187,6 +187,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
     status, seen, text = ended.exit.code, ended.exit.seen, reason_text(ended.said)[:_QUOTED]
     at = f", at {cause.frame}" if cause.frame else ""
     signal = -status if status < 0 else status - 128
+    read = _IN_OUTPUT if ended.said else _CALLS
     repeats = has_words(f"signal-{signal_name(signal)}") and text.startswith("Fatal Python error")
     groups = {
         "who": _who(cause, "the ranks" if seen else "a rank"),
@@ -194,18 +195,17 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
         "text": text,
         "said": f": {text}" if ended.gives_reason and not repeats else "",
         "at": at,
-        "at_or_silence": at or ", and no line says why",
         "signal": signal_name(signal),
         "number": str(signal),
         "asked": who_asked(facts),
         "echo": filled(cause.own_echo.signature.what, cause.own_echo.groups) if cause.own_echo is not None else "",
         "none": f"no line of its own says why; one that no rank signs: {text}" if text else "no line says why",
         "last": f"; its last one: {text}" if text else "; it printed nothing",
-        "read": _IN_OUTPUT if ended.said else "look for `sys.exit` and `os._exit` in the script, with this status",
+        "read": read,
     }
     groups["who_ended"] = f"{groups['who']} ended with {groups['how']}: "
     if seen:
-        groups["look"] = _IN_OUTPUT if ended.said else _ABORTS
+        groups["look"] = read
     name = _name_of_exit(cause, ended)
     words = say(name, **groups)
     if status == -SIGNALS["SIGBUS"]:
@@ -213,7 +213,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
     if name not in ("left-with-reason", "left-in-silence"):
         return words
     if status == 255:
-        return words._replace(why=named("status-255").why)
+        return words._replace(why=say("status-255").why)
     return words._replace(why=say("status-of-a-shell", **groups).why) if seen and signal in _CRASHES else words
 
 
