@@ -188,14 +188,11 @@ def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], lau
     if (launch and not nccl_chooses_infiniband(launch)) or (disabled and disabled.on):
         return
     active = [port for port in network.infiniband if port.state == "ACTIVE"]
-    links = {port.link_layer for port in active}
-    # If InfiniBand is active, an inactive Ethernet port is only an unused port of a card that supports RoCE.
-    down = [
-        port
-        for port in network.infiniband
-        if port.state not in ("ACTIVE", "unknown")
-        and (not active or (port.link_layer in links and port.link_layer == "InfiniBand"))
-    ]
+    down = [port for port in network.infiniband if port.state not in ("ACTIVE", "unknown")]
+    if any(port.link_layer == "InfiniBand" for port in active):  # one of Ethernet is unused, of a card that can RoCE
+        down = [port for port in down if port.link_layer == "InfiniBand"]
+    elif active:
+        return
     if down:
         states = ", ".join(f"{port.device}:{port.port} is {port.state}" for port in down)
         yield warning(

@@ -10,7 +10,7 @@ from ddplaunch.checks.check import Check, checks_in
 from ddplaunch.checks.variables import launcher_of
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.script.declared import given, is_same_value
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import count, in_one, listed
 
@@ -109,7 +109,7 @@ _OF_RANKS = re.compile(r"(?i)gpu|rank|distributed|ddp|per[ -]node")
 _OF_NODES = re.compile(r"(?i)\b(?:nodes|machines|hosts)\b")
 
 
-def launch_contradicted(launch: Launch, script: ScriptReport | None = None) -> Iterator[Finding]:
+def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
     """An argument of the script names another launch than this one.
 
     A world size that is too large makes all ranks wait for ones that nobody starts, one that is too small leaves ranks
@@ -117,68 +117,52 @@ def launch_contradicted(launch: Launch, script: ScriptReport | None = None) -> I
     `--world-size {world_size}`, or no such argument, since torchrun sets WORLD_SIZE and LOCAL_RANK.
     """
     topology, target = launch.topology, launch.target
-    if target is None or (script is not None and script.spawns) or topology.min_nodes != topology.nnodes.value:
+    if target is None or script.spawns or topology.min_nodes != topology.nnodes.value:
         return
-    for option, name in _sizes_said(target, script):
-        value = (given(target.args, option, script.options if script else ()) or ("",))[-1]
-        if not (value.isascii() and value.isdecimal()):
+    for option in script.options:
+        value = next(reversed(given(target.args, option, script.options)), "")
+        name = _size_of(option)
+        if not (value.isascii() and value.isdecimal() and name):
             continue
-        typed, where = f"{option.flags[0]} {value}", str(option.at) if option.at.line else "--"
+        typed, processes = f"`{option.flags[0]} {value}`", topology.nproc_per_node.value
+        kind = warning if _VARIABLES[name] in script.reads_env else error  # which may win over its option
         if name == "local_rank":
-            if topology.nproc_per_node.value > 1:
-                yield _one_local_rank(typed, option, script, target)
+            if processes > 1:
+                shell = f"let a shell pass it: {_shell_passes(script.path, option.flags[0], target)}"
+                out = f"leave {typed} out: torchrun sets LOCAL_RANK for each rank"
+                yield kind(
+                    "launch-contradicted",
+                    f"{typed} behind `--` is the same for all ranks of this node",
+                    why="each rank takes the GPU of its local rank, and all of them would take one",
+                    fix=shell if kind is error and target.kind == "script" else out,
+                    where=str(option.at),
+                )
             continue
-        actual = topology.world_size if name == "world_size" else topology.nproc_per_node.value
-        if int(value) in (0, actual):
-            continue
-        of_ranks = name == "world_size"
-        sure = option.at.line and not _reads(script, "WORLD_SIZE" if of_ranks else "LOCAL_WORLD_SIZE")
-        other = f"; or launch so many: `ddplaunch run {value} -- …`" if topology.nnodes.value == 1 else ""
-        yield (error if sure else warning)(
-            "launch-contradicted",
-            f"`{typed}` behind `--`, but this launch has {count(actual, 'rank')}{'' if of_ranks else ' on each node'}",
-            why="the ranks would wait for others that nobody starts" if int(value) > actual else "ranks are left out",
-            fix=f"`{option.flags[0]} {{{name}}}`, which follows the launch{other}",
-            where=where,
-        )
+        actual = topology.world_size if name == "world_size" else processes
+        if int(value) not in (0, actual):
+            other = f"; or launch so many: `ddplaunch run {value} -- …`" if topology.nnodes.value == 1 else ""
+            ranks = f"{count(actual, 'rank')}{'' if name == 'world_size' else ' on each node'}"
+            more = int(value) > actual
+            yield kind(
+                "launch-contradicted",
+                f"{typed} behind `--`, but this launch has {ranks}",
+                why="the ranks would wait for others that nobody starts" if more else "ranks are left out",
+                fix=f"`{option.flags[0]} {{{name}}}`, which follows the launch{other}",
+                where=str(option.at),
+            )
 
 
-def _reads(script: ScriptReport | None, name: str) -> bool:
-    """Return whether the script looks a variable up, which may win over its option."""
-    return script is not None and name in script.reads_env
+_SIZES = {"world-size": "world_size", "nproc-per-node": "nproc", "nproc": "nproc", "local-rank": "local_rank"}
+_VARIABLES = {"world_size": "WORLD_SIZE", "nproc": "LOCAL_WORLD_SIZE", "local_rank": "LOCAL_RANK"}
 
 
-def _sizes_said(target: Target, script: ScriptReport | None) -> Iterator[tuple[DeclaredOption, str]]:
-    """Yield the options that say the size of a launch or a place in it, with the number of the launch that it is."""
-    names = {"world-size": "world_size", "nproc-per-node": "nproc", "nproc": "nproc", "local-rank": "local_rank"}
-    declared = script.options if script is not None else ()
-    for option in declared:
-        spelled = {flag.lstrip("-").replace("_", "-") for flag in option.flags}
-        name = next((names[each] for each in spelled if each in names), "")
-        of_nodes = name == "world_size" and _OF_NODES.search(option.help)  # of a script for one process per node
-        of_data = spelled == {"nproc"} and not _OF_RANKS.search(option.help)
-        if name and option.takes_value and not of_nodes and not of_data:
-            yield option, name
-    if script is not None and script.complete:
-        return
-    known = {flag for option in declared for flag in option.flags}
-    for word in dict.fromkeys(each.partition("=")[0] for each in target.args):
-        name = names.get(word.lstrip("-").replace("_", "-"), "")
-        if word.startswith("--") and word != "--nproc" and name and word not in known:
-            yield DeclaredOption((word,), DeclaredAt("", 0)), name
-
-
-def _one_local_rank(typed: str, option: DeclaredOption, script: ScriptReport | None, target: Target) -> Finding:
-    reads = _reads(script, "LOCAL_RANK")
-    shell = "" if script is None or target.kind != "script" else _shell_passes(script.path, option.flags[0], target)
-    left_out = f"leave `{typed}` out: torchrun sets LOCAL_RANK for each rank"
-    return (error if option.at.line and not reads else warning)(
-        "launch-contradicted",
-        f"`{typed}` behind `--` is the same for all ranks of this node",
-        why="each rank takes the GPU of its local rank, and all of them would take one",
-        fix=left_out if reads or not shell else f"let a shell pass it: {shell}",
-        where=str(option.at) if option.at.line else "--",
-    )
+def _size_of(option: DeclaredOption) -> str:
+    """Return which number of the launch an option says, its size or a place in it; empty for none."""
+    spelled = {flag.lstrip("-").replace("_", "-") for flag in option.flags}
+    name = next((_SIZES[flag] for flag in spelled if flag in _SIZES), "")
+    of_nodes = name == "world_size" and _OF_NODES.search(option.help)  # of a script for one process per node
+    of_data = spelled == {"nproc"} and not _OF_RANKS.search(option.help)
+    return name if option.takes_value and not of_nodes and not of_data else ""
 
 
 def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.gpu_choice import cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
 from ddplaunch.machine.facts import NOT_ASKED, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
 from ddplaunch.planning.launch import Launch
-from ddplaunch.values.finding import error, warning
+from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count
 
@@ -167,14 +167,16 @@ def torch_cpu_build_on_gpu_machine(
         return
     amd = nvml is not None and nvml.vendor == "amd"
     maker, platform, library = ("AMD", "ROCm", "RCCL") if amd else ("NVIDIA", "CUDA", "NCCL")
-    yield error(
-        "torch-cpu-build-on-gpu-machine",
-        f"torch {torch.version} is a CPU build, and this machine has {count(gpus, f'{maker} GPU')}",
-        why=f"a CPU build has no kernels for {platform} and no {library}, so the GPUs would stay idle",
-        fix=f"install a {platform} build with the command that {_SELECTOR} shows, after "
-        f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
-        where=torch.path,
-    )
+    what = f"is a CPU build, and this machine has {count(gpus, f'{maker} GPU')}"
+    why = f"a CPU build has no kernels for {platform} and no {library}, so the GPUs would stay idle"
+    yield _wrong_build("torch-cpu-build-on-gpu-machine", torch, python, what, why, platform)
+
+
+def _wrong_build(code: str, torch: TorchFacts, python: PythonFacts, what: str, why: str, platform: str) -> Finding:
+    """Return the finding about a torch that does not see this machine's GPUs, and needs a build for ``platform``."""
+    remove = f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`"
+    fix = f"install a {platform} build with the command that {_SELECTOR} shows, after {remove}; to train on the CPU, "
+    return error(code, f"torch {torch.version} {what}", why=why, fix=f"{fix}add `--device cpu`", where=torch.path)
 
 
 def torch_for_other_gpus(
@@ -194,14 +196,9 @@ def torch_for_other_gpus(
     if not built[1] or not nvml.gpus or (there == "amd") == bool(torch.hip) or cpu_was_chosen(environment, launch):
         return
     maker, platform = ("AMD", "ROCm") if there == "amd" else ("NVIDIA", "CUDA")
-    yield error(
-        "torch-for-other-gpus",
-        f"torch {torch.version} is built for {built[0]}, and this machine has {count(len(nvml.gpus), f'{maker} GPU')}",
-        why=f"it sees no GPU of {maker}'s: they need a build for {platform}",
-        fix=f"install a {platform} build with the command that {_SELECTOR} shows, after "
-        f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
-        where=torch.path,
-    )
+    what = f"is built for {built[0]}, and this machine has {count(len(nvml.gpus), f'{maker} GPU')}"
+    why = f"it sees no GPU of {maker}'s: they need a build for {platform}"
+    yield _wrong_build("torch-for-other-gpus", torch, python, what, why, platform)
 
 
 def nccl_unavailable(

@@ -130,7 +130,6 @@ SCRIPT_OF_NODES = sized("--world-size", help="number of nodes for distributed tr
         (("--world-size", "4"), WORLD, Severity.ERROR, "`--world-size 4` behind `--`, but this launch has 8 ranks"),
         (("--world-size=16",), WORLD, Severity.ERROR, "`--world-size 16` behind `--`, but this launch has 8 ranks"),
         (("--world-size", "4"), sized("--world-size", reads_env=("WORLD_SIZE",)), Severity.WARNING, "has 8 ranks"),
-        (("--world-size", "4"), sized(complete=False), Severity.WARNING, "has 8 ranks"),
         (("--world-size", "8"), WORLD, None, ""),
         (("--world-size", "-1"), WORLD, None, ""),
         (("--world-size", "0"), WORLD, None, ""),
