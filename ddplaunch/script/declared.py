@@ -1,123 +1,12 @@
-"""Options that argparse and absl calls declare, and the values that arguments give to declared options."""
+"""The values that arguments give to declared options, and the words that pass another one."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from ddplaunch.script.known import text_of
-from ddplaunch.script.names import (
-    at,
-    destination,
-    dotted,
-    is_computed,
-    is_true,
-    keyword,
-    last,
-    literal,
-    string,
-    strings,
-)
-from ddplaunch.script.reachable import ReachablePart
+from ddplaunch.script.options.calls import STORE_FALSE
 from ddplaunch.script.script_report import DeclaredOption
-
-#: The kind of a switch that turns something off.
-STORE_FALSE = "store_false"
-_NO_VALUE = frozenset({"store_true", STORE_FALSE, "store_const", "append_const", "count", "help", "version"})
-_NO_VALUE |= {"BooleanOptionalAction"}
-
-
-def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the options of ``add_argument`` calls on any object; None if the flags are computed.
-
-    Those of a subcommand cannot be filled in, because they are only valid behind its name.
-    """
-    calls = part.calls_of("add_argument")
-    subparsers = _subparser_names(part) if calls else set()
-    for call in calls:
-        if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
-            continue
-        flags = strings(call.args)
-        if flags is None or (not flags and any(item.arg is None for item in call.keywords)):
-            yield None
-        elif flags and flags[0].startswith("-"):
-            yield _argparse_option(part, call, flags, dotted(call.func.value, {}) in subparsers)
-
-
-def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subcommand: bool) -> DeclaredOption:
-    action = string(keyword(call, "action")) or last(keyword(call, "action"))
-    if action == "BooleanOptionalAction":
-        flags = flags + [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
-    nargs = keyword(call, "nargs")
-    no_value = action in _NO_VALUE or (isinstance(nargs, ast.Constant) and nargs.value == 0)
-    default = keyword(call, "default")
-    several = nargs is not None and string(nargs) != "?"
-    return DeclaredOption(
-        tuple(flags),
-        at(call, part.source),
-        takes_value=not no_value,
-        required=is_true(keyword(call, "required")),
-        default="True" if action == STORE_FALSE and default is None else literal(default, part.source),
-        computed=is_computed(default),
-        kind=STORE_FALSE if action == STORE_FALSE else last(keyword(call, "type")) or None,
-        help=text_of(keyword(call, "help")),
-        dest=string(keyword(call, "dest")) or destination(flags),
-        fillable=not several and not subcommand,
-    )
-
-
-def _subparser_names(part: ReachablePart) -> set[str]:
-    """Return the variables that hold a result of ``add_parser``."""
-    return {
-        dotted(target, {})
-        for node in part.of(ast.Assign)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last(node.value.func) == "add_parser"
-        for target in node.targets
-    }
-
-
-def absl_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the flags of ``absl.flags.DEFINE_…`` calls."""
-    if "DEFINE_" not in part.source.text:
-        return
-    required = {
-        name for call in part.calls_of("mark_flag_as_required", "mark_flags_as_required") for name in _texts(call)
-    }
-    for call in part.calls:
-        function = dotted(call.func, part.aliases)
-        if not function.startswith("absl.flags.DEFINE_"):
-            continue
-        name = string(call.args[0] if call.args else keyword(call, "name"))
-        if name is None:
-            yield None
-            continue
-        kind = {"integer": "int", "float": "float", "string": "str"}.get(function.rpartition("_")[2])
-        switch = function.endswith(("_bool", "_boolean"))
-        short = string(keyword(call, "short_name"))
-        flags = (f"--{name}", *((f"-{short}",) if short else ()), *((f"--no{name}",) if switch else ()))
-        default = call.args[1] if len(call.args) > 1 else keyword(call, "default")
-        yield DeclaredOption(
-            flags,
-            at(call, part.source),
-            takes_value=not switch,
-            required=name in required or is_true(keyword(call, "required")),
-            default=literal(default, part.source),
-            computed=is_computed(default),
-            kind=kind,
-            help=text_of(call.args[2] if len(call.args) > 2 else keyword(call, "help")),
-            dest=name,
-            parser="absl",
-        )
-
-
-def _texts(call: ast.Call) -> Iterator[str]:
-    for argument in call.args:
-        for node in argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]:
-            text = string(node)
-            if text is not None:
-                yield text
-
 
 # Parsers that take `--batch-size` for `--batch_size`: absl's FlagValues, fire's and tyro's argument matching.
 _DASH_BLIND = frozenset({"absl", "fire", "tyro"})

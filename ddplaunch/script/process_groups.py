@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from ddplaunch.script.configured import is_training_arguments
 from ddplaunch.script.flow import TALK, Flow
 from ddplaunch.script.names import Function, FunctionNodes, as_text, at, dotted, keyword, last, string
+from ddplaunch.script.options.fields import is_training_arguments
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
 from ddplaunch.script.script_report import FRAMEWORKS, DeclaredAt, DeclaredOption

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.script.commands import click_options, typer_options
 from ddplaunch.script.configuration.overrides import configuration
-from ddplaunch.script.configured import configured_options
-from ddplaunch.script.declared import absl_options, argparse_options, given
+from ddplaunch.script.declared import given
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
 from ddplaunch.script.meaning import candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
 from ddplaunch.script.names import dotted, last, records_of, string
+from ddplaunch.script.options.calls import absl_options, argparse_options
+from ddplaunch.script.options.commands import click_options, typer_options
+from ddplaunch.script.options.fields import configured_options
 from ddplaunch.script.process_groups import (
     asked_for,
     device_from_option,

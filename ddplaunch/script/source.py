@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import math
 import re
 import stat
 import tokenize
@@ -12,7 +11,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -182,101 +180,6 @@ def parse(path: Path, shown: str, text: str) -> ParsedFile | SyntaxProblem:
     except (ValueError, RecursionError, MemoryError) as error:
         return SyntaxProblem(1, _first_line(str(error)), False)
     return ParsedFile(path, shown, text, tree, parents, tuple(nodes), tuple(starts))
-
-
-def waits_in_loop(text: str, line: int) -> bool:
-    """Return whether ``line`` of the source ``text`` is in a loop that does nothing but ask and sleep until it ends.
-
-    ``while not flag: pass``, ``while not path.exists(): time.sleep(1)``, and ``while True:`` with an ``if`` that leaves
-    it are such loops: whatever ends them has to come from elsewhere.
-    """
-    parsed = parse(Path(), "", text)
-    if isinstance(parsed, SyntaxProblem):
-        return False
-    loops = [
-        node for node in parsed.nodes if isinstance(node, ast.While) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    return bool(loops) and all(_idles(each, loops[-1]) for each in loops[-1].body)
-
-
-def loop_kind(text: str, line: int) -> Literal["counts", "endless", "asks"] | None:
-    """Return how the innermost loop around ``line`` of its function ends; None where there is none.
-
-    One that ``counts`` comes to its end by itself: ``for batch in data:``, and ``while step < steps:`` with
-    ``step += 1``. An ``endless`` one never does: ``while True:`` that nothing leaves, or a loop that only waits. Any
-    other ``asks``: what ends it may come from elsewhere, as with ``break`` and ``return``.
-    """
-    parsed = parse(Path(), "", text)
-    if isinstance(parsed, SyntaxProblem):
-        return None
-    bodies = (ast.FunctionDef, ast.AsyncFunctionDef)
-    around = [
-        node
-        for node in parsed.nodes
-        if isinstance(node, (ast.For, ast.While, *bodies)) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    loop = around[-1] if around else None
-    if loop is None or isinstance(loop, bodies):
-        return None
-    inside = list(ast.walk(loop))
-    if isinstance(loop, ast.While) and all(_idles(each, loop) for each in loop.body):
-        return "endless"
-    if any(isinstance(node, (ast.Break, ast.Return)) for node in inside):
-        return "asks"
-    if isinstance(loop, ast.For):
-        called = loop.iter.func if isinstance(loop.iter, ast.Call) else None
-        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        return "endless" if name in ("count", "cycle", "repeat") else "asks" if name == "iter" else "counts"
-    if isinstance(loop.test, ast.Constant) and not any(isinstance(node, ast.Raise) for node in inside):
-        return "endless"
-    tested = list(ast.walk(loop.test))
-    counted = bool(_grown(loop) & _names(loop.test)) and isinstance(loop.test, ast.Compare)
-    return "counts" if counted and not any(isinstance(node, ast.Call) for node in tested) else "asks"
-
-
-def slept_s(text: str, line: int) -> float:
-    """Return for how many seconds ``line`` of the source sleeps: ``time.sleep(60 * 5)``; 0.0 where no number tells."""
-    parsed = parse(Path(), "", text)
-    calls = () if isinstance(parsed, SyntaxProblem) else parsed.nodes
-    for node in calls:
-        if not (isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0) and len(node.args) == 1):
-            continue
-        if (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) == "sleep":
-            factors = _factors(node.args[0])
-            return math.prod(factors) if factors else 0.0
-    return 0.0
-
-
-def _factors(tree: ast.expr) -> list[float]:
-    """Return the numbers of a product, none where it has anything else."""
-    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult):
-        left, right = _factors(tree.left), _factors(tree.right)
-        return [*left, *right] if left and right else []
-    return [tree.value] if isinstance(tree, ast.Constant) and isinstance(tree.value, (int, float)) else []
-
-
-def _grown(loop: ast.While) -> set[str]:
-    """Return the variables that ``loop`` counts up or down."""
-    found = (each.target for each in ast.walk(loop) if isinstance(each, ast.AugAssign))
-    return {target.id for target in found if isinstance(target, ast.Name)}
-
-
-def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def _idles(statement: ast.stmt, loop: ast.While) -> bool:
-    if isinstance(statement, (ast.Pass, ast.Continue, ast.Break, ast.Return)):
-        return True
-    if isinstance(statement, ast.AugAssign):  # how often it has asked
-        return isinstance(statement.value, ast.Constant) and not _names(statement.target) & _names(loop.test)
-    if isinstance(statement, ast.If):
-        return all(_idles(each, loop) for each in (*statement.body, *statement.orelse))
-    if not isinstance(statement, ast.Expr):
-        return False
-    called = statement.value.func if isinstance(statement.value, ast.Call) else None
-    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    return isinstance(statement.value, ast.Constant) or name in ("sleep", "sched_yield")
 
 
 # Fields of contexts and operators, and of names.

@@ -36,7 +36,7 @@ from ddplaunch.explain.stacks.parse import (
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
-from ddplaunch.script.source import loop_kind, slept_s, waits_in_loop
+from ddplaunch.script.loops import loop_kind, slept_s, waits_in_loop
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
 from tests.cli.cli_calls import Call, call, folder

@@ -44,7 +44,8 @@ from ddplaunch.machine.files import gpu_devices, read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.script.source import loop_kind, read_text, slept_s, waits_in_loop
+from ddplaunch.script.loops import loop_kind, slept_s, waits_in_loop
+from ddplaunch.script.source import read_text
 from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Composed, Entry
-from ddplaunch.script.configured import class_options
 from ddplaunch.script.names import Function, at, destination, dotted, keyword, last, string
+from ddplaunch.script.options.fields import class_options
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Spelling

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 
-from ddplaunch.script.commands import Function, Parameter, parameters
 from ddplaunch.script.configuration.config_files import dict_items
 from ddplaunch.script.known import text_of
 from ddplaunch.script.names import aliases_of, at, dotted, is_computed, keyword, last, literal
+from ddplaunch.script.options.commands import Function, Parameter, parameters
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
