@@ -8,9 +8,15 @@ from typing import Literal
 
 from ddplaunch.script.configuration.config_files import number_text
 from ddplaunch.script.names import is_number, last
-from ddplaunch.script.source import SyntaxProblem, parse
+from ddplaunch.script.source import SyntaxProblem, parse, read_text
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def source_text(path: str) -> str | None:
+    """Return the text of the source at ``path``; None of what cannot be read."""
+    file = read_text(Path(path))
+    return None if file is None else file.text
 
 
 def _loop_at(text: str, line: int) -> ast.For | ast.While | None:

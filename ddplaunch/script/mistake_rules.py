@@ -184,6 +184,8 @@ def threads_of_one_process(training: Training) -> Iterator[Mistake]:
             model = ast.unparse(call.args[0]) if call.args else "model"
             # scripts of DataParallel move the model to the first GPU, or later
             corrected = f"DistributedDataParallel({model}.to({_LOCAL_RANK}), device_ids=[{_LOCAL_RANK}])"
+            owner = _assigned_to(call, part)
+            corrected = f"{owner} = {corrected}" if owner else corrected
             yield _mistake("data-parallel-under-launcher", call, part, corrected, model)
             return
 

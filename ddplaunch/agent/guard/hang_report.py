@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.agent.guard.rank_streams import Streams
@@ -44,8 +43,7 @@ from ddplaunch.machine.files import gpu_devices, read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.script.loops import loop_kind, slept_s, waits_in_loop
-from ddplaunch.script.source import read_text
+from ddplaunch.script.loops import loop_kind, slept_s, source_text, waits_in_loop
 from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
@@ -308,19 +306,19 @@ def _activity(stacks: Sequence[RankStack]) -> str:
 
 def _only_waits(place: CodePlace) -> bool:
     """Return whether a rank is in a loop of the user's that does nothing but wait."""
-    text = read_text(Path(place.path)) if place.path else None
-    return text is not None and waits_in_loop(text.text, place.line)
+    text = source_text(place.path) if place.path else None
+    return text is not None and waits_in_loop(text, place.line)
 
 
 def _loop(frame: Frame) -> str | None:
     """Return the kind of the loop around a user's frame, None for none; what cannot be read may be endless."""
-    text = read_text(Path(frame.file))
-    return "endless" if text is None else loop_kind(text.text, frame.line)
+    text = source_text(frame.file)
+    return "endless" if text is None else loop_kind(text, frame.line)
 
 
 def _sleep(frame: Frame) -> float:
-    text = read_text(Path(frame.file))
-    return 0.0 if text is None else slept_s(text.text, frame.line)
+    text = source_text(frame.file)
+    return 0.0 if text is None else slept_s(text, frame.line)
 
 
 def _world_size(pid: int) -> int:
