@@ -27,13 +27,14 @@ def start_run(
     stderr: int | IO[bytes] = subprocess.DEVNULL,
     *,
     outlives: bool = False,
+    inside: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``ddplaunch WORDS``, which tells ``told`` what it finds and launches.
+    """Start ``ddplaunch WORDS``, which tells ``told`` what it finds and launches; ``inside`` another command, if any.
 
     Ctrl-C is for this process. If it is killed, the kernel has the run end, unless that ``outlives`` it.
     """
     return subprocess.Popen(
-        own_command(sys.executable, "ddplaunch", *words),
+        [*inside, *own_command(sys.executable, "ddplaunch", *words)],
         env={**os.environ, **asked(told, outlives=outlives)},
         stdin=subprocess.DEVNULL,
         stdout=stdout,

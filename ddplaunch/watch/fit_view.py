@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
-from ddplaunch.records.directory import path_text
 from ddplaunch.scaling.largest_batch import MemoryModel, Tried
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import panel, table
@@ -33,7 +31,7 @@ class FitTrial:
     note: str
     run_id: str
     took_s: float
-    outside: tuple[str, ...] = ()
+    changed_files: tuple[str, ...] = ()
     observed: tuple[Finding, ...] = ()
 
 
@@ -89,8 +87,8 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
     ]
     right = {"batch", "accum", "memory", "share", "samples/s"}
     lines = [*table(rows, terminal, right), "", *panel(_answer(found), terminal)]
-    if outside := sorted({path_text(Path(path)) for trial in order for path in trial.outside}):
-        lines += terminal.lines(f"written here by the trials: {listed(outside, 8)}", "  ", "    ")
+    if changed := sorted({path for trial in order for path in trial.changed_files}):
+        lines += terminal.lines(f"written by trials, and not kept: {listed(changed, 8)}", "  ", "    ")
     for finding in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
         lines += ["", *finding_text(finding, terminal).splitlines()]
     if found.command is not None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddplaunch.records.directory import path_text
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal
@@ -60,8 +58,8 @@ def scale_text(
         others = [finding for finding in one.observed if finding is not one.apart and finding.what not in shown]
         lines += [finding_text(finding, terminal).rstrip("\n") for finding in others]
         shown.update(finding.what for finding in others)
-    if outside := sorted({path_text(Path(path)) for one in sizes for path in one.outside}):
-        lines += ["", *terminal.lines(f"written here by the trials: {listed(outside, 8)}")]
+    if changed := sorted({path for one in sizes for path in one.changed_files}):
+        lines += ["", *terminal.lines(f"written by trials, and not kept: {listed(changed, 8)}")]
     return terminal.page(lines).lstrip("\n")
 
 

@@ -261,24 +261,3 @@ def spare_workers(module: Any) -> None:
 
     module._set_worker_signal_handlers, module._set_worker_pids = set_handlers_of_worker, note_pids
     processes.terminate = terminate
-
-
-def redirect_writers() -> None:
-    """Have torch's SummaryWriter write into a trial's own folder, unless it names a folder in there by itself."""
-    folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
-    if not folder or "DDPLAUNCH_TRIAL" not in os.environ:
-        return
-
-    def writers(module: Any) -> None:
-        from pathlib import Path
-
-        make = module.SummaryWriter.__init__
-
-        def made(self: Any, log_dir: Any = None, *args: Any, **more: Any) -> None:
-            if log_dir is None or not Path(log_dir).absolute().is_relative_to(Path(folder).parents[1]):
-                log_dir = str(Path(folder) / Path(log_dir or "runs").name)
-            make(self, log_dir, *args, **more)
-
-        module.SummaryWriter.__init__ = made
-
-    after_import({"torch.utils.tensorboard.writer": writers})

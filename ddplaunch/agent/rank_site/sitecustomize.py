@@ -272,7 +272,6 @@ def _take_part() -> None:
         import ddplaunch_phases  # type: ignore[import-not-found]
 
         ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
-        ddplaunch_marks.redirect_writers()
     if note is not None:
         import ddplaunch_observer  # type: ignore[import-not-found]
 

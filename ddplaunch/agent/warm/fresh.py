@@ -158,7 +158,6 @@ def become(request: Request, origin: Origin) -> Program:
         register(ddplaunch_marks.count_work)
     if phases is not None:
         ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
-        ddplaunch_marks.redirect_writers()
     if note is not None:
         ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
     _threads()

@@ -67,6 +67,7 @@ def fit(
     steps: int | None,
     seconds: float | None,
     keep: bool | None,
+    in_place: bool | None,
     json: bool | None,
 ) -> int:
     """Try batches until the largest that fits is known, and say what to type."""
@@ -78,7 +79,7 @@ def fit(
     search = _Search(
         options, said, words, [] if profile is None else spelled("--profile", profile), _headroom(headroom)
     )
-    runs = Trials("fit", search.first, words, profile, measure, keep=bool(keep))
+    runs = Trials("fit", search.first, words, profile, measure, keep=bool(keep), in_place=bool(in_place))
     interrupted = runs.run_all(search.run(_TRIALS if trials is None else trials))
     fitted = search.fitted()
     if json:

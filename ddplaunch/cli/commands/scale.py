@@ -61,6 +61,7 @@ def scale(
     steps: int | None,
     seconds: float | None,
     keep: bool | None,
+    in_place: bool | None,
     json: bool | None,
     **hosts: Any,
 ) -> int:
@@ -72,7 +73,8 @@ def scale(
     machines = _machines(options, parse_target(words), hosts)
     sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, machines)
     search = _Sizes(machines, launch, options, bool(strong))
-    interrupted = Trials("scale", machines.first, words, profile, measure, keep=bool(keep)).run_all(search.run(sizes))
+    runs = Trials("scale", machines.first, words, profile, measure, keep=bool(keep), in_place=bool(in_place))
+    interrupted = runs.run_all(search.run(sizes))
     shown: Any = {"strong": search.strong, "dataset_size": value_of(options.dataset_size, None)}
     if json:
         answer_json(scale_json(search.measured, **shown))
@@ -204,7 +206,7 @@ class _Sizes:
             lr=recorded.lr,
             cpus=recorded.cpus,
             settled=measured.settled,
-            outside=trial.changed_files,
+            changed_files=trial.changed_files,
             unwatched=trial.unwatched,
             workers=workers_typed(self._machines.first.script, "{}"),
             record=str(trial.record),

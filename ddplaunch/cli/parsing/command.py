@@ -119,7 +119,8 @@ def trial_options(usual_s: int) -> tuple[Flag, ...]:
         Flag("warmup_steps", "integer", TRIALS, "Minimum warm-up steps [5].", "N"),
         Flag("steps", "integer", TRIALS, "Steps to measure [as many as there are in --seconds].", "N"),
         Flag("seconds", "duration", TRIALS, f"Time to measure [{usual}].", "TIME"),
-        Flag("keep", "switch", TRIALS, "Keep what the script wrote into the trials' folders."),
+        Flag("keep", "switch", TRIALS, "Keep the files that trials wrote."),
+        Flag("in_place", "switch", TRIALS, "Let trials change files as the script does."),
     )
 
 

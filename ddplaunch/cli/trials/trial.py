@@ -14,6 +14,7 @@ Nothing is left running when it returns or raises.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -28,8 +29,10 @@ from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import ending_by_signals, say, tell, tell_findings
 from ddplaunch.cli.trials.measured_steps import FollowedSteps, Measure, MeasuredSteps
-from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
+from ddplaunch.cli.trials.trial_place import TrialPlace, make_place
 from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.machine.scratch_tree import NOT_STARTED
+from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.settings import OBSERVED
@@ -51,7 +54,7 @@ from ddplaunch.values.words import count, duration_text
 Ending = Literal["measured", "ended", "failed", "refused", "timed-out", "interrupted"]
 
 #: Flags of a launch that a trial decides for itself, or that would have it go on.
-_OWN = ("nproc", "nnodes", "run_id", "phases", "timeout", "show", "verbose", "max_restarts")
+_OWN = ("nproc", "nnodes", "run_id", "run_dir", "phases", "timeout", "show", "verbose", "max_restarts")
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
 _LOOK_S = 0.2
 _UNSEEN_S = 60.0  # for ranks of other machines to start and settle that nobody sees
@@ -87,9 +90,9 @@ class TrialRecord(NamedTuple):
 class Trial:
     """One trial that is over.
 
-    ``findings`` are what its launch said, ``observed`` what was found of how its ranks train. ``changed_files`` were
-    written in the working directory meanwhile. ``unwatched`` says that time alone ended it. ``problem`` is why nothing
-    was measured, None where something was.
+    ``findings`` are what its launch said, ``observed`` what was found of how its ranks train. ``changed_files`` are
+    what it wrote and removed where it ran, below the working tree. ``unwatched`` says that time alone ended it.
+    ``problem`` is why nothing was measured, None where something was.
     """
 
     change: Change
@@ -158,10 +161,22 @@ class Trials:
     """The trials of one command, which share a script and how long they are measured."""
 
     def __init__(
-        self, command: str, first: Prepared, script: Sequence[str], profile: str | None, measure: Measure, *, keep: bool
+        self,
+        command: str,
+        first: Prepared,
+        script: Sequence[str],
+        profile: str | None,
+        measure: Measure,
+        *,
+        keep: bool,
+        in_place: bool,
     ) -> None:
-        """``first`` is a launch of the script that was decided before; with ``keep`` the trials' folders stay."""
-        self.first, self.script, self.measure, self._keep = first, tuple(script), measure, keep
+        """``first`` is a launch of the script that was decided before.
+
+        With ``keep`` the trials' folders stay. With ``in_place`` they run in the working directory, and change it.
+        """
+        self.first, self.script, self.measure = first, tuple(script), measure
+        self._keep, self._in_place = keep, in_place
         self._words = () if profile is None else tuple(spelled("--profile", profile))
         self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
 
@@ -181,25 +196,25 @@ class Trials:
     def _run(self, change: Change) -> Trial:
         """Run a trial to its end. Ctrl-C, SIGTERM and SIGHUP end the trial, which says so."""
         base, run_id = self.first.base, f"{self._group}.{change.name}"
-        place = prepare_place(base, run_id, self.script, self.first.script)
-        before, began_s = files_here(base), time.monotonic()
+        began_s = time.monotonic()
         record, steps = base / "runs" / run_id, FollowedSteps(base / "runs" / run_id, change.ranks)
-        _make(place)
+        place = self._place(change, run_id)
         grace = change.said.get("grace")
-        child = start_run(self._typed(change, run_id, place), place.told)
+        child = start_run(self._typed(change, run_id, place), place.told, inside=place.command())
         try:
             with ending_by_signals(signal.default_int_handler):  # `timeout`, a closed terminal: as Ctrl-C
                 try:
                     ending, unwatched = self._watch(child.poll, change, record, steps)
                 finally:
                     end_run(child, record, _GRACE_S if grace is None else float(grace.value))
-            findings = told_so_far(place.told).findings
+            if child.returncode == NOT_STARTED:
+                raise _no_place((place.temporary / "problem").read_text())
+            findings, changes = told_so_far(place.told).findings, place.changes()
         finally:
-            if not self._keep:
-                place.remove()
+            place.remove(keep=self._keep)
         steps.look()
-        if self._keep:
-            say(f"{change.name}: kept in `{path_text(place.folder)}`")
+        if self._keep and place.folder is not None:
+            say(f"{change.name}: what it wrote is in `{path_text(place.folder)}`")
         recorded = read_outcome(record)
         outcome = recorded if isinstance(recorded, RunOutcome) else None
         trial = Trial(
@@ -211,20 +226,31 @@ class Trials:
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
             observed=_observed(record, outcome),
-            changed_files=tuple(sorted(path for path, _ in files_here(base).items() - before.items()))
-            if before
-            else (),
+            changed_files=changes,
             unwatched=unwatched,
             took_s=round(time.monotonic() - began_s, 2),
         )
         return replace(trial, problem=self._problem(trial))
 
+    def _place(self, change: Change, run_id: str) -> TrialPlace:
+        """Raises RefusedError where the trial would change what is the user's, or cannot be made a place."""
+        slurm = read_slurm(os.environ)
+        elsewhere = change.elsewhere or (slurm is not None and slurm.step is None and not slurm.on_node)
+        if elsewhere and not self._in_place:
+            raise _no_place("ranks run on other machines")
+        try:
+            return make_place(self.first.base, run_id, in_place=self._in_place)
+        except NotOursError as problem:
+            raise RefusedError(not_yours(problem, "`--run-dir` names a directory of yours")) from problem
+        except OSError as problem:
+            raise _no_place(f"{problem.filename}: {problem.strerror}") from problem
+
     def _typed(self, change: Change, run_id: str, place: TrialPlace) -> list[str]:
         """Return the words after ``ddplaunch`` that start a trial."""
         words = ["run", change.nproc, "--run-id", run_id, "--phases", *self._words, *change.words]
-        for name, value in (*place.variables, (TRIAL, f"{self._group}/{change.name}")):
+        for name, value in (*place.variables.items(), (TRIAL, f"{self._group}/{change.name}")):
             words += ["--env", f"{name}={value}"]  # before those of the user, which win
-        return [*words, *launch_words(change.said, _OWN), "--", *place.script]
+        return [*words, *launch_words(change.said, _OWN), "--run-dir", str(place.records), "--", *self.script]
 
     def _watch(
         self, poll: Callable[[], int | None], change: Change, record: Path, steps: FollowedSteps
@@ -306,21 +332,17 @@ class Trials:
         )
 
 
-def _make(place: TrialPlace) -> None:
-    """Make a trial's folders. Raises RefusedError where they cannot be made, or are not this user's."""
-    try:
-        place.make()
-    except NotOursError as problem:
-        raise RefusedError(not_yours(problem, "`--run-dir` names a directory of yours")) from problem
-    except OSError as problem:
-        raise RefusedError(
-            error(
-                "trial-refused",
-                f"{problem.filename}: {problem.strerror}",
-                why="what a trial's script writes goes into a folder beside its record",
-                fix="`--run-dir` names a directory on a disk with space left",
-            )
-        ) from problem
+def _no_place(problem: str) -> RefusedError:
+    """Return why no trial can run: what it changes could not be kept apart from what is the user's."""
+    return RefusedError(
+        error(
+            "trial-refused",
+            f"trials cannot be kept from changing files here: {problem}",
+            why="a script may overwrite and remove checkpoints; where the kernel has neither overlays nor Landlock for "
+            "this user, and on other machines, nothing holds it back",
+            fix="`--in-place` lets trials write as the script does; give it an output folder of its own then",
+        )
+    )
 
 
 def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:

@@ -1,0 +1,214 @@
+"""``python -m ddplaunch.machine.scratch_tree``: runs a command where it cannot change anything of the user's.
+
+The command sees the working tree as it is, through an overlay in a mount namespace of its own where the kernel gives
+one to this user (https://docs.kernel.org/filesystems/overlayfs.html), else as a copy in which large files and full
+folders are links. Landlock keeps it from writing elsewhere, but to the folders that it is given
+(https://docs.kernel.org/userspace-api/landlock.html). ``changes_in`` tells what it has written and removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+#: The exit status where the command was not started.
+NOT_STARTED = 125
+
+_NEWNS, _NEWUSER = 0x20000, 0x10000000  # unshare(2)
+_BIND, _REC, _PRIVATE = 0x1000, 0x4000, 0x40000  # mount(2)
+_NO_NEW_PRIVS = 38  # prctl(2)
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+#: Rights of Landlock that change files: all but executing and reading, as far as version 3 has them.
+_ALL_WRITES = 0x7FF2
+_REFER, _TRUNCATE = 0x2000, 0x4000  # since versions 2 and 3
+_OF_FILES = 0x4002
+_COPIED_BYTES = 32 << 20  # a file beyond this is data or a checkpoint: linked, and cannot be written
+_COPIED_ENTRIES = 2000  # a folder with more is a dataset
+_MOST_COPIED = 50_000  # files; to copy more takes longer than a trial
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words = (each.encode() for each in (source, target, kind))
+    _checked(_LIBC.mount(*words, flags, options.encode()), target)
+
+
+def lay_over(tree: Path, folder: Path, through: Iterable[Path]) -> None:
+    """Show ``tree`` to this process and its children through an overlay, whose changes go to ``folder``/upper.
+
+    ``through``, below it, stays what it is. Raises OSError where the kernel does not give that to this user.
+    """
+    uid, gid, here = os.getuid(), os.getgid(), Path.cwd()
+    options = f"lowerdir={tree},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    if any(sign in f"{tree}{folder}" for sign in ",:\\"):
+        raise OSError(errno.EINVAL, "a comma, colon or backslash in a path", str(tree))
+    for name in ("upper", "work"):
+        (folder / name).mkdir()
+    if uid:
+        _checked(_LIBC.unshare(_NEWNS | _NEWUSER), "unshare")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        options += ",userxattr"
+    else:
+        _checked(_LIBC.unshare(_NEWNS), "unshare")
+    _mount("none", "/", "none", _REC | _PRIVATE)
+    kept = [(path, os.open(path, os.O_PATH)) for path in (*through, *_mounts_below(tree))]
+    _mount("overlay", str(tree), "overlay", 0, options)
+    for path, descriptor in kept:
+        _mount(f"/proc/self/fd/{descriptor}", str(path), "none", _BIND | _REC)
+        os.close(descriptor)
+    os.chdir(here)
+
+
+def _mounts_below(tree: Path) -> Iterator[Path]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = Path(line.split()[4].encode().decode("unicode_escape"))
+        if tree in point.parents:
+            yield point
+
+
+def copy(tree: Path, folder: Path, without: Path) -> None:
+    """Copy ``tree`` to ``folder``, large files and full folders as links; its parent gets links beside the copy.
+
+    ``without`` is left out. Raises OSError where there is no room, or where there are more than 50,000 files.
+    """
+    folder.mkdir(parents=True)
+    for beside in _entries(tree.parent):
+        if beside.name != tree.name:
+            (folder.parent / beside.name).symlink_to(beside.path)
+    _copy(tree, folder, without, 0)
+
+
+def _copy(source: Path, target: Path, without: Path, copied: int) -> int:
+    """Return how many files are copied, ``copied`` of them before."""
+    for entry in _entries(source):
+        if copied > _MOST_COPIED:
+            raise OSError(errno.EFBIG, f"more than {_MOST_COPIED} files", str(source))
+        new = target / entry.name
+        with suppress(FileNotFoundError):
+            if Path(entry.path) == without:
+                continue
+            if entry.is_dir(follow_symlinks=False) and entry.name != ".git":
+                full = len(list(_entries(Path(entry.path)))) > _COPIED_ENTRIES
+                if not full:
+                    new.mkdir()
+                    copied = _copy(Path(entry.path), new, without, copied)
+                    continue
+            small = entry.is_file(follow_symlinks=False) and entry.stat().st_size <= _COPIED_BYTES
+            if small:
+                shutil.copy2(entry.path, new)
+                copied += 1
+            else:
+                new.symlink_to(entry.path)
+    return copied
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def allow_writes_below(folders: Iterable[Path]) -> None:
+    """Let this process and its children change files below ``folders`` only. Raises OSError without Landlock."""
+    version = _checked(_LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
+    handled = _ALL_WRITES & ~(0 if version > 1 else _REFER) & ~(0 if version > 2 else _TRUNCATE)
+    ruleset = _checked(_LIBC.syscall(_CREATE_RULESET, struct.pack("Q", handled), ctypes.c_size_t(8), 0), "landlock")
+    for folder in folders:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_PATH)
+            rights = handled if stat.S_ISDIR(os.fstat(descriptor).st_mode) else handled & _OF_FILES
+            rule = struct.pack("=Qi", rights, descriptor)
+            _checked(_LIBC.syscall(_ADD_RULE, ruleset, 1, rule, 0), str(folder))
+            os.close(descriptor)
+    _checked(_LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    _checked(_LIBC.syscall(_RESTRICT_SELF, ruleset, 0), "landlock")
+    os.close(ruleset)
+
+
+def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a command in ``folder`` wrote and what it removed of ``tree``, as paths below it."""
+    upper, written, removed = folder / "upper", set[str](), set[str]()
+    top = upper if upper.is_dir() else folder / "copy" / tree.name
+    for place, folders, names in os.walk(top):
+        below = Path(place).relative_to(top)
+        for name in names:
+            status, path = os.lstat(f"{place}/{name}"), str(below / name)
+            if stat.S_ISCHR(status.st_mode):  # overlayfs marks what was removed by a device 0:0
+                removed.add(path)
+            elif not _is_same(status, tree / path):
+                written.add(path)
+        if top != upper or _is_new_folder(place):
+            there = {*folders, *names}
+            removed |= {str(below / entry.name) for entry in _entries(tree / below) if entry.name not in there}
+    return tuple(sorted(written)), tuple(sorted(removed))
+
+
+def _is_same(status: os.stat_result, original: Path) -> bool:
+    try:
+        before = original.lstat()
+    except OSError:
+        return False
+    return stat.S_ISLNK(status.st_mode) or (before.st_mtime_ns, before.st_size) == (status.st_mtime_ns, status.st_size)
+
+
+def _is_new_folder(path: str) -> bool:
+    """Return whether a folder of an overlay stands in the place of one that was removed."""
+    for name in ("trusted.overlay.opaque", "user.overlay.opaque"):
+        with suppress(OSError):
+            return os.getxattr(path, name) == b"y"
+    return False
+
+
+def remove(folder: Path) -> None:
+    """Remove ``folder`` with all in it, as far as that is possible."""
+    with suppress(OSError):
+        (folder / "work" / "work").chmod(0o700)  # overlayfs leaves it without any permission
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ``FOLDER TREE RECORDS TEMPORARY [WRITABLE…] -- COMMAND``; changes of TREE go to FOLDER.
+
+    RECORDS, which may be below TREE, is shared. Returns only where the command was not started: TEMPORARY/problem says
+    why.
+    """
+    at = words.index("--")
+    folder, tree, records, temporary, *writable = map(Path, words[:at])
+    os.environ["TMPDIR"] = str(temporary)
+    below = [records] if tree in records.parents else []
+    try:
+        try:
+            lay_over(tree, folder, below)
+        except OSError:
+            there = folder / "copy" / tree.name
+            copy(tree, there, records)
+            os.chdir(there / Path.cwd().relative_to(tree))
+            tree = there
+        allow_writes_below([tree, records, temporary, *writable, *map(Path, ("/dev", "/proc", "/sys"))])
+        os.execvp(words[at + 1], list(words[at + 1 :]))
+    except OSError as error:
+        (temporary / "problem").write_text(f"{error.strerror}: {error.filename}")
+        return NOT_STARTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
