@@ -83,40 +83,40 @@ def _mounts_below(tree: Path) -> Iterator[Path]:
             yield point
 
 
-def copy(tree: Path, folder: Path, without: Path) -> None:
+def copy(tree: Path, folder: Path, shared: Path) -> None:
     """Copy ``tree`` to ``folder``, large files and full folders as links; its parent gets links beside the copy.
 
-    ``without`` is left out. Raises OSError where there is no room, or where there are more than 50,000 files.
+    ``shared`` is a link as well. Raises OSError where there is no room, or where there are more than 50,000 files.
     """
     folder.mkdir(parents=True)
     for beside in _entries(tree.parent):
         if beside.name != tree.name:
             (folder.parent / beside.name).symlink_to(beside.path)
-    _copy(tree, folder, without, 0)
+    _copy(tree, folder, shared, 0)
 
 
-def _copy(source: Path, target: Path, without: Path, copied: int) -> int:
+def _copy(source: Path, target: Path, shared: Path, copied: int) -> int:
     """Return how many files are copied, ``copied`` of them before."""
     for entry in _entries(source):
         if copied > _MOST_COPIED:
             raise OSError(errno.EFBIG, f"more than {_MOST_COPIED} files", str(source))
-        new = target / entry.name
+        path, new = Path(entry.path), target / entry.name
         with suppress(FileNotFoundError):
-            if Path(entry.path) == without:
-                continue
-            if entry.is_dir(follow_symlinks=False) and entry.name != ".git":
-                full = len(list(_entries(Path(entry.path)))) > _COPIED_ENTRIES
-                if not full:
-                    new.mkdir()
-                    copied = _copy(Path(entry.path), new, without, copied)
-                    continue
-            small = entry.is_file(follow_symlinks=False) and entry.stat().st_size <= _COPIED_BYTES
-            if small:
-                shutil.copy2(entry.path, new)
+            if _is_copied_folder(entry, shared):
+                new.mkdir()
+                copied = _copy(path, new, shared, copied)
+            elif entry.is_symlink() or (entry.is_file() and entry.stat().st_size <= _COPIED_BYTES):
+                shutil.copy2(path, new, follow_symlinks=False)
                 copied += 1
             else:
-                new.symlink_to(entry.path)
+                new.symlink_to(path)
     return copied
+
+
+def _is_copied_folder(entry: os.DirEntry[str], shared: Path) -> bool:
+    if not entry.is_dir(follow_symlinks=False) or entry.name == ".git" or Path(entry.path) == shared:
+        return False
+    return len(_entries(Path(entry.path))) <= _COPIED_ENTRIES
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -150,24 +150,28 @@ def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ..
     top = upper if upper.is_dir() else folder / "copy" / tree.name
     for place, folders, names in os.walk(top):
         below = Path(place).relative_to(top)
-        for name in names:
-            status, path = os.lstat(f"{place}/{name}"), str(below / name)
-            if stat.S_ISCHR(status.st_mode):  # overlayfs marks what was removed by a device 0:0
-                removed.add(path)
-            elif not _is_same(status, tree / path):
-                written.add(path)
+        links = {name for name in folders if Path(place, name).is_symlink()}
+        for name in (*names, *links):
+            now = Path(place, name)
+            if stat.S_ISCHR(now.lstat().st_mode):  # overlayfs marks what was removed by a device 0:0
+                removed.add(str(below / name))
+            elif not _is_same(now, tree / below / name):
+                written.add(str(below / name))
         if top != upper or _is_new_folder(place):
             there = {*folders, *names}
             removed |= {str(below / entry.name) for entry in _entries(tree / below) if entry.name not in there}
     return tuple(sorted(written)), tuple(sorted(removed))
 
 
-def _is_same(status: os.stat_result, original: Path) -> bool:
+def _is_same(path: Path, original: Path) -> bool:
     try:
-        before = original.lstat()
+        before, now = original.lstat(), path.lstat()
     except OSError:
         return False
-    return stat.S_ISLNK(status.st_mode) or (before.st_mtime_ns, before.st_size) == (status.st_mtime_ns, status.st_size)
+    if stat.S_ISLNK(now.st_mode):
+        goal = path.readlink()
+        return goal == original or (stat.S_ISLNK(before.st_mode) and goal == original.readlink())
+    return (before.st_mtime_ns, before.st_size) == (now.st_mtime_ns, now.st_size)
 
 
 def _is_new_folder(path: str) -> bool:

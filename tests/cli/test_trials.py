@@ -3,153 +3,61 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from ddplaunch.agent.rank_site.ddplaunch_marks import redirect_writers
 from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.target import parse_target
 from ddplaunch.cli.trials.measured_steps import Measure
 from ddplaunch.cli.trials.trial import Change, Trial, Trials
-from ddplaunch.cli.trials.trial_place import TrialPlace, files_here, prepare_place
+from ddplaunch.cli.trials.trial_place import TrialPlace, make_place
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import DeviceWord
 from ddplaunch.planning.options import Options
-from ddplaunch.script.read import read_script
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
-from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call
 
 __all__ = ["call"]
 
-BASE = Path("/base")
-OUT = "/base/trials/x/output"
 
-
-def place_of(words: list[str], report: ScriptReport | Unavailable) -> TrialPlace:
-    return prepare_place(BASE, "x", words, report)
-
-
-def declared(*flags: str, kind: str | None = None) -> DeclaredOption:
-    return DeclaredOption(flags, DeclaredAt("train.py", 3), kind=kind)
-
-
-@pytest.mark.parametrize(
-    ("options", "words", "expected"),
-    [
-        (["--output-dir"], ["train.py", "--lr", "1"], ["train.py", "--output-dir", f"{OUT}/output-dir", "--lr", "1"]),
-        (["--output_dir"], ["train.py", "--output_dir", "runs/a"], ["train.py", "--output_dir", f"{OUT}/output-dir"]),
-        (["--out-dir"], ["train.py", "--out-dir=runs"], ["train.py", f"--out-dir={OUT}/out-dir"]),
-        (["--save"], ["train.py"], ["train.py"]),
-        (["--save"], ["train.py", "--save", "a/model.pt"], ["train.py", "--save", f"{OUT}/model.pt"]),
-        (["--data-dir", "--lr", "--checkpoint-path"], ["train.py", "--data-dir", "x"], ["train.py", "--data-dir", "x"]),
-        (["--output-dir"], ["-m", "pkg.train"], ["-m", "pkg.train", "--output-dir", f"{OUT}/output-dir"]),
-        (
-            ["--output-dir", "--logging-dir"],
-            ["train.py"],
-            ["train.py", "--output-dir", f"{OUT}/output-dir", "--logging-dir", f"{OUT}/logging-dir"],
-        ),
-    ],
-)
-def test_where_a_script_writes(options: list[str], words: list[str], expected: list[str]) -> None:
-    report = ScriptReport("train.py", tuple(declared(each) for each in options))
-    assert place_of(words, report).script == tuple(expected)
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("path to output folder (default: none, current dir)", ["train.py", "--output", f"{OUT}/output"]),
-        ("Output directory", ["train.py", "--output", f"{OUT}/output"]),
-        ("where to write", ["train.py"]),
-        ("output file, or the directory of it", ["train.py"]),
-    ],
-)
-def test_the_help_of_an_option_says_that_it_is_a_folder(said: str, expected: list[str]) -> None:
-    report = ScriptReport("train.py", (replace(declared("--output"), help=said),))
-    assert place_of(["train.py"], report).script == tuple(expected)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], ["--output_dir", f"{OUT}/output-dir"]),
-        (["--output_dir", "out"], ["--output_dir", f"{OUT}/output-dir"]),
-        (
-            ["--output-dir=out", "--logging_dir", "logs"],
-            [f"--output-dir={OUT}/output-dir", "--logging_dir", f"{OUT}/logging-dir"],
-        ),
-        (["args.json"], ["args.json"]),  # all that its parser reads then
-    ],
-)
-def test_where_a_trainer_of_hugging_face_writes(tmp_path: Path, words: list[str], expected: list[str]) -> None:
-    """Its arguments have `--output_dir`, which no line of the script declares."""
-    (tmp_path / "train.py").write_text(
-        "from transformers import HfArgumentParser, TrainingArguments\nparser = HfArgumentParser(TrainingArguments)\n"
-        "json = 'args.json' in sys.argv\n"
-        "args = parser.parse_json_file('args.json') if json else parser.parse_args_into_dataclasses()\n"
-    )
-    (tmp_path / "args.json").write_text('{"output_dir": "out"}')
-    report = read_script(tmp_path / "train.py", tmp_path, args=words)
-    assert place_of(["train.py", *words], report).script == ("train.py", *expected)
-
-
-def test_trackers_write_into_the_trials_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    variables = dict(place_of(["train.py"], Unavailable("not read")).variables)
-    assert variables["WANDB_DIR"] == "/base/trials/x/trackers" and variables["WANDB_MODE"] == "offline"
-    assert variables["MLFLOW_TRACKING_URI"] == "file:///base/trials/x/trackers/mlruns"
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert "WANDB_MODE" not in dict(place_of(["train.py"], Unavailable("not read")).variables)
-
-
-def test_a_trials_folders_are_made_and_removed(tmp_path: Path) -> None:
-    report = ScriptReport("train.py", (declared("--output-dir"), declared("--save")))
-    place = prepare_place(tmp_path / ".ddplaunch", "x", ["train.py", "--save", "a/b.pt"], report)
-    place.make()
-    assert sorted(path.name for path in (place.folder / "output").iterdir()) == ["output-dir"]
-    other = prepare_place(tmp_path / ".ddplaunch", "y", ["train.py"], report)
-    other.make()
-    place.remove()
-    assert not place.folder.exists() and other.folder.exists()
-    other.remove()
-    assert not (tmp_path / ".ddplaunch" / "trials").exists()
-
-
-def test_files_in_the_working_directory_without_records_and_caches(
+def test_a_trials_folders_are_outside_of_the_tree_and_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("train.py", "runs/a", "records/run.json", "__pycache__/x.pyc"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert files_here(Path("records")).keys() == {f"{tmp_path}/train.py", f"{tmp_path}/runs/a"}
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "project" / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "project" / "src")
+    for cache in (tmp_path / "cache", tmp_path / "project" / "cache"):  # the latter is a part of the tree
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        place = make_place(Path(".ddplaunch"), "x", in_place=False)
+        assert place.tree == tmp_path / "project" and place.records == Path.cwd() / ".ddplaunch"
+        assert place.folder is not None and place.folder.is_dir() and place.tree not in place.folder.parents
+        place.remove(keep=False)
+        assert not place.folder.exists() and not place.temporary.exists()
+    place = make_place(Path(".ddplaunch"), "x", in_place=True)
+    assert place.folder is None and place.command() == [] and place.changes() == ()
+    place.remove(keep=False)
 
 
-def test_summary_writers_write_into_the_trials_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class SummaryWriter:
-        def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
-            self.seen = log_dir, comment
+def test_trackers_reach_for_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = TrialPlace(None, tmp_path, tmp_path, tmp_path)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert place.variables["WANDB_MODE"] == "offline"
+    assert place.variables["MLFLOW_TRACKING_URI"] == f"file://{tmp_path}/mlruns"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert "WANDB_MODE" not in place.variables
 
-    module = ModuleType("torch.utils.tensorboard.writer")
-    vars(module)["SummaryWriter"] = SummaryWriter
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    folder = tmp_path / "trackers" / "tensorboard"
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(folder))
-    monkeypatch.delenv("DDPLAUNCH_TRIAL", raising=False)
-    redirect_writers()
-    assert SummaryWriter("logs/a").seen == ("logs/a", ""), "no trial"
-    monkeypatch.setenv("DDPLAUNCH_TRIAL", "scale-x/1")
-    redirect_writers()
-    assert SummaryWriter().seen == (f"{folder}/runs", "")
-    assert SummaryWriter("logs/a", comment="b").seen == (f"{folder}/a", "b")
-    assert SummaryWriter(log_dir=f"{tmp_path}/output/x").seen == (f"{tmp_path}/output/x", "")
+
+def test_trials_on_other_machines_change_files_only_where_that_is_asked_for(
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}.items():
+        monkeypatch.setenv(name, value)
+    refused = call("fit", "1", "--device", "cpu", "--", "train.py")
+    assert refused.status == 4 and "error[trial-refused]: trials cannot be kept from changing files here" in refused.err
+    assert "`--in-place`" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -229,7 +137,7 @@ def trial(*words: str, processes: int = 2, timeout_s: float = 120, run_words: tu
     def series() -> Generator[Change, Trial, None]:
         results.append((yield change))
 
-    assert Trials("scale", first, script, None, measure, keep=False).run_all(series()) is False
+    assert Trials("scale", first, script, None, measure, keep=False, in_place=False).run_all(series()) is False
     (result,) = results
     assert not [run for run in runs_in(process_table()) if run.run_id == result.run_id], "nothing is left"
     assert (result.problem is None) is bool(result.measured.ranks)
@@ -244,10 +152,9 @@ def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path) -> None:
     assert [(rank.rank, rank.steps) for rank in measured.ranks] == [(0, 30), (1, 30)], "as many as asked for"
     assert measured.samples_per_s == pytest.approx(8 / measured.ranks[0].mean_s, rel=0.3)
     assert measured.ranks[0].step_s >= 0.005 and measured.peak_bytes
-    assert set(result.changed_files) == {str(folder / f"beside-{rank}") for rank in (0, 1)}
-    assert (folder / "beside-0").read_text() == result.run_id.replace(".", "/")
-    assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "beside-0", "beside-1", "train.py"]
-    assert (result.record / "outcome.json").exists() and not (folder / ".ddplaunch" / "trials").exists()
+    assert result.changed_files == ("beside-0", "beside-1", "out/log")
+    assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
+    assert (result.record / "outcome.json").exists()
 
 
 @pytest.mark.slow

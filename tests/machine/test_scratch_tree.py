@@ -1,0 +1,177 @@
+"""A command in a scratch tree: whatever it does to files, the user's are as they were, and what it did is told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.machine import scratch_tree
+from ddplaunch.machine.scratch_tree import NOT_STARTED, changes_in, remove
+from ddplaunch.values.variable_names import own_command
+from tests.hosts.launching import clean_environment
+
+#: What training scripts do to files, each run in a folder of its own with the files of ``seeded``.
+KINDS = {
+    "saves": "open('model.pt', 'wb').write(b'new')",
+    "saves below": "open('ckpt/last.pt', 'wb').write(b'new')",
+    "saves by an absolute path": "open(os.path.abspath('model.pt'), 'wb').write(b'new')",
+    "replaces": "open('tmp', 'w').write('new'); os.replace('tmp', 'model.pt')",
+    "replaces by an absolute path": "open('tmp', 'w').write('new'); os.replace('tmp', os.path.abspath('model.pt'))",
+    "renames": "os.rename('model.pt', 'model.old')",
+    "renames a folder": "os.rename('ckpt', 'ckpt.old')",
+    "appends": "open('log.csv', 'a').write('new')",
+    "appends without a buffer": "os.write(os.open('log.csv', os.O_WRONLY | os.O_APPEND), b'new')",
+    "truncates": "open('log.csv', 'w')",
+    "truncates by name": "os.truncate('log.csv', 1)",
+    "writes in the middle": "f = open('model.pt', 'r+b'); f.seek(2); f.write(b'xx'); f.close()",
+    "maps": "import mmap; f = open('model.pt', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[:2] = b'xx'; m.flush()",
+    "writes a database": "import sqlite3; d = sqlite3.connect('runs.db'); d.execute('create table t (a)'); d.commit()",
+    "removes": "os.unlink('model.pt')",
+    "rotates": "os.unlink('ckpt/first.pt'); open('ckpt/third.pt', 'w').write('new')",
+    "removes a tree": "shutil.rmtree('ckpt')",
+    "makes a tree anew": "shutil.rmtree('ckpt'); os.mkdir('ckpt'); open('ckpt/x', 'w').write('new')",
+    "moves out of a tree": "shutil.move('ckpt/first.pt', 'first.pt')",
+    "copies over": "shutil.copy('log.csv', 'model.pt')",
+    "links over": "os.unlink('model.pt'); os.symlink('log.csv', 'model.pt')",
+    "links and writes": "os.link('model.pt', 'second'); open('second', 'w').write('new')",
+    "writes through a link": "open('latest', 'w').write('new')",
+    "writes through a link to elsewhere": "open('data/x.bin', 'w').write('new')",
+    "removes through a link to elsewhere": "os.unlink('data/x.bin')",
+    "removes elsewhere": "shutil.rmtree('../elsewhere')",
+    "writes elsewhere": "open('../elsewhere/x.bin', 'a').write('new')",
+    "writes elsewhere by an absolute path": "open(os.path.realpath('data') + '/y', 'w').write('new')",
+    "lets a program write": "subprocess.run('echo new >> log.csv; rm -rf ckpt', shell=True)",
+    "lets a detached program write": "subprocess.run(['setsid', 'sh', '-c', 'rm -r ckpt ../elsewhere'])",
+}
+
+
+def seeded(folder: Path) -> Path:
+    """Make a working tree and what is beside it; return the tree."""
+    tree = folder / "tree"
+    (tree / "ckpt").mkdir(parents=True)
+    (tree / ".ddplaunch").mkdir()
+    (folder / "elsewhere").mkdir()
+    for name in ("tree/model.pt", "tree/log.csv", "tree/ckpt/first.pt", "tree/ckpt/last.pt", "elsewhere/x.bin"):
+        (folder / name).write_bytes(name.encode() * 3)
+    (tree / "latest").symlink_to("ckpt/last.pt")
+    (tree / "data").symlink_to(folder / "elsewhere")
+    return tree
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return what is there by path: the sum of a file, the goal of a link."""
+    found = {}
+    for place, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(place, name)
+            text = str(path.readlink()) if path.is_symlink() else path.is_dir() or hashlib.sha256(path.read_bytes())
+            found[str(path.relative_to(folder))] = text if isinstance(text, str) else getattr(text, "hexdigest", str)()
+    return found
+
+
+def run(
+    folder: Path, tree: Path, program: str, user: int | None = None, python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    """Run ``program`` in a scratch tree below ``folder``, by another ``python`` as another ``user`` (root may)."""
+    places = [str(folder / "scratch"), str(tree), str(tree / ".ddplaunch"), str(folder / "temporary")]
+    for name in ("scratch", "temporary"):
+        (folder / name).mkdir()
+    if user is not None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, user, user, follow_symlinks=False)
+    module = shutil.copy(scratch_tree.__file__, folder.parent)  # the other user cannot read where it is
+    return subprocess.run(
+        [python, module, *places, "--", python, "-c", program],
+        cwd=tree,
+        env=clean_environment(),
+        user=user,
+        group=user,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(params=["overlay", "copy"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder whose working tree gets an overlay where that is possible, or a copy: overlayfs takes no commas."""
+    path = tmp_path / ("a,b" if request.param == "copy" else "ab")
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_user_changes(folder: Path, kind: str) -> None:
+    tree = seeded(folder)
+    before = {name: contents(folder / name) for name in ("tree", "elsewhere")}
+    done = run(folder, tree, f"import os, shutil, subprocess\n{KINDS[kind]}")
+    assert {name: contents(folder / name) for name in ("tree", "elsewhere")} == before
+    refused = "elsewhere" in KINDS[kind] or "data" in KINDS[kind] or kind == "renames a folder"  # EXDEV in an overlay
+    written, removed = changes_in(folder / "scratch", tree)
+    assert done.returncode != NOT_STARTED
+    assert refused or written or removed, done.stderr
+    remove(folder / "scratch")
+    assert not (folder / "scratch").exists()
+
+
+def test_what_was_written_and_removed_is_told(folder: Path) -> None:
+    tree = seeded(folder)
+    program = (
+        "import os, shutil\nopen('model.pt', 'w').write('x'); open('new', 'w'); os.unlink('log.csv')\n"
+        "shutil.rmtree('ckpt'); os.mkdir('ckpt'); open('ckpt/first.pt', 'w').write('x')\n"
+        "open('.ddplaunch/run.json', 'w').write('{}')"
+    )
+    assert run(folder, tree, program).stderr == ""
+    assert changes_in(folder / "scratch", tree) == (("ckpt/first.pt", "model.pt", "new"), ("ckpt/last.pt", "log.csv"))
+    assert (tree / ".ddplaunch" / "run.json").read_text() == "{}", "records are shared"
+
+
+def test_large_files_and_full_folders_are_read_through_links(tmp_path: Path) -> None:
+    folder = tmp_path / "a,b"
+    tree = seeded(folder)
+    with (tree / "large.pt").open("wb") as file:
+        file.truncate(40 << 20)
+    (tree / "images").mkdir()
+    for number in range(2001):
+        (tree / "images" / f"{number}.jpg").touch()
+    done = run(folder, tree, "import os; print(os.path.getsize('large.pt'), len(os.listdir('images')), os.getcwd())")
+    assert done.stdout.split() == [str(40 << 20), "2001", f"{folder}/scratch/copy/tree"], done.stderr
+    assert not list((folder / "temporary").iterdir()) and changes_in(folder / "scratch", tree) == ((), ())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="no Python that all users can run")
+def test_an_ordinary_user_changes_nothing_either(folder: Path) -> None:
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(0o755)
+    tree = seeded(folder)
+    program = "import shutil; open('model.pt', 'w').write('x'); shutil.rmtree('ckpt'); shutil.os.unlink('data/x.bin')"
+    done = run(folder, tree, program, user=65534, python="/usr/bin/python3")
+    assert "Permission denied" in done.stderr, done.stderr
+    assert sorted(path.name for path in tree.iterdir()) == [
+        ".ddplaunch",
+        "ckpt",
+        "data",
+        "latest",
+        "log.csv",
+        "model.pt",
+    ]
+    assert (folder / "elsewhere" / "x.bin").exists()
+    told = changes_in(folder / "scratch", tree)
+    assert told == (("model.pt",), ("ckpt",)), "the overlay is had by this user, or the copy"
+
+
+def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
+    tree = seeded(tmp_path)
+    places = [str(tmp_path / "scratch"), str(tree), str(tree), str(tmp_path)]
+    words = own_command(sys.executable, "ddplaunch.machine.scratch_tree", *places, "--", "no-such-program")
+    (tmp_path / "scratch").mkdir()
+    assert subprocess.run(words, cwd=tree, env=clean_environment(), check=False).returncode == NOT_STARTED
+    assert "No such file" in (tmp_path / "problem").read_text()
