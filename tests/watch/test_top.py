@@ -59,7 +59,7 @@ def test_one_sample_as_json_and_as_a_table(start_run: StartRun, call: Call, fold
     ]
     said = call("top", "--count", "2", "--interval", "0.2", "--metric", r"step (\d)")
     assert said.out.count("\n  RANK ") == 2 and run.run_id in said.out and "\x1b" not in said.out
-    assert re.search(r"^   1     1 ", said.out, re.MULTILINE)
+    assert re.search(r"^     1     1 ", said.out, re.MULTILINE)
 
 
 @pytest.mark.slow
