@@ -70,15 +70,11 @@ class RunFailed(Exception):
         self.outcome = outcome
 
     def __str__(self) -> str:
-        diagnosis = self.outcome.diagnosis
+        cause = self.outcome.diagnosis
         lines = [f"run {self.outcome.run_id} ended with status {self.outcome.status}"]
-        if diagnosis is not None:
-            place = "" if diagnosis.rank is None else f"rank {diagnosis.rank}: "
-            lines += [
-                f"{place}{diagnosis.what}",
-                f"  why: {diagnosis.why}",
-                *(f"  fix: {finding}" for finding in diagnosis.fixes[:1]),
-            ]
+        if cause is not None:
+            place = "" if cause.rank is None else f"rank {cause.rank}: "
+            lines += [f"{place}{cause.what}", f"  why: {cause.why}", *(f"  fix: {fix}" for fix in cause.fixes[:1])]
         return "\n".join(lines)
 
 

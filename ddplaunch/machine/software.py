@@ -157,9 +157,9 @@ def _torchvision(place: str, installed: str | None) -> dict[str, str | None]:
 
 def torchrun_flags(source: str) -> frozenset[str]:
     """Return the long options that the source of ``torch/distributed/run.py`` declares, with dashes."""
-    _, parser_name, parser = source.partition("def get_args_parser")  # around it are examples that declare nothing
+    _, _, parser = source.partition("def get_args_parser")  # around it are examples that declare nothing
     parser = parser.partition("\ndef ")[0]
-    return frozenset("--" + name.replace("_", "-") for name in _LONG_OPTION.findall(parser if parser_name else source))
+    return frozenset("--" + name.replace("_", "-") for name in _LONG_OPTION.findall(parser or source))
 
 
 _CONTAINER_VARIABLES = {

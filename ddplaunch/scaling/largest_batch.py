@@ -101,11 +101,7 @@ class Batches:
     def at_most(self, batch: float) -> int:
         """Return the largest that is not above ``batch``, as round as it need be; the smallest where there is none."""
         if self.total is not None:
-            return (
-                self.least
-                if self.whole
-                else max(divisor for divisor in _divisors(self.total) if divisor <= max(1, batch))
-            )
+            return self.least if self.whole else max(part for part in _divisors(self.total) if part <= max(1, batch))
         batch_size = int(max(1, min(batch, self.most)))
         step = 1 << max(0, (batch_size // _FIGURES).bit_length() - 1)
         return batch_size // step * step

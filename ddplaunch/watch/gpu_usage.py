@@ -80,13 +80,9 @@ class GpuUsage:
         return replace(rank, gpu=index, gpu_memory_bytes=bytes_by_gpu[index] or None)
 
     def _with_ranks(
-        self,
-        gpu: GpuSample,
-        placed: Sequence[RankSample],
-        bytes_by_rank: Mapping[int, Mapping[int, int]],
-        strangers: list[int],
+        self, gpu: GpuSample, placed: Sequence[RankSample], sizes: Mapping[int, Mapping[int, int]], strangers: list[int]
     ) -> GpuSample:
-        ranks = [rank.rank for rank in placed if gpu.index in (rank.gpu, *bytes_by_rank.get(rank.rank, ()))]
+        ranks = [rank.rank for rank in placed if gpu.index in (rank.gpu, *sizes.get(rank.rank, ()))]
         others = sum(gpu.index in self._bytes[pid] for pid in strangers)
         return replace(gpu, ranks=tuple(sorted(ranks)), others=others)
 

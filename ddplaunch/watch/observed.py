@@ -59,10 +59,8 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
     node = Path(attempt).parent
     run = read_run(node.parent, int(node.name.removeprefix("node-")))
     findings = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})
-    known_codes = {
-        *ignored,
-        *(recorded.get("code") for recorded in objects(run.get("findings"))),
-    }  # the script's source has shown it
+    # what the script's source has shown is in the record
+    known_codes = {*ignored, *(finding.get("code") for finding in objects(run.get("findings")))}
     return Observed(tuple(finding for finding in findings if finding.code not in known_codes), over)
 
 
@@ -79,9 +77,7 @@ def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(plan: Plan, numbers: Collection[str]) -> tuple[str, str, tuple[str, ...]]:
     """Return the option that was filled in for one of ``numbers``, what was understood of it, and in which line."""
-    passed = next(
-        (passed_number for number, passed_number in plan.get("passed", {}).items() if number in numbers), None
-    )
+    passed = next((entry for number, entry in plan.get("passed", {}).items() if number in numbers), None)
     if passed is None:
         return "", "", ()
     note, at = str(passed.get("note") or ""), passed.get("at") or {}
@@ -231,8 +227,8 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None or size == planned:
         return None
-    per_step = _batches_per_step(note) if note["loaders"] else min(filter(None, note["passes"] or ()), default=None)
-    if size * (per_step or 1) == planned * int(plan.get("accum") or 1):
+    pace = _batches_per_step(note) if note["loaders"] else min(filter(None, note["passes"] or ()), default=None)
+    if size * (pace or 1) == planned * int(plan.get("accum") or 1):
         return None  # it is cut into parts by the script
     what = f"each rank takes {count(size, 'sample')} at a time, the plan says {planned}"
     if not_passed := _not_passed("batch_size", what, f"--batch-size {size}", plan):
@@ -287,29 +283,27 @@ def _accumulated(note: Note, plan: Plan) -> Finding | None:
     planned = int(plan["accum"])
     batches, passes = _batches_per_step(note, planned), [number for number in note["passes"] or () if number]
     if batches is not None:
-        per_step, what = batches, "batch"
+        pace, what = batches, "batch"
     elif len(note["optimizers"]) == 1 and passes:
-        per_step, what = min(passes), "backward pass"
-        if per_step > planned and (per_step < _FEW_PASSES or len(passes) < _FEW_STEPS):
+        pace, what = min(passes), "backward pass"
+        if pace > planned and (pace < _FEW_PASSES or len(passes) < _FEW_STEPS):
             return None
     else:
         return None
-    if per_step == planned or any(size and size * per_step == plan["batch_size"] * planned for size in _sizes(note)):
+    if pace == planned or any(size and size * pace == plan["batch_size"] * planned for size in _sizes(note)):
         return None
-    moment = f"after every {what}" if per_step == 1 else f"after {count(per_step, what)}"
+    moment = f"after every {what}" if pace == 1 else f"after {count(pace, what)}"
     world = int(plan.get("world_size") or 1)
     _, understood, place = _read(plan, ("accum", "total_accum"))
     reason, fix = "accumulation", "put `{accum}` where the script's arguments have its accumulation; if its own is "
-    fix += f"meant, `--accum {per_step}` says so to the plan"
-    if world > 1 and per_step * world == planned:
+    fix += f"meant, `--accum {pace}` says so to the plan"
+    if world > 1 and pace * world == planned:
         reason += f" / {world}, the world size"
-        fix = (
-            f"give the script what it divides, {planned * world}; if {per_step} is meant, `--accum {per_step}` says so"
-        )
+        fix = f"give the script what it divides, {planned * world}; if {pace} is meant, `--accum {pace}` says so"
     difference = f"the optimizer steps {moment}, the plan says after {planned}"
-    if not_passed := _not_passed("accum", f"{difference} (accumulation)", f"--accum {per_step}", plan):
+    if not_passed := _not_passed("accum", f"{difference} (accumulation)", f"--accum {pace}", plan):
         return not_passed
-    times = f"{_text(per_step / planned)} times" if per_step > planned else f"1/{_text(planned / per_step)} of"
+    times = f"{_text(pace / planned)} times" if pace > planned else f"1/{_text(planned / pace)} of"
     return warning(
         "numbers-differ",
         f"{difference} ({reason})",

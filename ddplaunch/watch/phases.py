@@ -237,10 +237,8 @@ def mean_shares(ranks: Sequence[RankPhases]) -> dict[str, float | None]:
     """Return the shares of all ranks together, None for what some of them cannot tell."""
     shares: dict[str, float | None] = {}
     for name in (*PHASES, "rest"):
-        of_ranks = [one.shares[name] for one in ranks]
-        shares[name] = (
-            None if not of_ranks or None in of_ranks else sum(share or 0 for share in of_ranks) / len(of_ranks)
-        )
+        column = [one.shares[name] for one in ranks]
+        shares[name] = None if not column or None in column else sum(share or 0 for share in column) / len(column)
     return shares
 
 
@@ -323,20 +321,16 @@ def _workers(ranks: Sequence[RankPhases]) -> int:
 
 
 def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: str, who: str) -> Finding:
-    workers, workers_each = _workers(ranks), max(1, cpus // len(ranks))
-    workers_each *= 1 + (workers >= workers_each)  # a worker that waits for a disk leaves its CPU to another one
+    workers, most = _workers(ranks), max(1, cpus // len(ranks))
+    most *= 1 + (workers >= most)  # a worker that waits for a disk leaves its CPU to another one
     cheaper = "load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
-    more = (
-        f"`{typed.replace('{}', str(workers_each))}` of the script"
-        if typed
-        else f"`num_workers={workers_each}` in the DataLoader"
-    )
+    more = f"`{typed.replace('{}', str(most))}` of the script" if typed else f"`num_workers={most}` in the DataLoader"
     return warning(
         "input-bound",
         f"{who} for data in {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
         why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} "
         f"{'shares' if len(ranks) == 1 else 'share'} {count(cpus, 'CPU')}",
-        fix=f"{more}; where that does not help, {cheaper}" if workers < workers_each else cheaper,
+        fix=f"{more}; where that does not help, {cheaper}" if workers < most else cheaper,
     )
 
 

@@ -65,13 +65,9 @@ def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
     if any(not note["ddp"] or note["others"] or not note.get("sums") for note in notes):
         return
     (first, size), name = notes[0]["sums"], notes[0]["rank"]
-    different_ranks = [note["rank"] for note in notes if not abs(note["sums"][0] - first) <= _EQUAL * (size + 1e-12)]
-    if different_ranks and all(math.isfinite(value) for note in notes for value in note["sums"]):
-        shown = (
-            "rank " + str(different_ranks[0])
-            if len(different_ranks) == 1
-            else f"{len(different_ranks)} ranks, of which rank {different_ranks[0]},"
-        )
+    odd = [note["rank"] for note in notes if not abs(note["sums"][0] - first) <= _EQUAL * (size + 1e-12)]
+    if odd and all(math.isfinite(value) for note in notes for value in note["sums"]):
+        shown = "rank " + str(odd[0]) if len(odd) == 1 else f"{len(odd)} ranks, of which rank {odd[0]},"
         yield warning(
             "replicas-differ",
             f"the model of {shown} is not that of rank {name}: after 3 steps the parameters differ",

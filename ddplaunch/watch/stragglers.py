@@ -119,19 +119,15 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
             points, lambda rank, _: _demand(rank.workers_cpu_percent, rank.workers_wait_percent, rank.workers)
         )
         gpu = _typical(points, lambda _, gpu: None if gpu is None else gpu.utilization_percent)
-        own_percent = _typical(points, lambda rank, _: _demand(rank.cpu_percent, rank.wait_percent))
-        idle = (
-            None
-            if points[-1][1] is not None or own_percent is None or own_percent >= _IDLE_RANK_PERCENT
-            else "the rank itself"
-        )
+        load = _typical(points, lambda rank, _: _demand(rank.cpu_percent, rank.wait_percent))
+        idle = None if points[-1][1] is not None or load is None or load >= _IDLE_RANK_PERCENT else "the rank itself"
         if gpu is not None:
             idle = f"GPU {points[-1][0].gpu}" if gpu < _IDLE_GPU_PERCENT else None
         if idle is not None and workers is not None and workers >= _BUSY_PERCENT:
             number = round(_typical(points, lambda rank, _: rank.workers) or 0)
             verb, each = ("need", " each") if number > 1 else ("needs", "")
             busy = f"{count(number, 'DataLoader worker')} {verb} {workers:.0f} % of a CPU{each}"
-            starved[rank] = number, f"{busy}, {idle} at {own_percent if gpu is None else gpu:.0f} %"
+            starved[rank] = number, f"{busy}, {idle} at {load if gpu is None else gpu:.0f} %"
     if not starved:
         return
     rank, (number, words) = next(iter(starved.items()))
