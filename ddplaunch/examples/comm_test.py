@@ -27,9 +27,6 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-# torch.cuda.is_available() then asks NVML; CUDA itself cannot be used after a fork of a process that has started it.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -200,6 +197,8 @@ def main() -> None:
     timeout_s = parser.parse_args().timeout
     if "RANK" not in os.environ:
         raise SystemExit("comm_test: start it by `torchrun --nproc_per_node 2 comm_test.py`")
+    # is_available() then asks NVML; CUDA itself cannot be used after a fork of a process that has started it
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     longest = timedelta(seconds=(timeout_s or max(TIMEOUT_S.values())) + STORE_S)
     store, rank, world = next(rendezvous("env://", timeout=longest))
     ranks_of, cuda = ranks_by_host(store, rank, world, torch.cuda.is_available() and dist.is_nccl_available())
