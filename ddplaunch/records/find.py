@@ -186,11 +186,6 @@ def yours(directory: Path) -> Path:
     raise UsageError(not_yours(NotOursError(reason, str(directory)), copied))
 
 
-def newest_run(base: Path, prefix: str) -> Path | None:
-    """Return the newest directory of a run whose id begins with ``prefix``, None where there is none."""
-    return next((path for path in run_directories(base) if path.name.startswith(prefix)), None)
-
-
 def runs_of_job(base: Path, job: str) -> dict[str, Path]:
     """Return the newest run of a Slurm job, or of each element of a job array, by their names as squeue has them.
 

@@ -23,7 +23,7 @@ from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, log_beside
 from ddplaunch.planning.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.find import newest_run, read_outcomes
+from ddplaunch.records.find import read_outcomes, runs_of_job
 from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.submit_view import (
@@ -176,7 +176,7 @@ def _log(pattern: str, job: str) -> str:
 
 def _tell_end(job: str, ended: JobState, base: Path) -> int:
     """Say how the job ended. The node that failed first counts, not those that srun ended because of it."""
-    directory = newest_run(base, f"slurm-{job}.") if ended.state == "FAILED" else None
+    directory = next(iter(runs_of_job(base, job).values()), None) if ended.state == "FAILED" else None
     outcomes = {} if directory is None else read_outcomes(directory)
     first = first_failed_node(outcomes)
     node_0 = outcomes.get(0)
