@@ -24,7 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.publishing import parser, publish
-from ddplaunch.cli.commands.convert import read_config
 from ddplaunch.planning.convert.shell_script import sites_of
 from ddplaunch.planning.convert.translation import Site, changed
 from tests.hosts.launching import run_to_end
@@ -188,7 +187,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         commands = prepare(Path(name) / "bin")
         for script, data in scripts([folder.resolve() for folder in asked.folders]):
-            sites = [site for site in sites_of(data, read_config) if not site.aside]
+            sites = [site for site in sites_of(data) if not site.aside]
             if sites and sum(each.startswith(("same", "different")) for each in found.values()) < asked.most:
                 found[script] = answer(data, sites, commands)
                 print(f"{found[script]}: {script}", file=sys.stderr, flush=True)

@@ -185,7 +185,7 @@ def _words_of(flag: Flag, value: Option) -> list[str]:
         values = [",".join(map(str, value))] if flag.name in _WITH_COMMAS else list(value)
     else:
         values = [value]
-    if len(values) > 1 and flag.kind not in ("many", "rates"):
+    if len(values) > 1 and flag.kind != "many":
         raise TypeError(f"`{flag.name}` takes one value")
     return [f"{flag.flag}={os.fspath(item) if isinstance(item, os.PathLike) else item}" for item in values]
 

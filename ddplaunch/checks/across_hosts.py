@@ -176,9 +176,8 @@ def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Findings:
 def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different numbers of GPUs.
 
-    Unless the number of ranks of each node is said, every node runs the same, so `auto` has no answer, and ranks on a
-    host with fewer GPUs would fail.
-    Remedy: the number of each, as in `4+4+2`; `--include`, `--exclude`, or a number that all hosts have.
+    Every node runs the same number of ranks, so `auto` has no answer, and ranks on a host with fewer GPUs would fail.
+    Remedy: `--include`, `--exclude`, or a number that all hosts have.
     """
     each = "+".join(str(len(_gpus(host))) for host in hosts)
     least = min((len(_gpus(host)) for host in hosts if _gpus(host)), default=1)

@@ -105,9 +105,6 @@ node-rank-missing: Nothing says which node this is
     The nodes of a launch are numbered. Remedy: `--node-rank N`, or launch with `--hosts`, which numbers them.
 master-addr-missing: Nothing says where the nodes meet
     Remedy: `--master-addr` with the address of node 0.
-master-addr-link-local: The address where the nodes meet is valid on one link only
-    An IPv6 address with `%INTERFACE` belongs to that interface of one machine, and torchrun does not take it.
-    Remedy: another address of node 0; `ip -brief address` lists them there.
 launches-differ: Nodes were started with different commands
     Sizes, script or numbers differ, so the ranks would disagree. Remedy: the same command on every node, except for
     `--node-rank`.
@@ -150,7 +147,7 @@ output-not-written: An option names a file that ddplaunch does not replace
     that name is left as it is, and so are directories, pipes and links that lead nowhere. Remedy: another name, or
     `--force` to replace the file.
 launcher-missing: `ddplaunch convert` finds no launcher
-    It looks for torchrun, accelerate, deepspeed and srun, and for `python -m` with their modules.
+    It looks for torchrun, accelerate and srun, and for `python -m` with their modules.
     Remedy: a script that starts one of them.
 removed: The option or command is gone
     An earlier version of ddplaunch had it. Remedy: the finding says what to use instead.

@@ -26,8 +26,8 @@ GIB = 1024**3
 
 
 def workers_per_process(launch: Launch | None) -> int | None:
-    """Return the DataLoader workers per rank from ``--workers`` or the script's arguments; None if neither has them."""
-    return None if launch is None else said_workers(launch.options, launch.target)
+    """Return the DataLoader workers per rank from the script's arguments; None if these do not have them."""
+    return None if launch is None else said_workers(launch.target)
 
 
 _DOCKER_SHM_BYTES = 64 * MIB  # docs.docker.com/reference/cli/docker/container/run: --shm-size

@@ -291,15 +291,13 @@ def lr_factor_large(launch: Launch) -> Iterator[Finding]:
         return
     if numbers.lr_scaling is None or numbers.lr_scaling.value != "linear":
         return
-    lrs = [rate.lr.value for rate in numbers.rates if rate.base is not None]
-    lrs += [numbers.lr.value] if numbers.lr is not None else []
-    if not lrs:
+    if numbers.lr is None:
         return
     factor = numbers.lr_factor.value
     warmup = "name the warmup steps of the base run with `--base-warmup`, " if _reaches(launch, "warmup_steps") else ""
     yield warning(
         "lr-factor-large",
-        f"the learning rate is {factor:g} times the base one, {max(lrs):g}, with no warmup",
+        f"the learning rate is {factor:g} times the base one, {numbers.lr.value:g}, with no warmup",
         why="linear scaling was shown for SGD with a warmup over the first epochs (Goyal et al. 2017); without one "
         "the first steps may diverge",
         fix=f"{warmup}cap the factor with `--lr-max-factor 4`, or pass `--lr-scaling sqrt` for Adam-like optimizers",
@@ -324,9 +322,7 @@ def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Findin
         if not missing.asked:
             groups.setdefault(missing.reason.rpartition(", and ")[2], []).append(missing)
     for reason, group in groups.items():
-        numbers = [
-            _NUMBER.get(each.number, f"the learning rate {each.number[3:]} {{}}").format(each.value) for each in group
-        ]
+        numbers = [_NUMBER[each.number].format(each.value) for each in group]
         own = dict.fromkeys(each.reason.rpartition(", and ")[0] for each in group)
         why = ", and ".join(filter(None, (", ".join(filter(None, own)), reason)))
         if len(group) > 1:

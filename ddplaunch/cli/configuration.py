@@ -201,8 +201,6 @@ def said_in_table(table: Mapping[str, Any], where: str) -> Said:
                 raise gone
             raise _unknown("key", key, [known.replace("_", "-") for known in flags], where)
         flag, source = flags[name], Source("profile", where)
-        if flag.kind == "rates" and isinstance(value, Mapping):
-            value = [f"{rate}={number}" for rate, number in value.items()]
         if flag.kind in REPEATED:
             items = value if isinstance(value, list) else [value]
             said[name] = tuple(Resolved(_typed(flag, item, where), source) for item in items)

@@ -23,7 +23,7 @@ from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.planning.script_numbers.as_said import understood_as_said
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
-from ddplaunch.records.gpu_lock import CORES, GpuLocks, pick_free
+from ddplaunch.records.gpu_lock import GpuLocks, pick_free
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.script.source import locate
@@ -88,9 +88,6 @@ def prepare(
     situation = situation_of(options, facts, script, environ, cwd, interpreter(), plugin, run_id, locks)
     situation = replace(situation, shadowing=aside)
     launch = resolve(options, target, situation)
-    if launch.placement.apart and locks is not None and not locks.try_hold(CORES):
-        taken = "another run on this machine has bound its ranks"
-        launch = resolve(options, target, replace(situation, taken=taken))
     launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
     base = Path(situation.record).parents[1]
     return Prepared(launch, facts, check(options, launch, facts, script, advice), base, script)

@@ -21,30 +21,16 @@ _CPUS, _NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 
 
 def probe_layout(
-    nvml: NvmlFacts | Unavailable,
-    root: Path = Path("/"),
-    affinity: Iterable[int] | None = None,
-    ran: int | None = None,
+    nvml: NvmlFacts | Unavailable, root: Path = Path("/"), affinity: Iterable[int] | None = None
 ) -> CpuLayout | Unavailable:
-    """Return where the CPUs of ``affinity`` (this process's own unless given) lie, in the sysfs below ``root``.
-
-    ``ran`` is what ``running`` said some time ago.
-    """
+    """Return where the CPUs of ``affinity`` (this process's own unless given) lie, in the sysfs below ``root``."""
     usable = set(os.sched_getaffinity(0) if affinity is None else affinity)
     online = set(_listed(f"{root}/{_CPUS}/online")) or usable
     nodes = _nodes(root, usable, online)
     if {cpu for node in nodes for cpu in node.cpus} != usable:
         return Unavailable("the kernel does not tell on which NUMA nodes the usable CPUs are")
     allowed = len(_allowed(root, online) | usable)
-    now = running(root)
-    gpu_nodes = _gpu_nodes(root, nvml) if len(nodes) > 1 else {}
-    return CpuLayout(nodes, allowed, len(online), gpu_nodes, now if ran is None else min(now, ran))
-
-
-def running(root: Path = Path("/")) -> int:
-    """Return how many threads of the machine compute or wait for a CPU, without this one (proc_loadavg(5))."""
-    word = next(iter((files.read(f"{root}/proc/loadavg") or "").split()[3:]), "")
-    return max(0, int(word.partition("/")[0]) - 1) if re.fullmatch(r"[0-9]{1,9}/[0-9]+", word) else 0
+    return CpuLayout(nodes, allowed, len(online), _gpu_nodes(root, nvml) if len(nodes) > 1 else {})
 
 
 def _listed(path: str) -> tuple[int, ...]:

@@ -213,15 +213,13 @@ class CpuLayout:
 
     ``allowed`` of the ``online`` CPUs is how many the cgroup's cpuset leaves (or the first process has); an affinity
     of fewer was chosen by somebody. On a machine with several nodes, ``gpu_nodes`` holds the node of each GPU by the
-    PCI address that NVML tells, as far as the kernel knows it. ``running`` is how many threads computed on the machine
-    at two moments, this process's left out.
+    PCI address that NVML tells, as far as the kernel knows it.
     """
 
     nodes: tuple[NumaNode, ...]
     allowed: int
     online: int
     gpu_nodes: dict[str, int] = field(default_factory=dict)
-    running: int = 0
 
     @property
     def cores(self) -> tuple[tuple[int, ...], ...]:

@@ -38,7 +38,6 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     long (torch's import, names, paths) is started first and collected last.
     """
     env = dict(os.environ if environ is None else environ)
-    ran = cpu_layout.running()  # first: the children that look up names compute too
     torch_import = _begin(lambda: _import(request))
     own_name = _begin(lambda: network.look_up(host_name(), _OWN_NAME_DEADLINE_S))
     master = request.master_addr
@@ -72,7 +71,7 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
         record_paths=path_facts[len(paths_with_roles) - len(request.record_paths) :],
         torch_import=torch_import(),
         packages=ask(software.probe_packages) if request.packages else NOT_ASKED,
-        cpu_layout=ask(lambda: cpu_layout.probe_layout(nvml, ran=ran)),
+        cpu_layout=ask(lambda: cpu_layout.probe_layout(nvml)),
     )
 
 

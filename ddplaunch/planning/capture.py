@@ -77,41 +77,31 @@ def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:
     return (*(word for word in python if word != "-P"), "-u") if warm else python
 
 
-def decide_capture(
+def why_not(
     capture: Resolved[bool] | None,
-    settings: Settings,
-    unheard: Sequence[str],
     flags: frozenset[str] | Unavailable,
     plugin: str | Unavailable,
     extra: Sequence[str],
-) -> tuple[Variable | None, tuple[str, ...]]:
-    """Return the variable with the plug-in's settings, None where the plug-in is not used, and notes for the plan.
+) -> str | None:
+    """Return why the plug-in is not used, None where it is.
 
-    ``settings`` are for it, ``unheard`` the flags that were given and that nobody else heeds. ``flags`` are the options
-    of the installed torchrun, ``plugin`` is where it finds the plug-in, ``extra`` are the user's words to it.
+    ``flags`` are the options of the installed torchrun, ``plugin`` is where it finds the plug-in, ``extra`` are the
+    user's words to it.
     """
     if not value_of(capture, True):
-        return None, _without_effect(unheard, "`--no-capture`")
-    reason = _unusable(flags, plugin, extra)
-    if reason is not None:
-        return None, (f"no capture: {reason}", *_without_effect(unheard, "no capture"))
+        return "`--no-capture`"
+    given = _given(extra, _DECIDED)
+    if given is not None:
+        return f"`{given}` decides where output goes"
+    if not isinstance(flags, Unavailable) and "--logs-specs" not in flags:
+        return "the installed torchrun has no `--logs-specs`, which came with torch 2.3"
+    return plugin.reason if isinstance(plugin, Unavailable) else None
+
+
+def settings_variable(settings: Settings) -> Variable:
+    """Return the variable in which the plug-in finds its settings."""
     why = "what records the ranks' output, shows it, and explains a failure"
-    return Variable(SETTINGS, settings.to_json(), Source("computed"), why), ()
-
-
-def is_used(
-    capture: Resolved[bool] | None,
-    flags: frozenset[str] | Unavailable,
-    plugin: str | Unavailable,
-    extra: Sequence[str],
-) -> bool:
-    """Say whether ``decide_capture`` will use the plug-in."""
-    return value_of(capture, True) and _unusable(flags, plugin, extra) is None
-
-
-def _without_effect(unheard: Sequence[str], cause: str) -> tuple[str, ...]:
-    said = " and ".join(f"`{flag}`" for flag in unheard)
-    return (f"{said} without effect: {cause}",) if said else ()
+    return Variable(SETTINGS, settings.to_json(), Source("computed"), why)
 
 
 def refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
@@ -144,15 +134,6 @@ def shutdown_timeout(
     if not isinstance(flags, Unavailable) and "--shutdown-timeout" not in flags:
         return (), ("`--grace` has no effect: the installed torchrun has no `--shutdown-timeout`, and waits 30 s",)
     return (f"--shutdown-timeout={round(grace_s.value)}",), ()
-
-
-def _unusable(flags: frozenset[str] | Unavailable, plugin: str | Unavailable, extra: Sequence[str]) -> str | None:
-    given = _given(extra, _DECIDED)
-    if given is not None:
-        return f"`{given}` decides where output goes"
-    if not isinstance(flags, Unavailable) and "--logs-specs" not in flags:
-        return "the installed torchrun has no `--logs-specs`, which came with torch 2.3"
-    return plugin.reason if isinstance(plugin, Unavailable) else None
 
 
 def _given(extra: Sequence[str], names: Sequence[str]) -> str | None:

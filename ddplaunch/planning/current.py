@@ -21,7 +21,6 @@ class Current:
     """The plan of this process's launch. Outside of a launch the sizes are 1 and the rest is None.
 
     ``batch_size`` is per rank, ``global_batch_size`` per optimizer step over all ranks, ``lr`` already scaled.
-    ``lrs`` has each of several learning rates by its name.
     """
 
     run_id: str | None = None
@@ -36,7 +35,6 @@ class Current:
     warmup_steps: int | None = None
     steps_per_epoch: int | None = None
     dataset_size: int | None = None
-    lrs: dict[str, float] | None = None
 
     def asdict(self) -> dict[str, Any]:
         """Return the values that are set, ready for ``wandb.config.update(...)``."""

@@ -18,9 +18,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved
 from ddplaunch.values.words import duration_s
 
-Kind = Literal[
-    "argument", "arguments", "text", "output", "integer", "number", "duration", "switch", "pair", "many", "rates"
-]
+Kind = Literal["argument", "arguments", "text", "output", "integer", "number", "duration", "switch", "pair", "many"]
 #: Where a shell's completion finds values: this machine, the project or its records. Files are the shell's own.
 Offer = Literal["profiles", "hosts", "runs", "live runs", "checks", "runs and codes"]
 Processes: TypeAlias = int | Literal["auto"]
@@ -28,10 +26,7 @@ DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
 Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 
 _NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto)\Z")
-_UNEVEN = re.compile(r"[0-9]{1,19}(?:\+[0-9]{1,19})+\Z")
-_LIST = re.compile(r"\d{1,6}(?:,\d{1,6})+\Z", re.ASCII)
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
-_RATE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
 COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
 #: A name of an environment variable.
@@ -50,21 +45,16 @@ class NodeRange(NamedTuple):
 
 
 class NprocWord(NamedTuple):
-    """``NPROC`` as typed: ``nodes`` is None unless it is ``NxM``, or ``sizes`` are those of ``2+1``.
-
-    ``processes`` are the most of any node then.
-    """
+    """``NPROC`` as typed: ``nodes`` is None unless it is ``NxM``."""
 
     nodes: int | None
     processes: Processes
-    sizes: tuple[int, ...] = ()
 
 
 class Flag(NamedTuple):
     """One flag. ``kind`` "pair" is ``--x/--no-x``, "switch" a plain ``--x``, "many" may be repeated.
 
-    "output" names a file to write. "rates" takes a number, and is repeated with names: ``phase1=3e-5``. "arguments"
-    takes all words that are left.
+    "output" names a file to write. "arguments" takes all words that are left.
     ``example`` is a value to show where a wrong one was given. ``read`` is called with each value that was said and
     returns what ``Options`` holds. ``offers`` are the values that a shell completes, or where they are found.
     ``short`` is a spelling with one dash. ``text`` ends with the default in brackets, where there is one.
@@ -123,17 +113,16 @@ class Flag(NamedTuple):
 TYPES: dict[str, tuple[type, str, str]] = {
     "integer": (int, "an integer", "8"),
     "number": (float, "a number", "1e-4"),
-    "rates": (float, "a number", "1e-4"),
     "switch": (bool, "true or false", "true"),
     "pair": (bool, "true or false", "true"),
 }
 
 
-def _number(flag: Flag, text: str, typed: str = "") -> int | float:
-    """Return the integer or finite number in ``text``. Raises UsageError, which shows ``typed`` if that is longer."""
+def _number(flag: Flag, text: str) -> int | float:
+    """Return the integer or finite number in ``text``. Raises UsageError."""
     plain = text.replace("_", "x")  # int() and float() take underscores, and int() the digits of every script
     with suppress(ValueError):
-        if flag.kind in ("number", "rates") and math.isfinite(number := float(plain)):
+        if flag.kind == "number" and math.isfinite(number := float(plain)):
             return number
         if flag.kind == "integer" and text.isascii():
             return int(plain)
@@ -141,7 +130,7 @@ def _number(flag: Flag, text: str, typed: str = "") -> int | float:
     takes = "a whole number" if flag.kind == "integer" else "a finite decimal number"
     meaning = flag.text[:1].lower() + flag.text[1:].partition(" [")[0].rstrip(".")
     raise usage(
-        f"`{flag.flag} {shlex.quote(typed or text)}` is not {expected}",
+        f"`{flag.flag} {shlex.quote(text)}` is not {expected}",
         why=f"it takes {takes} ({meaning})",
         fix=f"`{flag.flag} {flag.example or example}`",
         where=f"flag: {flag.flag}",
@@ -217,19 +206,6 @@ def read_name(flag: Flag, said: Resolved[str]) -> str:
     return said.value
 
 
-def read_rate(flag: Flag, said: Resolved[str]) -> tuple[str, float]:
-    """Return name and value of ``phase1=3e-5``; the name of ``3e-5`` is empty."""
-    name, equals, number = said.value.rpartition("=")
-    if equals and (not _RATE.match(name) or name.lower() == "factor"):
-        why = "it takes letters, digits, `-` and `_`; `{lr_factor}` is another number"
-        problem = f": `{name}` cannot name a learning rate" if name else " cannot name a learning rate"
-        raise _refused(flag, said, problem, why, f"`{flag.flag} phase1=3e-5`")
-    with suppress(ValueError):
-        if said.source.kind == "profile":  # where it stands is said with its range
-            return name, float(number)
-    return name, _number(flag, number, said.value)
-
-
 def read_address(flag: Flag, said: Resolved[str]) -> str:
     """Return an address without the brackets of a URL: torchrun alone among its readers takes them."""
     address = read_name(flag, said)
@@ -250,10 +226,7 @@ def read_limit(flag: Flag, said: Resolved[str]) -> float:
 
 
 def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
-    """Return what ``4``, ``auto``, ``2x4``, ``2xauto`` or ``2+1`` means."""
-    if _UNEVEN.match(said.value.strip()) and 0 not in (sizes := tuple(map(int, said.value.split("+")))):
-        alike = len(set(sizes)) == 1
-        return NprocWord(len(sizes), max(sizes), () if alike else sizes)
+    """Return what ``4``, ``auto``, ``2x4`` or ``2xauto`` means."""
     if match := _NPROC.match(said.value.strip()):
         nodes = int(match[1]) if match[1] else None
         processes: Processes = "auto" if match[2] == "auto" else int(match[2])
@@ -261,22 +234,9 @@ def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
             return NprocWord(nodes, processes)
     raise usage(
         f"`{said.value}` is not a number of processes",
-        why="NPROC is processes per node: a positive integer, `auto` (every visible GPU), `NxM` (N nodes of M) or "
-        "`4+4+2` (of each node)",
-        fix=_instead_of_nproc(said.value.strip()),
+        why="NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
+        fix="`ddplaunch run 4 -- train.py`; `--gpus 0,1` names GPUs",
         where=str(said.source),
-    )
-
-
-def _instead_of_nproc(text: str) -> str:
-    """Return what to type: a list of numbers is meant as GPUs where it has a 0, else as several sizes."""
-    if not _LIST.match(text):
-        return "`ddplaunch run 4 -- train.py`"
-    if "0" in text.split(","):
-        return f"for these GPUs: `ddplaunch run --gpus {text} -- train.py`"
-    return (
-        f"one number for one launch; `ddplaunch plan --compare {text}` shows the numbers of several, "
-        f"`ddplaunch scale {text} -- train.py` measures them"
     )
 
 
@@ -358,8 +318,8 @@ read_on_hang = _OneOf(
 )
 read_placement = _OneOf(
     ("auto", "none", "node", "cores"),
-    "`node` keeps each rank on the NUMA node of its GPU, `cores` gives each physical cores of its own, `none` leaves "
-    "all ranks alone",
+    "`node` keeps each rank on the NUMA node of its GPU, as `auto` does, `cores` gives each physical cores of its own, "
+    "`none` leaves all ranks alone",
     "cores",
 )
 _read_start = _OneOf(

@@ -102,16 +102,12 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
         )
     given = {name: number for name, number in zip(names, slots, strict=True) if number is not None}
     source = options.nproc.source if options.nproc else Source("flag", "--hosts")
-    sizes = value_of(options.node_sizes, ())
     if processes == "auto" and given:
-        if len(given) == len(names) and len(set(given.values())) > 1:
-            sizes = tuple(given.values())
-        processes = max(sizes) if sizes else _common(given, len(names))
-    wanted = dict(zip(names, sizes, strict=True)) if sizes else dict.fromkeys(names, processes)
-    _fit({name: 0 if number == "auto" else number for name, number in wanted.items()}, given, options)
+        processes = _common(given, len(names))
+    if processes != "auto":
+        _refuse_few_slots(processes, given, options)
     nodes = Resolved(NodeRange(len(names), len(names)), source)
-    uneven = Resolved(sizes, source) if sizes else None
-    return replace(options, nproc=Resolved(processes, source), nnodes=nodes, node_sizes=uneven)
+    return replace(options, nproc=Resolved(processes, source), nnodes=nodes)
 
 
 def _common(given: Mapping[str, int], hosts: int) -> int:
@@ -120,23 +116,21 @@ def _common(given: Mapping[str, int], hosts: int) -> int:
         return numbers[0]
     shown = ", ".join(f"{name}: {number}" for name, number in given.items())
     raise usage(
-        f"only some hosts have a number of slots, and these differ: {shown}",
-        why="`auto` counts GPUs on hosts without one, and how many all hosts run has to be known before",
+        f"hosts have different numbers of slots: {shown}",
+        why="every host runs the same number of ranks",
         fix=f"`ddplaunch run {hosts}x{numbers[0]} …`, or leave out the hosts with fewer",
         where=tuple(given),
         code="slots-uneven",
     )
 
 
-def _fit(wanted: Mapping[str, int], given: Mapping[str, int], options: Options) -> None:
-    small = {name: number for name, number in given.items() if number < wanted[name]}
+def _refuse_few_slots(processes: int, slots: Mapping[str, int], options: Options) -> None:
+    small = {name: number for name, number in slots.items() if number < processes}
     if small:
-        each = "+".join(str(given.get(name, number)) for name, number in wanted.items())
-        said = str(max(wanted.values())) if len(set(wanted.values())) == 1 else "+".join(map(str, wanted.values()))
         raise usage(
-            f"{said} processes on each host, but {', '.join(f'{name} has {small[name]}' for name in small)} slots",
+            f"{processes} processes on each host, but {', '.join(f'{name} has {small[name]}' for name in small)} slots",
             why="the list of hosts says how many processes each takes",
-            fix=f"`ddplaunch run {min(small.values())} …`, `ddplaunch run {each} …`, or correct the list",
+            fix=f"`ddplaunch run {min(small.values())} …`, or correct the list",
             where=str(options.nproc.source) if options.nproc else tuple(small),
             code="slots-exceeded",
         )
@@ -145,10 +139,9 @@ def _fit(wanted: Mapping[str, int], given: Mapping[str, int], options: Options) 
 def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tuple[int, ...] | None) -> Options:
     """Return the options of the host with this node rank. What was typed in one place becomes that host's own."""
     source = Source("flag", "--hosts")
-    detected, asked, sizes = Source("detected", "all hosts reach it"), options.master_addr, options.node_sizes
+    detected, asked = Source("detected", "all hosts reach it"), options.master_addr
     return replace(
         options,
-        nproc=options.nproc if sizes is None else Resolved(sizes.value[node], sizes.source),
         node_rank=Resolved(node, source),
         master_addr=Resolved(meeting.address, asked.source if asked else detected),
         master_port=Resolved(meeting.port, options.master_port.source if options.master_port else detected),

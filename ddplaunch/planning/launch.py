@@ -24,10 +24,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Topology:
-    """How many ranks where. ``min_nodes`` < ``nnodes`` is an elastic launch.
-
-    ``nproc_per_node`` is that of this node; ``sizes`` are those of all nodes where they differ.
-    """
+    """How many ranks where. ``min_nodes`` < ``nnodes`` is an elastic launch."""
 
     nnodes: Resolved[int]
     nproc_per_node: Resolved[int]
@@ -35,17 +32,11 @@ class Topology:
     node_rank: Resolved[int] | None = None
     master_addr: Resolved[str] | None = None
     master_port: Resolved[int] | None = None
-    sizes: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:
         """Number of ranks in the whole job."""
-        return sum(self.sizes) if self.sizes else self.nnodes.value * self.nproc_per_node.value
-
-    @property
-    def each(self) -> str:
-        """The processes of each node in a word, ``2`` or ``2+1``: alike on all nodes of a launch."""
-        return "+".join(map(str, self.sizes)) if self.sizes else str(self.nproc_per_node.value)
+        return self.nnodes.value * self.nproc_per_node.value
 
 
 @dataclass(frozen=True)
@@ -95,9 +86,9 @@ class Missing:
 class Placement:
     """On which CPUs this node's ranks run, ``text`` in a line; ``shown`` is whether a user should read it unasked.
 
-    ``cpus`` are those of each local rank ("0-15,64-79"), none where ranks are not bound. ``apart`` ranks have cores of
-    their own, ``cores`` is how many are for each at least. ``threads`` is with how many each computes, 0 if
-    nobody could count, and ``reason`` how it was done.
+    ``cpus`` are those of each local rank ("0-15,64-79"), none where ranks are not bound. ``apart`` ranks have cores
+    that no other rank has, ``cores`` is how many are for each at least. ``threads`` is with how many each computes, 0
+    if nobody could count, and ``reason`` how it was done.
     """
 
     cpus: tuple[str, ...] = ()

@@ -37,12 +37,10 @@ from ddplaunch.planning.flag import (
     read_on_hang,
     read_placement,
     read_ranks,
-    read_rate,
     read_size,
     read_start,
 )
-from ddplaunch.scaling.numbers import rate_key
-from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved
 
@@ -72,10 +70,6 @@ def _number(panel: str, text: str, example: str = "") -> Any:
     return _flag(panel, text, "X", None, example, kind="number")
 
 
-def _rates(text: str) -> Any:
-    return _flag(NUMBERS, text, "X", read_rate, "1e-4", kind="rates")
-
-
 def _switch(panel: str, text: str, kind: Kind = "pair") -> Any:
     return _flag(panel, text, kind=kind)
 
@@ -97,7 +91,7 @@ class Options:
 
     nproc: Resolved[Processes] | None = _flag(
         "",
-        "Processes per node: 4, auto (every visible GPU), NxM (N nodes of M), or 4+4+2.",
+        "Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).",
         "NPROC",
         read_nproc,
         kind="argument",
@@ -110,7 +104,7 @@ class Options:
     nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read_nodes)
     placement: Resolved[Literal["auto", "none", "node", "cores"]] | None = _flag(
         SIZE,
-        "CPU pinning: node (the GPU's NUMA node), cores, none or auto [auto].",
+        "CPU pinning: node (of the GPU), cores (own ones), none or auto [auto: node].",
         "HOW",
         read_placement,
     )
@@ -129,11 +123,11 @@ class Options:
     global_batch_size: Resolved[int] | None = _integer(
         NUMBERS, "Samples per optimizer step over all processes.", example="64"
     )
-    base_lr: Resolved[float] | None = _rates("Learning rate to scale from; for several rates: NAME=X, repeated.")
+    base_lr: Resolved[float] | None = _number(NUMBERS, "Learning rate to scale from.", "1e-4")
     base_batch_size: Resolved[int] | None = _integer(
         NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
     )
-    lr: Resolved[float] | None = _rates("Final learning rate, never scaled; for several rates: NAME=X, repeated.")
+    lr: Resolved[float] | None = _number(NUMBERS, "Final learning rate, never scaled.", "1e-4")
     lr_scaling: Resolved[str] | None = _flag(NUMBERS, "linear, sqrt or none [linear].", "RULE", read_lr_scaling)
     lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", "4")
     base_warmup: Resolved[int] | None = _integer(NUMBERS, "Warmup steps, scaled like --base-lr.", example="500")
@@ -161,19 +155,16 @@ class Options:
     )
     warmup_option: Resolved[str] | None = _flag(
         NUMBERS,
-        "The script's option for the warmup: warmup:steps (steps, epochs, ratio); or none.",
+        "The script's option for the warmup in steps, or none.",
         "NAME",
-        of_the_script("steps", "epochs", "ratio"),
-        "warmup:steps",
+        of_the_script("steps"),
+        "warmup-steps",
     )
     data: tuple[Resolved[str], ...] = _many(
         CHECKING, "A file or directory that must be readable (repeatable).", "PATH", read_name, "/data/train"
     )
     output: tuple[Resolved[str], ...] = _many(
         CHECKING, "A file or directory that must be writable (repeatable).", "PATH", read_name, "out"
-    )
-    workers: Resolved[int] | None = _integer(
-        CHECKING, "DataLoader workers per process, for the checks.", read_count, "4"
     )
     node_rank: Resolved[int] | None = _integer(NETWORK, "This node's rank, from 0.", read_count, "0", "K")
     master_addr: Resolved[str] | None = _flag(
@@ -272,12 +263,6 @@ class Options:
         SHOWING, "Measure where each step's time goes: data, forward, backward, communication, optimizer.", "switch"
     )
 
-    #: Those of several learning rates that have a name: what ``--base-lr`` and ``--lr`` say beside a plain number.
-    named_base_lr: tuple[Resolved[tuple[str, float]], ...] = ()
-    named_lr: tuple[Resolved[tuple[str, float]], ...] = ()
-    #: How many processes each node runs, where they differ; ``nproc`` is the most of any node, or this node's.
-    node_sizes: Resolved[tuple[int, ...]] | None = None
-
 
 def flags_of_options() -> dict[str, Flag]:
     """Return every flag by the name of its field, in the order of ``--help``."""
@@ -291,40 +276,10 @@ def parse_options(said: Said) -> Options:
     for name, flag in flags_of_options().items():
         item = said.get(flag.name)
         if item is not None:
-            several = flag.kind in ("many", "rates")
-            values[name] = tuple(map(flag.parsed, item)) if several else flag.parsed(item)
-    _separate_rates(values)
+            values[name] = tuple(map(flag.parsed, item)) if flag.kind == "many" else flag.parsed(item)
     _separate_nodes(values, said)
     _refuse_lonely(said)
     return Options(**values)
-
-
-def _separate_rates(values: dict[str, Any]) -> None:
-    """Put learning rates with names into the fields for them; of two for one name that of the flag over the profile's.
-
-    Raises UsageError where one place says two.
-    """
-    for field_name in ("base_lr", "lr"):
-        found: dict[str, Resolved[tuple[str, float]]] = {}
-        for item in values.pop(field_name, ()):
-            name = rate_key(item.value[0])
-            if name in found and found[name].source == item.source:
-                raise _two_rates("--" + field_name.replace("_", "-"), found[name], item)
-            found[name] = item
-        if plain := found.pop("", None):
-            values[field_name] = Resolved(plain.value[1], plain.source)
-        values[f"named_{field_name}"] = tuple(found.values())
-
-
-def _two_rates(flag: str, one: Resolved[tuple[str, float]], other: Resolved[tuple[str, float]]) -> UsageError:
-    first, second = (f"{flag} {each.value[0]}{'=' if each.value[0] else ''}{each.value[1]:g}" for each in (one, other))
-    names = "" if one.value[0] else f", or give each a name: `{flag} phase1={one.value[1]:g}`"
-    return usage(
-        f"`{first}` and `{second}` set one learning rate",
-        why="it may be repeated for another learning rate, with another name",
-        fix=f"keep one of them, as in `{second}`{names}",
-        where=str(other.source),
-    )
 
 
 def _separate_nodes(values: dict[str, Any], said: Said) -> None:
@@ -332,9 +287,7 @@ def _separate_nodes(values: dict[str, Any], said: Said) -> None:
     nproc: Resolved[NprocWord] | None = values.get("nproc")
     if nproc is None:
         return
-    nodes, processes, sizes = nproc.value
-    if sizes:
-        values["node_sizes"] = Resolved(sizes, nproc.source)
+    nodes, processes = nproc.value
     values["nproc"] = Resolved(processes, nproc.source)
     if nodes is None:
         return

@@ -11,11 +11,10 @@ from ddplaunch.planning import capture
 from ddplaunch.planning.flag import DeviceWord, Processes
 from ddplaunch.planning.gpus import Selection, VisibleGpu, exported, shown, visible
 from ddplaunch.planning.launch import Device, Launch, Placement, Target, Topology, Variable
-from ddplaunch.planning.options import Options, flags_of_options
+from ddplaunch.planning.options import Options
 from ddplaunch.planning.ranks import environment
-from ddplaunch.planning.ranks.placement import Surroundings, resolve_placement, said_workers
+from ddplaunch.planning.ranks.placement import Surroundings, resolve_placement
 from ddplaunch.planning.ranks.topology import resolve_topology
-from ddplaunch.planning.script_numbers.as_said import notes_on_options
 from ddplaunch.planning.script_numbers.forward import Forwarded, forward
 from ddplaunch.planning.script_numbers.handed_out import Plan, complete_from_script, given_numbers, withheld_numbers
 from ddplaunch.planning.settings import OBSERVED, Settings
@@ -37,8 +36,7 @@ class Situation:
     ``pairs`` are the variables of --env-file and --env in order, ``record`` the run's directory, ``python`` the
     interpreter with its options, ``selection`` the GPUs that were picked (None: not asked for), ``plugin`` where
     torchrun finds ddplaunch's entry point. ``cwd`` is the directory that torchrun starts in,
-    ``shadowing`` a file there that it would import in the place of a library. ``taken`` is a clause on another run that
-    has bound its ranks to this machine's cores.
+    ``shadowing`` a file there that it would import in the place of a library.
     """
 
     facts: Facts
@@ -52,7 +50,6 @@ class Situation:
     plugin: str | Unavailable = Unavailable("the plug-in was not looked for")
     cwd: str = ""
     shadowing: str | None = None
-    taken: str = ""
 
 
 def resolve(options: Options, target: Target | None, situation: Situation) -> Launch:
@@ -60,20 +57,18 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     facts = situation.facts
     device = resolve_device(options.device, options.gpus, situation)
     topology = resolve_topology(
-        resolve_processes(_of_this_node(options, situation.environ), device.value, situation),
+        resolve_processes(options.nproc, device.value, situation),
         options.nnodes,
         options.node_rank,
         options.master_addr,
         options.master_port,
         situation.environ,
-        value_of(options.node_sizes, ()),
     )
     _refuse_memory(options.memory_bytes, device)
     completed = complete_from_script(options, target, topology, situation.script)
     numbers = compute(request_numbers(completed, topology))
     handed_out = _handed_out(options, numbers, topology, target)
     forwarded = forward(target.args, handed_out, situation.script) if target else Forwarded((), ())
-    said_notes = notes_on_options(options, situation.script) if target else ()
     final = None if target is None else replace(target, args=forwarded.args)
     flags = facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.torchrun_flags
     extra = extra_arguments(options.torchrun_arg, flags)
@@ -81,21 +76,21 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     grace, grace_notes = capture.shutdown_timeout(options.grace_s, flags, extra)
     start = capture.decide_start(options.start, options.preload, target, situation.shadowing)
     directory, node = _below(situation.cwd, situation.record), value_of(topology.node_rank, 0)
-    placement = _place(options, topology, device.value, extra, target, situation)
+    uncaptured = capture.why_not(options.capture, flags, situation.plugin, extra)
+    placement = _place(options, topology, device.value, extra, situation, captured=uncaptured is None)
     about = Settings(
         situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=placement.cpus
     )
     settings = plugin_settings(options, about)._replace(others=_others(options, topology))
-    plug_in, capture_notes = capture.decide_capture(
-        options.capture, settings, _for_the_guard(options), flags, situation.plugin, extra
-    )
+    lacks = "nothing is recorded, explained or ended by a time-out of ddplaunch's"
+    capture_notes = () if uncaptured is None else (f"no capture: {uncaptured}; {lacks}",)
     selection = situation.selection if device.value == "cuda" else None
     gpus = None if selection is None else tuple(entry.text for entry in selection.entries)
     wanted = [
         *environment.of_every_rank(placement),
         *_variables(options, topology, device.value, gpus, situation),
         *plan_variables(situation.run_id, handed_out),
-        *([plug_in] if plug_in else []),
+        *([capture.settings_variable(settings)] if uncaptured is None else []),
     ]
     return Launch(
         run_id=situation.run_id,
@@ -109,17 +104,17 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         receives=forwarded.receives,
         environment=environment.with_the_users(wanted, situation.environ, situation.pairs),
         argv=torchrun_argv(
-            capture.interpreter_for(situation.python, start.warm and plug_in is not None),
+            capture.interpreter_for(situation.python, start.warm and uncaptured is None),
             topology,
             final,
             *_rendezvous(options.run_id, topology, final, situation),
             restarts=settings.max_restarts,
             extra=extra,
-            capture=(*([capture.LOGS_SPECS] if plug_in else []), *grace),
+            capture=(*([capture.LOGS_SPECS] if uncaptured is None else []), *grace),
         ),
         options=options,
         placement=placement,
-        notes=(*(selection.notes if selection else ()), *said_notes, *grace_notes, *capture_notes, *start.notes),
+        notes=(*(selection.notes if selection else ()), *grace_notes, *capture_notes, *start.notes),
     )
 
 
@@ -186,12 +181,12 @@ def _place(
     topology: Topology,
     device: Device,
     extra: tuple[str, ...],
-    target: Target | None,
     situation: Situation,
+    *,
+    captured: bool,
 ) -> Placement:
     """Decide on which CPUs this node's ranks run."""
     facts, seen = situation.facts, _seen(situation)
-    flags = facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.torchrun_flags
     gpus = () if isinstance(seen, Unavailable) else tuple(entry.gpu.pci_bus_id for entry in seen)
     around = Surroundings(
         variables={
@@ -199,10 +194,8 @@ def _place(
             **{name: (value, source) for name, value, source in situation.pairs},
         },
         gpus=gpus if device == "cuda" else None,
-        workers=said_workers(options, target),
         extra=extra,
-        plugin=capture.is_used(options.capture, flags, situation.plugin, extra),
-        taken=situation.taken,
+        plugin=captured,
     )
     return resolve_placement(options.placement, topology.nproc_per_node.value, facts.cpu, facts.cpu_layout, around)
 
@@ -225,21 +218,12 @@ def resolve_processes(asked: Resolved[Processes] | None, device: Device, situati
     return Resolved(number, Source("detected", count(number, "visible GPU")))
 
 
-def _of_this_node(options: Options, environ: Mapping[str, str]) -> Resolved[Processes] | None:
-    """Return how many processes this node runs where `2+1` says it of each."""
-    rank = value_of(options.node_rank, environ.get("NODE_RANK", "0"))
-    if options.node_sizes is None or not str(rank).isdecimal() or int(rank) >= len(options.node_sizes.value):
-        return options.nproc
-    return Resolved(options.node_sizes.value[int(rank)], options.node_sizes.source)
-
-
 def request_numbers(options: Options, topology: Topology) -> NumbersRequest:
     """Return the question for the arithmetic: the world size of the topology, and the options of the same names."""
     nodes, processes = topology.nnodes, topology.nproc_per_node
     source = processes.source
     if nodes.value > 1:
-        words = f"{nodes.value} nodes × {processes.value}"
-        source = Source("computed", " + ".join(map(str, topology.sizes)) if topology.sizes else words)
+        source = Source("computed", f"{nodes.value} nodes × {processes.value}")
     asked = {each.name: getattr(options, each.name) for each in fields(NumbersRequest) if each.name != "world_size"}
     return NumbersRequest(Resolved(topology.world_size, source), **asked)
 
@@ -253,7 +237,7 @@ def request_at(
     if size.value != topology.world_size:
         whole = topology.nnodes.value > 1 and nodes > 0 and not rest
         count, nproc = (Resolved(nodes, size.source), nproc) if whole else (Resolved(1, size.source), size)
-        topology = replace(topology, nnodes=count, nproc_per_node=nproc, min_nodes=count.value, sizes=())
+        topology = replace(topology, nnodes=count, nproc_per_node=nproc, min_nodes=count.value)
     request = request_numbers(complete_from_script(options, target, topology, script), topology)
     return replace(request, world_size=size)
 
@@ -264,17 +248,13 @@ def plan_variables(run_id: str, handed_out: Plan) -> tuple[Variable, ...]:
     known, numbers = handed_out.texts(), handed_out.numbers
     plan: dict[str, object] = {"schema": 1, "run_id": run_id}
     for name, text in known.items():
-        if not name.startswith("lr:"):
-            plan[name] = float(text) if name in ("lr", "lr_factor") else int(text)
-    if numbers.rates:
-        plan["lrs"] = {rate.name: rate.lr.value for rate in numbers.rates}
+        plan[name] = float(text) if name in ("lr", "lr_factor") else int(text)
     for name in ("steps_per_epoch", "dataset_size"):
         resolved = getattr(numbers, name)
         if resolved is not None:
             plan[name] = resolved.value
     reason = "for `os.environ` and `ddplaunch.current()`"
-    spelled = {name.replace(":", "_").replace("-", "_").upper(): text for name, text in known.items()}
-    variables = [Variable(f"DDPLAUNCH_{name}", text, source, reason) for name, text in spelled.items()]
+    variables = [Variable(f"DDPLAUNCH_{name.upper()}", text, source, reason) for name, text in known.items()]
     return (
         Variable(RUN_ID, run_id, source, "finds the processes of this run"),
         *variables,
@@ -300,13 +280,11 @@ def _others(options: Options, topology: Topology) -> str:
     return f"{address.value.strip('[]')} {port.value}"
 
 
-#: Flags that only the guard beside torchrun heeds, under the same names in ``Settings`` but for ``show``.
-_OF_THE_GUARD = (
-    *("verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
-    *("phases", "memory_bytes", "tolerate_exit_aborts"),
+#: Options under the names that they have in ``Settings`` too.
+_AS_SAID = (
+    *("verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes", "phases", "memory_bytes"),
+    *("tolerate_exit_aborts", "grace_s", "max_restarts", "observe", "quiet"),
 )
-#: Others of the same name.
-_AS_SAID = (*_OF_THE_GUARD, "grace_s", "max_restarts", "observe", "quiet")
 
 
 def plugin_settings(options: Options, about: Settings) -> Settings:
@@ -317,14 +295,6 @@ def plugin_settings(options: Options, about: Settings) -> Settings:
     ignore = tuple(item.value for item in options.ignore if item.value in OBSERVED)
     outputs = tuple(path.value for path in options.output)
     return about._replace(**{"show": shown, "ignore": ignore, "outputs": outputs, **said})
-
-
-def _for_the_guard(options: Options) -> list[str]:
-    """Return the flags that were given and that only the guard heeds."""
-    warm = ("start", "preload") if value_of(options.start, "cold") == "warm" else ()  # of a cold start it is said
-    names = ("show", *_OF_THE_GUARD, *warm)
-    given = [name for name in names if getattr(options, name) is not None]
-    return [flags_of_options()[name].flag for name in given]
 
 
 def _variables(

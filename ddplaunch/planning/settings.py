@@ -56,7 +56,7 @@ class Settings(NamedTuple):
     tolerate_exit_aborts: bool = False
     #: How much memory a rank may have, 0 for as much as there is.
     memory_bytes: int = 0
-    #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound, or torchrun binds them.
+    #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound.
     cpus: tuple[str, ...] = ()
     #: How much of one rank's output is kept, 0 for all of it.
     log_max_bytes: int = 4 << 30

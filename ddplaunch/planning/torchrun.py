@@ -121,7 +121,7 @@ def shared_id(topology: Topology, target: Target | None) -> str:
     import hashlib  # loads OpenSSL, which a launch on one node has no need of
 
     where = [value_of(topology.master_addr, ""), str(value_of(topology.master_port, 0))]
-    words = [*where, _nodes(topology), topology.each, *_target(target)]
+    words = [*where, _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
     digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()
     return f"ddplaunch-{digest[:12]}"
 

@@ -22,7 +22,6 @@ from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, closing, tr
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
 _DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
-CORES = "cores"  # is held like a GPU by the one launch on this machine whose ranks have cores of their own
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PAUSE_S = 0.01
 _ROUNDS = 100

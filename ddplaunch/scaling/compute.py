@@ -9,14 +9,11 @@ from dataclasses import replace
 from ddplaunch.scaling.batch import EffectiveBatch, resolve_batch, resolve_epoch
 from ddplaunch.scaling.numbers import (
     Assumption,
-    NamedRate,
     Numbers,
     NumbersRequest,
-    by_name,
     computed,
     format_factor,
     format_lr,
-    rate_key,
     refuse_impossible,
     round_half_up,
     round_significant,
@@ -53,7 +50,6 @@ def compute(request: NumbersRequest) -> Numbers:
         lr=_resolve_lr(request, scaling),
         base_warmup=request.base_warmup,
         warmup_steps=_resolve_warmup(request, scaling),
-        rates=_resolve_rates(request, scaling),
         dataset_size=request.dataset_size,
         steps_per_epoch=epoch.steps_per_epoch,
         dropped=epoch.dropped,
@@ -118,7 +114,7 @@ def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling
     Raises UsageError if flags contradict each other or have nothing to scale.
     """
     _refuse_contradictions(request)
-    if not _scales_rates(request) and (request.base_warmup is None or _is_final(request)):
+    if request.base_lr is None and (request.base_warmup is None or _is_final(request)):
         return _Scaling()
     rule: Resolved[str] = request.lr_scaling or Resolved("linear", DEFAULT)
     if rule.value == "none":
@@ -138,15 +134,6 @@ def _resolve_lr(request: NumbersRequest, scaling: _Scaling) -> Resolved[float] |
     """
     base = request.base_lr
     return request.lr if base is None else _scaled("--base-lr", base, scaling)
-
-
-def _resolve_rates(request: NumbersRequest, scaling: _Scaling) -> tuple[NamedRate, ...]:
-    """Return the learning rates that have names, those to be scaled first. Raises UsageError as ``_resolve_lr``."""
-    to_scale = [
-        NamedRate(name, base, _scaled(f"--base-lr {name}", base, scaling))
-        for name, base in by_name(request.named_base_lr)
-    ]
-    return (*to_scale, *(NamedRate(name, None, lr) for name, lr in by_name(request.named_lr)))
 
 
 def _scaled(flag: str, base: Resolved[float], scaling: _Scaling) -> Resolved[float]:
@@ -178,26 +165,21 @@ def _resolve_warmup(request: NumbersRequest, scaling: _Scaling) -> Resolved[int]
     return computed(round_half_up(base.value * factor), f"{base.value} × {format_factor(factor)}")
 
 
-def _scales_rates(request: NumbersRequest) -> bool:
-    return request.base_lr is not None or bool(request.named_base_lr)
-
-
 def _is_final(request: NumbersRequest) -> bool:
     """Return whether the user gave a final learning rate and no rule, so that a warmup stays as it is too."""
-    final = (request.lr is not None and request.lr.source.kind != "script") or bool(request.named_lr)
+    final = request.lr is not None and request.lr.source.kind != "script"
     return final and request.lr_scaling is None and request.lr_max_factor is None and request.base_batch_size is None
 
 
 def _refuse_both(request: NumbersRequest) -> None:
     """Raise UsageError where one learning rate, or the warmup, is said to be final and to be scaled."""
-    pairs = [(request.lr, request.base_lr, "", "lr-given-twice")]
-    bases = {rate_key(name): base for name, base in by_name(request.named_base_lr)}
-    pairs += [(lr, bases.get(rate_key(name)), f"{name}=", "lr-given-twice") for name, lr in by_name(request.named_lr)]
-    for lr, base, name, code in [*pairs, (request.warmup, request.base_warmup, "", "warmup-given-twice")]:
+    for lr, base, flag, verb, code in (
+        (request.lr, request.base_lr, "lr", "train with", "lr-given-twice"),
+        (request.warmup, request.base_warmup, "warmup", "warm up for", "warmup-given-twice"),
+    ):
         if lr is None or base is None:
             continue
-        flag, verb = ("lr", "train with") if code == "lr-given-twice" else ("warmup", "warm up for")
-        final, scaled = f"--{flag} {name}{format_lr(lr.value)}", f"--base-{flag} {name}{format_lr(base.value)}"
+        final, scaled = f"--{flag} {format_lr(lr.value)}", f"--base-{flag} {format_lr(base.value)}"
         raise usage(
             f"`{final}` and `{scaled}` are both given",
             why=f"`--{flag}` is final and never scaled, `--base-{flag}` is scaled to the effective batch: both set one "
@@ -210,7 +192,7 @@ def _refuse_both(request: NumbersRequest) -> None:
 
 def _refuse_contradictions(request: NumbersRequest) -> None:
     _refuse_both(request)
-    if _scales_rates(request) or request.base_warmup is not None:
+    if request.base_lr is not None or request.base_warmup is not None:
         return
     for flag, setting in (
         ("--lr-scaling", request.lr_scaling),
@@ -259,7 +241,7 @@ def _capped(factor: float, formula: str, request: NumbersRequest) -> Resolved[fl
 def _scaling_assumptions(
     request: NumbersRequest, batch: EffectiveBatch, base: Resolved[int] | None, factor: float
 ) -> tuple[Assumption, ...]:
-    tuned = ["base_lr"] * _scales_rates(request) + ["base_warmup"] * (request.base_warmup is not None)
+    tuned = ["base_lr"] * (request.base_lr is not None) + ["base_warmup"] * (request.base_warmup is not None)
     names, scale, was = (" and ".join(tuned), *(("scale", "were") if len(tuned) == 2 else ("scales", "was")))
     assumptions = []
     if request.lr_scaling is None:
@@ -271,7 +253,7 @@ def _scaling_assumptions(
     elif base.source.kind == "computed":  # the default base; compare() passes it on as it is
         text = f"{names} {was} tuned for one GPU with the same per-GPU batch and accumulation, {base.value} samples"
         assumptions.append(Assumption(f"{text} per optimizer step; `--base-batch-size` says otherwise", DEFAULT))
-    if _scales_rates(request) and factor != 1:
+    if request.base_lr is not None and factor != 1:
         text = "DDP averages gradients over ranks, so a larger effective batch does not enlarge the gradient by itself"
         if batch.accum is not None and batch.accum.value > 1:
             text += f"; the script averages over its {batch.accum.value} accumulated micro-batches in the same way"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from ddplaunch.values.finding import Finding, UsageError, error
@@ -33,28 +32,6 @@ class NumbersRequest:
     base_warmup: Resolved[int] | None = None
     warmup: Resolved[int] | None = None
     dataset_size: Resolved[int] | None = None
-    named_base_lr: tuple[Resolved[tuple[str, float]], ...] = ()
-    named_lr: tuple[Resolved[tuple[str, float]], ...] = ()
-
-
-def rate_key(name: str) -> str:
-    """Return what tells names of learning rates apart: the end of their variable, ``DDPLAUNCH_LR_PHASE2``."""
-    return name.replace("-", "_").upper()
-
-
-def by_name(rates: Iterable[Resolved[tuple[str, float]]]) -> Iterator[tuple[str, Resolved[float]]]:
-    """Yield each learning rate with its name in front."""
-    for rate in rates:
-        yield rate.value[0], Resolved(rate.value[1], rate.source)
-
-
-@dataclass(frozen=True)
-class NamedRate:
-    """One of several learning rates; ``base`` is None for one that is final."""
-
-    name: str
-    base: Resolved[float] | None
-    lr: Resolved[float]
 
 
 @dataclass(frozen=True)
@@ -89,7 +66,6 @@ class Numbers:
     dropped: Resolved[int] | None = None
     padded: Resolved[int] | None = None
     assumptions: tuple[Assumption, ...] = ()
-    rates: tuple[NamedRate, ...] = ()
 
 
 def computed(value: T, formula: str) -> Resolved[T]:
@@ -143,8 +119,6 @@ def refuse_impossible(request: NumbersRequest) -> None:
             allowed = f"a whole number from {least} to {_LARGEST_COUNT}"
             findings.append(_out_of_range(flag, count, str(count.value), allowed))
     rates = [(_flag(name), getattr(request, name)) for name in ("lr", "base_lr", "lr_max_factor")]
-    rates += [(f"--lr {name}", rate) for name, rate in by_name(request.named_lr)]
-    rates += [(f"--base-lr {name}", rate) for name, rate in by_name(request.named_base_lr)]
     for flag, rate in rates:
         if rate is not None and not (math.isfinite(rate.value) and rate.value > 0):
             findings.append(_out_of_range(flag, rate, format_lr(rate.value), "a finite number above 0"))

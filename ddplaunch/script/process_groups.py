@@ -61,7 +61,7 @@ def _trains(names: Iterable[tuple[str, str]], text: str) -> bool:
 
 
 # Fields of ``ddplaunch.current()`` that are numbers of the plan.
-_ASKED = ("batch_size", "global_batch_size", "accum", "lr", "lrs", "warmup_steps")
+_ASKED = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
 
 
 # Nodes that give a value to a name, or only look at it.

@@ -50,7 +50,7 @@ def nodes_text(launch: Launch) -> str:
         return f"{processes}, this machine"
     most = topology.nnodes.value
     nodes = str(most) if topology.min_nodes == most else f"{topology.min_nodes} to {most}"
-    parts = [processes, f"{nodes} nodes of {topology.each}"]
+    parts = [processes, f"{nodes} nodes of {topology.nproc_per_node.value}"]
     if topology.node_rank is not None:
         parts.append(f"this is node {topology.node_rank.value}")
     if topology.master_addr is not None:
@@ -98,22 +98,15 @@ def batch_text(launch: Launch) -> str:
 def lr_text(numbers: Numbers) -> str:
     """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text.
 
-    Of several rates each has its name: ``phase1 6e-05 = 3e-05 × 2 (linear: batch 16 / 8), phase2 1e-05 (as given)``.
     A rate that is the script's own and that nothing scaled is left out.
     """
-    rates = [] if numbers.lr is None else [("", numbers.base_lr, numbers.lr)]
-    rates += [(rate.name, rate.base, rate.lr) for rate in numbers.rates]
-    parts, rule = [], f" ({_rule_text(numbers)})"
-    for name, base, lr in rates:
-        factor, value = numbers.lr_factor, f"{name} {number_text(lr.value)}".lstrip()
-        if (base or lr).source.kind == "script" and (base is None or factor is None or factor.value == 1):
-            continue
-        if base is None or factor is None:
-            parts.append(f"{value} (as given)")
-        else:
-            parts.append(f"{value} = {number_text(base.value)} × {number_text(factor.value)}{rule}")
-            rule = ""  # it is the same for all
-    return ", ".join(parts)
+    base, lr, factor = numbers.base_lr, numbers.lr, numbers.lr_factor
+    if lr is None or ((base or lr).source.kind == "script" and (base is None or factor is None or factor.value == 1)):
+        return ""
+    value = number_text(lr.value)
+    if base is None or factor is None:
+        return f"{value} (as given)"
+    return f"{value} = {number_text(base.value)} × {number_text(factor.value)} ({_rule_text(numbers)})"
 
 
 def _rule_text(numbers: Numbers) -> str:

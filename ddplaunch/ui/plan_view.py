@@ -41,14 +41,11 @@ _NUMBER_TITLES = {
 
 
 def resolved_numbers(numbers: Numbers) -> dict[str, Resolved[Any]]:
-    """Return the numbers that are known, by field name (``lr:phase2``), in the order of the tables."""
+    """Return the numbers that are known, by field name, in the order of the tables."""
     known: dict[str, Resolved[Any]] = {}
     for name in _NUMBER_TITLES:
         if (found := getattr(numbers, name)) is not None:
             known[name] = found
-        if name in ("base_lr", "lr"):
-            parts = {rate.name: rate.base if name == "base_lr" else rate.lr for rate in numbers.rates}
-            known.update({f"{name}:{rate}": part for rate, part in parts.items() if part is not None})
     return known
 
 

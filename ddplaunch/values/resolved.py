@@ -19,9 +19,6 @@ SourceKind = Literal[
     "default",
     "Slurm",  # from here on: the environment of another launcher
     "Kubeflow",
-    "Open MPI",
-    "PMI",
-    "SageMaker",
 ]
 
 

@@ -10,7 +10,6 @@ import pytest
 from ddplaunch.checks.host import CHECKS, workers_per_process
 from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, ShmFacts
 from ddplaunch.planning.launch import Launch, Placement, Target
-from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
@@ -22,8 +21,8 @@ CPU = Resolved("cpu", FLAG)
 
 
 def launch(nproc: int = 8, workers: int | None = None, **replace: Any) -> Launch:
-    options = Options(workers=None if workers is None else Resolved(workers, FLAG))
-    return healthy_launch(nproc, options=options, **replace)
+    args = () if workers is None else ("--num-workers", str(workers))
+    return healthy_launch(nproc, **{"target": Target("script", "train.py", args), **replace})
 
 
 def limits(**replace: Any) -> LimitFacts:
@@ -210,9 +209,3 @@ def test_processes_low() -> None:
 )
 def test_workers_come_from_the_scripts_arguments(args: tuple[str, ...], workers: int | None) -> None:
     assert workers_per_process(healthy_launch(target=Target("script", "train.py", args))) == workers
-
-
-def test_workers_option_outranks_the_arguments() -> None:
-    target = Target("script", "train.py", ("--num-workers", "4"))
-    assert workers_per_process(launch(workers=6, target=target)) == 6
-    assert workers_per_process(healthy_launch(target=None)) is None

@@ -70,10 +70,7 @@ def test_a_profile_wins_over_the_base_and_flags_over_both() -> None:
 def test_a_flag_takes_away_what_would_contradict_it(
     flags: dict[str, Any], table: dict[str, Any], gone: tuple[str, ...]
 ) -> None:
-    said: dict[str, Any] = {
-        name: (Resolved(str(value), FLAG),) if name in ("lr", "base_lr") else Resolved(value, FLAG)
-        for name, value in flags.items()
-    }
+    said: dict[str, Any] = {name: Resolved(value, FLAG) for name, value in flags.items()}
     merged = merge(said, said_in_table(table, "f"))
     assert not merged.keys() & {*gone}
     assert merged | said == merged
@@ -81,25 +78,8 @@ def test_a_flag_takes_away_what_would_contradict_it(
 
 def test_scaling_stays_where_a_warmup_is_left_to_scale() -> None:
     table = {"base-lr": 1e-4, "base-warmup": 100, "lr-scaling": "sqrt"}
-    merged = merge({"lr": (Resolved("0.1", FLAG),)}, said_in_table(table, "f"))
+    merged = merge({"lr": Resolved(0.1, FLAG)}, said_in_table(table, "f"))
     assert "base_lr" not in merged and "lr_scaling" in merged
-
-
-@pytest.mark.parametrize("value", [{"a": 3e-5, "b": 1}, ["a=3e-5", "b=1"]], ids=lambda value: type(value).__name__)
-def test_learning_rates_with_names_stand_in_a_table_or_a_list(value: object) -> None:
-    options = parse_options(said_in_table({"base-lr": value}, "f"))
-    assert [item.value for item in options.named_base_lr] == [("a", 3e-5), ("b", 1.0)]
-    assert options.named_base_lr[0].source == Source("profile", "f") and options.base_lr is None
-
-
-def test_learning_rates_of_flags_take_the_place_of_a_profiles() -> None:
-    table = said_in_table({"base-lr": {"a": 1e-5, "b": 2e-5}, "lr-scaling": "sqrt", "base-warmup": 5}, "f")
-    scaled = parse_options(merge({"base_lr": (Resolved("b=1", FLAG),)}, table))
-    assert [item.value for item in scaled.named_base_lr] == [("b", 1.0)] and scaled.lr_scaling is not None
-    final = parse_options(merge({"lr": (Resolved("b=1", FLAG),), "warmup": Resolved(7, FLAG)}, table))
-    assert final.named_base_lr == () and final.lr_scaling is None
-    assert [item.value for item in final.named_lr] == [("b", 1.0)]
-    assert final.warmup == Resolved(7, FLAG) and final.base_warmup is None
 
 
 def test_two_profiles_say_one_learning_rate_and_the_named_one_wins() -> None:

@@ -82,7 +82,6 @@ def test_quick_does_not_leave_everything_to_typer() -> None:
         ["--forward", "--no-forward"],
         ["--batch-size", "8", "--batch-size=16"],
         ["--env", "A=1", "--env", "A=2"],
-        ["--base-lr", "a=1", "--base-lr", "b=2"],
         ["--env", "--batch-size", "--batch-size", "8"],
     ],
 )
@@ -91,45 +90,6 @@ def test_the_last_of_what_takes_one_value_counts(words: list[str]) -> None:
     assert values is not None and values["batch_size"] == ("16" if "--batch-size=16" in words else values["batch_size"])
     assert values["forward"] is (False if "--no-forward" in words else values["forward"])
     assert values is not None and parse("run", ["2", *words]) in (None, values)
-
-
-@pytest.mark.parametrize(
-    ("words", "base", "named"),
-    [
-        (["--base-lr", "3e-5"], 3e-5, ()),
-        (["--base-lr", "a=3e-5", "--base-lr", "b-2=1e-5"], None, (("a", 3e-5), ("b-2", 1e-5))),
-        (["--base-lr", "1", "--base-lr", "a=2"], 1.0, (("a", 2.0),)),
-    ],
-)
-def test_learning_rates_may_have_names(
-    words: list[str], base: float | None, named: tuple[tuple[str, float], ...]
-) -> None:
-    values = parse("run", words)
-    assert values is not None and values == parse_with_typer(["run", *words])
-    options = parse_options(said_on_command_line(values))
-    assert (options.base_lr.value if options.base_lr else None) == base
-    assert tuple(item.value for item in options.named_base_lr) == named
-    assert options_from_json(options_json(options)) == options
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["1", "2"], "`--base-lr 1` and `--base-lr 2` set one learning rate"),
-        (["a=1", "a=1"], "`--base-lr a=1` and `--base-lr a=1` set one learning rate"),
-        (["a-b=1", "A_b=2"], "`--base-lr a-b=1` and `--base-lr A_b=2` set one learning rate"),
-        (["a=x"], "`--base-lr a=x` is not a number"),
-        (["=1"], "cannot name a learning rate"),
-        (["2a=1"], "cannot name a learning rate"),
-        (["factor=1"], "cannot name a learning rate"),
-    ],
-)
-def test_learning_rates_that_cannot_be_told_apart_are_refused(words: list[str], what: str) -> None:
-    values = parse("run", [f"--base-lr={word}" for word in words])
-    assert values is not None
-    with pytest.raises(UsageError) as caught:
-        parse_options(said_on_command_line(values))
-    assert what in caught.value.findings[0].what
 
 
 @dataclass(frozen=True)

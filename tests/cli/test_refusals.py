@@ -33,7 +33,7 @@ def test_processes(call: Call, folder: Path, nproc: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["abc", "1.5", "1e9", "inf", "", "1_0", "٣", "0x10", LONG])
-@pytest.mark.parametrize("flag", ["--batch-size", "--accum", "--dataset-size", "--workers", "--master-port"])
+@pytest.mark.parametrize("flag", ["--batch-size", "--accum", "--dataset-size", "--max-restarts", "--master-port"])
 def test_integers(call: Call, folder: Path, flag: str, value: str) -> None:
     said = call("run", "2", f"{flag}={value}", "--", "train.py")
     refused(said, 2, "is not an integer", folder)
@@ -66,7 +66,7 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--workers", "-1"], "`--workers` is -1, less than 0"),
+        (["--max-restarts", "-1"], "`--max-restarts` is -1, less than 0"),
         (["--max-restarts", "-1"], "`--max-restarts` is -1, less than 0"),
         (["--node-rank", "-1"], "`--node-rank` is -1, less than 0"),
         (["--node-rank", "3"], "add `--nnodes 4`"),
@@ -222,17 +222,6 @@ def test_commands(call: Call) -> None:
     for sizes in ("", "0,1", "a", "1,,2", "1,-2", "²", LONG):
         said = call("plan", "2", "--compare", sizes)
         assert said.status == 2 and "fix: " in said.err and "Traceback" not in said.err
-
-
-@pytest.mark.parametrize(
-    ("nproc", "fix"),
-    [
-        ("0,1", "`ddplaunch run --gpus 0,1 -- train.py`"),
-        ("1,2,4", "`ddplaunch plan --compare 1,2,4` shows the numbers of several, `ddplaunch scale 1,2,4 -- train.py`"),
-    ],
-)
-def test_a_list_where_one_number_is_wanted(call: Call, folder: Path, nproc: str, fix: str) -> None:
-    refused(call("run", nproc, "--", "train.py"), 2, fix, folder)
 
 
 def test_a_file_that_may_not_be_executed_is_told_what_could_run_it(call: Call, folder: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ddplaunch.machine.cpu_layout import probe_layout, running
+from ddplaunch.machine.cpu_layout import probe_layout
 from ddplaunch.machine.facts import CpuLayout, NumaNode
 from ddplaunch.values import codec
 from ddplaunch.values.resolved import Unavailable
@@ -48,16 +48,6 @@ def test_the_cpuset_of_the_cgroup_is_told_from_an_affinity(tmp_path: Path) -> No
     write(tmp_path / "sys/fs/cgroup/job/cpuset.cpus.effective", "")
     write(tmp_path / "proc/1/status", "Cpus_allowed_list:\t0-3")
     assert machine(tmp_path, usable="0-3").allowed == 4, "of a container its first process tells it"
-
-
-def test_threads_of_others_that_compute_are_counted_at_two_moments(tmp_path: Path) -> None:
-    write(cpu_tree(tmp_path) / "proc/loadavg", "9.50 4.00 1.00 7/812 4711")
-    assert machine(tmp_path).running == running(tmp_path) == 6, "this process is the seventh"
-    found = probe_layout(Unavailable("no NVML"), tmp_path, range(16), ran=2)
-    assert isinstance(found, CpuLayout) and found.running == 2
-    write(tmp_path / "proc/loadavg", "words")
-    assert running(tmp_path) == 0
-    assert running() >= 0
 
 
 def test_one_node_asks_for_no_devices(tmp_path: Path) -> None:

@@ -167,9 +167,9 @@ def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("if true; then\n  echo a\nfi fi\ntorchrun train.py\n", "lines 1 to 3 mean"),
-        ('echo "never closed\n', "line 1 means"),
-        ("torchrun train.py\ncase $x in\n a) echo\necho done\n", "lines 1 to 4 mean"),
+        ("if true; then\n  echo a\nfi fi\ntorchrun train.py\n", "stands from line 1 on means"),
+        ('echo "never closed\n', "stands from line 1 on means"),
+        ("torchrun train.py\ncase $x in\n a) echo\necho done\n", "stands from line 1 on means"),
         ("torchrun train.py \\\n  --amp \\\n", None),  # bash takes a backslash at the end
         ("torchrun train.py\n", None),
     ],
@@ -190,6 +190,19 @@ def test_what_is_no_script_is_said(call: Call, folder: Path, content: bytes | No
         (folder / "x.sh").write_bytes(content)
     said = call("convert", "x.sh")
     assert said.status == 2 and "error[file-not-readable]" in said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("app.py", "from torchx.components import dist\n", "`app.py` is a program of Python"),
+        ("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 2\n", "there is no launcher in `a.yaml`"),
+    ],
+)
+def test_other_files_hold_no_launch(call: Call, folder: Path, name: str, text: str, what: str) -> None:
+    (folder / name).write_text(text)
+    said = call("convert", name)
+    assert said.status == 2 and what in said.err
 
 
 def test_the_diff_and_the_change(call: Call, folder: Path) -> None:

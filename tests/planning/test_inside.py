@@ -1,4 +1,4 @@
-"""Environments that somebody else set up: Slurm, Kubeflow, MPI, SageMaker; as seen, or as their manuals have them."""
+"""Environments that somebody else set up: Slurm, Kubeflow; as seen, or as their manuals have them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ddplaunch.planning.inside.slurm import expand_hosts, read_slurm, repeated_c
 from ddplaunch.planning.launch import Topology
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.ranks.topology import resolve_topology
+from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts
 from tests.planning.test_topology import said
@@ -213,21 +214,6 @@ ELASTIC = {
     "PET_RDZV_ENDPOINT": "train-worker-0:23456",
     "PET_RDZV_BACKEND": "c10d",
 }
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
-    "PMIX_NAMESPACE": "prterun-host-4711@1",
-    "CUDA_VISIBLE_DEVICES": "0,1,2,3",
-}
-HYDRA = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0", "MASTER_ADDR": "head"}
-SAGEMAKER = {
-    "SM_HOSTS": '["algo-10","algo-2","algo-1"]',
-    "SM_CURRENT_HOST": "algo-10",
-    "SM_NUM_GPUS": "8",
-    "SM_NETWORK_INTERFACE_NAME": "eth0",
-}
 
 
 @pytest.mark.parametrize(
@@ -235,9 +221,6 @@ SAGEMAKER = {
     [
         (KUBEFLOW, "Kubeflow", (2, 4, 1, "train-node-0-0.train", 29400)),
         (ELASTIC, "Kubeflow", (3, 3, 2, "train-worker-0", 23456)),
-        (OPEN_MPI, "Open MPI", (4, 1, 3, "localhost", 29500)),
-        (HYDRA, "PMI", (2, 3, 1, "head", 29500)),
-        (SAGEMAKER, "SageMaker", (3, 8, 2, "algo-1", 29500)),
     ],
 )
 def test_others_are_recognised_and_shown_as_source(
@@ -251,11 +234,6 @@ def test_others_are_recognised_and_shown_as_source(
 
 
 def test_what_is_particular_to_each_of_them() -> None:
-    assert [item.value for item in complete(Options(), OPEN_MPI).env] == [("CUDA_VISIBLE_DEVICES", "3")]
-    mpi = complete(Options(), OPEN_MPI).run_id
-    assert mpi is not None and mpi.value == "mpi-prterun-host-4711-1"
-    sagemaker = complete(Options(), SAGEMAKER).socket_ifname
-    assert sagemaker is not None and sagemaker.value == "=eth0"
     assert topology(Options(), ELASTIC).min_nodes == 1
 
 
@@ -264,9 +242,6 @@ def test_what_is_particular_to_each_of_them() -> None:
     [
         {},
         {name: value for name, value in KUBEFLOW.items() if name != "KUBERNETES_SERVICE_HOST"},
-        {"OMPI_COMM_WORLD_SIZE": "4"},
-        {"SM_HOSTS": "[", "SM_CURRENT_HOST": "a"},
-        {"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"},
         {"SLURM_JOB_ID": "x"},
     ],
 )
@@ -275,8 +250,13 @@ def test_stale_and_malformed_variables_decide_nothing(environ: dict[str, str]) -
     assert complete(Options(), environ) == Options()
 
 
-def test_mpirun_within_a_slurm_job_places_its_own_processes() -> None:
-    found = recognise(BATCH | OPEN_MPI)
-    assert found is not None and found.by == "Open MPI"
-    by_srun = recognise(STEP | {"PMI_SIZE": "2", "PMI_RANK": "1"})
-    assert by_srun is not None and by_srun.by == "Slurm"
+def test_a_launch_that_mpirun_starts_several_times_is_refused() -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        with pytest.raises(UsageError, match="mpirun started this command 4 times"):
+            complete(Options(), {name: "4"})
+        placed = Options(nnodes=Resolved(NodeRange(4, 4), Source("flag")))
+        assert complete(placed, {name: "4"}) == placed
+        assert complete(Options(), {name: "1"}) == Options()
+    assert complete(Options(), STEP | {"PMI_SIZE": "2"}).nnodes is not None, "srun sets it as well"
+    with pytest.raises(UsageError, match="mpirun started"):
+        complete(Options(), BATCH | {"OMPI_COMM_WORLD_SIZE": "4"})

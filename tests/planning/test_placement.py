@@ -22,36 +22,35 @@ from tests.machine.cpu_trees import add_gpus, cpu_tree, machine
 from tests.planning.test_resolve import decide
 from tests.planning.test_topology import said
 
-FLAGS = frozenset({"--logs-specs", "--shutdown-timeout"})
+FLAGS = frozenset({"--logs-specs", "--shutdown-timeout", "--numa-binding"})
 PLUGIN = "/site-packages/ddplaunch-1.dist-info/entry_points.txt"
 FOUR = (0, 0, 1, 1)  # the NUMA nodes of four GPUs
 
 
-def facts(layout: CpuLayout, gpus: int = 0, flags: frozenset[str] = FLAGS, quota: float | None = None) -> Facts:
+def facts(layout: CpuLayout, gpus: int = 0) -> Facts:
     count = len(layout.cpus)
-    cpu = CpuFacts(layout.online, count, quota, count if quota is None else int(quota))
+    cpu = CpuFacts(layout.online, count, None, count)
     nvml = healthy_nvml(*(healthy_gpu(each) for each in range(gpus))) if gpus else Unavailable("no driver")
-    return healthy_facts(cpu=cpu, cpu_layout=layout, nvml=nvml, torch=healthy_torch(torchrun_flags=flags))
+    return healthy_facts(cpu=cpu, cpu_layout=layout, nvml=nvml, torch=healthy_torch(torchrun_flags=FLAGS))
 
 
 def launched(found: Facts, nproc: int, environ: dict[str, str] | None = None, **options: Any) -> Launch:
-    taken = options.pop("taken", "")
     pairs = options.pop("pairs", ())
     options = {"nproc": str(nproc), **options}
-    return decide(said(**options), found, environ=environ or {}, pairs=pairs, plugin=PLUGIN, taken=taken)
+    return decide(said(**options), found, environ=environ or {}, pairs=pairs, plugin=PLUGIN)
 
 
 def on_gpus(tmp_path: Path, nodes: tuple[int, ...] = FOUR, usable: str = "", **options: Any) -> Launch:
     """Decide a rank for each of the GPUs on ``nodes``, on two sockets with 16 cores and hyper-threads each."""
     add_gpus(cpu_tree(tmp_path, cores=16), *nodes)
-    flags = options.pop("flags", FLAGS)
     layout = machine(tmp_path, len(nodes), usable)
-    return launched(facts(layout, len(nodes), flags), options.pop("nproc", len(nodes)), **options)
+    return launched(facts(layout, len(nodes)), options.pop("nproc", len(nodes)), **options)
 
 
-def on_cpus(tmp_path: Path, nproc: int, usable: str = "", quota: float | None = None, **options: Any) -> Placement:
+def on_cpus(tmp_path: Path, nproc: int, usable: str = "", **options: Any) -> Placement:
     tree = cpu_tree(tmp_path, **options.pop("shape", {"cores": 8}))
-    return launched(facts(machine(tree, usable=usable), quota=quota), nproc, **options).placement
+    options = {"placement": "cores", **options}
+    return launched(facts(machine(tree, usable=usable)), nproc, **options).placement
 
 
 def threads(launch: Launch) -> str | None:
@@ -79,7 +78,8 @@ def test_the_order_of_the_gpus_is_that_of_the_ranks(tmp_path: Path) -> None:
 
 
 def test_without_capture_nobody_can_bind(tmp_path: Path) -> None:
-    assert on_gpus(tmp_path, capture=False).placement.cpus == ()
+    placement = on_gpus(tmp_path, capture=False).placement
+    assert (placement.cpus, placement.text) == ((), "not bound: without capture nobody is there to do it")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,6 @@ def test_without_capture_nobody_can_bind(tmp_path: Path) -> None:
     [
         ((0, 0, -1, 1), "", "the kernel does not tell the NUMA node of rank 2's GPU"),
         (FOUR, "0-15,32-47", "rank 2's GPU is on NUMA node 1, of which no CPU may be used"),
-        ((0,) * 20 + (1,), "", "the NUMA nodes of the GPUs have fewer than 4 CPUs for each rank"),
     ],
 )
 def test_gpu_ranks_in_doubt_are_not_bound(tmp_path: Path, nodes: tuple[int, ...], usable: str, says: str) -> None:
@@ -98,24 +97,8 @@ def test_gpu_ranks_in_doubt_are_not_bound(tmp_path: Path, nodes: tuple[int, ...]
         cpu_tree(tmp_path, cores=16)
     launch = launched(facts(machine(tmp_path, len(nodes), usable), len(nodes)), len(nodes))
     assert launch.placement.cpus == () and told(launch) == []
-    limit = "; 32 of 64 CPUs by cpuset" if usable else ""
+    limit = "; 32 of 64 CPUs are usable" if usable else ""
     assert launch.placement.text == f"not bound: {says}{limit}" and launch.placement.shown
-
-
-def test_small_nodes_are_widened_to_the_socket(tmp_path: Path) -> None:
-    add_gpus(cpu_tree(tmp_path, nodes=4, cores=2, threads=1), 0, 1, 4, 5)
-    found = launched(facts(machine(tmp_path, 4), 4), 4).placement
-    assert found.cpus == ("0-7", "0-7", "8-15", "8-15")
-    assert "ranks 2, 3 on socket 1" in found.text
-    asked = launched(facts(machine(tmp_path, 4), 4), 4, placement="node").placement
-    assert asked.cpus == ("0-1", "2-3", "8-9", "10-11")
-
-
-def test_dataloader_workers_need_room_on_the_node(tmp_path: Path) -> None:
-    assert len(on_gpus(tmp_path, workers=15).placement.cpus) == 4
-    assert on_gpus(tmp_path, workers=16).placement.text == (
-        "not bound: the NUMA nodes of the GPUs have fewer than 17 CPUs for each rank"
-    )
 
 
 def test_cores_for_each_gpu_rank(tmp_path: Path) -> None:
@@ -144,66 +127,33 @@ def test_cpu_ranks_get_cores_of_their_own(tmp_path: Path) -> None:
     assert found.text == "each of 4 ranks on 4 physical cores of its own"
 
 
-@pytest.mark.parametrize(
-    ("nproc", "shape"),
-    [
-        (2, {"cores": 8}),
-        (6, {"cores": 16}),
-        (2, {"nodes": 4, "cores": 2, "threads": 1}),
-        (8, {"nodes": 4, "cores": 2, "threads": 1}),
-        (3, {"sockets": 1, "cores": 8}),
-    ],
-)
-def test_no_rank_lies_across_nodes_but_on_whole_ones(tmp_path: Path, nproc: int, shape: dict[str, int]) -> None:
-    layout = machine(cpu_tree(tmp_path, **shape))
-    sets = disjoint(on_cpus(tmp_path, nproc, shape=shape))
-    assert len(sets) == nproc
-    for cpus in sets:
-        homes = [node for node in layout.nodes if cpus & set(node.cpus)]
-        assert len(homes) == 1 or cpus == {cpu for node in homes for cpu in node.cpus}
-        assert all(set(core) <= cpus for core in layout.cores if cpus & set(core)), "hyper-threads stay together"
+def test_cores_that_do_not_divide_are_divided_as_evenly_as_they_can(tmp_path: Path) -> None:
+    sizes = [len(cpus) // 2 for cpus in disjoint(on_cpus(tmp_path, 3))]
+    assert sorted(sizes) == [5, 5, 6], "hyper-threads stay together"
 
 
 @pytest.mark.parametrize(
-    ("nproc", "usable", "quota", "says"),
-    [
-        (1, "", None, ""),
-        (3, "", None, "not bound: 3 ranks do not divide 2 NUMA nodes evenly"),
-        (16, "", None, "not bound: 16 physical cores for 16 ranks"),
-        (40, "", None, "not bound: 16 physical cores for 40 ranks"),
-        (2, "", 8.0, "not bound: others use these CPUs as well, as the quota of 8 says"),
-    ],
+    ("placement", "says"),
+    [("auto", ""), ("node", "not bound: ranks on the CPU have no GPU to be near to")],
 )
-def test_cpu_ranks_in_doubt_are_not_bound(
-    tmp_path: Path, nproc: int, usable: str, quota: float | None, says: str
-) -> None:
-    found = on_cpus(tmp_path, nproc, usable, quota)
-    assert (found.cpus, found.text) == ((), says)
-    assert found.threads == max(1, (8 if quota else 16) // nproc)
+def test_ranks_on_the_cpu_are_left_to_the_kernel(tmp_path: Path, placement: str, says: str) -> None:
+    found = on_cpus(tmp_path, 4, placement=placement)
+    assert (found.cpus, found.text, found.threads) == ((), says, 4)
 
 
-@pytest.mark.parametrize(("others", "bound"), [(0, True), (3, True), (4, False)])
-def test_ranks_on_a_busy_machine_may_move(tmp_path: Path, others: int, bound: bool) -> None:
-    layout = replace(machine(cpu_tree(tmp_path, cores=8)), running=others)
-    found = launched(facts(layout), 2).placement
-    assert bool(found.cpus) is bound
-    assert bound or found.text == "not bound: 4 threads of others compute here at the moment"
-    assert launched(facts(layout), 2, placement="cores").placement.cpus, "asked for"
-
-
-def test_cores_are_given_down_to_one_where_asked(tmp_path: Path) -> None:
-    assert len(disjoint(on_cpus(tmp_path, 16, placement="cores"))) == 16
-    assert on_cpus(tmp_path, 17, placement="cores").text == "not bound: 16 physical cores for 17 ranks"
+def test_cores_are_given_down_to_one(tmp_path: Path) -> None:
+    assert len(disjoint(on_cpus(tmp_path, 16))) == 16
+    assert on_cpus(tmp_path, 17).text == "not bound: 16 physical cores for 17 ranks"
 
 
 def test_a_cpuset_of_odd_cpus_is_divided_and_named(tmp_path: Path) -> None:
     tree = cpu_tree(tmp_path, sockets=1, cores=8)
     (tree / "proc/1/status").write_text("Cpus_allowed_list:\t1,3,5,7,9\n")
-    found = launched(facts(machine(tree, usable="1,3,5,7,9")), 2).placement
+    found = launched(facts(machine(tree, usable="1,3,5,7,9")), 2, placement="cores").placement
     assert found.cpus == ("1,3,9", "5,7"), "1 and 9 are one core"
-    assert found.text.endswith("; 5 of 16 CPUs by cpuset")
+    assert found.text.endswith("; 5 of 16 CPUs are usable")
     alone = launched(facts(machine(tree, usable="1,3,5,7,9")), 1).placement
-    assert (alone.text, alone.shown) == ("5 of 16 CPUs by cpuset", True)
+    assert (alone.text, alone.shown) == ("5 of 16 CPUs are usable", True)
 
 
 @pytest.mark.parametrize(
@@ -211,27 +161,25 @@ def test_a_cpuset_of_odd_cpus_is_divided_and_named(tmp_path: Path) -> None:
     [
         ({}, "what started ddplaunch (`taskset`, `numactl`)", "environment"),
         ({"SLURM_JOB_ID": "7"}, "Slurm", "Slurm"),
-        ({"SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, "Slurm's `--cpu-bind`", "Slurm"),
     ],
 )
 def test_who_was_bound_stays_as_it_is(tmp_path: Path, environ: dict[str, str], who: str, kind: str) -> None:
-    found = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ)
+    found = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="auto")
     assert found.cpus == ()
     assert found.text == f"CPUs 0-7,16-23 of 32, bound by {who}"
     assert (found.source.kind, found.shown, found.threads) == (kind, True, 4)
-    asked = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="cores")
+    asked = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ)
     assert asked.cpus == ("0-3,16-19", "4-7,20-23"), "within what there is"
-    assert asked.text.endswith("; 16 of 32 CPUs by affinity")
-    alone = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="none")
-    assert (alone.cpus, alone.text) == ((), "left to the kernel, 16 of 32 CPUs by affinity")
+    assert asked.text.endswith("; 16 of 32 CPUs are usable")
 
 
 def test_all_cpus_of_a_slurm_job_are_no_choice_among_them(tmp_path: Path) -> None:
-    bound = {"SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPUS_ON_NODE": "16"}
-    found = on_cpus(tmp_path, 2, "0-7,16-23", environ=bound)
-    assert found.cpus == ("0-3,16-19", "4-7,20-23")
-    assert found.text.endswith("; 16 of 32 CPUs by Slurm")
-    assert on_cpus(tmp_path, 2, "0-7,16-23", environ={**bound, "SLURM_CPUS_ON_NODE": "32"}).cpus == ()
+    bound = {"SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPUS_ON_NODE": "32"}
+    usable = "0-7,16-23,32-39,48-55"
+    found = on_gpus(tmp_path, (0, 1), usable, environ=bound).placement
+    assert found.cpus == ("0-7,32-39", "16-23,48-55")
+    assert found.text.endswith("; 32 of 64 CPUs are usable")
+    assert on_gpus(tmp_path, (0, 1), usable, environ={**bound, "SLURM_CPUS_ON_NODE": "64"}).placement.cpus == ()
 
 
 @pytest.mark.parametrize(
@@ -261,20 +209,12 @@ def test_none_leaves_all_alone(tmp_path: Path) -> None:
 
 
 def test_the_users_own_words_to_torchrun_win(tmp_path: Path) -> None:
-    flags = FLAGS | {"--numa-binding"}
-    launch = on_gpus(tmp_path, flags=flags, torchrun_arg=["--numa-binding=exclusive"])
+    launch = on_gpus(tmp_path, torchrun_arg=["--numa-binding=exclusive"])
     assert [word for word in launch.argv if "numa" in word] == ["--numa-binding=exclusive"]
     assert launch.placement.text == "as torchrun's `--numa-binding=exclusive` says" and not told(launch)
     with pytest.raises(UsageError) as caught:
-        on_gpus(tmp_path, flags=flags, torchrun_arg=["--numa_binding=node"], placement="none")
+        on_gpus(tmp_path, torchrun_arg=["--numa_binding=node"], placement="none")
     assert "--placement none" in caught.value.findings[0].what
-
-
-def test_another_run_has_bound_its_ranks(tmp_path: Path) -> None:
-    found = on_cpus(tmp_path, 4, taken="another run on this machine has bound its ranks (pid 7, run abc)")
-    assert found.cpus == () and "pid 7" in found.text and found.shown
-    gpus = on_gpus(tmp_path / "gpus", taken="another run on this machine has bound its ranks").placement
-    assert len(gpus.cpus) == 4, "ranks near their GPUs share a node as it is"
 
 
 def test_without_a_layout_threads_are_counted_as_ever() -> None:

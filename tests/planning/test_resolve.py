@@ -106,20 +106,6 @@ def test_numbers_reach_arguments_environment_and_current_alike() -> None:
     )
 
 
-def test_several_learning_rates_reach_the_environment_and_current() -> None:
-    launch = decide(said(nproc="4", batch_size=16, base_lr=["phase1=3e-5", "p-2=1e-5"], lr=["head=0.5"]))
-    environment = variables(launch)
-    names = {name: value for name, value in environment.items() if name.startswith("DDPLAUNCH_LR")}
-    assert names == {
-        "DDPLAUNCH_LR_FACTOR": "4",
-        "DDPLAUNCH_LR_PHASE1": "0.00012",
-        "DDPLAUNCH_LR_P_2": "4e-05",
-        "DDPLAUNCH_LR_HEAD": "0.5",
-    }
-    assert current(environment).lrs == {"phase1": 0.00012, "p-2": 4e-5, "head": 0.5}
-    assert current(environment).lr is None and "--lr" not in launch.argv
-
-
 def test_the_default_of_the_script_makes_the_batch_and_is_not_passed_again() -> None:
     launch = decide(said(nproc="4"))
     assert launch.numbers.global_batch_size is not None and launch.numbers.global_batch_size.value == 256

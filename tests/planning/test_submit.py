@@ -54,7 +54,7 @@ FULL = (
 
 
 def test_every_option_has_its_place_in_the_script(call: Call, folder: Path, golden: Golden) -> None:
-    (folder / "ddplaunch.toml").write_text("[profiles.big]\nworkers = 4\n")
+    (folder / "ddplaunch.toml").write_text("[profiles.big]\nbase-warmup = 4\n")
     said = call("submit", *FULL, "--dry-run", "--", "train.py", "--epochs", "20", "it's", "$HOME", "a\nb")
     assert (said.status, said.err) == (0, "")
     golden("submit-full", said.out)
@@ -113,8 +113,8 @@ def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkey
         (("--node-rank", "1"), "`--node-rank 1`"),
         (("--mem", "lots"), "memory per node"),
         (("--partition", "a\nb"), "`--partition`"),
-        (("--sbatch-arg", "--nodes=4"), "say it by --nodes"),
-        (("--sbatch-arg", "-N4"), "say it by --nodes"),
+        (("--sbatch-arg", "--nodes=4"), "say it by the option of `ddplaunch submit`"),
+        (("--sbatch-arg", "-N4"), "say it by the option of `ddplaunch submit`"),
         (("--sbatch-arg", "exclusive"), "not one option"),
         (("--sbatch-arg", "--comment='a"), "unbalanced quote"),
         (("--sbatch-arg", "--array=0-3", "--wait"), "an array is many"),
@@ -203,18 +203,17 @@ def test_every_job_of_an_array_has_a_log_of_its_own(
         assert "#SBATCH --output=slurm-%A_%a.out" in (folder / "got").read_text()
 
 
-def test_a_directory_that_slurm_would_misread_is_spelled_for_it(
-    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["50% a", "a\\b"])
+def test_a_directory_that_slurm_would_misread_is_refused(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    programs(tmp_path / "bin", monkeypatch, sbatch='cat >/dev/null; echo "$@" > options; echo 12', scontrol="exit 1")
-    inner = folder / "50% \\"
-    for place, name in ((folder / "50% a", "50%% a/slurm-%j.out"), (inner, "50% \\\\/slurm-")):
-        place.mkdir()
-        (place / "train.py").write_text("")
-        monkeypatch.chdir(place)
-        answer = call("submit", "2", "--", "train.py")
-        assert answer.status == 0 and f"{place}/slurm-" in answer.err
-        assert f"--output={folder}/{name}" in (place / "options").read_text()
+    programs(tmp_path / "bin", monkeypatch, sbatch="cat > got; echo 12", scontrol="exit 1")
+    (folder / name).mkdir()
+    (folder / name / "train.py").write_text("")
+    monkeypatch.chdir(folder / name)
+    answer = call("submit", "2", "--", "train.py")
+    assert answer.status == 2 and "submit from a directory without them" in answer.err
+    assert not (folder / name / "got").exists()
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,9 @@ SCRIPT = Target("script", "train.py", ("--r=16", "--", "--help"))
 
 
 def said(**values: Any) -> Options:
-    """Return options as if typed: a list is a repeatable flag, and learning rates are text."""
+    """Return options as if typed: a list is a repeatable flag."""
     typed: dict[str, Any] = {}
     for name, value in values.items():
-        if name in ("lr", "base_lr"):
-            value = [str(each) for each in (value if isinstance(value, list) else [value])]
         repeated = isinstance(value, list)
         typed[name] = tuple(Resolved(item, FLAG) for item in value) if repeated else Resolved(value, FLAG)
     return parse_options(typed)
@@ -139,7 +137,6 @@ def test_every_node_derives_the_same_rendezvous_id_and_another_command_another_o
     [
         (said(nnodes="2", node_rank=0), "master-addr-missing"),
         (said(nnodes="2", master_addr="a"), "node-rank-missing"),
-        (said(nnodes="2", node_rank=0, master_addr="fe80::1%eth0"), "master-addr-link-local"),
         (said(nnodes="2", node_rank=2, master_addr="a"), "usage"),
         (said(node_rank=1), "usage"),
         (said(master_port=70000), "usage"),

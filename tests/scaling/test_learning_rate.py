@@ -123,42 +123,6 @@ def test_a_final_warmup_is_not_scaled() -> None:
     assert "`--warmup 100` and `--base-warmup 50`" in text and "`--warmup` is final" in text
 
 
-def named(**rates: float) -> tuple[Resolved[tuple[str, float]], ...]:
-    return tuple(Resolved((name, rate), Source("flag", "--base-lr")) for name, rate in rates.items())
-
-
-def test_each_of_several_learning_rates_is_scaled_or_final() -> None:
-    request = replace(ask(4, batch_size=8), named_base_lr=named(phase1=3e-5, phase2=1e-5), named_lr=named(head=0.1))
-    numbers = compute(request)
-    assert [(rate.name, rate.lr.value) for rate in numbers.rates] == [
-        ("phase1", 1.2e-4),
-        ("phase2", 4e-5),
-        ("head", 0.1),
-    ]
-    assert [rate.base.value if rate.base else None for rate in numbers.rates] == [3e-5, 1e-5, None]
-    assert value(numbers.lr_factor) == 4.0 and numbers.lr is None
-    assert numbers.rates[0].lr.source.detail == "3e-05 × 4"
-    assert "base_lr scales linearly" in texts(numbers)
-
-
-def test_a_name_is_final_or_scaled_and_not_both() -> None:
-    request = replace(ask(4, batch_size=8), named_base_lr=named(phase1=3e-5), named_lr=named(PHASE1=0.1))
-    assert "`--lr PHASE1=0.1` and `--base-lr PHASE1=3e-05`" in refused(request, "lr-given-twice")
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
-def test_a_learning_rate_with_a_name_has_a_range_too(rate: float) -> None:
-    request = replace(ask(4, batch_size=8), named_base_lr=named(phase1=rate))
-    assert "`--base-lr phase1` is" in refused(request, "number-out-of-range")
-
-
-def test_final_learning_rates_leave_the_warmup_alone() -> None:
-    request = replace(ask(4, batch_size=8, base_warmup=100), named_lr=named(phase1=1e-4))
-    assert value(compute(request).warmup_steps) == 100
-    scaled = replace(ask(4, batch_size=8, base_warmup=100), named_base_lr=named(phase1=1e-4))
-    assert value(compute(scaled).warmup_steps) == 400
-
-
 def test_lr_alone_has_no_factor() -> None:
     numbers = compute(ask(4, batch_size=8, lr=3e-4))
     assert (numbers.lr_factor, numbers.lr_scaling, numbers.assumptions) == (None, None, ())

@@ -166,7 +166,7 @@ def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
     assert not report.complete
 
 
-ALL = ("batch_size", "global_batch_size", "accum", "lr", "lrs", "warmup_steps")
+ALL = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
 
 
 def write(folder: Path, data: bytes, name: str = "train.py") -> Path:

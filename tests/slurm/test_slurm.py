@@ -262,19 +262,6 @@ def test_a_lost_node_is_named(cluster: Cluster, place: Path) -> None:
     assert not _left(place)
 
 
-def test_uneven_ranks_of_a_step(cluster: Cluster, place: Path) -> None:
-    launch = (sys.executable, "-m", "ddplaunch", "run", "2+1", "--device", "cpu", "--show", "all", *HERE)
-    srun = ("srun", "-N2", "--ntasks-per-node=1", "-c2", "--kill-on-bad-exit=1")
-    done = cluster.run([*srun, *launch, "--", "train.py", "end"], place, timeout_s=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[1:6] for line in ranks(done.stdout)] == [
-        [f"{rank}/3", "sum", "3", node, str(local)]
-        for rank, (node, local) in enumerate((("vn1", 0), ("vn1", 1), ("vn2", 0)))
-    ]
-    shown = json.loads(cluster.ddplaunch("ps", "--json", cwd=place).stdout)["runs"]
-    assert [each["world_size"] for each in shown if each["directory"].startswith(str(place))] == [3]
-
-
 def test_a_job_that_is_preempted_says_so_in_its_record(cluster: Cluster, place: Path) -> None:
     size = ("1x1", "--gpus-per-node", str(GPUS), "--time", "5")
     job = cluster.ddplaunch("submit", *size, *HERE, "--", "train.py", "wait", cwd=place).stdout.strip()

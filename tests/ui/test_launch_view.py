@@ -5,13 +5,12 @@ import dataclasses
 import pytest
 
 from ddplaunch.planning.launch import Launch, Missing, Passed, Placement, Target, Variable
-from ddplaunch.scaling.numbers import NamedRate
 from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
-from tests.planning.sample_launch import FILES, FLAG, cpu_only, facts, launch, two_nodes
+from tests.planning.sample_launch import FILES, cpu_only, facts, launch, two_nodes
 
 RECORD = ".ddplaunch/runs/20261121-143012-x7k2q9"
 
@@ -32,21 +31,13 @@ def test_at_120_columns_in_colour(golden: Golden) -> None:
     golden("panel-120-colour", launch_panel(launch(), (FILES,), Terminal(120, True), facts=facts(), record=RECORD))
 
 
-def test_several_learning_rates_and_what_the_user_said(golden: Golden) -> None:
-    """A launch with two rates, of which one does not arrive, and a batch that the user explained."""
-    rate = launch().numbers.base_lr
-    assert rate is not None
-    two = (NamedRate("phase1", rate, Resolved(0.0004, FLAG)), NamedRate("head", None, Resolved(0.1, FLAG)))
+def test_what_the_user_said_and_what_does_not_arrive(golden: Golden) -> None:
+    """A launch whose learning rate does not arrive, with a batch that the user explained."""
     shown = launch(
-        numbers=dataclasses.replace(launch().numbers, lr=None, base_lr=None, rates=two),
         passed=(
             Passed("total_batch_size", "32", ("--batch-size", "32"), DeclaredAt("train.py", 8), "of all processes"),
-            Passed("lr:phase1", "0.0004", (), None),
         ),
-        missing=(
-            Missing("lr:head", "0.1", "no `{lr:head}` stands behind `--`, and the script does not read the plan"),
-        ),
-        notes=("as you said, `--batch-size` takes the samples of all processes",),
+        missing=(Missing("lr", "0.0004", "train.py declares no option for it"),),
     )
     golden("panel-said-80", launch_panel(shown, (), Terminal(80), facts=facts(), record=RECORD))
 

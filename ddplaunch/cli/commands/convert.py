@@ -6,7 +6,7 @@ import errno
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.cli.parsing.command import Command
@@ -26,10 +26,9 @@ COMMAND = Command(
         ("ddplaunch convert train.sh", "what changes in a script, as a diff; `--write` changes it"),
     ),
     options=(
-        Flag("files", "arguments", "", "Shell and sbatch scripts, or accelerate's YAML; - for stdin.", "FILE"),
+        Flag("files", "arguments", "", "Shell and sbatch scripts; - for stdin.", "FILE"),
         Flag("write", "switch", "", "Change the scripts, and keep a copy of each as FILE.orig."),
     ),
-    more="It reads shell and sbatch scripts and the YAML of `accelerate config`.",
 )
 
 _LARGEST = 64 << 20  # of a script, in bytes
@@ -55,7 +54,7 @@ def convert(line: list[str] | None, files: list[str], write: bool | None) -> int
 
 
 def _line(words: list[Word]) -> ExitStatus:
-    said = translate(words, read_config)
+    said = translate(words)
     if said is None:
         raise _no_launcher("that line")
     if said.words:
@@ -66,7 +65,7 @@ def _line(words: list[Word]) -> ExitStatus:
 def _no_launcher(where: str) -> UsageError:
     return usage(
         f"there is no launcher in {where}",
-        why="ddplaunch knows torchrun, accelerate, deepspeed, and srun with tasks per node",
+        why="ddplaunch knows torchrun, accelerate, and srun with tasks per node",
         fix="`ddplaunch run 4 -- …` launches any training script",
         code="launcher-missing",
     )
@@ -88,11 +87,9 @@ def _file(name: str, write: bool) -> ExitStatus:
 
     stdin, data = name == "-", _read(name)
     name = "stdin" if stdin else name
-    if name.endswith((".yaml", ".yml", ".json")) and read_config(name) is not None:
-        return _line(plain(["accelerate", "launch", "--config_file", name, "train.py"]))
     if name.endswith(".py"):
         raise _no_script(name, "is a program of Python")
-    sites = sites_of(data, read_config)
+    sites = sites_of(data)
     if not any(site.text for site in sites):  # at most what is said of the whole script
         _tell_asides(name, sites)
         raise _no_launcher(f"`{name}`")
@@ -135,7 +132,7 @@ def _read(name: str) -> bytes:
 def _no_script(name: str, problem: str) -> UsageError:
     return usage(
         f"`{name}` {problem}",
-        why="`convert` reads shell scripts, sbatch scripts and accelerate's YAML",
+        why="`convert` reads shell scripts and sbatch scripts",
         fix="`ddplaunch convert train.sh`, or a launch line behind `--`",
         code="file-not-readable",
     )
@@ -161,13 +158,3 @@ def _replace(path: Path, old: bytes, new: bytes) -> None:
             code="file-not-writable",
         ) from problem
     say(f"changed {path}; the original is {copy}")
-
-
-def read_config(path: str) -> Mapping[str, str] | None:
-    """Return what a file of `accelerate config` says, None for a file that is none or cannot be read."""
-    from ddplaunch.planning.convert.accelerate_file import accelerate_options  # for those who have such a file
-
-    try:
-        return accelerate_options(_read(path))
-    except UsageError:
-        return None

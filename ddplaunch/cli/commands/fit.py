@@ -284,14 +284,12 @@ class _Search:
         return FitCommand(batch, now, now == effective, (*words, "--", *self._script))
 
     def _rates(self, numbers: Numbers, base: int | None) -> list[str]:
-        """Return the words for the learning rates and the warmup of this launch; ``run`` scales those of a ``base``."""
+        """Return the words for the learning rate and the warmup of this launch; ``run`` scales those of a ``base``."""
         before, words = "" if base is None else "base-", list[str]()
-        rates = [(f"{rate.name}=", rate.lr) for rate in numbers.rates]
         if (lr := numbers.lr) is not None:
             own = lr.source.kind == "script"
-            rates += [("", lr)] if not own or (base is not None and "lr" in self.first.launch.receives) else []
-        for name, rate in rates:
-            words += [f"--{before}lr", f"{name}{format_lr(rate.value)}"]
+            if not own or (base is not None and "lr" in self.first.launch.receives):
+                words += [f"--{before}lr", format_lr(lr.value)]
         warmup = numbers.warmup_steps
         if warmup is not None and warmup.source.kind != "script":
             words += [f"--{before}warmup", str(warmup.value)]

@@ -133,6 +133,6 @@ def _start(prepared: Prepared, join_timeout: float | None, join_secret: str | No
 
 
 def _speaks_elsewhere(launch: Launch) -> bool:
-    """Whether node 0 shows the launch to the same reader: srun and mpirun bring all nodes' output to one place."""
+    """Whether node 0 shows the launch to the same reader: srun brings all nodes' output to one place."""
     rank = launch.topology.node_rank
-    return rank is not None and rank.value > 0 and rank.source.kind in ("Slurm", "Open MPI", "PMI")
+    return rank is not None and rank.value > 0 and rank.source.kind == "Slurm"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ddplaunch.hosts.slurm.job_reasons import first_state, follow
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
 from ddplaunch.planning.flag import Flag
-from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, log_beside
+from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, refuse_directory
 from ddplaunch.planning.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import runs_directory
@@ -75,12 +74,7 @@ COMMAND = Command(
         Flag("secret", "many", KUBERNETES, "A variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
         Flag("namespace", "text", KUBERNETES, "Where the job is made [that of kubectl's context].", "NAME"),
         Flag("volume", "many", KUBERNETES, "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
-        Flag("toleration", "many", KUBERNETES, "A taint that nodes may have.", "KEY[=VALUE][:EFFECT]"),
-        Flag("node_selector", "many", KUBERNETES, "A label that the nodes must have.", "KEY=VALUE"),
-        Flag("image_pull_secret", "many", KUBERNETES, "The Secret for a private registry.", "NAME"),
         Flag("queue", "text", KUBERNETES, "Kueue's LocalQueue in which the job waits.", "NAME"),
-        Flag("rdma", "many", KUBERNETES, "Network cards of each node; IPC_LOCK comes with them.", "RESOURCE[=N]"),
-        Flag("host_network", "switch", KUBERNETES, "Use the nodes' own network."),
         Flag("wait", "switch", SLURM, "Follow the job's log to its end, and exit as it did."),
         Flag("dry_run", "switch", OUTPUT, "Print the batch script, or the manifest alone; submit nothing."),
     ),
@@ -149,11 +143,11 @@ def program() -> tuple[str, ...]:
 def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
     hidden = shell_words(batch.command, os.environ)[1]
     environ, cwd = {JOIN_SECRET: os.urandom(16).hex(), **os.environ, **hidden}, working_directory()
-    special = log_beside(str(cwd), batch, f"{int(time.time())}-{os.getpid()}")
-    job = submit_to_slurm(text, cwd, environ, special[:1] if special is not None else ())
+    refuse_directory(str(cwd))
+    job = submit_to_slurm(text, cwd, environ)
     state = first_state(job, environ)
-    log = None if state is None or batch.array or special is not None else state.log
-    log = log or _log(special[1] if special is not None else str(cwd / batch.log), job)
+    log = None if state is None or batch.array else state.log
+    log = log or _log(str(cwd / batch.log), job)
     terminal = Terminal.of(sys.stderr)
     tell(submitted_text(job, batch, log, state, terminal))
     if not wait:

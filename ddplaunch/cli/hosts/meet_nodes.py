@@ -139,7 +139,7 @@ def _hello(prepared: Prepared) -> Hello:
     assert topology.node_rank
     words = {
         "--nnodes": str(topology.nnodes.value),
-        "NPROC": topology.each,
+        "NPROC": str(topology.nproc_per_node.value),
         "--max-restarts": str(value_of(launch.options.max_restarts, 0)),
         "--device": launch.device.value,
         "--run-id": value_of(launch.options.run_id, ""),

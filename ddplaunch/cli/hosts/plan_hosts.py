@@ -237,10 +237,10 @@ class LaunchedHosts:
         if not checked(options):
             return gathered, ()
         here = () if isinstance(script, Unavailable) else own_sources(script)
-        chdir, uneven = self._asked.chdir, ["hosts-differ-gpu-count"] if options.node_sizes else []
+        chdir = self._asked.chdir
         same = chdir is None or Path(chdir) == Path.cwd()
         gathered = with_sources(self._links, gathered, [path for path, _ in here], here if same else ())
-        across = run_across(gathered.reports, {*ignored(options), *uneven, *(_SYNCED if self._asked.sync else ())})
+        across = run_across(gathered.reports, {*ignored(options), *(_SYNCED if self._asked.sync else ())})
         return gathered, tuple(finding for outcome in across for finding in outcome.findings)
 
     def _situation(

@@ -46,7 +46,7 @@ COMMANDS: Mapping[str, Listed] = {
 #: Commands that take the options of a launch, and a script after ``--``.
 LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit")
 #: Kinds of options whose values are a list.
-REPEATED = ("many", "rates", "arguments")
+REPEATED = ("many", "arguments")
 
 _SIZES = "Numbers of processes: 1,2,4,2x4 [1, 2, 4 … up to the GPUs, or CPUs, of all machines]."
 

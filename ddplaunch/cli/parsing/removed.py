@@ -22,6 +22,10 @@ REMOVED = {
     "plan --yaml": "`ddplaunch plan --json`: JSON is YAML as well",
     "scale --resume": "name the sizes that are missing: `ddplaunch scale 1,4,8 … -- train.py`",
     "scale --plot": "`ddplaunch scale --json` has all numbers to draw",
+    **{
+        f"submit --{name}": _BY_HAND
+        for name in ("host-network", "image-pull-secret", "node-selector", "rdma", "toleration")
+    },
     "submit --kind": _ONE_KIND,
     "submit --patch": _BY_HAND,
     "submit --set": _BY_HAND,
@@ -34,6 +38,7 @@ REMOVED = {
     "--relaunch": _RESTARTS,
     "--relaunch-after": _RESTARTS,
     "--relaunch-wait": _RESTARTS,
+    "--workers": "the script's own option behind `--`: its `--num-workers` is read, and compared with the usable CPUs",
     "--trace": "`ddplaunch report` draws when each rank began and ended",
 }
 

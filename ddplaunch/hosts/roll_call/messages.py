@@ -35,7 +35,7 @@ _ROUNDS = 200_000  # 0.1 s: a secret that somebody thought up is to be guessed s
 _LONGEST_SECRET = 4096
 _LEAST_SECRET = 8
 #: In jobs of these the home directory is often each container's own, and the network is the job's.
-_NOTHING_SHARED = frozenset({"Kubeflow", "Open MPI", "PMI", "SageMaker"})
+_NOTHING_SHARED = frozenset({"Kubeflow"})
 
 
 @dataclass(frozen=True)

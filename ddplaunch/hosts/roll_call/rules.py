@@ -111,10 +111,8 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
 def _same_command(first: Hello, new: Hello) -> str:
     """Say how the two become one launch. Which of them is the older one nobody knows here, so none is to be killed."""
     differing = [flag for flag, word in new.launch.items() if word != first.launch.get(flag)]
-    if differing == ["NPROC"] and new.node_rank == 1 and first.launch["--nnodes"] == "2":
-        return f"the same command on both; `{first.launch['NPROC']}+{new.launch['NPROC']}` says the ranks of each node"
     if differing == ["NPROC"]:
-        return "the same command on all nodes; `4+4+2` in the place of NPROC says the ranks of each node"
+        return "the same command on all nodes, with a number of processes that each of them can run"
     return f"give the same command on both; `ps -o lstart,args {new.pid}` on {new.host} shows what waits there"
 
 

@@ -59,10 +59,8 @@ class JobState:
         return self.state in _ENDED
 
 
-def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str] = ()) -> str:
+def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
     """Give a batch script to sbatch and return the job's id; the job starts in ``cwd`` with ``environ``.
-
-    ``extra`` are options that outrank those in the script.
 
     Raises RefusedError where there is no sbatch, it refuses the job, or it does not answer.
     """
@@ -77,7 +75,7 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str
         )
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable", *extra],
+            ["sbatch", "--parsable"],
             input=os.fsencode(text),
             cwd=cwd,
             env=dict(environ),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddplaunch.planning.convert.launch_words import Word, attached, divided, endpoint, find_launcher, known, option_of
-from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, ONE_PROCESS, Meaning, canonical
+from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, Meaning, canonical
 from ddplaunch.planning.convert.srun_line import step_of
 from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, literal, of_container, unsure
 
@@ -17,6 +17,10 @@ _BY_DEFAULT = Note(
 #: Launchers whose lines stay, and why.
 _STAY = {
     "torchx": Note("an app of TorchX", "convert the line of torchrun that `torchx run --dryrun` prints for it"),
+    "deepspeed": Note(
+        "a launch of DeepSpeed's",
+        "torchrun starts its ranks too: `ddplaunch run 4 -- train.py '--local_rank=${local_rank}'`",
+    ),
     "mpirun": Note(
         "processes of MPI",
         "with RANK and LOCAL_RANK in place of MPI's variables it is `ddplaunch run 4 -- train.py`; "
@@ -26,16 +30,12 @@ _STAY = {
 #: All words that a shell script or function was called with.
 ALL_WORDS = ("$@", "$*", "${@}", "${*}")
 _LOCAL = ("localhost", "127.0.0.1")
-#: What ``--config_file`` says, by option; None where it cannot be read.
-ReadConfig = Callable[[str], "Mapping[str, str] | None"]
 
 
-def translate(
-    words: Sequence[Word], config: ReadConfig | None = None, job: Mapping[str, Word] | None = None
-) -> Translation | None:
+def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> Translation | None:
     """Return what ddplaunch says for a line, None if no launcher starts ranks in it.
 
-    ``config`` reads the files of ``--config_file``; ``job`` are the sizes of the Slurm job around it.
+    ``job`` are the sizes of the Slurm job around it.
     """
     place = find_launcher(words)
     if place is None:
@@ -44,7 +44,7 @@ def translate(
         return step_of(words, place, job or {})
     if place.launcher in _STAY:
         return Translation(place.launcher, place.start, unknown=(_STAY[place.launcher],))
-    line = LauncherLine(place.launcher, config or (lambda path: None))
+    line = LauncherLine(place.launcher)
     try:
         rest = line.read(words[place.options :])
         program = [known("ddplaunch")] if place.python is None else [place.python, known("-m"), known("ddplaunch")]
@@ -58,14 +58,12 @@ def translate(
 class LauncherLine:
     """What the options of one line say, collected word by word."""
 
-    def __init__(self, launcher: str, config: ReadConfig) -> None:
+    def __init__(self, launcher: str) -> None:
         self.launcher = launcher
-        self.config = config
         self.said: dict[str, Word] = {}
         self.flags: list[Word] = []
         self.env: dict[str, Word] = {}
         self.switches: set[str] = set()
-        self.kind = ""  # the distributed_type of accelerate's file
         self.dropped: list[Note] = []
         self.unknown: list[Note] = []
 
@@ -105,7 +103,7 @@ class LauncherLine:
         if rest[0].value is not None:
             return
         several = rest[0].source.strip('"') in ALL_WORDS or "[@]" in rest[0].source or "[*]" in rest[0].source
-        unsized = not {"nproc", "total", "nnodes", "config"} & self.said.keys()
+        unsized = not {"nproc", "total", "nnodes"} & self.said.keys()
         if unsized and (several or LAUNCHERS[self.launcher] is LAUNCHERS["torchrun"]):
             raise CannotSay(f"`{rest[0].source}`", f"the options of {self.launcher} may be in it: the line says none")
         table = LAUNCHERS[self.launcher]
@@ -133,59 +131,15 @@ class LauncherLine:
         elif kind == "switch":
             name, _, value = meaning.detail.partition("=")
             self.env[name] = known(value)
-        elif kind == "own":
-            self.flags += map(known, meaning.detail.split("="))
-        elif kind == "config":
-            self._read_config(values[0])
         elif values:
             self.said[kind] = values[0]
         else:
             self.switches.add(kind)
 
-    def _read_config(self, path: Word) -> None:
-        self.switches.add("configured")
-        said = None if path.text is None else self.config(path.text)
-        if said is None:
-            raise CannotSay(
-                f"`--config_file {path.source}`",
-                "it says how many ranks there are, and it cannot be read here or has no `distributed_type`",
-            )
-        for name, text in said.items():
-            key = canonical("accelerate", name)
-            means = LAUNCHERS["accelerate"].get(key or "")
-            if name == "distributed_type":
-                self.kind = text
-            elif text == "{}" and means is None:
-                why = "accelerate hands it to the ranks in variables of its own"
-                raise CannotSay(f"`{name[2:].replace('-', '_')}`", why)
-            elif key is None or means is None:
-                self.dropped.append(
-                    Note(f"`{name[2:].replace('-', '_')}`", "it is nothing of accelerate's that ddplaunch knows")
-                )
-            elif not (means.kind in self.said or means.detail in self.env or (not means.values and text == "false")):
-                self.take(key, means, [known(text)][: means.values])  # what was typed wins over the file
-
-    def _count_as_accelerate(self) -> None:
-        """Say where accelerate takes the number of processes from, if the line has none.
-
-        With ``--cpu``, and by a file for one process, it starts one, whatever the number (``simple_launcher`` of
-        accelerate's launch.py, 1.15).
-        """
-        several = any(note.what == "`--multi-gpu`" for note in self.dropped)
-        if "cpu" in self.switches or (self.kind in ONE_PROCESS and not several):
-            why = f"by `distributed_type: {self.kind}`" if self.kind in ONE_PROCESS else "on the CPU"
-            sizes = [self.said.pop(kind, known("1")) for kind in ("total", "nproc", "nnodes")]
-            counted = (f"`{word.source}` processes or machines" for word in sizes if word.text != "1")
-            self.dropped += [Note(what, f"accelerate starts one {why}") for what in counted]
-            self.said["nproc"] = known("1")
-        every = self.said.get("gpus", known("all")).text == "all" and not {"nproc", "total"} & self.said.keys()
-        if every and not {"configured", "cpu"} & self.switches:
-            self.unknown.append(_BY_DEFAULT)
-
     def command(self, rest: Sequence[Word]) -> list[Word]:
         """Return ``run NPROC FLAGS -- TARGET``. Raises CannotSay."""
-        if self.launcher == "accelerate":
-            self._count_as_accelerate()
+        if self.launcher == "accelerate" and not {"nproc", "total", "gpus"} & self.said.keys():
+            self.unknown.append(_BY_DEFAULT)
         nproc, nnodes = self._size()
         one = nnodes.value in _ONE
         counts = [nproc]
@@ -194,14 +148,10 @@ class LauncherLine:
         elif not one:
             counts += [known("--nnodes"), nnodes]
         found = [known("run"), *counts, *self._rendezvous(one)]
-        for kind in ("gpus", "hostfile"):
-            if kind in self.said and self.said[kind].text != "all":
-                found += [known(FLAGS[kind]), self.said[kind]]
+        if self.said.get("gpus", known("all")).text != "all":
+            found += [known("--gpus"), self.said["gpus"]]
         if "max_restarts" in self.said and self.said["max_restarts"].text != "0":
             found += [known("--max-restarts"), self.said["max_restarts"]]
-        if "cpu" in self.switches:
-            found += [known("--device"), known("cpu")]
-            self.env["ACCELERATE_USE_CPU"] = known("True")
         for name, value in self.env.items():
             found += [known("--env"), attached(f"{name}=", value)]
         return [*found, *self.flags, known("--"), *self._target(list(rest))]
@@ -209,7 +159,6 @@ class LauncherLine:
     def _size(self) -> tuple[Word, Word]:
         """Return processes per node and nodes."""
         nnodes = self.said.get("nnodes", known("1"))
-        self._gpus_of_deepspeed()
         total, nproc = self.said.get("total"), self.said.get("nproc")
         if total is not None:
             nproc = divided(total, nnodes)
@@ -223,19 +172,6 @@ class LauncherLine:
                 nproc = known("1" if LAUNCHERS[self.launcher] is LAUNCHERS["torchrun"] else "auto")
         counted = {"gpu": known("auto"), "cpu": Word("$(nproc --all)")}
         return counted.get(nproc.text or "", nproc), nnodes
-
-    def _gpus_of_deepspeed(self) -> None:
-        """``--include localhost:0,1`` chooses GPUs."""
-        if (word := self.said.pop("include", None)) is not None:
-            host, _, devices = (word.text or "").partition(":")
-            if host not in _LOCAL or not devices or "@" in devices:
-                raise CannotSay(f"`--include {word.source}`", "it chooses among hosts: name them by `--hosts`")
-            self.said["gpus"] = known(devices)
-            self.said.setdefault("nproc", known(str(len(devices.split(",")))))
-        nnodes = self.said.get("nnodes")
-        alone = {"hostfile", "node_rank"} & self.said.keys()
-        if self.launcher == "deepspeed" and nnodes is not None and nnodes.text != "1" and not alone:
-            self.said["hostfile"] = known("/job/hostfile")  # DeepSpeed's default
 
     def _rendezvous(self, one: bool) -> list[Word]:
         """Return the flags that say where nodes meet and which one this is."""
@@ -252,7 +188,7 @@ class LauncherLine:
             self.dropped.append(Note("port 0", "one node finds a free port by itself"))
         elif port is not None:
             found += [known("--master-port"), port]
-        if not one and not {"node_rank", "hostfile"} & self.said.keys():
+        if not one and "node_rank" not in self.said:
             why = "Slurm says it in a job; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
             self.unknown.append(Note("the rank of each node", why))
         return found
@@ -278,9 +214,8 @@ class LauncherLine:
 
     def _target(self, rest: list[Word]) -> list[Word]:
         """Return what every rank runs, with the option of its local rank where the launcher appended one."""
-        local = self.launcher in ("torch.distributed.launch", "deepspeed") and "use_env" not in self.switches
-        name = "--local_rank" if self.launcher == "deepspeed" else "--local-rank"
-        passed = [known(name + "=${local_rank}")] if local else []
+        local = self.launcher == "torch.distributed.launch" and "use_env" not in self.switches
+        passed = [known("--local-rank=${local_rank}")] if local else []
         args = [*passed, *map(literal, rest[1:])]
         if "module" in self.switches:
             return [known("-m"), rest[0], *args]

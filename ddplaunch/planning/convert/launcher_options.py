@@ -1,4 +1,4 @@
-"""The options of torchrun, accelerate and DeepSpeed as data: what each takes, and what it means here.
+"""The options of torchrun and accelerate as data: what each takes, and what it means here.
 
 Names are spelled with dashes: these launchers take underscores for them.
 """
@@ -26,8 +26,6 @@ FLAGS = {
     "node_rank": "--node-rank",
     "addr": "--master-addr",
     "port": "--master-port",
-    "gpus": "--gpus",
-    "hostfile": "--hostfile",
 }
 
 
@@ -73,7 +71,7 @@ TORCHRUN: Mapping[str, Meaning] = {
 ACCELERATE: Mapping[str, Meaning] = {
     **_OF_TORCHRUN,
     **_PLACE,
-    **_all("config", "--config-file"),
+    **_all("cannot", "--config-file", "type its `num_processes`, as in `ddplaunch run 4 -- train.py`"),
     **_all("total", "--num-processes"),
     **_all("nnodes", "--num-machines"),
     **_all("node_rank", "--machine-rank"),
@@ -83,7 +81,7 @@ ACCELERATE: Mapping[str, Meaning] = {
     **_all("drop", "--multi-gpu --same-network", "it is how ranks start anyway", 0),
     **_all("drop", "--quiet -q", "ddplaunch shows no trace of a launcher", 0),
     **_all("drop", "--main-training-function", "it is read for TPUs"),
-    **_all("cpu", "--cpu --use-cpu", values=0),
+    **_all("cannot", "--cpu --use-cpu", "accelerate starts one process then: `ddplaunch run 1 --device cpu -- …`", 0),
     **_all("switch", "--debug", "ACCELERATE_DEBUG_MODE=true", 0),
     **_all("switch", "--enable-cpu-affinity", "ACCELERATE_CPU_AFFINITY=1", 0),
     **_all("cannot", "--tpu --tpu-cluster --use-megatron-lm --use-parallelism-config", "no launch on GPUs alone", 0),
@@ -92,34 +90,10 @@ ACCELERATE: Mapping[str, Meaning] = {
     **_all("env", "--mixed-precision", "ACCELERATE_MIXED_PRECISION"),
     **_all("env", "--num-cpu-threads-per-process", "OMP_NUM_THREADS"),
 }
-#: The kinds of accelerate's file with which it starts one process.
-ONE_PROCESS = ("NO", "MULTI_CPU")
-#: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py
-DEEPSPEED: Mapping[str, Meaning] = {
-    **_PLACE,
-    **_all("hostfile", "-H --hostfile"),
-    **_all("include", "-i --include"),
-    **_all("cannot", "-e --exclude", "how many GPUs that leaves depends on the machine"),
-    **_all("nnodes", "--num-nodes"),
-    **_all("nproc", "--num-gpus --num-accelerators"),
-    **_all("addr", "--master-addr"),
-    **_all("port", "--master-port"),
-    **_all("node_rank", "--node-rank"),
-    **_all("use_env", "--no-local-rank", values=0),
-    **_all("own", "--bind-cores-to-rank", "--placement=cores", 0),
-    **_all("drop", "--launcher --launcher-args --ssh-port --venv-script", "ddplaunch reaches the hosts over ssh"),
-    **_all("drop", "--force-multi --no-ssh-check", "ddplaunch reaches the hosts over ssh", 0),
-    **_all("cannot", "--no-ssh", "one line of torchrun on each node starts the same: convert that one", 0),
-    **_all("drop", "--save-pid", "`ddplaunch ps` lists the run", 0),
-    **_all("drop", "--enable-each-rank-log --log-level", _SHOWN),
-    **_all("cannot", "--autotuning --min-elastic-nodes --max-elastic-nodes", "DeepSpeed's tuner starts many trainings"),
-    **_all("cannot", "--elastic-training", "DeepSpeed changes the batch with the nodes", 0),
-}
 LAUNCHERS: Mapping[str, Mapping[str, Meaning]] = {
     "torchrun": TORCHRUN,
     "torch.distributed.launch": TORCHRUN,
     "accelerate": ACCELERATE,
-    "deepspeed": DEEPSPEED,
 }
 #: Modules that are a launcher when Python runs them with ``-m``.
 MODULES = {

@@ -14,7 +14,7 @@ from ddplaunch.planning.convert.launch_words import (
     plain,
     variable_of,
 )
-from ddplaunch.planning.convert.launcher_line import ReadConfig, translate
+from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.launcher_options import named_in
 from ddplaunch.planning.convert.srun_line import sizes_of_job
 from ddplaunch.planning.convert.translation import Note, Site, Translation
@@ -39,12 +39,12 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def sites_of(data: bytes, config: ReadConfig | None = None) -> list[Site]:
+def sites_of(data: bytes) -> list[Site]:
     """Return the launches of a script in the order of their lines.
 
     One that cannot be converted has no ``replacement``; ``said.unknown`` says why.
     """
-    reader = _Script(data, config)
+    reader = _Script(data)
     sites = list(reader.sites())
     sites += _incomplete(reader.root, {site.line for site in sites if not site.aside})
     return sorted(sites, key=lambda site: (site.line, site.start))
@@ -60,19 +60,17 @@ def _incomplete(root: Node, read_lines: set[int]) -> Iterator[Site]:
 
     ``read_lines`` are the lines of launches that were read.
     """
-    text = (root.text or b"").rstrip()
-    over = len(text.rstrip(b"\\ \t\r\n")) if text.endswith(b"\\") else len(text) + 1  # there bash ends a command
-    last = root.end_point[0] + (root.end_point[1] > 0)
+    over = len((root.text or b"").rstrip(b"\\ \t\r\n"))  # a backslash at the end is no command that goes on, to bash
+    broken = (node for node in _walk(root) if node.is_missing or node.type == "ERROR") if root.has_error else ()
     sites = []
-    for node in _walk(root) if root.has_error else ():
-        whole = not node.is_missing and (node.type != "ERROR" or any(child.has_error for child in node.children))
-        if whole or node.start_byte >= over:
-            continue
-        first, end = min(node.start_point[0] + 1, last), node.end_point[0] + (node.end_point[1] > 0)
-        launches = named_in(node.text or b"") and read_lines.isdisjoint(range(first, end + 1))
-        what = f"what line {first} means" if end <= first else f"what lines {first} to {end} mean"
-        line = (node.text or b"").decode("utf-8", "replace").split("\n")[0] if launches else ""
-        sites.append(_stays(first, line, Note(what, _NOT_COMPLETE), aside=not launches))
+    for node in broken:
+        if node.start_byte < over and not any(child.has_error for child in node.children):
+            first, end = node.start_point[0] + 1, node.end_point[0] + 2
+            launches = named_in(node.text or b"") and read_lines.isdisjoint(range(first, end))
+            line = (node.text or b"").decode("utf-8", "replace").split("\n")[0] if launches else ""
+            sites.append(
+                _stays(first, line, Note(f"what stands from line {first} on means", _NOT_COMPLETE), aside=not launches)
+            )
     yield from [site for site in sites if not site.aside] or sites[:1]
 
 
@@ -136,13 +134,12 @@ class _Script:
     def __init__(
         self,
         data: bytes,
-        config: ReadConfig | None,
         offset: int = 0,
         line: int = 1,
         quote: str = "",
         job: Mapping[str, Word] | None = None,
     ) -> None:
-        self.data, self.config, self.offset, self.line, self.quote = data, config, offset, line, quote
+        self.data, self.offset, self.line, self.quote = data, offset, line, quote
         self.job = sizes_of_job(data) if job is None else job
         self.root = _parser().parse(data).root_node
         self.settings: dict[str, list[_Setting]] = {}
@@ -190,7 +187,7 @@ class _Script:
             if not named_in(value.encode("utf-8", "surrogateescape")):
                 continue
             words = plain(value.replace("\\\n", " ").strip("\"'()").split())
-            held = translate(words, self.config, self.job)
+            held = translate(words, self.job)
             if held is not None and (len(words) > 1 or _part(node) in run):
                 why = f"put the whole command in the place of `${_part(node)}`, then convert again"
                 note = Note("a launch in a variable", why)
@@ -210,7 +207,7 @@ class _Script:
             yield from sites
             if sites or (shell and (inner or bare[0].name != "eval")):
                 return
-        translation = translate(words, self.config, self.job)
+        translation = translate(words, self.job)
         if translation is not None:
             yield self._site(node, words, translation)
 
@@ -223,7 +220,7 @@ class _Script:
         if quote == '"' and b"\\" in text.replace(b"\\\n", b"").replace(b"\\$", b""):
             yield _stays(line, text.decode("utf-8", "replace").strip(), _ESCAPED)
             return
-        yield from _Script(text, self.config, self.offset + start, line, quote or self.quote, self.job).sites()
+        yield from _Script(text, self.offset + start, line, quote or self.quote, self.job).sites()
 
     def _site(self, node: Node, words: list[Word], translation: Translation) -> Site:
         """Return the place of a launch, where only the words change that differ."""

@@ -1,1 +1,1 @@
-"""Launches inside of a job that somebody else started: Slurm, Kubeflow, Open MPI and others."""
+"""Launches inside of a job that somebody else started: Slurm or Kubeflow."""

@@ -1,4 +1,4 @@
-"""Options completed by what Slurm, Kubeflow, MPI or SageMaker set up; what the user said stays."""
+"""Options completed by what Slurm or Kubeflow set up; what the user said stays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.options import Options
+from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import duration_text
 
@@ -15,26 +16,17 @@ if TYPE_CHECKING:
     from ddplaunch.planning.inside.place_in_job import PlaceInJob
 
 _EXPORTED = ("node_rank", "master_addr", "master_port")  # upper case, in batch scripts
-_SIGNS = ("SLURM_JOB_ID", "PET_NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SM_HOSTS")
+_SIGNS = ("SLURM_JOB_ID", "PET_NNODES")
 
 
 def recognise(environ: Mapping[str, str]) -> PlaceInJob | None:
-    """Return what another launcher set up; of several, the one closest to this process.
-
-    mpirun inside of a Slurm job starts its processes itself, so it comes first, unless srun started them and set PMI's
-    variables as well. None outside of them all.
-    """
+    """Return what another launcher set up; None outside of them all."""
     if not any(name in environ for name in _SIGNS):
         return None
-    from ddplaunch.planning.inside.place_in_job import find_kubeflow, find_open_mpi, find_pmi, find_sagemaker
-    from ddplaunch.planning.inside.slurm import find_slurm, read_slurm
+    from ddplaunch.planning.inside.place_in_job import find_kubeflow
+    from ddplaunch.planning.inside.slurm import find_slurm
 
-    slurm = read_slurm(environ)
-    in_step = slurm is not None and slurm.step is not None
-    order = (find_kubeflow, find_open_mpi, find_slurm, find_pmi, find_sagemaker)
-    if not in_step:
-        order = (find_kubeflow, find_open_mpi, find_pmi, find_slurm, find_sagemaker)
-    return next((found for find in order if (found := find(environ)) is not None), None)
+    return find_kubeflow(environ) or find_slurm(environ)
 
 
 def complete(options: Options, environ: Mapping[str, str]) -> Options:
@@ -42,24 +34,37 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
 
     Flags and profile win over the surroundings; so do MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment, which
     ``resolve_topology`` reads: a batch script exports them on purpose. A launch that was told to be on one node stays
-    there.
+    there. Raises UsageError where mpirun starts the same launch several times.
     """
     found = recognise(environ)
+    size = environ.get("OMPI_COMM_WORLD_SIZE") or (environ.get("PMI_SIZE") if found is None else None)  # or srun's own
+    if size not in (None, "1") and options.nnodes is None:
+        raise _started_by_mpi(str(size))
     if found is None:
         return options
     nodes, nproc = options.nnodes or found.said.get("nnodes"), found.said.get("nproc")
     wanted = {"run_id"} if found.by == "Slurm" else set()
     if nodes is not None and nodes.value.most > 1:
         exported = {name for name in _EXPORTED if environ.get(name.upper(), "").strip()}
-        wanted = {"nnodes", *_EXPORTED, "run_id", "socket_ifname"} - exported
+        wanted = {"nnodes", *_EXPORTED, "run_id"} - exported
     # A number of ranks that each task of several on a node was given counts on the CPU too.
-    by_task = nproc is not None and nproc.source.detail.startswith(("task", "OMPI", "MPI"))
+    by_task = nproc is not None and nproc.source.detail.startswith("task")
     if options.gpus is None and (by_task or value_of(options.device, "auto") != "cpu"):
         wanted.add("nproc")
     kept: dict[str, Any] = {
         name: found.said[name] for name in wanted & found.said.keys() if getattr(options, name) is None
     }
     return replace(options, **kept, env=(*_own_devices(options, found), *options.env))
+
+
+def _started_by_mpi(size: str) -> UsageError:
+    return usage(
+        f"mpirun started this command {size} times, and each would start all ranks",
+        why="a process of MPI does not say where the others are",
+        fix="`ddplaunch run --hosts a,b -- train.py` without mpirun; or one process on each node, with `--nnodes`, "
+        "`--node-rank` and `--master-addr`",
+        where="the shell's environment",
+    )
 
 
 def _own_devices(options: Options, found: PlaceInJob) -> tuple[Resolved[tuple[str, str]], ...]:

@@ -20,10 +20,6 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*\Z")
 _OF_SECRETS = "it is VARIABLE=SECRET/KEY; a Secret is named by lower-case letters, digits, `-` and `.`"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 _VOLUME = re.compile(r"(/[^:]*|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?):(/[^:]+)(?::(ro|rw))?\Z")
-_LABEL = r"(?:[A-Za-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9._-]*"
-_SELECTOR = re.compile(rf"({_LABEL})=([A-Za-z0-9._-]*)\Z")
-_TOLERATION = re.compile(rf"({_LABEL})(?:=([A-Za-z0-9._-]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?\Z")
-_RDMA = re.compile(rf"({_LABEL})(?:=([1-9][0-9]{{0,3}}))?\Z")
 _DEFAULT_SHM = "16Gi"
 _OF_NAMES = "names have lower-case letters, digits, `-` and `.`"
 
@@ -48,7 +44,7 @@ def decide_manifest(
             fix="`--gpus-per-node 4`, or `ddplaunch submit 4 --device cpu …` for four ranks on the CPU",
             where="flag: --gpus-per-node",
         )
-    volumes, mounts = _volumes(submission, asked)
+    volumes, mounts = _volumes(asked)
     _refuse_paths_of_no_volume(paths, mounts)
     values = {
         "name": submission.name,
@@ -61,10 +57,9 @@ def decide_manifest(
         "image": image,
         "command": _command(submission, command),
         "env": [_secret(text) for text in asked.get("secret") or ()],
-        "limits": _limits(submission, asked),
+        "limits": _limits(submission),
         "volumes": volumes,
         "mounts": mounts,
-        **_placement(asked),
     }
     service, job = _filled(_template(), values)
     return [service, job] if submission.nodes > 1 else [job]
@@ -102,90 +97,38 @@ def _name(flag: str, text: str | None) -> str | None:
 
 
 def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], mounts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UsageError for a path outside of all volumes, and for one to be written in a volume that is read only."""
-    writable = {str(mount["mountPath"]): not mount.get("readOnly") for mount in mounts}
+    """Raise UsageError for a path outside of all volumes, or to be written in a volume that is read only."""
     for flag, path in paths:
-        place = os.path.normpath(path)
-        holder = max((at for at in writable if f"{place}/".startswith(f"{at.rstrip('/')}/")), key=len, default=None)
-        claim = f"`--volume CLAIM:{place if place.startswith('/') else '/' + place.lstrip('./')}`"
-        if holder is None:
-            why = "what is written there is gone with the pod" if flag != "--data" else "a pod has what its image has"
-            own = ", or leave `--data` out if the image holds it" if flag == "--data" else ""
-            relative = "" if path.startswith("/") else ", and a relative path depends on the image; name a full path"
+        kinds = [mount for mount in mounts if flag == "--data" or not mount.get("readOnly")]
+        if not any(f"{os.path.normpath(path)}/".startswith(f"{mount['mountPath'].rstrip('/')}/") for mount in kinds):
             raise usage(
-                f"`{flag} {path}` is in no volume",
-                why=why + relative,
-                fix=f"{claim} mounts a PersistentVolumeClaim there{own}",
-                where=f"flag: {flag}",
-            )
-        if flag != "--data" and not writable[holder]:
-            raise usage(
-                f"`{flag} {path}` is in a volume that is read only",
-                why=f"`{holder}` was given with `:ro`",
-                fix="leave `:ro` out, or name a path in another volume",
+                f"`{flag} {path}` is in no volume" + ("" if flag == "--data" else " that can be written"),
+                why="a pod has what its image has, and what it writes elsewhere is gone with it",
+                fix="`--volume CLAIM:/PATH` mounts a PersistentVolumeClaim; name the full path in it"
+                + (", or leave `--data` out if the image holds it" if flag == "--data" else ""),
                 where=f"flag: {flag}",
             )
 
 
-def _shm(submission: Submission, asked: str | None) -> str:
-    """Return the size of /dev/shm, which counts as memory of the pod: by default 16 GiB, or half of little memory."""
+def _shm(asked: str | None) -> str:
+    """Return how large /dev/shm may grow, which counts as memory of the pod."""
     if asked is not None and asked.isdecimal():
         raise impossible_value("shm_size", asked, "without a unit it would be so many bytes", f"{asked}Gi")
-    memory = None if submission.memory is None else _bytes(_quantity("mem", submission.memory))
-    if asked is None:
-        small = memory is not None and memory < 2 * _bytes(_DEFAULT_SHM)
-        return f"{max(1, (memory or 0) >> 21)}Mi" if small else _DEFAULT_SHM
-    size = _quantity("shm_size", asked)
-    if memory is not None and _bytes(size) >= memory:
-        raise usage(
-            f"`--shm-size {asked}` leaves nothing of `--mem {submission.memory}`",
-            why="what lies in /dev/shm counts as memory of the pod, which is killed when that is full",
-            fix=f"`--mem` for more than both, or `--shm-size {max(1, memory >> 21)}Mi`",
-            where="flag: --shm-size",
-        )
-    return size
+    return _DEFAULT_SHM if asked is None else _quantity("shm_size", asked)
 
 
-def _bytes(quantity: str) -> int:
-    """Return what a quantity with a binary unit, or none, is in bytes."""
-    number, unit = quantity.rstrip("KMGTi"), quantity.lstrip("0123456789")
-    return int(number) << 10 * " KMGT".index(unit[:1] or " ")
-
-
-def _volumes(submission: Submission, asked: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(asked: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the volumes of a pod and where it mounts them.
 
     One is memory for /dev/shm: a container's 64 MiB are too little for NCCL and DataLoaders.
     https://kubernetes.io/docs/concepts/storage/volumes/#emptydir
     """
-    memory = {"medium": "Memory", "sizeLimit": _shm(submission, asked.get("shm_size"))}
+    memory = {"medium": "Memory", "sizeLimit": _shm(asked.get("shm_size"))}
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": memory}]
     mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
     for text in asked.get("volume") or ():
         _add_volume(text, volumes, mounts)
     return volumes, mounts
-
-
-def _placement(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the pods need of the nodes: which ones, their registry's Secrets, their network."""
-    of_label = "it is the label of a node, KEY=VALUE"
-    labels = [
-        _matched("node_selector", _SELECTOR, text, of_label, "gpu=h100") for text in asked.get("node_selector") or ()
-    ]
-    secrets = [
-        _matched("image_pull_secret", _NAME, text, _OF_NAMES, "registry")
-        for text in asked.get("image_pull_secret") or ()
-    ]
-    host_network = bool(asked.get("host_network"))
-    return {
-        "node_selector": {label[1]: label[2] for label in labels},
-        "tolerations": [_toleration(text) for text in asked.get("toleration") or ()],
-        "image_pull_secrets": [{"name": secret[0]} for secret in secrets],
-        "host_network": host_network or None,
-        "dns_policy": "ClusterFirstWithHostNet" if host_network else None,  # or the pods' names are not found
-        # memory for the network card is locked: https://github.com/Mellanox/k8s-rdma-shared-dev-plugin
-        "security_context": {"capabilities": {"add": ["IPC_LOCK"]}} if asked.get("rdma") else None,
-    }
 
 
 def _matched(flag: str, pattern: re.Pattern[str], text: str, why: str, example: str) -> re.Match[str]:
@@ -201,23 +144,15 @@ def _add_volume(text: str, volumes: list[dict[str, Any]], mounts: list[dict[str,
     source: dict[str, Any] = {"persistentVolumeClaim": {"claimName": match[1]}}
     if match[1].startswith("/"):
         source = {"hostPath": {"path": match[1]}}
-    name = next((str(each["name"]) for each in volumes if each.items() >= source.items()), f"volume-{len(volumes)}")
-    if all(each["name"] != name for each in volumes):
-        volumes.append({"name": name, **source})
+    name = f"volume-{len(volumes)}"
+    volumes.append({"name": name, **source})
     at = os.path.normpath(match[2])
     if any(mount["mountPath"] == at for mount in mounts):
         raise impossible_value("volume", text, f"`{at}` has a volume already", "datasets:/data:ro")
     mounts.append({"name": name, "mountPath": at, **({"readOnly": True} if match[3] == "ro" else {})})
 
 
-def _toleration(text: str) -> dict[str, str]:
-    why = "it is a node's taint: KEY, KEY=VALUE or KEY=VALUE:EFFECT, the effect NoSchedule or NoExecute"
-    match = _matched("toleration", _TOLERATION, text, why, "nvidia.com/gpu:NoSchedule")
-    value = {"operator": "Exists"} if match[2] is None else {"operator": "Equal", "value": match[2]}
-    return {"key": match[1], **value, **({"effect": match[3]} if match[3] else {})}
-
-
-def _limits(submission: Submission, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _limits(submission: Submission) -> dict[str, Any]:
     """Limits; what is not requested apart is requested as limited."""
     limits: dict[str, Any] = {}
     if submission.gpus_per_node is not None:
@@ -226,10 +161,6 @@ def _limits(submission: Submission, asked: Mapping[str, Any]) -> dict[str, Any]:
         limits["cpu"] = submission.cpus_per_task
     if submission.memory is not None:
         limits["memory"] = _quantity("mem", submission.memory)
-    for text in asked.get("rdma") or ():
-        why = "it is what the cluster calls its network cards, with their number: `kubectl describe node` lists it"
-        match = _matched("rdma", _RDMA, text, why, "rdma/hca_shared_devices_a=1")
-        limits[match[1]] = int(match[2] or 1)
     return limits
 
 

@@ -21,16 +21,11 @@ STEP = ("srun", "--kill-on-bad-exit=1", "--wait=60")
 #: In the directory where the job starts, which is sbatch's default too.
 LOG, LOG_OF_ARRAY = "--output=slurm-%j.out", "--output=slurm-%A_%a.out"
 _ARRAY = re.compile(r"--array(?:=|\Z)|-a")
-#: Options that the job has already, and what of ``submit`` decides them.
-_OURS = {
-    **{flag: flag for flag in ("--nodes", "--gpus-per-node", "--cpus-per-task", "--time", "--partition", "--account")},
-    **{flag: flag for flag in ("--qos", "--mem", "--constraint", "--requeue", "--wait")},
-    **{"--ntasks-per-node": "NPROC", "--ntasks": "NPROC", "--signal": "--signal or --grace"},
-}
-_SHORT = {
-    **{"-N": "--nodes", "-c": "--cpus-per-task", "-t": "--time", "-p": "--partition", "-A": "--account", "-q": "--qos"},
-    **{"-C": "--constraint", "-n": "--ntasks", "-W": "--wait"},
-}
+#: Options that the job has already, long and short.
+_OURS = re.compile(
+    r"(?:--(?:nodes|gpus-per-node|cpus-per-task|time|partition|account|qos|mem|constraint|requeue|wait|ntasks"
+    r"|ntasks-per-node|signal)|-[NctpAqCnW])\Z"
+)
 
 
 @dataclass(frozen=True)
@@ -105,22 +100,18 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
     )
 
 
-def log_beside(cwd: str, batch: BatchScript, stamp: str) -> tuple[str, str] | None:
-    """Return sbatch's ``--output`` and the file it means, for a directory whose name Slurm would misread; else None.
+def refuse_directory(cwd: str) -> None:
+    """Raise UsageError for a directory whose name Slurm would misread.
 
-    Slurm takes ``%`` and backslashes in the working directory for its own patterns, and the job fails without a log.
-    ``%%`` is a percent sign; a doubled backslash is one, but turns all patterns off, the job's id in the name too, so
-    ``stamp`` stands there (https://slurm.schedmd.com/sbatch.html, "filename pattern"; tried with 22.05).
+    It takes ``%`` and backslashes for its own patterns, and the job fails without a log
+    (https://slurm.schedmd.com/sbatch.html, "filename pattern"; tried with 22.05).
     """
-    if "%" not in cwd and "\\" not in cwd:
-        return None
-    outputs = {directive for directive in batch.directives if directive.startswith(("--output", "-o"))}
-    if outputs - {LOG, LOG_OF_ARRAY}:
-        return None
-    if "\\" in cwd:
-        name = f"/slurm-{stamp}.out"
-        return f"--output={cwd}{name}".replace("\\", "\\\\"), cwd + name
-    return f"--output={cwd.replace('%', '%%')}/{batch.log}", f"{cwd}/{batch.log}"
+    if "%" in cwd or "\\" in cwd:
+        raise usage(
+            f"Slurm cannot start a job in `{cwd}`",
+            why="it takes `%` and backslashes in the name for patterns of its own, and the job fails without a log",
+            fix="submit from a directory without them",
+        )
 
 
 def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -177,11 +168,11 @@ def _extra(text: str) -> list[str]:
             where="flag: --sbatch-arg",
         )
     name = words[0].partition("=")[0] if words[0].startswith("--") else words[0][:2]
-    if ours := _OURS.get(_SHORT.get(name, name)):
+    if _OURS.match(name):
         raise usage(
             f"`--sbatch-arg {text}` contradicts the job",
-            why=f"ddplaunch writes `{name}` itself, from {ours}",
-            fix=f"say it by {ours} instead",
+            why=f"ddplaunch writes `{name}` itself",
+            fix="say it by the option of `ddplaunch submit`: `ddplaunch submit --help` lists them",
             where="flag: --sbatch-arg",
         )
     if len(words) == 1:

@@ -141,14 +141,6 @@ def refuse_secret_words(words: Sequence[str], fix: str, where: str) -> None:
 
 
 def _nodes(options: Options, asked: int | None) -> int:
-    if options.node_sizes is not None:
-        raise usage(
-            f"`{'+'.join(map(str, options.node_sizes.value))}` cannot be submitted",
-            why="a job is given nodes that are alike",
-            fix=f"`ddplaunch submit {len(options.node_sizes.value)}x{min(options.node_sizes.value)} …`; or `srun "
-            "--kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run 2+1 -- …` in a script of your own",
-            where=str(options.node_sizes.source),
-        )
     if options.nnodes is None:
         return 1 if asked is None else asked
     fewest, most = options.nnodes.value

@@ -19,10 +19,8 @@ def resolve_topology(
     master_addr: Resolved[str] | None,
     master_port: Resolved[int] | None,
     environ: Mapping[str, str],
-    sizes: tuple[int, ...] = (),
 ) -> Topology:
-    """Decide nodes, node rank, master address and port from what was said of them; ``processes`` are this node's ranks,
-    ``sizes`` those of all nodes where they differ.
+    """Decide nodes, node rank, master address and port from what was said of them; ``processes`` are each node's ranks.
 
     MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment count, though torchrun ignores them: guides tell people to
     export them. Raises UsageError where several nodes lack an address or a rank, or a value is out of range.
@@ -50,7 +48,7 @@ def resolve_topology(
     _require_several_node_options(nnodes, addr, node_rank)
     if port is None or port.value == 0:
         port = Resolved(29500, Source("default", "torchrun's own; every node must agree on one"))
-    return Topology(nnodes, processes, fewest, node_rank, addr, port, sizes)
+    return Topology(nnodes, processes, fewest, node_rank, addr, port)
 
 
 def endpoint(address: str, port: int) -> str:
@@ -67,14 +65,6 @@ def _require_several_node_options(
             why="every node has to reach the same rendezvous address",
             fix="add `--master-addr ADDRESS` (of the node with `--node-rank 0`) on every node",
             code="master-addr-missing",
-        )
-    if "%" in addr.value:
-        raise usage(
-            f"master address `{addr.value}` means something on one link only",
-            why="torchrun takes no address with an interface behind `%`",
-            fix="name node 0 by another address, which `ip -brief address` shows there",
-            where=str(addr.source),
-            code="master-addr-link-local",
         )
     if node_rank is None:
         raise usage(

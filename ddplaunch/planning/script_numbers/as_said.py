@@ -23,20 +23,7 @@ _MEANINGS: dict[str, Meaning] = {
     "total": "total_batch_size",
     "step": "global_batch_size",
     "steps": "warmup_steps",
-    "epochs": "warmup_epochs",
-    "ratio": "warmup_ratio",
 }
-_TAKES: dict[Meaning, str] = {
-    "batch_size": "the samples of one process",
-    "node_batch_size": "the samples of all processes on a node",
-    "total_batch_size": "the samples of all processes",
-    "global_batch_size": "the samples of an optimizer step",
-    "accum": "the accumulation",
-    "warmup_steps": "warmup steps",
-    "warmup_epochs": "warmup epochs",
-    "warmup_ratio": "the warmup as a fraction of all steps",
-}
-_NUMBER = {"batch_size": "batch size", "accum": "accumulation", "lr": "learning rate", "warmup_steps": "warmup"}
 
 
 def understood_as_said(
@@ -60,26 +47,6 @@ def understood_as_said(
     return script
 
 
-def notes_on_options(options: Options, script: ScriptReport | Unavailable) -> tuple[str, ...]:
-    """Return what the user said of the script's options, as one clause."""
-    if isinstance(script, Unavailable):
-        return ()
-    parts = []
-    for family, said in _said(options):
-        option = next((each for each in script.options if family_of(each) == family), None)
-        if said.value == "none":
-            parts.append(f"no option takes the {_NUMBER[family]}")
-        elif option is not None and option.meaning is not None:
-            parts.append(f"`{option.flags[0]}` takes {_takes(option, option.meaning)}")
-    return (f"as you said, {listed(parts, len(parts), last=' and ')}",) if parts else ()
-
-
-def _takes(option: DeclaredOption, meaning: Meaning) -> str:
-    if meaning != "lr":
-        return _TAKES[meaning]
-    return "the final learning rate" if option.rule is None else "a learning rate that the script scales"
-
-
 def _said(options: Options) -> Iterator[tuple[str, Resolved[str]]]:
     for family, flag in OPTION_FLAGS.items():
         said: Resolved[str] | None = getattr(options, flag[2:].replace("-", "_"))
@@ -91,12 +58,10 @@ def _named(family: str, said: Resolved[str], report: ScriptReport) -> DeclaredOp
     """Return the option that was named, with what it takes."""
     name, word = named_option(said.value)
     option = next((each for each in report.options if _is_called(each, name)), None)
-    if option is None:
-        if report.complete:
-            raise _undeclared(family, name, said, report)
+    if option is None and not report.complete:
         option = _unread(name, report)
-    if not option.takes_value or not option.fillable:
-        raise _unfit(family, said, option)
+    if option is None or not option.takes_value or not option.fillable:
+        raise _unfit(family, name, said, report)
     read = next((meaning for meaning, flags in report.ambiguous if option.flags[0] in flags), option.meaning)
     known = read if read in FAMILIES[family] else None
     rule = option.rule
@@ -126,26 +91,16 @@ def _bare(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
-def _undeclared(family: str, name: str, said: Resolved[str], report: ScriptReport) -> UsageError:
-    there = [each.flags[0] for each in report.options if each.takes_value and each.fillable]
-    near = nearest(_bare(name), [_bare(each) for each in there])
-    right = next((each for each in there if near and _bare(each) == near), None)
+def _unfit(family: str, name: str, said: Resolved[str], report: ScriptReport) -> UsageError:
+    names = [each.flags[0] for each in report.options if each.takes_value and each.fillable]
+    there = any(_is_called(each, name) for each in report.options)
+    near = None if there else nearest(_bare(name), [_bare(each) for each in names])
+    right = next((each for each in names if near and _bare(each) == near), None)
     flag = OPTION_FLAGS[family]
     return usage(
-        f"`{flag}={said.value}`: {report.path} declares no option `{name}`",
-        why="it declares " + (listed([f"`{each}`" for each in there], 12) or "no option that takes a value"),
-        fix=f"`{flag}={right}`" if right else f"name one of those, or `{flag}=none` to pass nothing",
-        where=str(said.source),
-        code="script-option-unknown",
-    )
-
-
-def _unfit(family: str, said: Resolved[str], option: DeclaredOption) -> UsageError:
-    problem = "takes several values, or stands behind a subcommand" if option.takes_value else "takes no value"
-    return usage(
-        f"`{OPTION_FLAGS[family]}={said.value}`: `{option.flags[0]}` {problem}",
-        why=f"it is declared at {option.at}, and one number is put in front of all arguments",
-        fix=f"put the number where it belongs, with `{{{family}}}` behind `--`",
+        f"`{flag}={said.value}`: {report.path} declares no option `{name}` that takes one value",
+        why="it declares " + (listed([f"`{each}`" for each in names], 12) or "no option that does"),
+        fix=f"`{flag}={right}`" if right else f"name one of those, or put `{{{family}}}` where it belongs behind `--`",
         where=str(said.source),
         code="script-option-unknown",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 
 from ddplaunch.planning.launch import Missing, Passed
@@ -15,9 +14,8 @@ from ddplaunch.planning.script_numbers.handed_out import (
     factor_of,
     family_of,
     replace_placeholders,
-    steps_per_unit,
 )
-from ddplaunch.scaling.numbers import format_lr, rate_key, round_significant
+from ddplaunch.scaling.numbers import format_lr, round_significant
 from ddplaunch.script.declared import arranged, given, is_same_value, spell
 from ddplaunch.script.script_report import DeclaredOption, LrRule, ScriptReport
 from ddplaunch.values.finding import usage
@@ -68,8 +66,6 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
                 if option.default is not None and is_same_value(option.default, value):
                     there = option.default_at or option.at
                     passed.append(Passed(option.meaning or family, value, (), there, option.flags[0]))
-            elif given(args, option, script.options) and option.meaning in _UNITS:
-                continue  # compared below, because one is rounded
             elif given(args, option, script.options):
                 _refuse_contradiction(option, family, value, given(replaced, option, script.options))
             else:
@@ -77,7 +73,7 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
                 additions.append((option, words))
                 shown = (option.behind, *words) if option.behind else words
                 passed.append(Passed(option.meaning or family, value, shown, option.at, note))
-    others = [*_by_other_ways(args, plan, script, passed), *_named_rates(plan, script, passed)]
+    others = list(_by_other_ways(args, plan, script, passed))
     passed += [item for item in others if isinstance(item, Passed)]
     missing = tuple(item for item in others if isinstance(item, Missing))
     receives = tuple(_receives(args, plan, script, placed))
@@ -98,30 +94,12 @@ def _value(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Seque
         value = format_lr(round_significant(plan.numbers.lr.value / factor))
         return value, "" if option.rule is None else _scaled_by(option.rule, factor)
     assert option.meaning is not None
-    if option.meaning in _UNITS:
-        return _in_unit(option, plan, script, args)
-    count = plan.count(option.meaning)
+    count = None if _in_units(option) else plan.count(option.meaning)
     if option.meaning in _WHOSE:
         note = f"{_WHOSE[option.meaning]}: {option.because}" if option.because else _WHOSE[option.meaning]
     else:
         note = option.because
     return None if count is None else str(count), note
-
-
-def _in_unit(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> tuple[str | None, str]:
-    """Return the warmup in epochs or as a fraction of the training, None if that is not known or is not possible."""
-    per, steps = steps_per_unit(option, plan, script, args), plan.numbers.warmup_steps
-    if per is None or steps is None:
-        return None, ""
-    value = round_significant(steps.value / per)
-    if option.meaning == "warmup_ratio":
-        return (format_lr(value), f"{steps.value} of {per} steps") if value <= 1 else (None, "")
-    return None if _is_whole(option) and not value.is_integer() else format_lr(value), f"{per} steps each"
-
-
-def _is_whole(option: DeclaredOption) -> bool:
-    """Return whether an option takes whole numbers only, as far as its type or default tells."""
-    return option.kind == "int" or (option.kind is None and not re.search(r"[.e]", option.default or ""))
 
 
 def _scaled_by(rule: LrRule, factor: float) -> str:
@@ -146,50 +124,19 @@ def _by_other_ways(
         variable = _variable(family, script)
         if variable:
             yield Passed(family, value, (), None, variable=variable)
-        elif not _is_given(family, args, plan, script):
-            yield _theirs(family, value, args, script) or _missing(family, value, plan, script)
+        elif not _is_given(family, args, script):
+            yield _missing(family, value, plan, script)
 
 
-def _named_rates(
-    plan: Plan, script: ScriptReport | Unavailable, passed: Sequence[Passed]
-) -> Iterator[Passed | Missing]:
-    """Yield the learning rates with names that no placeholder carries."""
-    placed = {item.number for item in passed}
-    for rate in plan.numbers.rates:
-        number, value = f"lr:{rate.name}", format_lr(rate.lr.value)
-        if number in placed:
-            continue
-        variable = _variable(f"lr_{rate_key(rate.name)}", script)
-        if variable:
-            yield Passed(number, value, (), None, variable=variable)
-        else:
-            fix = f"pass it in an argument that the script takes, as in `NAME={{{number}}}` behind `--`"
-            reason = f"no `{{{number}}}` stands behind `--`, and the script does not read the plan"
-            yield Missing(number, value, reason, fix)
+def _is_given(family: str, args: tuple[str, ...], script: ScriptReport | Unavailable) -> bool:
+    """Return whether the user passes an option of the family that would have been filled in."""
+    options = () if isinstance(script, Unavailable) else script.options
+    return any(given(args, each, options) for each in options if family_of(each) == family and not _in_units(each))
 
 
-def _is_given(family: str, args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable) -> bool:
-    """Return whether the user passes an option of the family that would have been filled in, or the same warmup."""
-    for option in () if isinstance(script, Unavailable) else script.options:
-        values = given(args, option, script.options) if option.meaning in FAMILIES[family] else ()  # type: ignore[union-attr]
-        if values and option.meaning not in _UNITS:
-            return True
-        ours = _in_unit(option, plan, script, args)[0] if values else None  # type: ignore[arg-type]
-        if ours is not None and is_same_value(values[-1], ours):
-            return True
-    return False
-
-
-def _theirs(family: str, value: str, args: tuple[str, ...], script: ScriptReport | Unavailable) -> Missing | None:
-    """Return a number in the place of which the user passes the script one in a unit that it is not counted in."""
-    if isinstance(script, Unavailable):
-        return None
-    for option in script.options:
-        if option.meaning in FAMILIES[family] and option.meaning in _UNITS:
-            for theirs in given(args, option, script.options)[-1:]:
-                reason = f"`{option.flags[0]} {theirs}` behind `--` counts {_UNITS[option.meaning]} ({option.at})"
-                return Missing(family, value, reason, f"leave {FLAGS[family]} out: the script has its own")
-    return None
+def _in_units(option: DeclaredOption) -> bool:
+    """Return whether an option counts something else than optimizer steps, which is not computed."""
+    return option.meaning in _UNITS
 
 
 def _receives(
@@ -197,17 +144,11 @@ def _receives(
 ) -> Iterator[str]:
     """Yield the numbers for which the script has a place that the user has not filled with one of his own."""
     declared = () if isinstance(script, Unavailable) or not plan.automatic else script.options
-    meanings = {
-        option.meaning
-        for option in declared
-        if option.spelling != "file"
-        and (option.meaning not in _UNITS or steps_per_unit(option, plan, script, args) is not None)  # type: ignore[arg-type]
-    }
+    meanings = {option.meaning for option in declared if option.spelling != "file" and not _in_units(option)}
     divided = {"batch_size", "global_batch_size"} <= meanings
-    for family, those in FAMILIES.items():
-        taken = not meanings.isdisjoint(those) or (family == "accum" and divided)
-        filled_in = taken and not _is_given(family, args, plan, script)
-        if family in placed or filled_in or _variable(family, script):
+    for family, of_family in FAMILIES.items():
+        taken = not meanings.isdisjoint(of_family) or (family == "accum" and divided)
+        if family in placed or (taken and not _is_given(family, args, script)) or _variable(family, script):
             yield family
 
 
@@ -222,12 +163,12 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         return Missing(family, value, f"the options of the program cannot be read ({script.reason})", placed)
     option = next((option for option in script.options if option.meaning in FAMILIES[family]), None)
     if option is not None:
-        reason, fix = _why_not_in(option, family, plan, value, script)
+        reason, fix = _why_not_in(option, family, plan)
         return Missing(family, value, reason, fix or read)
     shared = next((flags for meaning, flags in script.ambiguous if meaning in FAMILIES[family]), ())
     written = [each for each in script.options if each.spelling == "file" and each.flags[0] in shared]
     if written:
-        return Missing(family, value, *_in_file(written, script))
+        return Missing(family, value, *_in_file(written))
     if shared:
         could = listed([f"`{each}`" for each in shared], last=" and ")
         choices = " or ".join(f"`{flag}={each}`" for each in shared)
@@ -245,23 +186,16 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
     return Missing(family, value, reason, f"name its option, `{flag}=NAME`; or {placed}")
 
 
-def _why_not_in(option: DeclaredOption, family: str, plan: Plan, value: str, script: ScriptReport) -> tuple[str, str]:
+def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, str]:
     """Return why the option that is there for a number cannot take it, and what helps if that is known."""
     name = option.flags[0]
     if option.meaning in _UNITS:
-        fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself behind `--`"
+        fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself behind `--`, without {FLAGS[family]}"
         if option.spelling == "file":
             fix = f"change `{name}` in {option.at.file}"
-        epoch = plan.numbers.steps_per_epoch
-        if option.meaning == "warmup_epochs" and option.spelling != "file" and plan.automatic:
-            if epoch is None:
-                return f"`{name}` takes epochs ({option.at})", f"`--dataset-size N` counts steps in epochs; or {fix}"
-            whole = max(1, round(int(value) / epoch.value)) * epoch.value
-            reason = f"`{name}` takes whole epochs ({option.at}), of {epoch.value} steps each"
-            return reason, f"`--warmup {whole}`, or another multiple of {epoch.value}; or {fix}"
         return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix
     if option.spelling == "file":
-        return _in_file([option], script)
+        return _in_file([option])
     if not plan.automatic:
         return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` behind `--`, or no `--no-forward`"
     if option.rule is None:
@@ -272,12 +206,7 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan, value: str, scr
     return reason, f"pass `{name}` yourself behind `--`; or, if it is final all the same, `--lr-option={name}:final`"
 
 
-# What an option for changes of the configuration is called, and what it is said to change.
-_OVERRIDES = re.compile(r"(?i)overrid")
-_CONFIGURATION = re.compile(r"(?i)conf|cfg|ya?ml|json|param|setting|option|key")
-
-
-def _in_file(options: Sequence[DeclaredOption], script: ScriptReport) -> tuple[str, str]:
+def _in_file(options: Sequence[DeclaredOption]) -> tuple[str, str]:
     """Return what a file says in the place of a number, and how to change it."""
     says = []
     for option in options:
@@ -286,11 +215,10 @@ def _in_file(options: Sequence[DeclaredOption], script: ScriptReport) -> tuple[s
         says.append(it_would_be if option.default is None else f"{at} says {name} {option.default}")
     names = listed([f"`{option.flags[0]}`" for option in options], last=" or ")
     file = (options[0].default_at or options[0].at).file
-    texts = ((each.flags[0], f"{each.flags[0]} {each.help}") for each in script.options if each.takes_value)
-    other = next((flag for flag, text in texts if _OVERRIDES.search(text) and _CONFIGURATION.search(text)), "")
-    if other:
-        return f"{', '.join(says)}, unless `{other}` says otherwise", f"pass `{other}` behind `--`"
-    return f"{', '.join(says)}, and no argument overrides it", f"change {names} in {file}, or name another file"
+    return (
+        f"{', '.join(says)}, and ddplaunch changes no file",
+        f"change {names} in {file}, name another file, or pass what overrides it",
+    )
 
 
 def _variable(family: str, script: ScriptReport | Unavailable) -> str:
@@ -299,9 +227,7 @@ def _variable(family: str, script: ScriptReport | Unavailable) -> str:
         return ""
     names = [f"DDPLAUNCH_{family.upper()}", *(["DDPLAUNCH_GLOBAL_BATCH_SIZE"] if family == "batch_size" else [])]
     own = next((name for name in (*names, PLAN) if name in script.reads_env), "")
-    fields = {"batch_size": ("batch_size", "global_batch_size")}.get(
-        family, (family, "lrs" if family[:3] == "lr_" else "")
-    )
+    fields = ("batch_size", "global_batch_size") if family == "batch_size" else (family,)
     asks = not set(fields).isdisjoint(script.asks_for)
     return own or (PLAN if asks else "")
 

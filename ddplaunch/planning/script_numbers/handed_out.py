@@ -78,7 +78,7 @@ class Plan:
             resolved = getattr(numbers, name)
             if resolved is not None:
                 result[name] = format_lr(resolved.value)
-        return result | {f"lr:{rate.name}": format_lr(rate.lr.value) for rate in numbers.rates}
+        return result
 
     def count(self, meaning: Meaning) -> int | None:
         """Return a number of samples, micro-batches or steps as an option of ``meaning`` takes it."""
@@ -160,40 +160,6 @@ def _positive(text: str) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
-# Options that say how long a training is, by name.
-_LENGTH_STEPS = re.compile(r"(?:(?:max|total|num|n)-)?(?:train(?:ing)?-)?(?:steps|updates|iters|iterations)")
-_LENGTH_EPOCHS = re.compile(r"(?:(?:max|total|num|n)-)?(?:train(?:ing)?-)?epochs?")
-
-
-def steps_per_unit(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> int | None:
-    """Return how many optimizer steps an epoch has for an option of epochs, the training for one of its fraction.
-
-    None if nothing tells: an epoch needs the size of the dataset, the training the script's number of steps or epochs.
-    """
-    epoch = plan.numbers.steps_per_epoch
-    if option.meaning == "warmup_epochs":
-        return None if epoch is None else epoch.value
-    if option.meaning != "warmup_ratio" or "percent" in option.dest.lower():
-        return None
-    steps = _length(_LENGTH_STEPS, script, args)
-    if len(steps) == 1 and (plan.numbers.accum is None or plan.numbers.accum.value == 1):
-        return steps[0]
-    epochs = _length(_LENGTH_EPOCHS, script, args)
-    return epochs[0] * epoch.value if len(epochs) == 1 and not steps and epoch is not None else None
-
-
-def _length(names: re.Pattern[str], script: ScriptReport, args: Sequence[str]) -> list[int]:
-    """Return the whole positive values that the options with one of the names will have."""
-    found = []
-    for option in script.options:
-        if option.takes_value and names.fullmatch(option.flags[0].lstrip("-").replace("_", "-").lower()):
-            values = (*given(args, option, script.options)[-1:], *([option.default] if option.default else []))
-            number = _positive(values[0]) if values else None
-            if number is not None and number.is_integer():
-                found.append(int(number))
-    return found
-
-
 def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tuple[tuple[str, ...], list[Passed]]:
     """Return the arguments with ``known`` numbers in their places, and which these are. Raises UsageError."""
     passed: dict[str, Passed] = {}
@@ -203,7 +169,7 @@ def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tup
             return "{" + match[1] + "}"
         name = match[2]
         if name not in known:
-            raise _no_number(name, known)
+            raise _no_number(name)
         passed[name] = Passed(name, known[name], (), None)
         return known[name]
 
@@ -215,15 +181,13 @@ def as_literal(text: str) -> str:
     return _PLACEHOLDER.sub(lambda match: "{" + match[0] + "}", text)
 
 
-def _no_number(name: str, known: Mapping[str, str]) -> UsageError:
-    rates = [each for each in known if each.startswith("lr:")]
+def _no_number(name: str) -> UsageError:
     if name not in NAMES:
-        named = f"give it a value, `--base-lr {name[3:]}=1e-4`" if name.startswith("lr:") else "use one of those"
         return usage(
             f"`{{{name}}}` in the script's arguments is no placeholder",
             why="a placeholder is replaced by the number of the plan: "
-            + listed([f"`{{{each}}}`" for each in (*NAMES, *rates)], len(NAMES) + len(rates)),
-            fix=f"{named}, or write `{{{{{name}}}}}` if the braces are meant",
+            + listed([f"`{{{each}}}`" for each in NAMES], len(NAMES)),
+            fix=f"use one of those, or write `{{{{{name}}}}}` if the braces are meant",
             code="unknown-placeholder",
         )
     return usage(
@@ -283,8 +247,6 @@ def _per_rank(found: Resolved[Any] | None, option: DeclaredOption, topology: Top
 def _rates(options: Options, rate: DeclaredOption, target: Target, plan: Plan, script: ScriptReport) -> dict[str, Any]:
     """Return what the script's learning rate adds: the final one if none was given, or the base of a given one."""
     own = _passed(target, rate, script) or _default(options, rate)
-    if options.named_lr or options.named_base_lr:
-        return {}
     if options.lr is None and options.base_lr is None:
         if own is None or options.base_batch_size is not None or options.lr_scaling is not None:
             return {} if own is None else {"base_lr": own}
