@@ -3,6 +3,10 @@
 Rules are tuned on one half of the labelled logs (crc32 of the id even). Nobody reads the other half: its score is the
 one that counts. Both scores are printed and written to benchmarks/results/explain.json and explain.md. ``--failures``
 lists the wrong answers of the half that rules are tuned on.
+
+``--ablate`` switches each rule of ddplaunch/explain/decide/fate.py and each signature off, and prints of how many logs
+of benchmarks/fault_sets, by how many authors, the answer is no longer right. A rule stays with three logs of two
+authors, or where it reads the record of a run, which no log has: ``--check`` fails if another one is there.
 """
 
 from __future__ import annotations
@@ -14,14 +18,20 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.later_faults import FILES
 from benchmarks.publishing import parser, publish
+from ddplaunch.explain.decide import fate
+from ddplaunch.explain.decide.choose import choose
 from ddplaunch.explain.diagnosis import Diagnosis, LogSource
-from ddplaunch.explain.explain_logs import explain_texts
+from ddplaunch.explain.explain_logs import explain_texts, read_logs
+from ddplaunch.explain.read.scan import Scanned
+from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.signatures.signature import Signature
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "cases.jsonl"
 RIGHT_LEAST, WRONG_MOST = 0.95, 0.03
@@ -75,7 +85,12 @@ def main() -> int:
         "--failures", action="store_true", help="list what is wrong in the half that rules are tuned on"
     )
     options.add_argument("--no-speed", action="store_true", help="leave the gigabyte out")
+    options.add_argument("--ablate", action="store_true", help="switch each rule and signature off instead")
     arguments = options.parse_args()
+    if arguments.ablate:
+        needs = ablation(arguments.corpus)
+        sys.stdout.write(ablation_text(needs))
+        return int(arguments.check and bool(needless(needs)))
     cases = [json.loads(line) for line in arguments.corpus.read_text().splitlines()]
     halves = {"tune": [case for case in cases if tuned(case)], "report": [case for case in cases if not tuned(case)]}
     scores = {name: score(half) for name, half in halves.items()}
@@ -132,6 +147,82 @@ def failures(cases: Sequence[dict[str, Any]]) -> list[str]:
             said = "" if found is None else found.what[:100]
             lines.append(f"{case['id']}: {case['codes'][0]} expected, {code} found: {said}\n")
     return lines
+
+
+@dataclass(frozen=True)
+class Need:
+    """The logs, as set/name, that get a wrong code or none without a ``rule`` or signature."""
+
+    rule: str
+    logs: tuple[str, ...]
+
+    @property
+    def authors(self) -> int:
+        """How many sets these logs are of; each had one author."""
+        return len({log.partition("/")[0] for log in self.logs})
+
+
+#: Rules that read what only the record of a run has: tests/explain/test_recorded.py needs them.
+FROM_RECORDS = ("stopped_by_the_launcher",)
+LOGS_LEAST, AUTHORS_LEAST = 3, 2
+
+
+def needless(needs: Sequence[Need]) -> list[str]:
+    """Return the names of rules that fewer logs or authors need than a rule is worth."""
+    names = {rule.__name__ for _, rule in fate.RULES} - set(FROM_RECORDS)
+    few = (need for need in needs if len(need.logs) < LOGS_LEAST or need.authors < AUTHORS_LEAST)
+    return [need.rule for need in few if need.rule in names]
+
+
+def labelled(corpus: Path) -> Iterator[tuple[str, str, tuple[str | None, ...]]]:
+    """Yield the name, the text and the right codes of each log of the fault sets and of the corpus."""
+    for name, faults in FILES.items():
+        for fault in faults:
+            if fault.log:
+                yield f"{name}/{fault.name}", fault.log, tuple(None if code == "none" else code for code in fault.codes)
+    if corpus.exists():
+        for case in map(json.loads, corpus.read_text().splitlines()):
+            yield f"corpus/{case['id']}", case["log"], tuple(case["codes"])
+
+
+def ablation(corpus: Path) -> list[Need]:
+    """Return what each rule and signature is needed for, those that nothing needs first."""
+    rules = fate.RULES
+    lost: dict[str, list[str]] = {rule.__name__: [] for _, rule in rules}
+    lost |= {_name_of(signature): [] for signature in all_signatures()}
+    for name, text, codes in labelled(corpus):
+        scanned = read_logs([LogSource("train.log", io.BytesIO(text.encode()))])
+        cause, case = choose(scanned, None)
+        if (None if cause is None else cause.code) not in codes:
+            continue
+        reasons = {failure.reason for failure in case.failures} - {""}
+        for off in [rule for rule in rules if rule[1].__name__ in reasons]:
+            fate.RULES = tuple(rule for rule in rules if rule is not off)
+            if _code(scanned) not in codes:
+                lost[off[1].__name__].append(name)
+        fate.RULES = rules
+        for signature in {id(hit.signature): hit.signature for hit in scanned.hits}.values():
+            hits = tuple(hit for hit in scanned.hits if hit.signature is not signature)
+            if _code(replace(scanned, hits=hits)) not in codes:
+                lost[_name_of(signature)].append(name)
+    return sorted((Need(rule, tuple(logs)) for rule, logs in lost.items()), key=lambda need: len(need.logs))
+
+
+def _code(scanned: Scanned) -> str | None:
+    cause, _ = choose(scanned, None)
+    return None if cause is None else cause.code
+
+
+def _name_of(signature: Signature) -> str:
+    return f"{signature.code}: {signature.patterns[0][:60]}"
+
+
+def ablation_text(needs: Sequence[Need]) -> str:
+    """Return a line for each rule and signature: the logs and authors that need it, and some of the logs."""
+    lines = (
+        f"{len(need.logs):4} logs {need.authors:3} authors  {need.rule}  {' '.join(need.logs[:3])}" for need in needs
+    )
+    return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def gigabyte() -> Speed:

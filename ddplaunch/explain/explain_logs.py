@@ -1,43 +1,46 @@
-"""The way from logs and facts of a run to its explanation: read, scan, decide, word."""
+"""The way from logs and facts of a run to its explanation: read, episodes, fate, choose, words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.decide import RootCause, decide
-from ddplaunch.explain.decide.progress import says_something, stops_short
+from ddplaunch.explain.decide.choose import RootCause, choose, passed_over
+from ddplaunch.explain.decide.fate import FOLLOWED
+from ddplaunch.explain.decide.work import says_something, stops_short
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
 from ddplaunch.explain.episodes import last_episode
 from ddplaunch.explain.read.lines import Line, Numbered, numbered_lines, read_lines
 from ddplaunch.explain.read.prefixes import Speaker
-from ddplaunch.explain.read.scan import scan
+from ddplaunch.explain.read.scan import Scanned, scan
 from ddplaunch.explain.signatures.signature import NOISE, filled
+from ddplaunch.explain.why import stages
 from ddplaunch.explain.wording import worded
 
 _MOST_KINDS, _MOST_ECHOES = 12, 16_384
-
-
 _QUOTED = 100  # characters of how an earlier run failed
 
 
-def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -> Explanation:
+def explain_texts(
+    sources: Sequence[LogSource], facts: RunFacts | None = None, why: list[str] | None = None
+) -> Explanation:
     """Return the root cause that ``sources`` and ``facts`` support, and what followed from it.
 
-    Of several runs that were appended to one file, the last one counts. Raises OSError if a file cannot be read.
+    Of several runs that were appended to one file, the last one counts. ``why`` gets what each stage decided. Raises
+    OSError if a file cannot be read.
     """
-    logs = numbered_lines(sources)
     cut: list[str] = []
+    lines = _lines(numbered_lines(sources), cut)
     if len(sources) != 1 or facts is not None:
-        return _explained(_lines(logs, cut), facts, cut)
-    lines = list(_lines(logs, cut))
+        return _explained(lines, facts, cut, why)
+    lines = list(lines)
     begun = last_episode(lines, says_something)
-    if not begun:
-        return _explained(lines, None, cut)
-    found = _explained(lines[begun:], None, cut)
+    found = _explained(lines[begun:], None, cut, why)
+    if not begun or found.diagnosis is None:
+        return found
     earlier = lines[:begun]
     before = _explained(earlier[last_episode(earlier, says_something) :], None, cut).diagnosis
-    if found.diagnosis is None or before is None:
+    if before is None:
         return found
     same = (before.code, before.what) == (found.diagnosis.code, found.diagnosis.what)
     how = "in the same way" if same else f"differently: {before.what[:_QUOTED]}"
@@ -46,14 +49,25 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
     return replace(found, diagnosis=replace(found.diagnosis, why=f"{found.diagnosis.why}; {clause}"))
 
 
-def _explained(lines: Iterable[Line], facts: RunFacts | None, cut: list[str]) -> Explanation:
+def read_logs(sources: Sequence[LogSource]) -> Scanned:
+    """Return what the last run in ``sources`` printed. Raises OSError if a file cannot be read."""
+    lines = list(_lines(numbered_lines(sources), []))
+    return scan(lines[last_episode(lines, says_something) :])
+
+
+def _explained(
+    lines: Iterable[Line], facts: RunFacts | None, cut: list[str], why: list[str] | None = None
+) -> Explanation:
     scanned = scan(lines)
-    cause = decide(scanned, facts)
-    if isinstance(cause, RootCause):
+    cause, case = choose(scanned, facts)
+    if why is not None:
+        why += stages(scanned, case, cause)
+    if cause is not None:
         return Explanation(worded(cause, facts, scanned), _echoes(cause))
     last = stops_short(scanned.lines) if facts is None else None
     stops_at = last.text.strip() if last is not None else ""
-    return Explanation(None, (), stops_at, "".join(cut[:1]), None if cause is None else cause.line.evidence)
+    error = passed_over(case) if facts is None else None
+    return Explanation(None, (), stops_at, "".join(cut[:1]), None if error is None else error.line.evidence)
 
 
 def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]], cut: list[str]) -> Iterator[Line]:
@@ -74,7 +88,7 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
         if hit.signature.code not in NOISE
     ]
     for loser in cause.losers:
-        if loser.code == cause.code or loser.old or loser is cause.rival:
+        if loser.code == cause.code or loser is cause.rival or (loser.old and loser.reason not in FOLLOWED):
             continue  # what a rank only quoted, or printed before its own exception, follows from nothing
         entries.append((loser.line, loser.speaker, loser.words))
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}

@@ -14,15 +14,14 @@ from ddplaunch.explain.command_fixes import (
     was_typed,
     who_asked,
 )
+from ddplaunch.explain.decide.choose import RootCause
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
-from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, other_end, words_above
+from ddplaunch.explain.decide.last_words import BareExit, other_end, words_above
 from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
     bus_error,
     memory_limit,
-    parts_ended_before,
     xid,
 )
 from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, RunFacts, line_of
@@ -31,11 +30,10 @@ from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures, has_words, say, words_for
 from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
-from ddplaunch.explain.signatures.signature import FIELD, NOISE, Tier, Words, filled, readable, words_of
+from ddplaunch.explain.signatures.signature import FIELD, NOISE, Tier, Words, readable, words_of
 from ddplaunch.explain.stacks.hang import waiting_words
 from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name
 
-_FIRST = "look at that exception first: the rank's own may only follow from it"
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(
@@ -73,18 +71,15 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         at = f", at {cause.frame}" if cause.frame else ""
         aborted = f"{_who(cause, 'a process')} aborted in native code, which said: {reason_text(said)[:_QUOTED]}{at}"
         words = words._replace(what=aborted) if said else words
-    if cause.candidate and (part := parts_ended_before(cause.candidate.line.at, cause.rank, raised, scanned)):
-        words, general = words._replace(why=f"{part}; {words.why}"), (_FIRST, *general)
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
-    code, rank = ("rank-left-early", None) if cause.lost_one_that_left else (cause.code, cause.rank)
     return Diagnosis(
-        code,
+        cause.code,
         cause.certainty,
         words.what,
         words.why,
         concrete + general,
-        rank,
+        cause.rank,
         cause.host,
         tuple(dict.fromkeys(line.evidence for line in (*cause.lines, *said))),
         raised,
@@ -198,7 +193,6 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
         "signal": signal_name(signal),
         "number": str(signal),
         "asked": who_asked(facts),
-        "echo": filled(cause.own_echo.signature.what, cause.own_echo.groups) if cause.own_echo is not None else "",
         "none": f"no line of its own says why; one that no rank signs: {text}" if text else "no line says why",
         "last": f"; its last one: {text}" if text else "; it printed nothing",
         "read": read,
@@ -214,7 +208,8 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
         return words
     if status == 255:
         return words._replace(why=say("status-255").why)
-    return words._replace(why=say("status-of-a-shell", **groups).why) if seen and signal in _CRASHES else words
+    of_shell = seen and status > 0 and signal in _CRASHES
+    return words._replace(why=say("status-of-a-shell", **groups).why) if of_shell else words
 
 
 def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
@@ -225,11 +220,9 @@ def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
     in_nccl = echo is not None and OF_CUDA.search(echo.line.text)
     cases = (
         (ended.code in ("killed", "segmentation-fault"), f"{ended.code}-in-silence"),
-        (ended.code == "aborted" and echo is not None, "aborted-after-echo"),
         (ended.code == "aborted", "aborted-with-reason" if ended.gives_reason else "aborted-in-silence"),
         (status < 0 and has_words(signal), signal),
         (ended.code == "terminated", "terminated-from-outside"),
-        (cause.lost_one_that_left, "lost-one-that-left"),
         (echo is not None, "failed-in-nccl" if in_nccl else "lost-another"),
         (status < 0, "another-signal"),
         (cause.code in ("script-not-found", "permission-denied"), cause.code),

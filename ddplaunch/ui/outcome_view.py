@@ -66,7 +66,7 @@ def outcome_text(
 
 def _last_lines(found: Diagnosis, rank: RankOutcome, terminal: Terminal, in_no_file: bool) -> list[str]:
     """Return what a rank printed last, nothing if the diagnosis repeats it; all of it if it is ``in_no_file``."""
-    from ddplaunch.explain.decide.progress import telling
+    from ddplaunch.explain.decide.work import telling
 
     if in_no_file:
         return [

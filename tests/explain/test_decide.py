@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.explain import explain_logs
-from ddplaunch.explain.decide import endings
-from ddplaunch.explain.decide.progress import telling
+from ddplaunch.explain.decide import last_words
+from ddplaunch.explain.decide.work import telling
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal, cells
@@ -378,18 +378,6 @@ def test_a_training_whose_log_just_stops_has_not_failed_there() -> None:
     assert diagnosed(going.splitlines()[0]).code == "unknown"
 
 
-def test_what_native_code_said_before_it_aborted_is_the_reason() -> None:
-    gave_up = (
-        "terminate called after throwing an instance of 'std::runtime_error'\n"
-        "  what():  NCCL error: unhandled system error, NCCL version 2.10.3\n"
-    )
-    found = diagnosed(gave_up + failed(-6, 0, 517))
-    assert found.code == "unknown" and "NCCL gave up" in found.what and "without a message" not in found.what
-    assert any("NCCL error" in each.text for each in found.evidence)
-    other = diagnosed(lost(1) + failed(-6, 0, 517))
-    assert (other.code, other.rank) == ("aborted", 0), "what another rank prints is no reason for this one"
-
-
 def test_an_exception_without_its_traceback_is_not_said_to_be_raised_there() -> None:
     bare = diagnosed("ValueError: 3 classes expected, 4 found\n" + failed(1, 0, 10))
     assert bare.code == "script-exception" and "not in this log" in bare.fixes[0]
@@ -414,23 +402,6 @@ def test_the_source_below_a_warning_is_no_last_word() -> None:
     assert telling([*warned, "loading shards"]) == ["loading shards"]
     assert telling(warned[1:]) == [], "the warning itself is not among the last lines"
     assert telling(["usage:", "  train.py --lr LR"]) == ["usage:", "  train.py --lr LR"]
-
-
-ON_THIS_NODE = raised(0, "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4411")
-
-
-def test_a_lost_rank_of_the_same_node_that_the_launcher_does_not_list_had_left() -> None:
-    found = diagnosed(ON_THIS_NODE + failed(1, 0, 10) + summary((0, 1, 10)))
-    assert (found.code, found.rank) == ("rank-left-early", None) and "which had left with status 0" in found.what
-    assert "drop_last=True" in found.fixes[0]
-    stopped = "W0 9 torch/x.py:1] Sending process 11 closing signal SIGTERM\n"
-    for other in (
-        ON_THIS_NODE + failed(1, 0, 10),
-        ON_THIS_NODE + stopped + failed(1, 0, 10) + summary((0, 1, 10)),
-        lost(0) + failed(1, 0, 10) + summary((0, 1, 10)),
-        ON_THIS_NODE + lost(1) + failed(1, 0, 10) + summary((0, 1, 10)),
-    ):
-        assert "had left" not in diagnosed(other).what
 
 
 def test_a_rank_that_waited_does_not_lend_its_calls_to_the_one_that_did_not_come() -> None:
@@ -462,62 +433,16 @@ def test_words_that_no_rank_signs_are_quoted_as_such() -> None:
     assert diagnosed("step 3 loss 0.5\n" + lost(0) + report).what.endswith("and no line says why")
 
 
-def joining(rank: int | None, message: str, function: str = "init_process_group") -> str:
-    prefix = "" if rank is None else f"[rank{rank}]: "
-    lines = [
-        "Traceback (most recent call last):",
-        '  File "/home/kim/train.py", line 9, in main',
-        '    dist.init_process_group("gloo")',
-        f'  File "{LIBRARY}/distributed_c10d.py", line 360, in {function}',
-        "    timeout=timeout)",
-        f"RuntimeError: {message}",
-    ]
-    return "".join(f"{prefix}{line}\n" for line in lines)
-
-
 STORE_RESET, PAIR_CLOSED = (
     "Connection reset by peer",
     "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4411",
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "rank"),
-    [
-        (joining(None, STORE_RESET), "rendezvous-failed", None),
-        (joining(0, STORE_RESET) + failed(1, 0, 10) + summary((0, 1, 10)), "rendezvous-failed", 0),
-        # by a log alone the other side may have ended in order, and two that complain lost a third one
-        (joining(0, PAIR_CLOSED), "unknown", None),
-        (joining(0, STORE_RESET) + joining(1, STORE_RESET), "unknown", None),
-        (joining(0, STORE_RESET) + lost(1), "unknown", None),
-        (joining(0, STORE_RESET, "all_reduce"), "unknown", None),
-        # whatever else failed
-        (joining(0, STORE_RESET) + raised(1, "KeyError: 'labels'"), "script-exception", 1),
-        (joining(0, STORE_RESET) + failed(-9, 1, 11) + summary((0, 1, 10), (1, -9, 11)), "killed", 1),
-    ],
-)
-def test_a_connection_lost_while_joining_is_the_rendezvous_where_nobody_else_failed(
-    text: str, code: str, rank: int | None
-) -> None:
-    found = diagnosed(text)
-    assert (found.code, found.rank) == (code, rank)
-
-
-def test_by_a_record_the_first_rank_to_fail_lost_it_whichever_way_it_was_closed() -> None:
-    for message in (STORE_RESET, PAIR_CLOSED):
-        found = recorded((joining(0, message), ended(0, 1)), ("", told(1)))
-        assert (found.code, found.rank, found.certainty) == ("rendezvous-failed", 0, "likely")
-        assert found.what.startswith("lost its connection in `init_process_group`: ") and found.calls
-        later = recorded((joining(0, message), ended(0, 1, 5.6)), ("", ended(1, "SIGKILL")))
-        assert (later.code, later.rank) == ("killed", 1)
-        other = recorded((joining(0, message), ended(0, 1, 5.6)), ("bad path\n", ended(1, 3)))
-        assert (other.code, other.rank) != ("rendezvous-failed", 0)
-
-
 def test_what_a_healthy_rank_of_gloo_says_is_no_reason_for_its_end() -> None:
     connected = "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
-    assert not endings._gives_reason(connected)
-    assert endings._gives_reason("expected 4 channels, found 3")
+    assert not last_words._gives_reason(connected)
+    assert last_words._gives_reason("expected 4 channels, found 3")
 
 
 def test_a_lost_connection_that_was_logged_before_is_not_what_ended_the_rank() -> None:
@@ -602,25 +527,6 @@ def test_a_difference_of_two_files_is_source_and_no_failure() -> None:
     after = diagnosed(f"{hunk}- RuntimeError: loss is NaN, stopping\n")  # it is none of the lines of the hunk
     assert after.code == "not-a-number"
     assert diagnosed(f"{hunk.replace('@@ -88', '-- -88')}").code == "not-a-number"
-
-
-def test_a_server_that_answers_and_a_study_that_goes_on_have_not_failed() -> None:
-    asked = 'INFO:     10.2.0.4:51010 - "POST /v1/chat/completions HTTP/1.1" {}\n'
-    bad = raised(None, "ValueError: This model's maximum context length is 8192 tokens", "/srv/engine.py")
-    assert explained(
-        asked.format("200 OK") + bad + asked.format("400 Bad Request") + asked.format("200 OK") * 2
-    ).diagnosis
-    answers = "".join(asked.replace("51010", str(port)).format("200 OK") for port in (51011, 51012))
-    assert explained(asked.format("200 OK") + bad + answers).diagnosis is None
-    refused = "".join(asked.replace("51010", str(port)).format("500 Internal Server Error") for port in (51011, 51012))
-    assert diagnosed(bad + refused).code == "script-exception"
-    polled = '"GET /metrics HTTP/1.1" 200 OK\n10.0.0.2 "GET /metrics HTTP/1.1" 200 OK\n'
-    assert diagnosed(bad + polled).code == "script-exception"
-    trial = "Trial 1 failed with parameters: {'width': 4096}\n" + raised(
-        None, "torch.OutOfMemoryError: CUDA out of memory"
-    )
-    assert explained(trial + "Trial 2 finished with value: 0.74\nbest trial: 2\n").diagnosis is None
-    assert diagnosed(trial + "Trial 1 failed with value None.\n").code == "cuda-out-of-memory"
 
 
 def test_a_message_below_an_empty_line_of_its_exception_is_understood() -> None:
@@ -1303,16 +1209,6 @@ def test_the_rank_that_composers_launcher_saw_crash_is_not_those_that_it_ended()
     )
     found = diagnosed(text + "Global rank 7 (PID 219) exited with code -15\n")
     assert found.code != "terminated" and "credentials" in found.what
-
-
-def test_a_pod_that_was_evicted_says_why_after_its_end() -> None:
-    text = (
-        "W0402 13:24:40.310000 1 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, shutting "
-    )
-    text += (
-        "down workers\n$ kubectl describe pod w-1\nReason:           Evicted\nMessage:          The node was low on "
-    )
-    assert diagnosed(text + "resource: ephemeral-storage. Threshold quantity: 107.\n").code == "disk-full"
 
 
 def test_a_front_that_is_learned_keeps_its_brackets() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.later_faults import FILES
-from ddplaunch.explain.decide.progress import PROGRESS
+from ddplaunch.explain.decide.work import PROGRESS
 from tests.explain.logs import explained
 
 _, *PARTS = re.split(r"(?m)^=== (.*)\n", Path(__file__).with_name("passed_over.txt").read_text())

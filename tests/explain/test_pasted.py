@@ -8,29 +8,6 @@ from benchmarks.later_faults import FILES
 from tests.explain.logs import diagnosed, explained, failed, raised, summary
 
 STEPS = "".join(f"epoch 1 step {step}/900 loss 2.{step}\n" for step in range(100, 106))
-KILLED = "process 1 terminated with signal SIGKILL\n"
-BOUND = (
-    "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29400 (errno: 98 - Address already in "
-    "use).\n"
-)
-
-
-def test_a_title_says_how_the_log_below_it_ended() -> None:
-    found = diagnosed(KILLED + "\nWith four GPUs it works.\n" + STEPS)
-    assert (found.code, found.rank) == ("killed", 1)
-    assert explained(STEPS + KILLED + "started again\n" + STEPS).diagnosis is None, "it was started again"
-
-
-def test_a_port_that_was_warned_of_sends_no_signal() -> None:
-    assert diagnosed(BOUND + STEPS[:30] + failed(-9, 2, 31)).code == "killed"
-    assert diagnosed(BOUND + failed(1, 2, 31)).code == "port-taken"
-
-
-def test_an_error_right_above_a_report_that_is_cut_off_is_quoted() -> None:
-    cut = 'Traceback (most recent call last):\n  File "fit.py", line 9, in <module>\n    fit()\n'
-    found = diagnosed("tracker: ERROR no key for project birds\n" + cut)
-    assert found.code == "unknown" and "no key for project birds" in found.what
-    assert "ERROR" not in diagnosed("tracker: ERROR no key\ntracker: goes on without one\n" + cut).what
 
 
 @pytest.mark.parametrize(
@@ -57,35 +34,6 @@ def test_an_abort_is_not_explained_by_what_nccl_tells_of_itself() -> None:
     told = "gpu3:41:97 [0] NCCL INFO comm 0x9f rank 0 nranks 2 cudaDev 0 busId 80 - Abort COMPLETE\n"
     found = diagnosed(STEPS + told + failed(-6, 0, 41))
     assert found.code == "aborted" and "NCCL" not in found.what
-
-
-def run_of(line: int, error: str) -> str:
-    """Return a traceback of a script whose call of main() stands in ``line``."""
-    return (
-        f'Traceback (most recent call last):\n  File "/home/ana/fit.py", line {line}, in <module>\n    main()\n'
-        f'  File "/home/ana/fit.py", line 12, in main\n    fit()\n{error}\n'
-    )
-
-
-DOES_NOT_PARSE = '  File "/home/ana/fit.py", line 44\n    x = = 3\n        ^\nSyntaxError: invalid syntax\n'
-
-
-def test_a_script_that_was_edited_ran_again() -> None:
-    old, new = run_of(80, "KeyError: 'a'"), run_of(83, "ValueError: no birds")
-    found = diagnosed(old + old + new + new)
-    assert found.what.startswith("ValueError") and "KeyError" in found.why
-    assert diagnosed(old + new.replace("main()", "fit(x)")).what.startswith("KeyError"), "two lines of one script"
-    assert diagnosed(old + raised(1, "TypeError: y")).what.startswith("KeyError"), "a rank that signs its lines"
-
-
-def test_ranks_that_do_not_parse_at_once() -> None:
-    twice = (
-        '  File "/home/ana/fit.py", line 44\n' * 2 + "    x = = 3\n" * 2 + "SyntaxErrorSyntaxError: : invalid syntax"
-        "invalid syntax\n"
-    )
-    for last in (DOES_NOT_PARSE, twice):
-        found = diagnosed(run_of(80, "KeyError: 'a'") + last)
-        assert (found.code, "KeyError" in found.why) == ("syntax-error", True)
 
 
 def test_the_title_names_what_the_log_cuts_off() -> None:
@@ -148,21 +96,11 @@ def test_a_warning_above_a_traceback_announces_it_where_it_was_caught(frame: str
     assert (found is not None) == (frame == "<module>")
 
 
-def test_what_was_asked_to_end_makes_a_step_until_it_does() -> None:
-    limit = "slurmstepd: error: *** JOB 61 ON n4 CANCELLED AT 2026-08-14T03:00:19 DUE TO TIME LIMIT ***\n"
-    assert diagnosed(STEPS + limit + "epoch 1 step 106/900 loss 2.1\ncheckpoint saved\n").code == "time-limit"
-
-
 def test_nccl_warns_of_nothing_that_it_survives() -> None:
     warned = (
         "node:57:58 [0] misc/ibvwrap.cc:160 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out\n"
     )
     assert diagnosed(warned + "Cleanup complete\n").code == "infiniband-error"
-
-
-def test_a_retry_that_is_over_is_no_step() -> None:
-    over = "Workflow failed. max number of system retry attempts [1/1] exhausted.\n"
-    assert diagnosed(raised(None, "TypeError: no tensor") + over + "Cleanup complete\n").code == "script-exception"
 
 
 LATE = (
@@ -312,13 +250,6 @@ def test_what_srun_kills_after_a_task_failed_is_not_the_cause() -> None:
     aborted = "srun: error: n4: task 28: Aborted (core dumped)\nsrun: Terminating StepId=33018.0\n"
     assert diagnosed(STEPS + error + aborted + "srun: error: n1: tasks 0-7: Killed\n").code == "infiniband-error"
     assert diagnosed(STEPS + "srun: error: n1: tasks 0-7: Killed\nsrun: Terminating StepId=3.0\n").code == "killed"
-
-
-def test_a_log_that_is_shown_below_an_exit_is_older_than_it() -> None:
-    status = '$ nomad alloc status 51\nTerminated  Exit Code: 137, Exit Message: "exited with code 137"\n'
-    assert diagnosed(status + "$ nomad alloc logs 51\n" + STEPS).code == "killed"
-    inspected = "$ docker inspect -f '{{.State.OOMKilled}}' t\nfalse\n"
-    assert explained(inspected + STEPS).diagnosis is None
 
 
 def test_an_exception_of_a_destructor_without_its_traceback_is_ignored() -> None:
@@ -612,14 +543,6 @@ def test_ranks_in_brackets_behind_times_and_columns() -> None:
     assert (found.code, found.rank, found.host) == ("script-exception", 9, "node-b")
 
 
-def test_a_step_of_a_pipeline_that_failed_is_no_progress() -> None:
-    cause = "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
-    cause += "CollectiveFingerPrint(OpType=B)"
-    text = "".join(f"| {line}\n" for line in (STEPS + raised(None, cause) + failed(1, 0, 31)).splitlines())
-    ends = "Step 3/4 : smoke run ...... FAILED (status 1)\nStep 4/4 : publish ...... SKIPPED\n"
-    assert diagnosed("Step 3/4 : smoke run\n" + text + ends).code == "collective-mismatch"
-
-
 def test_pods_of_others_in_a_list_of_events() -> None:
     pod = "dlrm-{} train 2024-11-02T22:15:4{} "
     lines = [pod.format(0, at) + f"[rank0] iter 6100{at} auc 0.79\n" for at in range(4)]
@@ -642,14 +565,6 @@ def test_versions_that_deepspeed_accepts() -> None:
         "Installed CUDA version 12.4 does not match the version torch was compiled with 12.1 but since the APIs are "
     )
     assert diagnosed(accepts + "compatible, accepting this combination\n" + STEPS + failed(-9, 1, 31)).code == "killed"
-
-
-def test_services_that_are_stopped_once_the_trainer_is_done() -> None:
-    stopped = "redis-1    | 1:signal-handler (1741943706) Received SIGTERM scheduling shutdown...\n"
-    text = "".join(f"trainer-1  | {line}\n" for line in STEPS.splitlines())
-    assert (
-        explained(text + "trainer-1 exited with code 0\n" + stopped + "redis-1 exited with code 0\n").diagnosis is None
-    )
 
 
 def test_a_scheduler_s_word_for_all_of_the_job_stands_above_what_its_epilog_says() -> None:
@@ -718,13 +633,6 @@ def test_a_service_that_failed_is_not_caught_by_what_asked_it() -> None:
     lines = [f"trainer  | loss 0.{at}" for at in range(4)] + [f"vllm-1   | {line}" for line in vllm.splitlines()]
     lines += [f"trainer  | {line}" for line in (asked + failed(1, 0, 41)).splitlines()]
     assert diagnosed("\n".join(lines) + "\nvllm-1 exited with code 1\n").code == "cuda-out-of-memory"
-
-
-def test_a_server_that_is_stopped_after_the_trainer_s_summary() -> None:
-    summary = "{'train_runtime': 2470.3, 'train_loss': 0.0051, 'epoch': 1.0}\n"
-    stopped = "[vllm-serve] ^CINFO:     Shutting down\n[vllm-serve] (EngineCore_0 pid=240) KeyboardInterrupt\n"
-    assert explained(STEPS + summary + stopped).diagnosis is None
-    assert diagnosed(STEPS + stopped).code == "terminated"
 
 
 def test_files_and_keys_that_readers_of_data_miss() -> None:
@@ -806,36 +714,6 @@ def test_a_suite_of_faults_that_saw_what_it_expected() -> None:
         "chaos> scenario 2/3: fill the disk\nOSError: [Errno 28] No space left on device\nchaos> expected error seen\n"
     )
     assert explained(STEPS + full + "chaos> 3 scenarios, 3 OK, 0 unexpected\n##[endgroup]\n").diagnosis is None
-
-
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        ("[05:07:14] [r2] ValueError: unsupported patch size 15 for crop 210x210, rank stops", "script-exception"),
-        ("01-15 10:06:41 | [rank 2] ZeroDivisionError: division by zero", "script-exception"),
-        (
-            "r2: could not read optim.pt: RuntimeError: PytorchStreamReader failed reading zip archive: failed finding "
-            "central directory",
-            "checkpoint-corrupt",
-        ),
-    ],
-)
-def test_what_a_rank_said_that_did_not_come_while_others_waited(said: str, code: str) -> None:
-    waits = "".join(LATE.format(rank, rank) for rank in (0, 1, 3))
-    found = diagnosed(f"{STEPS}{said}\n{waits}{failed(-6, 0, 31)}")
-    assert (found.code, found.rank) == (code, 2)
-    went_on = "".join(f"[rank2]: epoch 1 step {step}/900 loss 2.1\n" for step in range(107, 111))
-    assert diagnosed(f"{STEPS}{said}\n{went_on}{waits}{failed(-6, 0, 31)}").code == "collective-timeout"
-    lost = "[rank2]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, remote process exited"
-    assert diagnosed(f"{STEPS}{lost}\n{waits}{failed(-6, 0, 31)}").code != "script-exception"
-
-
-def test_no_exception_of_another_rank_leads_to_a_crash() -> None:
-    caught = raised(3, "KeyError: 'int8'", "/srv/gnn/cache.py").replace("in main", "in warm")
-    crash = "Fatal Python error: Segmentation fault\n" + failed(-11, 1, 8801)
-    assert diagnosed(STEPS + caught + STEPS + crash).code == "segmentation-fault"
-    both = failed(1, 3, 8803) + "make: *** [Makefile:18: train] Error 139\n"
-    assert diagnosed(STEPS + raised(3, "KeyError: 'int8'") + both).code == "script-exception"
 
 
 def test_a_traceback_that_nobody_signed_above_steps_has_ended_nothing() -> None:

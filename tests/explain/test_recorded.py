@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.explain.decide.progress import telling
+from ddplaunch.explain.decide.work import telling
 from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, told
@@ -346,13 +346,6 @@ def test_a_librarys_own_words_before_the_exception_count() -> None:
     assert recorded((shm + "\n\n" + gone, ended(0, 1)), ("", told(1))).code == "shm-too-small"
 
 
-def test_no_gpu_fails_in_a_run_on_the_cpu() -> None:
-    text = f"the log of the other job: {FULL}\nit did not get far\n"
-    cpu = {"device": {"value": "cpu", "source": {"kind": "flag"}}}
-    assert recorded((text, ended(0, 3)), ("", told(1)), plan=cpu).code == "unknown"
-    assert recorded((text, ended(0, 3)), ("", told(1))).code == "cuda-out-of-memory"
-
-
 def test_a_lost_connection_inside_a_dataloader_is_one_of_its_workers() -> None:
     loader = f'  File "{TORCH}/utils/data/dataloader.py", line 1291, in _try_get_data\n    data = queue.get()\n'
     text = raised(None, "ConnectionResetError: [Errno 104] Connection reset by peer")
@@ -479,14 +472,6 @@ def test_a_line_that_announces_the_next_one_is_quoted_with_it() -> None:
     assert "panicked at src/bpe.rs:12:9: assertion failed: vocab" in left.what
 
 
-def test_a_program_that_exec_does_not_find_is_named_by_the_line_that_calls_it() -> None:
-    frame = '  File "<frozen os>", line 610, in _execvpe\n'
-    text = raised(None, "FileNotFoundError: [Errno 2] No such file or directory")
-    text = text.replace("    step()\n", "    os.execvp('nvtop-x', ['nvtop-x'])\n" + frame)
-    found = recorded(("", told(0)), (text, ended(1, 1)))
-    assert found.code == "script-not-found" and "`nvtop-x`" in found.what
-
-
 def test_a_time_out_of_asyncio_is_no_cancellation() -> None:
     chain = raised(None, "asyncio.exceptions.CancelledError")
     chain += "\nThe above exception was the direct cause of the following exception:\n\n" + raised(None, "TimeoutError")
@@ -586,16 +571,6 @@ def test_the_message_of_an_exit_is_told_from_reports_where_both_streams_are_one_
         text = f"reading the next shard 0\nreading the next shard 1\n{last}\n"
         found = explain_texts([LogSource("rank-0.out", io.BytesIO(text.encode()), 0, "a")], facts).diagnosis
         assert found is not None and found.code == code, last
-
-
-@pytest.mark.parametrize("status", ["SIGINT", 130])
-def test_a_rank_that_was_interrupted_alone_is_named(status: str | int) -> None:
-    stopped = raised(None, "KeyboardInterrupt")
-    found = recorded((stopped, ended(1, status)), (lost(0), told(0)))
-    assert (found.code, found.rank) == ("terminated", 1)
-    assert found.what == "KeyboardInterrupt at train.py:31 in main" and "rank 1 was interrupted alone" in found.why
-    both = recorded((stopped, ended(0, status)), (stopped, ended(1, status)))
-    assert (both.code, both.rank) == ("terminated", None) and "from outside" in both.what
 
 
 def test_a_read_only_file_system_is_no_question_of_who_may() -> None:

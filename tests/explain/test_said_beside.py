@@ -53,27 +53,6 @@ def test_the_exception_of_a_program_says_more_than_what_its_launcher_prints() ->
     assert "stands: tar: /data/train.tar: Cannot open" in found.why
 
 
-def test_what_had_ended_a_thread_or_a_process_of_the_rank_before_is_named() -> None:
-    own = raised(None, "KeyError: 'x'")
-    bootstrap = '  File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap\n    self.run()\n'
-    missing = raised(
-        None, "FileNotFoundError: [Errno 2] No such file or directory: '/data/7.tar'", "/home/kim/load.py", 3
-    )
-    thread = "Exception in thread Thread-1 (load):\n" + missing
-    process = "Process Process-1:\n" + missing.replace("):\n", f"):\n{bootstrap}", 1)
-    for text, kind in ((thread, "thread"), (process, "process")):
-        found = recorded((text + own, ended(1, 1)), (lost(0), told(0)))
-        assert (found.code, found.rank, found.what) == ("script-exception", 1, "KeyError: 'x' at train.py:31 in main")
-        said = f"a {kind} of rank 1 had been ended before by FileNotFoundError: [Errno 2] No such file or directory: "
-        assert found.why.startswith(said) and "at load.py:3 in main; rank 1 ended by" in found.why
-        assert found.fixes[0].startswith("look at that exception first")
-    after = recorded((own + thread, ended(1, 1)), (lost(0), told(0)))
-    assert "had been ended before" not in after.why
-    again = recorded((thread + raised(None, f"RuntimeError: loader: {missing.splitlines()[-1]}"), ended(1, 1)))
-    assert "had been ended before" not in again.why  # it says so itself
-    assert "had been ended" not in recorded((own, ended(1, 1)), (thread + lost(0), told(0))).why
-
-
 def test_a_folder_above_a_missing_one_is_what_failed() -> None:
     tried = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: '/out/runs/3'")
     during = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -172,16 +151,6 @@ def test_an_abort_after_the_end_of_the_program_is_called_so() -> None:
     assert recorded((ABORTED, end), ("", told(0))).code == "aborted"
     noted = recorded((raised(None, "KeyError: 'bird'") + ABORTED, end), ("", told(0)))
     assert noted.code == "script-exception"
-
-
-def test_a_known_failure_of_a_started_program_is_the_cause() -> None:
-    """The rank that started it only tells of its end; what is far above belongs to something else."""
-    no_rank = raised(None, "ValueError: environment variable RANK expected, but not set", "/home/kim/child.py")
-    failed = "subprocess.CalledProcessError: Command '['python', 'child.py']' returned non-zero exit status 1."
-    found = recorded((no_rank + "\n" + raised(None, failed), ended(1, 1)), ("", told(0)))
-    assert (found.code, found.rank) == ("missing-rank-environment", 1)
-    far = recorded((no_rank + "step 1\n" * 20 + raised(None, failed), ended(1, 1)), ("", told(0)))
-    assert far.code == "script-exception"
 
 
 def test_what_cleans_up_behind_an_exception_is_not_the_cause() -> None:

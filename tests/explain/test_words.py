@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.explain.decide.fate import RULES
+from ddplaunch.explain.diagnosis import LogSource
+from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from ddplaunch.ui.explain_view import code_text
 from ddplaunch.ui.terminal import Terminal
 from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
-from tests.explain.logs import diagnosed, ended, explained, raised, recorded, told
+from tests.explain.logs import diagnosed, ended, explained, failed, raised, recorded, told
 
 DUMP = """pure virtual method called
 terminate called without an active exception
@@ -79,14 +83,6 @@ def test_a_folder_and_an_unwritable_place_are_called_so() -> None:
         assert said.code == "permission-denied" and "1024" not in said.why + "".join(said.fixes)
     port = diagnosed("DistNetworkError: The server socket has failed to bind. port: 80, code: -13, name: EACCES\n")
     assert port.code == "permission-denied" and "1024" in port.why and "--master-port" in port.fixes[0]
-
-
-def test_waiting_for_a_key_of_its_own_is_the_scripts_matter() -> None:
-    frame = 'Traceback (most recent call last):\n  File "/w/prep.py", line 77, in ready\n    {}\n'
-    error = "torch.distributed.DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//tokenizer_ready\n"
-    found = diagnosed(frame.format("store.wait(['tokenizer_ready'])") + error)
-    assert found.code == "script-exception" and "tokenizer_ready" in found.what and "sets the key" in found.fixes[0]
-    assert diagnosed(frame.format("dist.init_process_group('gloo')") + error).code == "rendezvous-failed"
 
 
 def test_the_interface_of_the_lines_above_is_named_and_needed() -> None:
@@ -187,3 +183,18 @@ def test_sizes_have_units_and_boxes_are_left_out() -> None:
     boxed = "╭─ Error ───────╮\n│ No such option: --lrr (Possible options: --lr)     │\n╰───────╯\n"
     found = recorded((f"Usage: train.py [OPTIONS]\n{boxed}", ended(0, 2)))
     assert found.what.endswith("No such option: --lrr (Possible options: --lr)")
+
+
+def test_why_shows_what_each_stage_decided_and_the_answer_stays() -> None:
+    log = "step 1 loss 2\nUserWarning: low memory, retrying\n" + raised(1, "KeyError: 'labels'") + failed(1, 1, 10)
+    stages: list[str] = []
+    explanation = explain_texts([LogSource("train.log", io.BytesIO(log.encode()))], None, stages)
+    assert explanation == explained(log)
+    assert [line.split(":")[0] for line in stages if line[0] != " "] == ["read", "episodes", "fate", "choose"]
+    assert "  train.log:6 script-exception of rank 1: fatal, tier general" in stages
+    assert stages[-1] == "choose: script-exception, by train.log:6 script-exception of rank 1"
+
+
+def test_each_rule_has_a_reason_in_a_sentence() -> None:
+    assert all(rule.__doc__ and rule.__doc__.split("\n")[0].endswith(".") for _, rule in RULES)
+    assert len({rule.__name__ for _, rule in RULES}) == len(RULES)

@@ -47,6 +47,7 @@ COMMAND = Command(
             offers="runs and codes",
         ),
         Flag("json", "switch", "", "The diagnosis as JSON."),
+        Flag("why", "switch", "", "Show on stderr what each stage of the diagnosis decided."),
         RUN_DIR,
     ),
     more="`-` reads a log from stdin.",
@@ -62,20 +63,22 @@ _SHOWN = 200  # characters of a name
 _SLURM_S = 5.0  # to wait for Slurm's answer
 
 
-def explain(targets: list[str], json: bool | None = None, run_dir: str | None = None) -> int:
+def explain(targets: list[str], json: bool | None = None, why: bool | None = None, run_dir: str | None = None) -> int:
     """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
+    stages: list[str] | None = [] if why else None
     try:
         if len(targets) == 1 and _described(targets[0]):
             return ExitStatus.DONE
         with ExitStack() as stack:
             subject, lives = _subject(targets, run_dir, stack)
-            explanation = explained(subject)
+            explanation = explained(subject, stages)
     except OSError as error:
         raise usage(
             f"`{str(error.filename or ' '.join(targets))[:_SHOWN]}` cannot be read: {error.strerror}",
             why="the explanation is made from it",
             fix="name a file that can be read",
         ) from error
+    tell("".join(f"{line}\n" for line in stages or ()))
     record = subject.record
     running = _written(subject, explanation) if record is None else lives and not record.outcomes
     explanation = _with_what_else_is_known(explanation, subject, running)
@@ -146,16 +149,21 @@ def _written(subject: Subject, explanation: Explanation) -> bool:
     return is_written(max(paths, key=lambda path: path.stat().st_mtime))
 
 
-def explained(subject: Subject) -> Explanation:
-    """Return what was found when a recorded run ended, else what its logs, or those that were named, say."""
+def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
+    """Return what was found when a recorded run ended, else what its logs, or those that were named, say.
+
+    ``stages`` gets what each stage decides of the logs.
+    """
     from ddplaunch.explain.explain_logs import explain_texts
 
     record = subject.record
     alone = record is not None and (len(record.outcomes) == 1 or told_by_launcher(record.directory))
     stored = record.outcome.explanation if record and record.outcome and alone else None
-    if stored is not None:
+    if stored is not None and stages is None:
         return stored  # made when the run ended, with what the kernel and the cgroup, or the launcher, knew then
-    found = explain_texts(subject.sources, subject.facts)
+    found = explain_texts(subject.sources, subject.facts, stages)
+    if stored is not None:
+        return stored
     if record is None and (found.diagnosis is None or found.diagnosis.code in VAGUE):
         return _refused(subject) or found
     if record is None or found.diagnosis is None or found.diagnosis.code not in VAGUE:

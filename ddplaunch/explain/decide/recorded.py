@@ -6,14 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.progress import PROGRESS, says_something
-from ddplaunch.explain.diagnosis import Raised, RankEnd, RunFacts, of_process
+from ddplaunch.explain.decide.work import PROGRESS, says_something
+from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
-from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit, exit_code
-from ddplaunch.explain.signatures import named
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 
 #: Codes of exits that tell more than an abort or an exit status of the script.
@@ -26,10 +24,7 @@ _XID = re.compile(r"NVRM: Xid \(([^)]+)\): (\d+)\b")
 _LIMIT = re.compile(
     r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
 )
-_RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
-_INTERRUPTED = (-SIGNALS["SIGINT"], 128 + SIGNALS["SIGINT"])
 _LAST_WORDS = 3  # lines
-_SAID = 160  # characters of a message
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
 
@@ -85,12 +80,6 @@ def only_failed_rank(scanned: Scanned) -> int | None:
             named = ranks - {None}  # what has run the launcher names no rank
             return named.pop() if len(named) == 1 else None
     return None
-
-
-def interrupted_alone(scanned: Scanned) -> int | None:
-    """Return the only rank of a record that SIGINT has ended; the launcher got none, or it would be the cause."""
-    ended = [each for each in scanned.exits if each.seen and not each.by_agent and each.code in _INTERRUPTED]
-    return ended[0].rank if len(ended) == 1 else None
 
 
 def says_alone(known: RankExit, said: Sequence[Line], scanned: Scanned) -> bool:
@@ -287,12 +276,6 @@ def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | 
     return own[0] if own and all(end.signal == "SIGABRT" and end.through for end in own) else None
 
 
-def on_cpu(facts: RunFacts | None) -> bool:
-    """Return whether the run was launched on the CPU, where no GPU can fail."""
-    device = ((facts.plan if facts is not None else None) or {}).get("device")
-    return isinstance(device, dict) and device.get("value") == "cpu"
-
-
 def bus_error(facts: RunFacts | None, frame: str | None) -> tuple[str, tuple[str, ...]]:
     """Return why a page of a mapped file could not be loaded, and fixes; ``frame`` is the user's line that needed it.
 
@@ -308,53 +291,4 @@ def bus_error(facts: RunFacts | None, frame: str | None) -> tuple[str, tuple[str
         f"a page of a mapped file could not be loaded; {size_text(facts.shm_free_bytes)} of /dev/shm are free, so a "
         "file was cut while it was mapped, or its disk or server failed",
         (f"look at {mapped} by mmap: what writes, copies or deletes it meanwhile? `dmesg | tail` tells of disks",),
-    )
-
-
-def lost_while_joining(
-    scanned: Scanned, complaining: Sequence[Line], facts: RunFacts | None
-) -> tuple[Hit, Traceback] | None:
-    """Return the exception of the only rank that complains, if it lost its connection in ``init_process_group``.
-
-    By a record that rank failed first. A log alone does not tell it: there a connection that the other side closed in
-    order is that of a rank that ended, and only another log can say why.
-    """
-    first, speakers = first_by_itself(facts), {line.speaker for line in complaining}
-    if len(speakers) != 1 or (
-        facts is not None and (first is None or first.rank not in {who.rank for who in speakers})
-    ):
-        return None
-    own = [each for each in scanned.tracebacks if not (each.handled or each.side or each.bare or each.launcher)]
-    if len(own) != 1 or own[0].speaker not in speakers:
-        return None
-    root = own[0].root
-    joining = any(function == "init_process_group" and "distributed_c10d" in file for file, _, function in root.frames)
-    if not joining or not (_RESET if facts is None else _RESET_OR_CLOSED).search(root.raised.message):
-        return None
-    return Hit(named("lost-while-joining"), root.line, {"line": root.raised.message}), own[0]
-
-
-def exception_text(raised: Raised) -> str:
-    """Return an exception in a sentence: its type, the start of its message, and where it was raised."""
-    return f"{raised.type}: {raised.message[:_SAID]}" + (f" at {raised.frame}" if raised.frame else "")
-
-
-def parts_ended_before(cause_at: int, rank: int | None, own: Raised | None, scanned: Scanned) -> str:
-    """Return which uncaught exception had ended a thread or a process of ``rank`` before the one at ``cause_at``.
-
-    What it was to do was missing then, and the rank's ``own`` exception often says only that.
-    """
-    told = [
-        each
-        for each in scanned.tracebacks
-        if each.speaker.rank == rank is not None
-        and each.parts[-1].line.at < cause_at
-        and (each.side or of_process(each.root.frames))
-        and not (each.handled or each.logged)
-    ]
-    raised = told[-1].raised if told else None
-    if raised is None or (own is not None and raised.message and raised.message in own.message):
-        return ""
-    return (
-        f"a {'thread' if told[-1].side else 'process'} of rank {rank} had been ended before by {exception_text(raised)}"
     )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.progress import CHATTER, COUNT, PROGRESS
+from ddplaunch.explain.decide.work import CHATTER, COUNT, PROGRESS
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY
 from ddplaunch.explain.read.scan import Scanned

@@ -1,4 +1,4 @@
-"""Possible root causes: every signature and exception, the tier that each is trusted at, and the rank it accuses."""
+"""What may have ended the run: the failure that each signature and each exception shows, and the echoes of failures."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import bisect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
-from ddplaunch.explain.decide.collectives import Stuck
-from ddplaunch.explain.decide.progress import StepReports
-from ddplaunch.explain.decide.recorded import exit_rank, only_failed_rank, rank_of_pid
 from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, announced
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures import named
-from ddplaunch.explain.signatures.signature import AT_START, NOISE, OF_MACHINES, Signature, Tier, filled
+from ddplaunch.explain.signatures.signature import NOISE, OF_MACHINES, Signature, Tier, filled
 from ddplaunch.values.frozen import dataclass
+
+#: "fatal": it may have ended its rank. "doubtful": it counts where nothing fatal is known. "survived": the work went
+#: on. "echo": it follows from another failure.
+Fate = Literal["fatal", "doubtful", "survived", "echo"]
 
 #: Exceptions that a launcher raises because ranks failed.
 _LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "TuneError"))
 #: Exceptions that a launcher raises because ranks failed, and a rank because of a process that it had started itself.
-STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
+_STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
 #: Exceptions that a rank raises because another process is gone, which need not be a rank.
 _LOST = frozenset(f"Connection{how}Error" for how in ("Reset", "Aborted", "Refused")) | {"BrokenPipeError", "EOFError"}
 #: Exceptions that a rank raises because another rank is gone.
-LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError", "HorovodInternalError"])
-LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
+_LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError", "HorovodInternalError"])
+_LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
 #: Exceptions that end a process which was asked to end, or whose input ended.
 _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
 #: Codes of echoes that may as well be of a process that the rank had started itself.
@@ -38,9 +40,7 @@ _OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
-_WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
-_WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
 _NAMES_A_PROGRAM = re.compile(
     r"(?!nvcc|ninja|ld|[\w.]*(?:Error|Exception)\b)(?:[a-z][\w.+-]*|[A-Z]{3,}\w* (?:ERROR|WARNING|INFO)): "
 )
@@ -48,14 +48,13 @@ _MESSAGE_LINES, _SAID = 12, 160
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One possible root cause: a ``hit`` of a signature, else the exception ``raised``.
+class Failure:
+    """One possible root cause: a ``hit`` of a signature, else the exception ``raised``; ``reason`` is that of its fate.
 
     ``speaker`` is the rank that failed, which may be another one than printed ``line``. ``side``: raised in a thread,
     or possibly because of other ranks. ``survivor``: raised because of other ranks, or of another process where it is
-    ``maybe_own``. ``logged``: printed as a warning. ``old``: quoted, or older than the exception that ended the rank.
-    ``calls`` led to the exception; ``bare``: its traceback is not in the log. ``in_loader``: a DataLoader raised it as
-    it took a batch from one of its workers.
+    ``maybe_own``. ``logged``: printed as a warning. ``calls`` led to the exception; ``bare``: its traceback is not in
+    the log. ``in_loader``: a DataLoader raised it as it took a batch from one of its workers.
     """
 
     tier: Tier
@@ -67,10 +66,11 @@ class Candidate:
     survivor: bool = False
     logged: bool = False
     maybe_own: bool = False
-    old: bool = False
     calls: tuple[UserCall, ...] = ()
     bare: bool = False
     in_loader: bool = False
+    fate: Fate = "fatal"
+    reason: str = ""
 
     @property
     def code(self) -> str:
@@ -106,36 +106,48 @@ class Candidate:
 
     @property
     def is_hint(self) -> bool:
-        """Whether the signature only supports a cause of its code, whatever tier the candidate has now."""
+        """Whether the signature only supports a cause of its code."""
         return self.hit is not None and self.hit.signature.tier == Tier.HINT
 
+    @property
+    def quoted(self) -> bool:
+        """Whether the line repeats what somebody else printed."""
+        return self.speaker.quoted or (self.hit is not None and self.hit.quoted)
 
-def survived(each: Candidate) -> Candidate:
-    """Return the candidate as an error that did not end its rank.
+    @property
+    def old(self) -> bool:
+        """Whether its rank went on after it."""
+        return self.fate != "fatal"
 
-    A cause becomes uncertain; anything less only counts if no rank died of a signal; what ranks print of others is an
-    echo.
-    """
-    if each.tier > Tier.SURVIVED:
-        return replace(each, tier=Tier.ECHO)
-    return replace(each, tier=Tier.UNCERTAIN if each.tier == Tier.CAUSE else Tier.SURVIVED)
+    @property
+    def standing(self) -> Tier:
+        """How far it can be trusted: its tier, less where its fate is not "fatal"."""
+        if self.fate == "fatal" or self.tier > Tier.SURVIVED:
+            return self.tier if self.fate == "fatal" else Tier.ECHO
+        if self.fate == "echo":
+            return Tier.ECHO
+        return Tier.UNCERTAIN if self.tier == Tier.CAUSE else Tier.SURVIVED
 
 
-def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
-    """Return the possible root causes, and the echoes."""
+def of_peers(echoes: Sequence[Hit]) -> list[Hit]:
+    """Return the echoes that speak of a lost or missing rank."""
+    return [hit for hit in echoes if hit.signature.code not in NOISE]
+
+
+def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
+    """Return what may have ended the run, and the echoes."""
     by_line: dict[int, list[Hit]] = {}
     for hit in scanned.hits:
         by_line.setdefault(hit.line.at, []).append(hit)
     context = _Context(scanned)
-    found: list[Candidate] = []
+    found: list[Failure] = []
     echoes: list[Hit] = []
     for traceback in scanned.tracebacks:
-        traceback = _without_waits(traceback, by_line)
-        told = None if traceback.handled else _of_traceback(traceback, by_line, context)
-        if isinstance(told, Candidate):
-            found.append(replace(told, calls=traceback.calls))
-        elif told is not None:
-            echoes.append(told)
+        shown = None if traceback.handled else _of_traceback(traceback, by_line, context)
+        if isinstance(shown, Failure):
+            found.append(replace(shown, calls=traceback.calls))
+        elif shown is not None:
+            echoes.append(shown)
     inside = {at for traceback in scanned.tracebacks for at in _lines_of(traceback, scanned)}
     for hit in scanned.hits:
         if hit.line.at in inside:
@@ -143,19 +155,9 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
         if hit.signature.tier == Tier.ECHO:
             echoes.append(hit)
         elif hit is by_line[hit.line.at][0] and not context.contradicts(hit):
-            told = _of_hit(hit, hit.line.speaker, context.raised_before(hit))
-            told = replace(told, logged=announced(hit.line.text))
-            found.append(replace(survived(told), side=True) if _WARNED.search(hit.line.text) else told)
-    steps = StepReports(scanned.lines)
-    found = [_gone_on(each) if steps.go_on_after(each.line) else each for each in found]
-    begun = [each.code in AT_START and steps.made_after(each.line) for each in found]
-    found = [replace(survived(each), old=True) if old else each for each, old in zip(found, begun, strict=True)]
+            failure = _of_hit(hit, hit.line.speaker, context.raised_before(hit))
+            found.append(replace(failure, logged=announced(hit.line.text)))
     return found, echoes
-
-
-def _gone_on(each: Candidate) -> Candidate:
-    """Return what a rank printed that went on: of an exception without a traceback it only told."""
-    return replace(each, tier=Tier.ECHO) if each.bare and each.signature is None else survived(each)
 
 
 def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
@@ -168,30 +170,7 @@ def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
                 yield at
 
 
-def _without_waits(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Traceback:
-    """Return a chain without the waits for other ranks that an exception of the rank's own led to.
-
-    A rank that cleans up in a collective, as in `finally: dist.barrier()`, waits there until it times out.
-    """
-    parts = list(traceback.parts)
-    while len(parts) > 1 and parts[-1].link == "during" and _waits(parts[-1], by_line) and _is_own(parts[-2], by_line):
-        parts.pop()
-    return traceback if len(parts) == len(traceback.parts) else replace(traceback, parts=tuple(parts))
-
-
-def _waits(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
-    hits = list(_hits_in(part, by_line))
-    return bool(hits) and all(hit.signature.tier >= Tier.SYMPTOM for hit in hits)
-
-
-def _is_own(part: ChainedException, by_line: dict[int, list[Hit]]) -> bool:
-    """Return whether a chain's exception was raised by the rank itself, outside of what libraries only try."""
-    name = part.raised.type.rpartition(".")[2]
-    by_others = LOST_PEER | _LOST | STARTED | _LAUNCHERS
-    return bool(part.calls) and name not in by_others and not _waits(part, by_line)
-
-
-def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: _Context) -> Candidate | Hit | None:
+def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: _Context) -> Failure | Hit | None:
     """Return the best signature in a chain of exceptions, else its echo, else the exception itself.
 
     None for what launchers raise because ranks failed.
@@ -199,30 +178,24 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: 
     roots: list[tuple[Hit, ChainedException]] = []
     echo: Hit | None = None
     for part in traceback.parts:
+        cleans_up = part.link == "during" and part is not traceback.root  # as `finally: dist.barrier()` waits in vain
         for hit in _hits_in(part, by_line):
+            if cleans_up and hit.signature.tier >= Tier.SYMPTOM:
+                continue
             if hit.signature.tier != Tier.ECHO:
-                if not (context.contradicts(hit) or traceback.store_lost or _is_own_wait(hit.signature, part)):
+                if not (context.contradicts(hit) or traceback.store_lost):
                     no_program = part.starts_program and hit.signature.code == "dataset-missing"
                     roots.append((hit._replace(signature=named("program-missing")) if no_program else hit, part))
             elif hit.line.at == part.line.at:
                 echo = echo or hit
     if roots:
         hit, part = min(roots, key=lambda pair: (pair[0].signature.tier, pair[1] is not traceback.root))
-        best = replace(_of_hit(hit, traceback.speaker, part.raised), bare=traceback.bare)
-        return survived(replace(best, logged=True)) if traceback.logged else best
+        best = _of_hit(hit, traceback.speaker, part.raised)
+        return replace(best, bare=traceback.bare, logged=traceback.logged)
     bare = traceback.bare and not traceback.lost_worker
     if echo is not None and (traceback.launcher or bare or echo.signature.code not in _STARTED_ECHOES):
         return echo
     return _of_exception(traceback)
-
-
-def _is_own_wait(signature: Signature | None, part: ChainedException) -> bool:
-    """Return whether the script itself waited for a key of a store; ``signature`` is what the message looks like."""
-    if signature is not None and signature.code != "rendezvous-failed":
-        return False
-    source = part.sources[-1] if part.sources else ""
-    own = part.raised.frame is not None and part.calls[-1].folded == 0
-    return own and "keys: " in part.raised.message and bool(_WAITS_FOR_KEYS.search(source))
 
 
 def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:
@@ -230,11 +203,10 @@ def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[
     who = part.line.speaker
     for at in range(part.line.at, part.first - 1, -1):
         for hit in by_line.get(at, ()):
-            if hit.line.speaker != who or (at != part.line.at and _in_source(hit)):
-                continue
-            if at == part.line.at and (hit.quoted or _is_said_of_another(hit.signature, part)):
-                continue
-            yield hit
+            said = at == part.line.at
+            other = (hit.quoted or _is_said_of_another(hit.signature, part)) if said else _in_source(hit)
+            if hit.line.speaker == who and not other:
+                yield hit
 
 
 def _in_source(hit: Hit) -> bool:
@@ -259,20 +231,17 @@ def _is_said_of_another(signature: Signature, part: ChainedException) -> bool:
     return own or (signature.code in OF_MACHINES and name in _OF_LOGIC and name not in signature.raises)
 
 
-def _of_exception(traceback: Traceback) -> Candidate | None:
-    """Return the candidate for an exception that no signature knows."""
+def _of_exception(traceback: Traceback) -> Failure | None:
+    """Return the failure that an exception shows which no signature knows."""
     raised = traceback.raised
     name = raised.type.rpartition(".")[2]
-    if name == "FileNotFoundError" and (program := traceback.program):
-        return _of_hit(Hit(named("program-missing"), traceback.root.line, {"path": program}), traceback.speaker, raised)
-    if name in _LAUNCHERS or (traceback.launcher and name in LOST_PEER | _LOST | STARTED | _ASKED_TO_END):
+    if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | _STARTED | _ASKED_TO_END):
         return None
-    own_wait = _is_own_wait(None, traceback.root)
-    lost_rank = (name in LOST_PEER and not own_wait) or traceback.store_lost or raised.message.startswith(_WRAPPED)
-    lost = name in _LOST | STARTED or traceback.worker_stopped
+    lost_rank = name in _LOST_PEER or traceback.store_lost or raised.message.startswith(_WRAPPED)
+    lost = name in _LOST | _STARTED or traceback.worker_stopped
     by_others = lost_rank or lost or name in _ASKED_TO_END
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
-    found = Candidate(
+    return Failure(
         Tier.SYMPTOM if by_others else tier,
         traceback.root.line,
         traceback.speaker,
@@ -284,11 +253,10 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
         in_loader=traceback.in_loader,
         maybe_own=lost and not (lost_rank or traceback.side or traceback.bare),
     )
-    return survived(found) if traceback.logged else found
 
 
-def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None) -> Candidate:
-    return Candidate(hit.signature.tier, hit.line, speaker, hit, raised)
+def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None) -> Failure:
+    return Failure(hit.signature.tier, hit.line, speaker, hit, raised)
 
 
 class _Context:
@@ -330,41 +298,3 @@ class _Context:
             return None
         traceback = entries[index][1]
         return None if traceback.handled else traceback.parts[-1].raised
-
-
-def rank_of(
-    best: Candidate, found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
-) -> int | None:
-    """Return the one rank that shows the cause, None where several do, or where nothing tells."""
-    same = [each for each in found if (each.code, each.tier) == (best.code, best.tier)]
-    ranks = {_own_rank(each, scanned) for each in same} - {None}
-    if ranks:
-        return ranks.pop() if len(ranks) == 1 else None
-    if len({each.speaker for each in same}) > 1:
-        return None
-    by_exit = only_failed_rank(scanned)
-    told = {hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE}
-    return by_exit if by_exit is not None else waits.only_silent(told)
-
-
-def _own_rank(each: Candidate, scanned: Scanned) -> int | None:
-    """Return the rank that a candidate names, or that printed it."""
-    speaker, groups = each.speaker, each.groups
-    if groups.get("culprit", "").isdecimal():
-        return int(groups["culprit"])
-    if speaker.rank is not None:
-        return speaker.rank
-    if groups.get("rank", "").isdecimal():
-        return int(groups["rank"])
-    pid = groups.get("pid", "")
-    if pid.isdecimal() and (rank := rank_of_pid(int(pid), scanned)) is not None:
-        return rank
-    for known in scanned.exits:
-        rank = exit_rank(known, scanned)
-        if rank is None:
-            continue
-        if speaker.pid is not None and known.pid == speaker.pid:
-            return rank
-        if speaker.local is not None and known.local == speaker.local and known.host in (speaker.host, None):
-            return rank
-    return speaker.local if speaker.host is None else None

@@ -1,0 +1,354 @@
+"""The root cause among all failures and exits: the best tier, within a tier what came first, the record before text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ddplaunch.explain.decide import recorded
+from ddplaunch.explain.decide.collectives import (
+    Left,
+    Stuck,
+    Waited,
+    first_never_done,
+    mismatch,
+    stuck,
+    uneven,
+    waited_in,
+)
+from ddplaunch.explain.decide.failures import Failure, failures, of_peers
+from ddplaunch.explain.decide.fate import ABORTS, BARE, OUTSIDE, Case, with_fates
+from ddplaunch.explain.decide.last_words import BareExit, code_with_words, unexplained, with_last_words
+from ddplaunch.explain.decide.work import Work, ended_well, unfinished_report
+from ddplaunch.explain.diagnosis import Certainty, RunFacts, UserCall
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.scan import Hit, Scanned
+from ddplaunch.explain.signatures.signature import Tier
+from ddplaunch.explain.stacks.parse import dumped_calls
+from ddplaunch.values.frozen import dataclass
+
+#: Codes of what ranks print that wait for one that does not come.
+_WAITING = frozenset(("collective-timeout", "collective-mismatch", "gpu-p2p-broken", "rendezvous-failed"))
+#: Codes of crashes and time-outs that faulthandler prints the stacks for.
+_DUMPS = frozenset(("segmentation-fault", "aborted", "hang", "shm-too-small", "gpu-fault"))
+#: Codes that ranks have in common with others, which a failure elsewhere leads to as well.
+_SHARED = BARE | {"collective-timeout", "collective-mismatch"}
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """The chosen cause: a ``candidate``, an exit that nothing explains (``ended``), or neither.
+
+    ``told``: the record of the run says it. ``outside``: what the kernel or the cgroup says, which is in no log.
+    ``witness``: the exception of a survivor, where nothing else is known. ``losers`` are the other candidates.
+    ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed below the cause.
+    ``left``: the ranks that left early. ``cut``: an uncaught exception is reported there, and the report is cut off.
+    ``doubtful``: the log does not decide, maybe because of a ``rival``: another cause, or a line that shows that the
+    work went on.
+    """
+
+    code: str
+    rank: int | None
+    host: str | None
+    candidate: Failure | None = None
+    ended: BareExit | None = None
+    mismatched: tuple[Waited, Waited] | None = None
+    stuck: Stuck | None = None
+    echoes: tuple[Hit, ...] = ()
+    losers: tuple[Failure, ...] = ()
+    told: bool = False
+    outside: Line | None = None
+    witness: Failure | None = None
+    dumped: tuple[UserCall, ...] = ()
+    left: Left | None = None
+    cut: Line | None = None
+    rival: Failure | Line | None = None
+    doubtful: bool = False
+
+    @property
+    def certainty(self) -> Certainty:
+        """How sure it is."""
+        if self.code == "unknown":
+            return "unknown"
+        if self.candidate is not None:
+            guessed = self.candidate.is_hint or (self.code == "killed" and self.candidate.signature is None)
+            return "likely" if guessed or self.doubtful else "observed"
+        bare_exit = not self.told and self.outside is None
+        return "likely" if bare_exit and self.code in BARE else "observed"
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines that show the cause, the most telling first."""
+        found = [] if self.candidate is None else [self.candidate.line]
+        found += [] if self.own_echo is None else [self.own_echo.line]
+        found += [] if self.ended is None else [self.ended.exit.line]
+        found += [each.line for each in self.mismatched or ()]
+        found += [] if self.left is None else self.left.lines
+        found += [] if self.witness is None else [self.witness.line]
+        found += [each for each in (self.outside, self.cut) if each is not None]
+        found = [*self.ended.said, *found] if self.ended is not None and self.outside is None else found
+        return tuple(found or [hit.line for hit in self.echoes[:1]])
+
+    @property
+    def own_echo(self) -> Hit | None:
+        """How a rank whose end nothing explains reported that it had lost another one."""
+        if self.code != "unknown" or self.ended is None:
+            return None
+        whose = () if self.rank is None else (self.rank, None) if self.ended.exit.code == 1 else (self.rank,)
+        return next((hit for hit in of_peers(self.echoes) if hit.line.speaker.rank in whose), None)
+
+    @property
+    def frame(self) -> str | None:
+        """Where in the user's code the rank was, where a stack was dumped."""
+        return self.dumped[-1].place if self.dumped else None
+
+    @property
+    def calls(self) -> tuple[UserCall, ...]:
+        """The user's calls that led to the cause, by its traceback or the dumped stack."""
+        return self.dumped or (self.candidate.calls if self.candidate is not None and self.speaks else ())
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the candidate's line is of the rank that is to blame, and not of one that waited for it."""
+        ranks = {self.rank, None if self.candidate is None else self.candidate.speaker.rank}
+        return len(ranks - {None}) < 2
+
+
+def choose(scanned: Scanned, facts: RunFacts | None) -> tuple[RootCause | None, Case]:
+    """Return the root cause, None where nothing failed, and the case that it was chosen in."""
+    scanned = recorded.with_facts(scanned, facts)
+    found, echoes = failures(scanned)
+    case = with_fates(scanned, Work(scanned.lines), facts, found, echoes)
+    if facts is not None and facts.state == "succeeded":
+        return None, case
+    waits, echoes = stuck(scanned), list(case.echoes)
+    found = _own_where_nobody_else_failed([each for each in case.failures if each.fate != "survived"], echoes, facts)
+    if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
+        cause = RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
+        return cause, case
+    ends = recorded.end_times(facts)
+    first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
+    found.sort(key=lambda each: (each.standing, each.survivor, ends.get(each.speaker.rank, first_end), each.line.at))
+    return _chosen(case._replace(failures=found, scanned=scanned), waits), case
+
+
+def _chosen(case: Case, waits: Stuck) -> RootCause | None:
+    """Return what comes first of: a rank that left early, the best failure, an exit, a report of one."""
+    scanned, facts, found, echoes = case.scanned, case.facts, list(case.failures), list(case.echoes)
+    if (early := _left_early(found, echoes, scanned, waits, facts)) is not None:
+        return early
+    ends, ranks = recorded.end_times(facts), _complaining(echoes)
+    ended = unexplained(scanned.exits, ends, ranks) if case.failed else None
+    if found and not _exit_explains(ended, found[0]):
+        if found[0].survivor:
+            return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
+        cause = _with_memory_facts(_of_failure(found, echoes, scanned, waits), facts)
+        return cause if facts is not None and facts.ranks else _weighed(cause, found, case.work)
+    if ended is not None and (spoken := _last_words(ended, scanned, echoes)) is not None:
+        return _with_memory_facts(_of_exit(spoken, found, echoes, scanned, waits), facts)
+    cut = unfinished_report(scanned, case.work)
+    spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # others, which may be "finished"
+    own = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
+    codes = {hit.signature.code for hit in scanned.hits}  # an agent whose ranks succeeded; an interpreter that ends
+    left = "rendezvous-shutdown" in codes or ("teardown-noise" in codes and not ranks)
+    if not (case.failed or cut) and (left or ended_well(own, bool(ranks))):
+        return None
+    return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
+
+
+def passed_over(case: Case) -> Failure | None:
+    """Return the last error that would have ended a run, had its work not gone on; for logs in which nothing failed."""
+    survived = (each for each in case.failures if each.fate == "survived" and each.tier <= Tier.GENERAL)
+    ends = (each for each in survived if not (each.logged or each.survivor or each.quoted))
+    return max(ends, key=lambda each: each.line.at, default=None)
+
+
+def _rival(best: Failure, others: Sequence[Failure], work: Work, shared: bool) -> Failure | Line | None:
+    """Return the first of ``others`` that may be the cause instead of ``best``, or the step that was made after that.
+
+    An end that tells nothing of its reason is how ``best`` ended a rank. ``shared``: ranks that wait for another one
+    print the same, and make steps until then.
+    """
+    for each in others:
+        least = Tier.GENERAL if each.signature is None else Tier.UNCERTAIN
+        bare = each.code in BARE | ABORTS
+        if each.fate == "fatal" and each.tier <= least and not (bare or each.logged or each.survivor or each.is_hint):
+            return each
+    return None if shared else work.reports_a_step(best.line)
+
+
+def _weighed(cause: RootCause, found: Sequence[Failure], work: Work) -> RootCause:
+    """Return a cause that no record tells with what speaks against it."""
+    best, shared = found[0], cause.code in _SHARED
+    rival = _rival(best, [each for each in found[1:] if each.code != cause.code], work, shared)
+    if cause.code in BARE:
+        told = best.standing == Tier.CAUSE
+    else:
+        told = best.standing < Tier.SYMPTOM or cause.rank is not None or cause.mismatched is not None
+    return replace(cause, rival=rival, doubtful=rival is not None or (shared and not told))
+
+
+def _last_words(ended: BareExit, scanned: Scanned, echoes: Sequence[Hit]) -> BareExit | None:
+    """Return the exit with its rank's own last words; None where a record shows that it only lost another rank."""
+    complaints = {hit.line.at: hit.line.speaker.rank for hit in of_peers(echoes)}
+    complains = ended.exit.rank in complaints.values()
+    spoken = with_last_words(ended, scanned.lines, complains)
+    if recorded.only_complains(spoken.exit, spoken.said, list(complaints)):
+        return None
+    of_others = {hit.line.at for hit in echoes}
+    return with_last_words(ended, [line for line in scanned.lines if line.at not in of_others], complains)
+
+
+def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
+    """Return the ranks that complain of others."""
+    return frozenset(hit.line.speaker.rank for hit in of_peers(echoes))
+
+
+def _left_early(
+    found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck, facts: RunFacts | None
+) -> RootCause | None:
+    """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
+    first = recorded.first_by_itself(facts)
+    left = recorded.left_before(facts, first) if first is not None else ()
+    complaints = [(hit.line.speaker.rank, hit.line) for hit in of_peers(echoes) if hit.line.text[:2] != "[W"]
+    complaints += [(each.speaker.rank, each.line) for each in found if each.survivor or each.code in _WAITING]
+    words: tuple[Line, ...] = ()
+    if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
+        first, left = table
+    elif facts is None and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
+        first, left, words = leaving
+    if first is None or not left or (first.signal and first.signal != "SIGABRT"):
+        return None
+    if found and found[0].standing <= Tier.UNCERTAIN and found[0].code not in _WAITING:
+        return None
+    if not words and first.rank not in {each.rank for each in waits.waited} | {rank for rank, _ in complaints}:
+        return None
+    call, frame, line = waited_in(scanned, first.rank)
+    own = next((each for each in waits.waited if each.rank == first.rank), None)
+    before_s = max(0.0, (first.ended_s or 0.0) - (left[-1].ended_s or 0.0))
+    line = own.line if own else line
+    lines = words or (() if line is None else (line,))
+    told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, lines, bool(words))
+    rank, host = (left[0].rank, left[0].host) if len(left) == 1 else (None, None)
+    return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
+
+
+def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
+    """Return whether an exit is the cause and not ``best``.
+
+    A rank that died of a signal explains timeouts and lost connections of the others, and an uncertain cause that was
+    printed after it. An abort or a plain exit status says less than any line that is more than a hint.
+    """
+    if ended is None:
+        return False
+    if ended.code in ("unknown", "aborted"):
+        return best.standing >= Tier.HINT
+    later = best.standing == Tier.UNCERTAIN and ended.exit.line.at < best.line.at
+    return best.standing >= Tier.SURVIVED or later
+
+
+def _of_failure(found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck) -> RootCause:
+    best = found[0]
+    code, pair = best.code, None
+    if code in ("collective-timeout", "gpu-p2p-broken"):
+        pair = mismatch(waits)
+        if pair is not None or uneven(waits) is not None or waits.left:
+            code = "collective-mismatch"
+        elif first_never_done(waits):
+            code = "gpu-p2p-broken"
+        named = best.groups.get("culprit", "")
+        absent = sorted(waits.left) or waits.absent
+        only = absent[0] if len(absent) == 1 and pair is None else None
+        rank = int(named) if named.isdecimal() else only
+    elif (code == "collective-mismatch" and "other" in best.groups) or code in OUTSIDE | {"nccl-version-mismatch"}:
+        rank = None  # either, or it is from outside
+    else:
+        rank = _rank_of(best, found, echoes, scanned, waits)
+    dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))
+    dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended) if dumps else ()
+    return RootCause(
+        code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]), dumped=dumped
+    )
+
+
+def _of_exit(
+    ended: BareExit, found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
+) -> RootCause:
+    same = (end for end in scanned.exits if end.code == ended.exit.code and not end.by_agent)
+    alike = {recorded.exit_rank(end, scanned) for end in same}
+    complaining = _complaining(echoes)
+    if ended.exit.seen and ended.exit.rank not in complaining:
+        alike -= complaining  # those ended because of this one
+    alone = len(alike) <= 1 or recorded.says_alone(ended.exit, ended.said, scanned)
+    rank = recorded.exit_rank(ended.exit, scanned) if alone else None
+    first = scanned.lines[0].at if scanned.lines else 0
+    own = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
+    return RootCause(
+        code_with_words(ended),
+        rank,
+        ended.exit.host,
+        ended=ended,
+        stuck=waits,
+        echoes=tuple(echoes),
+        losers=tuple(found),
+        dumped=next(filter(None, own), ()),
+    )
+
+
+def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
+    """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
+    told = recorded.memory_says(cause.code, None if cause.ended is None else cause.ended.exit.code, facts)
+    return cause if told is None else replace(cause, code=told[0], outside=told[1])
+
+
+def _own_where_nobody_else_failed(found: list[Failure], echoes: Sequence[Hit], facts: RunFacts | None) -> list[Failure]:
+    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
+    record, of the rank that failed first; by a log alone, of the only one that complains.
+    """
+    first = recorded.first_by_itself(facts)
+    if first is not None:
+        workers = {each.speaker for each in found if each.of_worker and each.fate == "fatal"}  # of a DataLoader
+        mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
+        own = {each.line.at for each in mine if not (each.in_loader and each.speaker in workers)}
+    else:
+        speakers = {each.speaker for each in found if each.standing < Tier.HINT}
+        speakers |= {hit.line.speaker for hit in of_peers(echoes)}
+        others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
+        own = set() if others else {each.line.at for each in found if each.maybe_own}
+    own -= {each.line.at for each in found if each.fate != "fatal" or each.logged}
+    return [
+        replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
+    ]
+
+
+def _rank_of(
+    best: Failure, found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
+) -> int | None:
+    """Return the one rank that shows the cause, None where several do, or where nothing tells."""
+    same = [each for each in found if (each.code, each.standing) == (best.code, best.standing)]
+    ranks = {_own_rank(each, scanned) for each in same} - {None}
+    if ranks:
+        return ranks.pop() if len(ranks) == 1 else None
+    if len({each.speaker for each in same}) > 1:
+        return None
+    by_exit = recorded.only_failed_rank(scanned)
+    return by_exit if by_exit is not None else waits.only_silent(_complaining(echoes))
+
+
+def _own_rank(each: Failure, scanned: Scanned) -> int | None:
+    """Return the rank that a failure names, or that printed it."""
+    speaker, groups = each.speaker, each.groups
+    if groups.get("culprit", "").isdecimal():
+        return int(groups["culprit"])
+    if speaker.rank is not None:
+        return speaker.rank
+    if groups.get("rank", "").isdecimal():
+        return int(groups["rank"])
+    pid = groups.get("pid", "")
+    if pid.isdecimal() and (rank := recorded.rank_of_pid(int(pid), scanned)) is not None:
+        return rank
+    for end in scanned.exits:
+        rank = recorded.exit_rank(end, scanned)
+        if rank is not None and speaker.pid is not None and end.pid == speaker.pid:
+            return rank
+    return speaker.local if speaker.host is None else None

@@ -1,0 +1,288 @@
+"""The work that a log tells of: whether it went on after a line, failed, ended well, or still goes on."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddplaunch.explain.diagnosis import RunFacts
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import Speaker
+from ddplaunch.explain.read.scan import Scanned
+from ddplaunch.explain.read.trailer import closes_badly
+
+_DONE = re.compile(
+    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
+    r"(?!Finished: (?:ABORT|FAIL)|Done waiting |Done\. Your build exited with [1-9]|Completed <exit>)"
+    r"(?!\w+ with (?:an? )?(?:exit |error |non-?zero )?(?:status|code|errors?)\b(?!\W{0,3}0))"
+    r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
+    r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
+    r"|Results in|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
+    r"|(?:训练|训练已)完成|已保存|完了|완료|\b(?:fertig|abgeschlossen|gespeichert|terminée?|terminado|завершено|concluíd[oa]"
+    r"|finalizado|guardado|enregistrée?|zakończon\w+|zapisano|completato|salvato|tamamland\w|kaydedildi|сохранен\w*)\b"
+    r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
+)
+#: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.
+_PASSED = re.compile(
+    r"^(?!.*\b[1-9]\d* (?:failed|error)).*\b\d+ passed\b|^OK(?: \(.*\))?$"
+    r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?|unexpected)\b"
+    r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|^Job succeeded$|Tests run: \d+, Failures: 0, Errors: 0"
+)
+#: Words that nobody but a test suite or a scheduler says, of all of the work.
+_OVER = re.compile(
+    rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS|exit_status=0)\b|\bExited \(0\)"
+    r"|^Successfully completed\.$|^(?:rc|RC|exit|status)[ =:]+0$"
+)
+#: Steps and epochs in other languages, and the rounds of reinforcement learning.
+_FOREIGN = "epoche|schritt|[ée]poque|[ée]tape|[ée]poca|paso|passo|эпоха|шаг|エポック|ステップ|에폭|스텝|(?-i:update)"
+#: A report of steps, or of what they measured.
+PROGRESS = re.compile(
+    rf"(?i)(?<![-/])\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout|{_FOREIGN})s?\b(?:\(\w+\))?"
+    r"\W{0,6}\d+|第 ?\d+ ?[轮步]|"
+    r"\d+/\d+ (?:\[\d+:\d\d|\|)|\[ *\d+/\d{3,}\]|"
+    r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
+    r"(?:\b|_)loss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8: each healthy rank
+)
+#: A number in a line.
+COUNT = re.compile(r"\d[\d.,]*")
+_STEP = re.compile(
+    rf"(?i)(?:(?<![-/])\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
+    r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步])|\[ *(?=\d+/\d{3,}\]))(\d+(?:\.\d+)?)"
+)
+#: Bars, exceptions and ends that count something.
+_NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
+_COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
+_PART = re.compile(r"(\d+)\s?/\s?(\d+)")
+#: What libraries, launchers and shells print in any run.
+CHATTER = re.compile(
+    r"warn|Warning|^wandb: (?!.*\(success\))|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}"
+    r"|OMP_NUM_THREADS|destroy_process_group|HYDRA_FULL_ERROR=1"
+    r"|^Script (?:started|done) on\b|^```|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
+    r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} [\d:.]+ \d+ \S*torch[/_]|^\[W"
+    r"|^frame #|^<omitting|^\W*$"
+    r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
+    r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
+)
+_AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
+#: What faulthandler prints of a crash.
+_DUMPED = re.compile(
+    r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"
+    r"|\s*File \".+\", line \d+ in )"
+)
+#: Codes of what launchers and services print only where the work failed.
+_SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
+_CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
+_ENDS = 15  # lines of a file that may say how it ended
+_SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
+GOES_ON = 3  # lines of a program that passed over an error that it has announced
+
+
+def ended_well(lines: Sequence[Line], echoes: bool) -> bool:
+    """Return whether the last lines say that the work is done; without ``echoes``, or show no unfinished work."""
+    if said_done(lines, 30 if echoes else 8, once=echoes):
+        return True
+    texts = _texts(lines)
+    return not echoes and (not texts or not _unfinished(texts) or _at_work(texts))
+
+
+def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
+    """Return where a failure is reported that is not in the log itself, after which no work went on.
+
+    A traceback is cut off, the program's own hook for uncaught exceptions failed over it, or the last line says so.
+    """
+    hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
+    cut = [line for line in (*hooks, *scanned.cut) if not work.went_on(line, uncaught=True)]
+    said = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"]
+    over = any(_OVER.search(line.text) for line in said[-_ENDS:])
+    known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
+    known |= {end.line.at for end in scanned.exits if end.by_agent}
+    bad = [line for line in said[-_CLOSING:] if closes_badly(line.text)]
+    good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in said[-1:])
+    closing = [] if good or over else [line for line in bad if line.at not in known]
+    return min(cut or closing, key=lambda line: line.at, default=None)
+
+
+def says_something(text: str) -> bool:
+    """Return whether a line is neither empty nor what libraries and launchers print in any run."""
+    return bool(text) and (not CHATTER.search(text) or bool(_PASSED.search(text)))
+
+
+def telling(texts: Sequence[str]) -> list[str]:
+    """Return the lines that say something, without the line of source below a warning of Python, and without stacks."""
+    warned = (True, *("Warning: " in text for text in texts))
+    return [
+        text
+        for text, source in zip(texts, warned, strict=False)
+        if says_something(text) and not ((source and text[:1] == " ") or _DUMPED.match(text))
+    ]
+
+
+def _texts(lines: Sequence[Line]) -> list[str]:
+    return [line.text for line in lines[-400:] if says_something(line.text)]
+
+
+def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
+    """Return whether one of the ``last`` lines that say anything says that the work is done.
+
+    ``once``: and is not said again and again, with other numbers, as of each step that is done.
+    """
+    texts = _texts(lines)
+    often = Counter(COUNT.sub("", text) for text in texts) if once else {}
+    done = (text for text in texts[-last:] if _DONE.search(text))
+    return any(often.get(COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done)
+
+
+def says_failed(scanned: Scanned, work: Work, facts: RunFacts | None) -> bool:
+    """Return whether the record, or the launcher's output, says that the run failed."""
+    if facts is not None and facts.state is not None:
+        return facts.state != "succeeded"
+    if any(_PASSED.search(text) for text in _texts(scanned.lines)[-2:]):
+        return False  # of a test suite: it prints failures of other programs
+    own = [end for end in scanned.exits if not end.by_agent]
+    if scanned.summary is not None or any(end.table or not _recovered(end.line, work) for end in own):
+        return True
+    summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
+    return any(not work.went_on(line, uncaught=True) for line in summed_up)
+
+
+def _recovered(end: Line, work: Work) -> bool:
+    """Return whether the launcher started the ranks again after this exit, and they got further."""
+    return work.went_on(end, uncaught=not work.began_again(end))
+
+
+def _unfinished(texts: Sequence[str]) -> bool:
+    """Return whether the last line is a step before the last one that was announced, or the only step in the log.
+
+    A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that, and
+    so does one whose reports count nothing but differ, and one that counts from 0 and reached the last one.
+    """
+    if not PROGRESS.search(texts[-1]):
+        return False
+    parts = [(int(a), int(b)) for text in texts[-6:] if PROGRESS.search(text) for a, b in _PART.findall(text)]
+    if parts:
+        from_zero = {int(b) for text in texts if "%|" not in text for a, b in _PART.findall(text) if int(a) == 0}
+        return not any(a >= b or (a == b - 1 and b in from_zero) for a, b in parts)
+    return len({" ".join(_STEP.findall(text)) or text for text in texts if PROGRESS.search(text)}) <= 1
+
+
+def _at_work(texts: Sequence[str]) -> bool:
+    """Return whether a log that ends before the last step reports many: the training still runs, for all it says."""
+    drawn = [part for text in texts for part in (text.split("%|") if text.count("%|") > 1 else [text])]  # bars in a row
+    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in drawn if PROGRESS.search(text)}
+    logged = list(reports.values()).count(False)  # a bar is drawn many times within a step's time
+    return len(reports) >= _WORK or logged >= _WORK - 1
+
+
+def stops_short(lines: Sequence[Line]) -> Line | None:
+    """Return the last line of a log in which nothing failed, if it reports a step before the last one."""
+    last = [line for line in lines[-400:] if says_something(line.text)]
+    return last[-1] if last and _unfinished([line.text for line in last]) else None
+
+
+class _Rest(NamedTuple):
+    """How much progress, and how many different steps, follow each place of a file; the ``reports`` of steps.
+
+    ``passed`` and ``done`` are the places of the last of its ends that say that tests passed or a job is over, and that
+    the work is done, -1 for none.
+    """
+
+    progress: list[int]
+    steps: list[int]
+    passed: int
+    done: int
+    reports: list[Line]
+
+
+class Work:
+    """What each file goes on with after a line; counted once, because a log may have thousands of failures."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._files: dict[str, list[Line]] = {}
+        self._reports: dict[Speaker, list[Line]] = {}
+        for line in lines:
+            counts = line.text[:1] != " " or "%|" in line.text or _COUNTS.match(line.text)
+            if counts and says_something(line.text):
+                self._files.setdefault(line.file, []).append(line)
+                if PROGRESS.search(line.text):
+                    self._reports.setdefault(line.speaker, []).append(line)
+        self._rests: dict[str, _Rest] = {}
+        self._again: dict[str, int] = {}
+
+    def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
+        """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
+
+        Ranks that have not noticed yet that another one is gone still make one step, which is enough where the error
+        was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" counts only with a
+        step: the shell script around the training prints it too.
+        """
+        said = self._files.get(line.file, [])
+        at = bisect.bisect_right(said, line.at, key=_place)
+        rest = self._rest(line.file)
+        if rest.passed >= at:
+            return True
+        if len(said) - at < 1 + uncaught:
+            return False
+        progress, steps = rest.progress[at], rest.steps[at]
+        begun = steps > 0 or (progress > 0 and self.began_again(line))
+        over = rest.done >= at and (begun or not uncaught)
+        return over or steps >= 2 or progress >= (1 if announced else 4)
+
+    def reports_a_step(self, line: Line) -> Line | None:
+        """Return the first report of a step below ``line`` in the same log that no other rank signs.
+
+        A bar may be drawn once more after a failure.
+        """
+        reports = self._rest(line.file).reports
+        below = range(bisect.bisect_right(reports, line.at, key=_place), len(reports))
+        return next((reports[at] for at in below if line.speaker.rank in (None, reports[at].speaker.rank)), None)
+
+    def started_after(self, line: Line) -> bool:
+        """Return whether any rank reported a step after ``line`` in the same log, which means that all had started."""
+        said = self._files.get(line.file, [])
+        return self._rest(line.file).progress[bisect.bisect_right(said, line.at, key=_place)] > 0
+
+    def steps_after(self, line: Line) -> bool:
+        """Return whether the speaker of ``line`` reported several further steps after it."""
+        reports = self._reports.get(line.speaker, [])
+        after = reports[bisect.bisect_right(reports, line.at, key=_place) :][: 4 * _SURVIVED]
+        steps = {" ".join(_STEP.findall(each.text)) for each in after} - {""}
+        return len(steps) >= _SURVIVED or len(after) >= 4 * _SURVIVED
+
+    def said_between(self, line: Line, until: int) -> int:
+        """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""
+        said = self._files.get(line.file, [])
+        begun, end = (bisect.bisect_left(said, at, key=_place) for at in (line.at + 1, until))
+        return end - begun
+
+    def began_again(self, line: Line) -> bool:
+        """Return whether a line after ``line`` says that the work was taken up again."""
+        if line.file not in self._again:
+            said = self._files.get(line.file, [])
+            self._again[line.file] = max((each.at for each in said if _AGAIN.search(each.text)), default=-1)
+        return self._again[line.file] > line.at
+
+    def _rest(self, file: str) -> _Rest:
+        if file not in self._rests:
+            said = self._files.get(file, [])
+            progress, steps, seen = [0], [0], set[str]()
+            reports: list[Line] = []
+            for line in reversed(said):
+                reported, step = bool(PROGRESS.search(line.text)), " ".join(_STEP.findall(line.text))
+                seen |= {step} if step else set()
+                progress.append(progress[-1] + reported)
+                steps.append(len(seen))
+                if reported and step and not _NO_REPORT.search(line.text):
+                    reports.append(line)
+            last = range(max(0, len(said) - _ENDS), len(said))
+            passed, done = (
+                max((at for at in last if each.search(said[at].text)), default=-1) for each in (_OVER, _DONE)
+            )
+            self._rests[file] = _Rest(progress[::-1], steps[::-1], passed, done, reports[::-1])
+        return self._rests[file]
+
+
+def _place(line: Line) -> int:
+    return line.at
