@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.cli.which_run import only_one, running_run, running_runs, which_run
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, SETTINGS
 from tests.cli.cli_calls import Call, call, folder
 from tests.records.fake_runs import StartRun, outcome, record, start_run, unique
 
@@ -91,7 +91,7 @@ def test_two_live_runs_of_one_id_are_told_apart_by_their_records(
 ) -> None:
     places = [record(tmp_path / name, "same") for name in ("a", "b")]
     for place in places:
-        mark = {"DDPLAUNCH_RUN_ID": "same", SETTINGS: json.dumps({"directory": str(place)})}
+        mark = {"DDPLAUNCH_RUN_ID": "same", LAUNCH: str(place), SETTINGS: json.dumps({"directory": str(place)})}
         start_run("same", cwd=folder, **mark)
     with pytest.raises(UsageError, match="2 runs could be meant") as error:
         running_runs("same", None, "stop")
