@@ -28,7 +28,7 @@ MOST_TOKENS = {
     "watch": 17_895,
     "records": 21_141,
     "ui": 17_857,
-    "machine": 20_305,
+    "machine": 21_563,
     "checks": 19_608,
     "comm": 2_372,
     "values": 5_174,
