@@ -30,10 +30,9 @@ def explain_texts(
     OSError if a file cannot be read.
     """
     cut: list[str] = []
-    lines = _lines(numbered_lines(sources), cut)
+    lines = list(_lines(numbered_lines(sources), cut))
     if len(sources) != 1 or facts is not None:
         return _explained(lines, facts, cut, why)
-    lines = list(lines)
     begun = last_episode(lines, says_something)
     found = _explained(lines[begun:], None, cut, why)
     if not begun or found.diagnosis is None:
