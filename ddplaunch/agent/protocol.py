@@ -8,14 +8,14 @@ Plug-in to guard:
 - ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
 - ``{"op": "listen"}`` with one descriptor: the reading end of the pipe into which torchrun's process writes the number
   of each signal that it gets, one byte each.
-- ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [Failure…], "without": TEXT|null}`` before
+- ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [RankFailure…], "without": TEXT|null}`` before
   ranks start, with one descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the
   master of a terminal. ``without`` says why ranks have none and write to the console.
 - ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
 - ``{"op": "signal", "signal": N}`` when torchrun was told to end.
 - ``{"op": "elsewhere", "outcome": {…}}`` when another node has said in torchrun's store how it failed.
 - ``{"op": "closed", "rank": R, "stream": "out"|"err"}`` once the plug-in has closed a stream as well.
-- ``{"op": "end", "state": …, "signal": N, "failures": [Failure…], "error": TEXT}``, last.
+- ``{"op": "end", "state": …, "signal": N, "failures": [RankFailure…], "error": TEXT}``, last.
 Guard to plug-in:
 - ``{"op": "closed", "rank": R, "stream": "out"|"err"}`` when the reader of what this rank shows is gone.
 - ``{"op": "done", "exit_status": N}`` when everything printed has arrived, the outcome is written, and nothing is left.
@@ -40,7 +40,7 @@ class Rank(TypedDict):
     streams: list[str]
 
 
-class Failure(TypedDict):
+class RankFailure(TypedDict):
     """One rank's end as torchrun reports it; ``exit_code`` is negative for a signal, ``timestamp_s`` whole seconds."""
 
     rank: int

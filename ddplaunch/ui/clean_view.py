@@ -24,7 +24,7 @@ _COMMAND = 120
 
 
 @dataclass(frozen=True)
-class Work:
+class Cleanup:
     """All that ``clean`` found to do."""
 
     found: Leftovers
@@ -37,7 +37,7 @@ class Work:
         return not self.found.own and not self.records.removable
 
 
-def work_text(work: Work, now_s: float, terminal: Terminal) -> str:
+def work_text(work: Cleanup, now_s: float, terminal: Terminal) -> str:
     """Return every orphan with what it holds, this user's first, and the records beyond those to keep."""
     found, records, lines = work.found, work.records, list[str]()
     for group in (*found.own, *found.others):
@@ -100,14 +100,14 @@ def _command(process: Process) -> str:
     return cut(" ".join([program.rpartition("/")[2], *words]), _COMMAND)
 
 
-def ending_question(work: Work) -> str:
+def ending_question(work: Cleanup) -> str:
     """Return what is about to be done to processes, and to the memory that only they hold, as a question."""
     files = len(work.found.removable)
     memory = f", remove {count(files, 'file')} in /dev/shm" if files else ""
     return f"end {count(len(work.found.processes), 'process')}{memory}? [y/N] "
 
 
-def removing_question(work: Work) -> str:
+def removing_question(work: Cleanup) -> str:
     """Return which records are about to be removed, as a question."""
     return f"remove {count(len(work.records.removable), 'record')}? [y/N] "
 
@@ -148,7 +148,9 @@ def clean_findings(cleaned: Cleaned, failed: Sequence[str]) -> tuple[Finding, ..
     return tuple(findings)
 
 
-def clean_json(work: Work, cleaned: Cleaned | None, removed: Sequence[str], host: str, now_s: float) -> dict[str, Any]:
+def clean_json(
+    work: Cleanup, cleaned: Cleaned | None, removed: Sequence[str], host: str, now_s: float
+) -> dict[str, Any]:
     """Return the same as data; ``done`` is False where nothing was changed, and every ``result`` null."""
     memory = work.found.gpu_memory
     gone = () if cleaned is None else cleaned.removed

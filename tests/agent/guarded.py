@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ddplaunch.agent.end.ended import EndedRun
-from ddplaunch.agent.protocol import Failure, receive, send
+from ddplaunch.agent.protocol import RankFailure, receive, send
 from ddplaunch.values.variable_names import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ class Guarded:
         terminal: bool = False,
         one: bool = False,
         announce: bool = True,
-        failures_before: Sequence[Failure] = (),
+        failures_before: Sequence[RankFailure] = (),
     ) -> None:
         """Start one rank for each Python program; rank 0 on a ``terminal``, or all with ``one`` pipe for both."""
         ranks, given, taken = [], [], []

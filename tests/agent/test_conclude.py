@@ -14,7 +14,7 @@ import pytest
 from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_exception, last_lines
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.end.evidence import attributed, closed_by_torchrun, explain_attempt
-from ddplaunch.agent.protocol import Failure
+from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Raised, UserCall
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import first_failed
@@ -100,8 +100,8 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: 
     assert attributed(settings, crashed) == crashed
 
 
-def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:
-    return Failure(rank=number, local_rank=number, pid=9, exit_code=exit_code, timestamp_s=timestamp_s)
+def failure(number: int, exit_code: int, timestamp_s: int = 5) -> RankFailure:
+    return RankFailure(rank=number, local_rank=number, pid=9, exit_code=exit_code, timestamp_s=timestamp_s)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.protocol import Failure
+from ddplaunch.agent.protocol import RankFailure
 from tests.agent.guarded import PATIENCE_S, ROOT, Guarded, at_rest, runs, until, waits_for
 
 # A rank with one child of each kind that multiprocessing makes, and one that ignores SIGTERM.
@@ -35,8 +35,8 @@ def children(record: bytes) -> list[int]:
     return [int(line.split()[1]) for line in record.splitlines() if line.startswith(b"child")]
 
 
-def failure(rank: int, pid: int, code: int) -> Failure:
-    return Failure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=1)
+def failure(rank: int, pid: int, code: int) -> RankFailure:
+    return RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=1)
 
 
 @pytest.mark.slow

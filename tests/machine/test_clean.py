@@ -26,7 +26,7 @@ from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.own_files import try_lock
 from ddplaunch.records.own.run_lock import hold_run
 from ddplaunch.ui.clean_view import (
-    Work,
+    Cleanup,
     clean_findings,
     clean_json,
     done_text,
@@ -108,7 +108,7 @@ def test_processes_and_records_are_asked_for_one_by_one(folder: Path, typed: str
     old = record(folder / ".ddplaunch", "old", begun_s=time.time() - 3600)
     outcome(old)
     found = Leftovers((Orphans("x", "ddplaunch", ()),), (), {}, ())
-    both = Work(found, old_records(folder / ".ddplaunch", 0, (), host_name()))
+    both = Cleanup(found, old_records(folder / ".ddplaunch", 0, (), host_name()))
     master, slave = pty.openpty()
     with os.fdopen(slave) as terminal, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", terminal)
@@ -375,9 +375,9 @@ FOUND = Leftovers(
 )
 
 
-def work(found: Leftovers, tmp_path: Path, old: int = 0) -> Work:
+def work(found: Leftovers, tmp_path: Path, old: int = 0) -> Cleanup:
     records = replace(old_records(tmp_path, 0, (), "h"), total=62)
-    return Work(found, replace(records, removable=tuple(tmp_path / f"2026112{i}-000000-aaaaaa" for i in range(old))))
+    return Cleanup(found, replace(records, removable=tuple(tmp_path / f"2026112{i}-000000-aaaaaa" for i in range(old))))
 
 
 @pytest.mark.parametrize("width", [80, 40])

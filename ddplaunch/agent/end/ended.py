@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from ddplaunch.agent.protocol import Failure
+from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
 from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
@@ -64,7 +64,7 @@ class EndedRun:
     signal: int | None
     launcher_died: bool
     error: str
-    failures: tuple[Failure, ...]
+    failures: tuple[RankFailure, ...]
     left_over: tuple[int, ...] = ()
     unrecorded: str | None = None
     stopped: Diagnosis | None = None

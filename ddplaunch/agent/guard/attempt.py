@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.guard.sweep import Owner, of_ranks
-from ddplaunch.agent.protocol import Failure, Rank
+from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
@@ -158,7 +158,7 @@ class Attempt:
         if one.pid is not None and (seen := read_stat(one.pid)) and seen.start_ticks == one.start_time:
             one.status = None if seen.alive else seen.exit_status
 
-    def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
+    def complete(self, failures: Sequence[RankFailure], *, succeeded: bool) -> None:
         """Fill in what only torchrun saw, and decide who was first."""
         by_rank = {failure["rank"]: failure for failure in failures}
         for one in self.ranks.values():

@@ -24,7 +24,7 @@ from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, rank_command, unannounced
 from ddplaunch.agent.open_files import raise_limit
-from ddplaunch.agent.protocol import Failure, receive, send
+from ddplaunch.agent.protocol import RankFailure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
@@ -283,7 +283,7 @@ class GuardedRun:
             self._prepared = True
             _thread.start_new_thread(_get_ready, ())
 
-    def _attempt_over(self, attempt: Attempt, failures: Sequence[Failure]) -> None:
+    def _attempt_over(self, attempt: Attempt, failures: Sequence[RankFailure]) -> None:
         self._loop.forget(self._channel.fileno())  # what comes next is about the attempt that has not begun here yet
         self._loop.once(0)  # ends that nobody has looked at yet
         if not self._end:

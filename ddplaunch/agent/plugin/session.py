@@ -30,7 +30,7 @@ import ddplaunch
 from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
 from ddplaunch.agent.open_files import require
 from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets
-from ddplaunch.agent.protocol import Failure, Rank, receive, send
+from ddplaunch.agent.protocol import Rank, RankFailure, receive, send
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.own.own_files import open_place
 from ddplaunch.values.frozen import dataclass
@@ -100,7 +100,7 @@ class Session:
         self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
         self._outlets: list[Outlet] = []
         self.pids: tuple[int, ...] = ()  # of the ranks of the attempt
-        self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
+        self.failures: list[RankFailure] = []  # of the attempt, as torchrun saw them
         self.without: str | None = None
         self._stderr = 2
         self._guard: Guard | None = None

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
-from ddplaunch.agent.protocol import Failure
+from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
 from ddplaunch.records.outcome import RunOutcome, read_outcome, short_outcome, write_outcome
@@ -173,15 +173,15 @@ def _lives(pid: int) -> bool:
 
 
 def _end(
-    state: TorchrunState, number: int | None = None, *, error: str = "", failures: list[Failure] | None = None
+    state: TorchrunState, number: int | None = None, *, error: str = "", failures: list[RankFailure] | None = None
 ) -> dict[str, Any]:
     return {"state": state, "signal": number, "failures": failures or [], "error": error}
 
 
-def failures_of(failures: dict[int, Any]) -> list[Failure]:
+def failures_of(failures: dict[int, Any]) -> list[RankFailure]:
     """Return what torch's ``ProcessFailure`` says of each failed rank."""
     return [
-        Failure(
+        RankFailure(
             rank=int(rank),
             local_rank=int(failure.local_rank),
             pid=int(failure.pid),

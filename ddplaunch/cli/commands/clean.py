@@ -20,7 +20,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.old_records import OldRecords, old_records, remove_record
 from ddplaunch.records.run_states import recorded_at
 from ddplaunch.ui.clean_view import (
-    Work,
+    Cleanup,
     clean_findings,
     clean_json,
     done_text,
@@ -91,14 +91,14 @@ def clean(
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE
 
 
-def look(base: Path, keep: int, run_id: str | None) -> Work:
+def look(base: Path, keep: int, run_id: str | None) -> Cleanup:
     """Return everything that could be cleaned; of one run only its processes, if ``run_id`` names it."""
     table = process_table()
     found = leftovers(table, os.geteuid(), run_id)
     if run_id is not None:
-        return Work(found, OldRecords((), (), 0), run_id)
+        return Cleanup(found, OldRecords((), (), 0), run_id)
     busy = {place for run in runs_in(table) if (place := recorded_at(run)) is not None}
-    return Work(found, old_records(base, keep, busy, host_name()))
+    return Cleanup(found, old_records(base, keep, busy, host_name()))
 
 
 class _Agreed(NamedTuple):
@@ -108,7 +108,7 @@ class _Agreed(NamedTuple):
     removes: bool = False
 
 
-def _agreed(work: Work, yes: bool, listed: bool) -> _Agreed:
+def _agreed(work: Cleanup, yes: bool, listed: bool) -> _Agreed:
     """Return what to do: all with ``--yes``, else what somebody on the terminal who was shown the list says yes to.
 
     Processes and records are asked for one by one: they have nothing to do with each other.
