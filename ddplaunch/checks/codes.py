@@ -218,6 +218,10 @@ numbers-differ: The ranks do not train with the numbers of the panel
 no-process-group: Several ranks train, and none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains a model of its own, as often as if it ran alone, and
     all say that they are done. Remedy: the script's switch for distributed training, or one process.
+gpus-not-used: Ranks of a launch on GPUs train on the CPU
+    After its first optimizer step each rank notes where its parameters are. A script that moves its model to no GPU, or
+    a torch that cannot use the driver, trains a hundred times slower without a word. Remedy: `model.to("cuda")`, or the
+    torch that fits the driver; `--device cpu` where the CPU is meant.
 gpu-of-all-ranks: All ranks of a node take the same GPU
     `cuda()` and `torch.device("cuda")` are the current GPU, which is number 0 until `torch.cuda.set_device` names
     another one; a number in the source is the same for all ranks. NCCL refuses two ranks on one GPU (`Duplicate GPU

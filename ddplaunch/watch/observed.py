@@ -20,7 +20,7 @@ from ddplaunch.records.json_files import objects, read_object
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.values.words import count
-from ddplaunch.watch.sharing import Note, Plan, apart, group, replicas, same_gpu, unaveraged, undivided
+from ddplaunch.watch.sharing import Note, Plan, apart, group, on_cpu, replicas, same_gpu, unaveraged, undivided
 
 #: What a family of findings follows from: the notes of a node, how many ranks it has, the plan.
 Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
@@ -72,7 +72,12 @@ def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
         for number in objects(plan.get("passed"))
         if isinstance(number.get("arguments"), list) and number["arguments"]
     }
-    return {"passed": passed, "missing": {str(number.get("number")): number for number in objects(plan.get("missing"))}}
+    device = plan.get("device")
+    return {
+        "device": device.get("value") if isinstance(device, dict) else None,
+        "passed": passed,
+        "missing": {str(number.get("number")): number for number in objects(plan.get("missing"))},
+    }
 
 
 def _read(plan: Plan, numbers: Collection[str]) -> tuple[str, str, tuple[str, ...]]:
@@ -112,7 +117,8 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
     """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
     findings: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
-    for family in (apart, unaveraged, group, same_gpu, replicas, rates, _among_ranks, batches, accumulation, undivided):
+    sharing = (apart, unaveraged, group, on_cpu, same_gpu, replicas)
+    for family in (*sharing, rates, _among_ranks, batches, accumulation, undivided):
         try:
             findings += family(notes, ranks, plan)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

@@ -90,6 +90,20 @@ def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
         )
 
 
+def on_cpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Ranks of a launch on GPUs that all have their parameters on the CPU."""
+    devices = {device for note in notes for one in note["optimizers"] for device in one.get("devices", ())}
+    if plan.get("device") == "cuda" and len(notes) == ranks and devices == {"cpu"}:
+        yield warning(
+            "gpus-not-used",
+            f"the parameters of {count(ranks, 'rank')} are on the CPU, though the launch took GPUs",
+            why="the script moves its model to no GPU, or torch can use none: it is a build without CUDA, or the "
+            "driver is too old for it",
+            fix="`python -c 'import torch; print(torch.cuda.is_available())'`; if it is True, "
+            '`model.to("cuda")` in the script; `--device cpu` where the CPU is meant',
+        )
+
+
 def same_gpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Ranks of a node that all have their parameters on one GPU, though they see several."""
     gpus_seen = {

@@ -384,6 +384,26 @@ def test_all_ranks_on_one_gpu() -> None:
     assert told(on_gpus("cuda:0", "cuda:0")[:1]) == []  # the other rank has not noted anything yet
 
 
+def test_parameters_on_the_cpu_of_a_launch_on_gpus() -> None:
+    def codes(notes: list[dict[str, Any]], device: str) -> list[str]:
+        return [finding.code for finding in differences(notes, 2, {**PLAN, "device": device})]
+
+    assert codes(on_gpus("cpu", "cpu"), "cuda") == ["gpus-not-used"]
+    assert codes(on_gpus("cpu", "cpu"), "cpu") == []
+    assert codes(on_gpus("cpu", "cuda:1"), "cuda") == []
+    assert codes(on_gpus("cpu", "cpu")[:1], "cuda") == []  # the other rank has not noted anything yet
+
+
+def test_the_device_of_the_launch_is_read_from_its_record(tmp_path: Path) -> None:
+    attempt = tmp_path / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    for one in on_gpus("cpu", "cpu"):
+        note_path(attempt, one["rank"]).write_text(json.dumps(one))
+    for device, expected in (({"value": "cuda"}, ["gpus-not-used"]), ({"value": "cpu"}, []), ("cuda", []), (None, [])):
+        (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "plan": {"device": device}}))
+        assert [each.code for each in look(str(attempt), [0, 1], {}).findings] == expected
+
+
 def test_what_the_source_showed_before_the_run_is_not_said_again(tmp_path: Path) -> None:
     attempt = tmp_path / "node-0" / "attempt-0"
     attempt.mkdir(parents=True)
