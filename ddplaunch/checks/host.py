@@ -310,7 +310,8 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Findings:
     if memory.available_bytes >= processes * floor:
         return
     limit = f" (the cgroup's limit is {size_text(memory.limit_bytes)})" if memory.limit_bytes else ""
-    yield warning(
+    hopeless = 4 * memory.available_bytes < processes * floor  # forked ranks share pages, but not three of four
+    yield (error if hopeless else warning)(
         "memory-short",
         f"{size_text(memory.available_bytes)} of memory available for {processes} processes{limit}",
         why=f"each holds about {size_text(floor)} before it loads a model; the kernel kills ranks when memory runs out",

@@ -16,6 +16,9 @@ from ddplaunch.values.frozen import dataclass
 _STOP_NOTE = "stop.json"
 
 
+_LONGEST_ID_BYTES = 200  # file systems take names of 255, and links to a run have longer ones
+
+
 def runs_directory(environ: Mapping[str, str], run_dir_option: str | None, cwd: Path) -> Path:
     """Return what holds ``runs/``: ``--run-dir``, else ``DDPLAUNCH_DIR``, else ``.ddplaunch`` in ``cwd``."""
     return cwd / (run_dir_option or environ.get("DDPLAUNCH_DIR") or ".ddplaunch")
@@ -28,6 +31,8 @@ def run_directory(base: Path, run_id: str) -> Path:
     """
     if run_id in ("", ".", "..", "latest") or "/" in run_id or "\0" in run_id:
         raise ValueError(f"the run id {run_id!r} cannot be the name of a directory")
+    if len(os.fsencode(run_id)) > _LONGEST_ID_BYTES:
+        raise ValueError(f"the run id {run_id[:20]}… has more than {_LONGEST_ID_BYTES} bytes")
     return base / "runs" / run_id
 
 

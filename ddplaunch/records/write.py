@@ -114,7 +114,7 @@ def _own(base: Path) -> None:
     there = base.name != ".ddplaunch" and os.path.lexists(base)
     with closing(open_base(base, create=True)) as folder:
         if not there:
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(OSError):  # it is there, or cannot be: the record is worth more
                 descriptor = open_file(folder, ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 with closing(descriptor):
                     os.write(descriptor, b"*\n")

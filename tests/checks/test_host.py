@@ -183,6 +183,13 @@ def test_memory_short(available: int, device: Any, fires: bool) -> None:
         assert finding.what == "4 GiB of memory available for 8 processes (the cgroup's limit is 8 GiB)"
 
 
+@pytest.mark.parametrize(("ranks", "severity"), [(9, "warning"), (31, "warning"), (33, "error")])
+def test_a_launch_without_memory_for_a_quarter_of_its_ranks_is_refused(ranks: int, severity: str) -> None:
+    facts = healthy_facts(memory=MemoryFacts(64 * GIB, 8 * GIB, None))
+    finding = found(CHECKS, "memory-short", facts, healthy_launch(ranks))
+    assert finding is not None and finding.severity.value == severity
+
+
 def test_processes_low() -> None:
     small = CpuFacts(16, 16, None, 16)
     pids = healthy_facts(cpu=small, limits=limits(cgroup_pids_max=100))

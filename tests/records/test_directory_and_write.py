@@ -38,9 +38,9 @@ def test_option_before_variable_before_working_directory(tmp_path: Path) -> None
     assert runs_directory({"DDPLAUNCH_DIR": ""}, None, tmp_path) == tmp_path / ".ddplaunch"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../x", "latest", "a\0b"])
-def test_a_run_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="cannot be the name of a directory"):
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../x", "latest", "a\0b", "é" * 101])
+def test_a_run_id_names_one_directory(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a directory|has more than 200 bytes"):
         run_directory(tmp_path, name)
     assert isinstance(record(tmp_path / "b", launch(run_id=name)), str)
     assert not (tmp_path / "b").exists()
@@ -134,6 +134,14 @@ def test_git_and_latest(tmp_path: Path) -> None:
     assert (base / ".gitignore").read_text() == "*\n"
     assert (base / "latest").resolve() == second
     assert sorted(path.name for path in base.iterdir()) == [".gitignore", "latest", "runs"]
+
+
+def test_a_record_is_worth_more_than_what_keeps_git_away(tmp_path: Path) -> None:
+    base = tmp_path / ".ddplaunch"
+    base.mkdir(0o700)
+    os.mkfifo(base / ".gitignore")
+    written = record(base)
+    assert isinstance(written, Path) and (written / "run.json").exists()
 
 
 def test_a_directory_that_was_there_before_is_not_hidden_from_git(tmp_path: Path) -> None:
