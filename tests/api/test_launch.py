@@ -77,7 +77,7 @@ def test_a_script_gets_its_numbers_and_gives_its_metrics(project: Path, capsys: 
     assert outcome.run is not None and [each.exit_code for each in outcome.run.last_ranks] == [0, 0]
     out, err = capsys.readouterr()
     assert out == "rank 0 has 8\n"
-    assert "batch 16 = 8 per process" in err
+    assert "batch   16 = 8 per process" in err
 
 
 def test_what_tidies_the_temporary_folder_finds_it_locked() -> None:
@@ -126,7 +126,7 @@ def test_a_function_returns_what_its_ranks_return(project: Path, capfd: pytest.C
 
     everyone = launch(added, 2, args=[3], kwargs={"times": 2}, all_ranks=True)
     assert everyone == [(24.0, "0"), (24.0, "1")]
-    assert ": added() on 2 processes" in capfd.readouterr().err
+    assert "run     added() on 2 processes" in capfd.readouterr().err
     assert [record.script for record in map(read_record, run_directories(project / ".ddplaunch"))] == ["added()"]
 
 
