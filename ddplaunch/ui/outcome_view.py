@@ -136,9 +136,10 @@ def _attempts_text(outcome: RunOutcome) -> str:
     earlier = [attempt.diagnosis for attempt in outcome.attempts[:-1] if attempt.failed]
     if not earlier or outcome.state != "failed":
         return ""
-    if all(found is not None and found.is_like(outcome.diagnosis) for found in earlier):
-        return f"all {len(earlier) + 1} attempts failed alike{_DETERMINISTIC}"
+    same = all(found is not None and found.is_like(outcome.diagnosis) for found in earlier)
     codes = ["unknown" if found is None else found.code for found in earlier]
+    if same or (outcome.diagnosis is not None and {*codes} == {outcome.diagnosis.code}):
+        return f"all {len(earlier) + 1} attempts failed alike{_DETERMINISTIC if same else ''}"
     return f"earlier attempts failed by {listed(codes, 3)}"
 
 

@@ -79,7 +79,7 @@ def test_windows_reads_no_records(folder: Path) -> None:
     (folder / "ddplaunch.toml").write_text("batch-size = 8\n")
     for words in (("ps",), ("logs", "other"), ("report", "other")):
         assert "error[not-on-linux]: this is Windows, where `" in on("win32", folder, *words, status=4)
-    assert "no code, no run and no file" in on("win32", folder, "explain", "other", status=2)
+    assert "is not a code, run or file" in on("win32", folder, "explain", "other", status=2)
     assert "--batch-size 8" in on("win32", folder, "plan", "2", "--", "train.py")
 
 

@@ -138,15 +138,15 @@ def test_sizes_side_by_side(folder: Path) -> None:
     out, err = scale(folder, command)
     assert err.count(" steps of ") == 2 and "1 process:" in err and "2 processes:" in err
     lines = {line[2:19].strip(): line[19:].split() for line in out.splitlines() if line.startswith("  ")}
-    assert lines["processes"] == ["1", "2"] and lines["effective batch"] == ["8", "16"]
+    assert lines[""] == ["1", "process", "2", "processes"] and lines["effective batch"] == ["8", "16"]
     assert lines["learning rate"] == ["0.1", "0.2"] and lines["speed-up"][0] == "1.00"
     assert 1.4 < float(lines["speed-up"][1]) < 2.6, out
     assert err.count(": 25 steps of ") == 2, "as many as --steps says"
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
-    strong, _ = scale(folder, words("1,2", "--strong", "--global-batch-size", "8", "--keep"))
+    strong, err_of_strong = scale(folder, words("1,2", "--strong", "--global-batch-size", "8", "--keep"))
     assert "the effective batch stays the same" in strong
     assert next(line.split()[-2:] for line in strong.splitlines() if "effective batch  " in line) == ["8", "8"]
-    assert len(list((folder / ".ddplaunch" / "trials").glob("*/output/out-dir/rank-0"))) == 2, "kept"
+    assert err_of_strong.count(": what it wrote is in `") == 2
 
 
 @pytest.mark.slow

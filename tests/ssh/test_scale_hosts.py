@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def test_sizes_of_two_machines(made: Lab) -> None:
     shared = ("--run-dir", str(made.folder / "shared"))
-    words = ("--hosts", made.names, "--device", "cpu", "--steps", "15", "--json", *shared)
+    words = ("--hosts", made.names, "--device", "cpu", "--steps", "15", "--json", "--in-place", *shared)
     argv = ddplaunch("scale", "1,2x1", *words, "--batch-size", "8", "--", "train.py")
     done = made.login.run(argv, made.work, clean_environment())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,7 +35,7 @@ def test_sizes_of_two_machines(made: Lab) -> None:
 
 
 def test_hosts_that_share_nothing_are_read_at_the_end(made: Lab) -> None:
-    argv = ddplaunch("scale", "2x1", "--hosts", made.names, "--device", "cpu", "--seconds", "5", "--json")
+    argv = ddplaunch("scale", "2x1", "--hosts", made.names, "--device", "cpu", "--seconds", "5", "--json", "--in-place")
     done = made.login.run([*argv, "--", "train.py"], made.work, clean_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     (two,) = json.loads(done.stdout)["sizes"]

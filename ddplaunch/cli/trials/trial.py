@@ -355,10 +355,10 @@ def _recorded(record: Path) -> TrialRecord:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         run = read_object(record / "run.json")
         host, numbers = run["host"], run["plan"]["numbers"]
-        rates = [rate for rate in (numbers.get("lr"), *(rate["lr"] for rate in numbers["rates"])) if rate]
+        rate = numbers.get("lr")
         return TrialRecord(
             cpus=max(1, int(host["cpu"]["usable"])),
             effective_batch=numbers["global_batch_size"]["value"] if "global_batch_size" in numbers else None,
-            lr=", ".join(format_lr(rate["value"]) for rate in rates) or None,
+            lr=None if rate is None else format_lr(rate["value"]),
         )
     return TrialRecord()
