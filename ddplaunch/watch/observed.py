@@ -72,9 +72,8 @@ def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
         for number in objects(plan.get("passed"))
         if isinstance(number.get("arguments"), list) and number["arguments"]
     }
-    device = plan.get("device")
     return {
-        "device": device.get("value") if isinstance(device, dict) else None,
+        "device": plan.get("device"),
         "passed": passed,
         "missing": {str(number.get("number")): number for number in objects(plan.get("missing"))},
     }
@@ -117,8 +116,20 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
     """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
     findings: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
-    sharing = (apart, unaveraged, group, on_cpu, same_gpu, replicas)
-    for family in (*sharing, rates, _among_ranks, batches, accumulation, undivided):
+    of_node = (
+        apart,
+        unaveraged,
+        group,
+        on_cpu,
+        same_gpu,
+        replicas,
+        rates,
+        _among_ranks,
+        batches,
+        accumulation,
+        undivided,
+    )
+    for family in of_node:
         try:
             findings += family(notes, ranks, plan)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

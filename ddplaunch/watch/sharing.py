@@ -92,15 +92,15 @@ def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
 
 def on_cpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Ranks of a launch on GPUs that all have their parameters on the CPU."""
-    devices = {device for note in notes for one in note["optimizers"] for device in one.get("devices", ())}
-    if plan.get("device") == "cuda" and len(notes) == ranks and devices == {"cpu"}:
+    devices = {device for note in notes for one in note["optimizers"] for device in one["devices"]}
+    if devices == {"cpu"} and len(notes) == ranks and plan["device"]["value"] == "cuda":
         yield warning(
             "gpus-not-used",
             f"the parameters of {count(ranks, 'rank')} are on the CPU, though the launch took GPUs",
             why="the script moves its model to no GPU, or torch can use none: it is a build without CUDA, or the "
             "driver is too old for it",
-            fix="`python -c 'import torch; print(torch.cuda.is_available())'`; if it is True, "
-            '`model.to("cuda")` in the script; `--device cpu` where the CPU is meant',
+            fix='`ddplaunch doctor` says whether torch can use the GPUs; if it can, `model.to("cuda")` in the script; '
+            "`--device cpu` where the CPU is meant",
         )
 
 

@@ -386,7 +386,7 @@ def test_all_ranks_on_one_gpu() -> None:
 
 def test_parameters_on_the_cpu_of_a_launch_on_gpus() -> None:
     def codes(notes: list[dict[str, Any]], device: str) -> list[str]:
-        return [finding.code for finding in differences(notes, 2, {**PLAN, "device": device})]
+        return [finding.code for finding in differences(notes, 2, {**PLAN, "device": {"value": device}})]
 
     assert codes(on_gpus("cpu", "cpu"), "cuda") == ["gpus-not-used"]
     assert codes(on_gpus("cpu", "cpu"), "cpu") == []
