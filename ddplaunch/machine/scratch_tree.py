@@ -146,8 +146,8 @@ def allow_writes_below(folders: Iterable[Path]) -> None:
 
 def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a command in ``folder`` wrote and what it removed of ``tree``, as paths below it."""
-    upper, written, removed = folder / "upper", set[str](), set[str]()
-    top = upper if upper.is_dir() else folder / "copy" / tree.name
+    copied, written, removed = folder / "copy" / tree.name, set[str](), set[str]()
+    top = copied if copied.is_dir() else folder / "upper"  # which stays empty where the overlay was refused late
     for place, folders, names in os.walk(top):
         below = Path(place).relative_to(top)
         links = {name for name in folders if Path(place, name).is_symlink()}
@@ -157,7 +157,7 @@ def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ..
                 removed.add(str(below / name))
             elif not _is_same(now, tree / below / name):
                 written.add(str(below / name))
-        if top != upper or _is_new_folder(place):
+        if top == copied or _is_new_folder(place):
             there = {*folders, *names}
             removed |= {str(below / entry.name) for entry in _entries(tree / below) if entry.name not in there}
     return tuple(sorted(written)), tuple(sorted(removed))

@@ -132,6 +132,14 @@ def test_what_was_written_and_removed_is_told(folder: Path) -> None:
     assert (tree / ".ddplaunch" / "run.json").read_text() == "{}", "records are shared"
 
 
+def test_a_copy_counts_where_an_overlay_was_refused_after_it_was_prepared(tmp_path: Path) -> None:
+    folder = tmp_path / "a,b"
+    tree = seeded(folder)
+    run(folder, tree, "open('model.pt', 'w').write('x')")
+    (folder / "scratch" / "upper").mkdir()
+    assert changes_in(folder / "scratch", tree) == (("model.pt",), ())
+
+
 def test_large_files_and_full_folders_are_read_through_links(tmp_path: Path) -> None:
     folder = tmp_path / "a,b"
     tree = seeded(folder)
