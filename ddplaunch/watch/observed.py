@@ -116,7 +116,7 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
     """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
     findings: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
-    of_node = (
+    for family in (
         apart,
         unaveraged,
         group,
@@ -128,8 +128,7 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         batches,
         accumulation,
         undivided,
-    )
-    for family in of_node:
+    ):
         try:
             findings += family(notes, ranks, plan)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

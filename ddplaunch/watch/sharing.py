@@ -97,10 +97,8 @@ def on_cpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
         yield warning(
             "gpus-not-used",
             f"the parameters of {count(ranks, 'rank')} are on the CPU, though the launch took GPUs",
-            why="the script moves its model to no GPU, or torch can use none: it is a build without CUDA, or the "
-            "driver is too old for it",
-            fix='`ddplaunch doctor` says whether torch can use the GPUs; if it can, `model.to("cuda")` in the script; '
-            "`--device cpu` where the CPU is meant",
+            why="the script moves its model to no GPU, or torch can use none: no CUDA in it, or too old a driver",
+            fix='`model.to("cuda")`; `ddplaunch doctor` says what torch can use; `--device cpu` if the CPU is meant',
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.machine import scratch_tree
@@ -79,6 +78,5 @@ def make_place(base: Path, run_id: str, *, in_place: bool) -> TrialPlace:
     if folder is not None and tree in folder.parents:
         folder = Path(tempfile.mkdtemp(prefix="ddplaunch-trial-"))
     if folder is not None:
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return TrialPlace(folder, Path(tempfile.mkdtemp(prefix="ddplaunch-")), tree, base.absolute())
