@@ -265,8 +265,10 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
     shares = mean_shares(ranks)
     threads = threads_of(ranks)
     computes = sum(shares[name] or 0 for name in ("forward", "backward", "optimizer"))
-    # first, because such ranks are late in turn
-    if threads > cpus and computes >= _COMPUTES and all(one.facts.get("device") == "cpu" for one in ranks):
+    # First, and beside what they wait for each other, because such ranks are late in turn.
+    works, waits_for_ranks = 1 - (shares["comm"] or 0), shares["comm"] or 0
+    mostly_computes = computes >= max(_COMPUTES * works, waits_for_ranks)
+    if threads > cpus and mostly_computes and all(one.facts.get("device") == "cpu" for one in ranks):
         return warning(
             "threads-exceed-cpus",
             f"{count(len(ranks), 'rank')} compute with {threads} threads on {count(cpus, 'CPU')}",

@@ -154,14 +154,14 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
 @pytest.mark.parametrize(
     ("line", "what", "fix"),
     [
-        ("run 2 --batchsize 8 -- train.py", "no such option: --batchsize", "`ddplaunch run --help` lists the options"),
+        ("run 2 --batchsize 8 -- train.py", "no such option: `--batchsize`", "`ddplaunch run --help` lists the options"),
         ("run 2 --batchsize 8 -- train.py", "--batch-size", "what belongs to the script goes after `--`"),
-        ("run 2 --epochs=8 -- train.py", "no such option: --epochs", "to torchrun into `--torchrun-arg=…`"),
+        ("run 2 --epochs=8 -- train.py", "no such option: `--epochs`", "to torchrun into `--torchrun-arg=…`"),
         ("run --nproc_per_node=4 -- train.py", "no such option: `--nproc_per_node`", "`ddplaunch run 4 -- train.py`"),
         ("run -np 4 -- train.py", "no such option: `-np`", "`run 2x4` on 2 nodes"),
         ("run 2 --device", "option '--device' requires an argument", "`ddplaunch run --help` lists the options"),
         ("run 4 5 -- train.py", "unexpected extra argument", "`ddplaunch run --help` lists the options; what"),
-        ("logs --folow", "no such option: --folow", "`ddplaunch logs --help` lists the options"),
+        ("logs --folow", "no such option: `--folow`", "`ddplaunch logs --help` lists the options"),
         ("lgos --follow", "no such command 'lgos'", "`ddplaunch --help` lists the commands"),
         ("kill", "no such command 'kill'", "`ddplaunch --help` lists the commands"),
         ("4 -- train.py", "no such command '4'", "a launch is `ddplaunch run 4 -- train.py`"),

@@ -100,7 +100,7 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
         (["--torchrun-arg=--nnode=3"], "did you mean `--nnodes`?"),
         (["--torchrun-arg='x"], "has an unbalanced quote"),
         (["--json"], "`--json` without `--dry-run`"),
-        (["--batchsize", "3"], "no such option: --batchsize"),
+        (["--batchsize", "3"], "no such option: `--batchsize`"),
         (["--nproc-per-node=4"], "`ddplaunch run 4 -- train.py`"),
         (["--epochs", "3"], "what belongs to the script goes after `--`"),
         (["--batch-size"], "option '--batch-size' requires an argument"),

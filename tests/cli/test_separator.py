@@ -62,7 +62,7 @@ def test_an_options_value_is_no_script(call: Call, folder: Path, words: list[str
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--epochs", "3", "train.py"], "no such option: --epochs"),
+        (["--epochs", "3", "train.py"], "no such option: `--epochs`"),
         (["--nproc_per_node=2", "train.py"], "NPROC, the processes of each node"),
     ],
 )

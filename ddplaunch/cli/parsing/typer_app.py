@@ -165,6 +165,9 @@ def _misunderstood(words: Sequence[str], exception: Any) -> UsageError:
     """Return Typer's complaint with where to look."""
     command = words[0] if words and words[0] in COMMANDS else None
     message = exception.format_message().rstrip(".")
+    if type(exception).__name__ == "NoSuchOption":  # which each version of Typer tells in words of its own
+        nearest = " or ".join(f"`{option}`" for option in sorted(exception.possibilities or ()))
+        message = f"no such option: `{exception.option_name}`" + (f"; did you mean {nearest}?" if nearest else "")
     fix = f"`{_name(command)} --help` lists the options" if command else _LIST_OF_COMMANDS
     if command in LAUNCHING:
         fix += "; what belongs to the script goes after `--`, to torchrun into `--torchrun-arg=…`"
