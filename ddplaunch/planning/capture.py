@@ -90,9 +90,9 @@ def why_not(
     """
     if not value_of(capture, True):
         return "`--no-capture`"
-    given = _given(extra, _DECIDED)
-    if given is not None:
-        return f"`{given}` decides where output goes"
+    deciding_word = _given(extra, _DECIDED)
+    if deciding_word is not None:
+        return f"`{deciding_word}` decides where output goes"
     if not isinstance(flags, Unavailable) and "--logs-specs" not in flags:
         return "the installed torchrun has no `--logs-specs`, which came with torch 2.3"
     return plugin.reason if isinstance(plugin, Unavailable) else None

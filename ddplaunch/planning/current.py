@@ -63,8 +63,8 @@ def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
     numbers = {str(name): float(value) for name, value in metrics.items()}
     if not path or os.environ.get("RANK", "0") != "0":
         return
-    known = {name: number for name, number in numbers.items() if math.isfinite(number)}
-    line = {"metrics": known, **({} if step is None else {"step": int(step)}), "at_s": round(time.time(), 3)}
+    finite_numbers = {name: number for name, number in numbers.items() if math.isfinite(number)}
+    line = {"metrics": finite_numbers, **({} if step is None else {"step": int(step)}), "at_s": round(time.time(), 3)}
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
@@ -84,5 +84,5 @@ def current(environment: Mapping[str, str] | None = None) -> Current:
     values = json.loads(text)
     if not isinstance(values, dict):
         raise ValueError(f"{PLAN} is not a JSON object")
-    known = Current.__dataclass_fields__
-    return Current(**{key: value for key, value in values.items() if key in known})
+    field_names = Current.__dataclass_fields__
+    return Current(**{key: value for key, value in values.items() if key in field_names})

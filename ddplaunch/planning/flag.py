@@ -84,8 +84,8 @@ class Flag(NamedTuple):
     @property
     def help_and_default(self) -> tuple[str, str]:
         """The line of help without the default, and the default; empty where there is none."""
-        before, bracket, default = self.text.rpartition(" [")
-        return (f"{before}.", default.rstrip("].")) if bracket else (self.text, "")
+        help_text, bracket, default = self.text.rpartition(" [")
+        return (f"{help_text}.", default.rstrip("].")) if bracket else (self.text, "")
 
     @property
     def completed(self) -> tuple[str, ...] | Offer:
@@ -101,12 +101,12 @@ class Flag(NamedTuple):
             return duration_s(self.flag, value)
         return _number(self, value) if self.kind in ("integer", "number") else value
 
-    def parsed(self, said: Resolved[Any]) -> Resolved[Any]:
+    def parsed(self, typed: Resolved[Any]) -> Resolved[Any]:
         """Return the value that was said as what it means, with the same source. Raises UsageError."""
-        if isinstance(said.value, str) and "\0" in said.value:
+        if isinstance(typed.value, str) and "\0" in typed.value:
             what, fix = f"`{self.shown}` holds a null byte", f"type `{self.shown}` again"
-            raise _impossible(said, what, "no argument, path or variable can", fix)
-        return said if self.read is None else Resolved(self.read(self, said), said.source)
+            raise _impossible(typed, what, "no argument, path or variable can", fix)
+        return typed if self.read is None else Resolved(self.read(self, typed), typed.source)
 
 
 #: The type of a kind's values, in words too, and an example; what is not here is text.
@@ -137,8 +137,8 @@ def _number(flag: Flag, text: str) -> int | float:
     )
 
 
-def _impossible(said: Resolved[Any], what: str, why: str, fix: str) -> UsageError:
-    return usage(what, why=why, fix=fix, where=str(said.source))
+def _impossible(typed: Resolved[Any], what: str, why: str, fix: str) -> UsageError:
+    return usage(what, why=why, fix=fix, where=str(typed.source))
 
 
 def _refused(flag: Flag, said: Resolved[Any], problem: str, why: str, fix: str = "") -> UsageError:
@@ -156,12 +156,12 @@ class _OneOf:
     why: str
     example: str
 
-    def __call__(self, flag: Flag, said: Resolved[str]) -> str:
+    def __call__(self, flag: Flag, typed: Resolved[str]) -> str:
         for word in self.words:
-            if word.lower() == said.value.lower():
+            if word.lower() == typed.value.lower():
                 return word
         problem = f" is neither {', '.join(self.words[:-1])} nor {self.words[-1]}"
-        raise _refused(flag, said, problem, self.why, f"`{flag.flag} {self.example}`")
+        raise _refused(flag, typed, problem, self.why, f"`{flag.flag} {self.example}`")
 
 
 @dataclass(frozen=True)
@@ -175,109 +175,109 @@ class _Size:
     why: str
     may_be_none: bool = False
 
-    def __call__(self, flag: Flag, said: Resolved[str]) -> int:
-        text = said.value.strip()
+    def __call__(self, flag: Flag, typed: Resolved[str]) -> int:
+        text = typed.value.strip()
         if self.may_be_none and text.lower() == "none":
             return 0
         match = _SIZE.match(text)
         if match is None:
             takes = "it is a number with K, M, G or T" + (", or `none`" if self.may_be_none else "")
-            raise _refused(flag, said, " is not a size", takes)
+            raise _refused(flag, typed, " is not a size", takes)
         size = float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1)
         if size < self.least_mib << 20:
-            raise _refused(flag, said, f" is less than {self.least_mib} MiB", self.why)
+            raise _refused(flag, typed, f" is less than {self.least_mib} MiB", self.why)
         if size >= 1 << 60:
-            raise _refused(flag, said, " is more than any machine has", "it is a number of bytes")
+            raise _refused(flag, typed, " is more than any machine has", "it is a number of bytes")
         return int(size)
 
 
-def read_count(flag: Flag, said: Resolved[Any]) -> Any:
+def read_count(flag: Flag, typed: Resolved[Any]) -> Any:
     """Return a number that is not negative."""
-    if said.value < 0:
+    if typed.value < 0:
         fix = f"`{flag.flag} {flag.example}`, or leave it out"
-        raise _impossible(said, f"`{flag.flag}` is {said.value}, less than 0", "it counts from 0", fix)
-    return said.value
+        raise _impossible(typed, f"`{flag.flag}` is {typed.value}, less than 0", "it counts from 0", fix)
+    return typed.value
 
 
-def read_name(flag: Flag, said: Resolved[str]) -> str:
+def read_name(flag: Flag, typed: Resolved[str]) -> str:
     """Return a text that is not empty."""
-    if not said.value.strip():
-        raise _impossible(said, f"`{flag.flag}` is empty", "it takes a name", f"`{flag.flag} {flag.example}`")
-    return said.value
+    if not typed.value.strip():
+        raise _impossible(typed, f"`{flag.flag}` is empty", "it takes a name", f"`{flag.flag} {flag.example}`")
+    return typed.value
 
 
-def read_address(flag: Flag, said: Resolved[str]) -> str:
+def read_address(flag: Flag, typed: Resolved[str]) -> str:
     """Return an address without the brackets of a URL: torchrun alone among its readers takes them."""
-    address = read_name(flag, said)
+    address = read_name(flag, typed)
     return address[1:-1] if address.startswith("[") and address.endswith("]") else address
 
 
-def read_duration(flag: Flag, said: Resolved[str]) -> float:
+def read_duration(flag: Flag, typed: Resolved[str]) -> float:
     """Return ``90s``, ``10m`` or ``2h`` in seconds."""
-    return duration_s(flag.flag, said.value, str(said.source))
+    return duration_s(flag.flag, typed.value, str(typed.source))
 
 
-def read_limit(flag: Flag, said: Resolved[str]) -> float:
+def read_limit(flag: Flag, typed: Resolved[str]) -> float:
     """Return a length of time of at least a second, in seconds."""
-    seconds = read_duration(flag, said)
+    seconds = read_duration(flag, typed)
     if seconds < 1.0:
-        raise _refused(flag, said, " is less than a second", "importing torch alone takes longer")
+        raise _refused(flag, typed, " is less than a second", "importing torch alone takes longer")
     return seconds
 
 
-def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
+def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
     """Return what ``4``, ``auto``, ``2x4`` or ``2xauto`` means."""
-    if match := _NPROC.match(said.value.strip()):
+    if match := _NPROC.match(typed.value.strip()):
         nodes = int(match[1]) if match[1] else None
         processes: Processes = "auto" if match[2] == "auto" else int(match[2])
         if nodes != 0 and processes != 0:
             return NprocWord(nodes, processes)
     raise usage(
-        f"`{said.value}` is not a number of processes",
+        f"`{typed.value}` is not a number of processes",
         why="NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
         fix="`ddplaunch run 4 -- train.py`; `--gpus 0,1` names GPUs",
-        where=str(said.source),
+        where=str(typed.source),
     )
 
 
-def read_nodes(flag: Flag | None, said: Resolved[str]) -> NodeRange:
+def read_nodes(flag: Flag | None, typed: Resolved[str]) -> NodeRange:
     """Return what ``2`` or ``2:4`` means."""
-    if match := _NODES.match(said.value.strip()):
+    if match := _NODES.match(typed.value.strip()):
         fewest, most = int(match[1]), int(match[2] or match[1])
         if 0 < fewest <= most:
             return NodeRange(fewest, most)
     what, why = "is not a number of nodes", "it is a positive integer, or MIN:MAX for an elastic launch"
-    raise _impossible(said, f"`--nnodes {said.value}` {what}", why, "`--nnodes 2` or `--nnodes 2:4`")
+    raise _impossible(typed, f"`--nnodes {typed.value}` {what}", why, "`--nnodes 2` or `--nnodes 2:4`")
 
 
-def read_ranks(flag: Flag, said: Resolved[str]) -> Ranks:
+def read_ranks(flag: Flag, typed: Resolved[str]) -> Ranks:
     """Return "all", or the ranks of ``0,3`` in ascending order."""
-    if said.value.strip() == "all":
+    if typed.value.strip() == "all":
         return "all"
-    ranks = [word.strip() for word in said.value.split(",")]
+    ranks = [word.strip() for word in typed.value.split(",")]
     for rank in ranks:
         if not (rank.isascii() and rank.isdecimal() and len(rank) < 8):
-            raise _refused(flag, said, f": `{rank}` is not a rank", "it takes global ranks with commas, or `all`")
+            raise _refused(flag, typed, f": `{rank}` is not a rank", "it takes global ranks with commas, or `all`")
     return tuple(sorted(set(map(int, ranks))))
 
 
-def read_modules(flag: Flag, said: Resolved[str]) -> tuple[str, ...]:
+def read_modules(flag: Flag, typed: Resolved[str]) -> tuple[str, ...]:
     """Return the names of modules, each once."""
-    names = tuple(name.strip() for name in said.value.split(","))
+    names = tuple(name.strip() for name in typed.value.split(","))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             why = "it takes names as `import` does, with commas"
-            raise _refused(flag, said, f" names no module: `{name}`", why)
+            raise _refused(flag, typed, f" names no module: `{name}`", why)
     return tuple(dict.fromkeys(names))
 
 
-def read_assignment(flag: Flag | None, said: Resolved[str]) -> tuple[str, str]:
+def read_assignment(flag: Flag | None, typed: Resolved[str]) -> tuple[str, str]:
     """Return (name, value) of ``K=V``."""
-    name, equals, value = said.value.partition("=")
+    name, equals, value = typed.value.partition("=")
     if not equals or not VARIABLE.match(name):
         raise _impossible(
-            said,
-            f"`--env {said.value}` has no value" if not equals else f"`{name}` cannot name an environment variable",
+            typed,
+            f"`--env {typed.value}` has no value" if not equals else f"`{name}` cannot name an environment variable",
             "`--env` takes NAME=VALUE; names are letters, digits and `_`",
             f"`--env {name if VARIABLE.match(name) else 'NAME'}=VALUE`",
         )
@@ -293,14 +293,14 @@ def named_option(text: str) -> tuple[str, str]:
 def of_the_script(*words: str) -> Reader:
     """Return a reader of an option of the script, ``NAME`` or ``NAME:WORD`` with one of ``words``, or of ``none``."""
 
-    def read(flag: Flag, said: Resolved[str]) -> str:
-        name, word = named_option(said.value)
+    def read(flag: Flag, typed: Resolved[str]) -> str:
+        name, word = named_option(typed.value)
         kinds = f"NAME:{'|'.join(words)}, NAME or `none`" if words else "NAME or `none`"
-        if not name.strip("-") or any(each.isspace() or each == "=" for each in name):
-            raise _refused(flag, said, " names no option of the script", f"it takes {kinds}")
-        if word not in ("", *words) or said.value.rstrip().endswith(":"):
-            raise _refused(flag, said, f": `{word}` is not known", f"it takes {kinds}")
-        return said.value.strip()
+        if not name.strip("-") or any(character.isspace() or character == "=" for character in name):
+            raise _refused(flag, typed, " names no option of the script", f"it takes {kinds}")
+        if word not in ("", *words) or typed.value.rstrip().endswith(":"):
+            raise _refused(flag, typed, f": `{word}` is not known", f"it takes {kinds}")
+        return typed.value.strip()
 
     return read
 
@@ -330,13 +330,13 @@ _read_start = _OneOf(
 )
 
 
-def read_start(flag: Flag, said: Resolved[str]) -> str:
+def read_start(flag: Flag, typed: Resolved[str]) -> str:
     """Return ``warm`` or ``cold``; ``auto`` is cold (docs/warm-start.md says why)."""
-    start: str = _read_start(flag, said)
+    start: str = _read_start(flag, typed)
     return "cold" if start == "auto" else start
 
 
-def shell_words(flag: str, text: str, example: str, where: str) -> list[str]:
+def shell_words(flag: str, text: str, example: str, place: str) -> list[str]:
     """Return the words of a shell line. Raises UsageError for an unbalanced quote; ``example`` is a right value."""
     try:
         return shlex.split(text)
@@ -345,5 +345,5 @@ def shell_words(flag: str, text: str, example: str, where: str) -> list[str]:
             f"`{flag} {text}` has an unbalanced quote",
             why=f"it is split like a shell line ({exception})",
             fix=f"`{flag} '{example}'`",
-            where=where,
+            where=place,
         ) from exception

@@ -69,12 +69,12 @@ class VisibleGpus:
     @property
     def devices(self) -> tuple[VisibleGpu, ...]:
         """What is named, with instances in the place of split GPUs."""
-        return tuple(each for entry in self.named for each in (entry.instances if entry.split else (entry,)))
+        return tuple(device for entry in self.named for device in (entry.instances if entry.split else (entry,)))
 
     @property
     def entries(self) -> tuple[VisibleGpu, ...]:
         """What is shown: a process sees the first MIG instance and nothing else, if there is any."""
-        return next(((each,) for each in self.devices if each.mig is not None), self.devices)
+        return next(((device,) for device in self.devices if device.mig is not None), self.devices)
 
 
 def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str | None) -> VisibleGpus:
@@ -94,12 +94,12 @@ def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str
         match = _NUMBER.match(text)
         if not by_uuid and match is not None and match[1] == "-":  # `-1` ends the list on purpose
             return VisibleGpus(tuple(named), (), unread)
-        found = _by_uuid(nvml.gpus, text) if by_uuid else _by_index(ordered, match)
-        if found is None:
+        matching = _by_uuid(nvml.gpus, text) if by_uuid else _by_index(ordered, match)
+        if matching is None:
             return VisibleGpus(tuple(named), (text,), unread)
-        if any((other.gpu, other.mig) == (found.gpu, found.mig) for other in named):
+        if any((earlier.gpu, earlier.mig) == (matching.gpu, matching.mig) for earlier in named):
             return VisibleGpus((), (f"{text} (duplicate)",), unread)  # CUDA then shows none
-        named.append(found)
+        named.append(matching)
     return VisibleGpus(tuple(named))
 
 
@@ -110,7 +110,7 @@ def shown(nvml: NvmlFacts, within: Exported) -> VisibleGpus:
     https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
     """
     if within.below is not None:
-        nvml = replace(nvml, gpus=tuple(each.gpu for each in visible(nvml, within.below, "PCI_BUS_ID").entries))
+        nvml = replace(nvml, gpus=tuple(entry.gpu for entry in visible(nvml, within.below, "PCI_BUS_ID").entries))
     return visible(nvml, within.devices, within.order)
 
 
@@ -134,12 +134,12 @@ def _by_index(gpus: tuple[Gpu, ...], match: re.Match[str] | None) -> VisibleGpu 
 
 def _by_uuid(gpus: tuple[Gpu, ...], text: str) -> VisibleGpu | None:
     """Find the one device whose UUID begins with ``text``; a beginning that two share names neither."""
-    found: list[VisibleGpu] = []
+    matching: list[VisibleGpu] = []
     if text.startswith("GPU-"):
-        found = [VisibleGpu(text, gpu) for gpu in gpus if gpu.uuid.startswith(text)]
+        matching = [VisibleGpu(text, gpu) for gpu in gpus if gpu.uuid.startswith(text)]
     elif text.startswith("MIG-"):
-        found = [VisibleGpu(text, gpu, mig) for gpu in gpus for mig in gpu.mig_devices if mig.uuid.startswith(text)]
-    return found[0] if len(found) == 1 else None
+        matching = [VisibleGpu(text, gpu, mig) for gpu in gpus for mig in gpu.mig_devices if mig.uuid.startswith(text)]
+    return matching[0] if len(matching) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def set_by(name: str, environ: Mapping[str, str]) -> str:
     """
     if name == "CUDA_VISIBLE_DEVICES" and "SLURM_JOB_ID" in environ:
         number = environ.get("SLURM_GPUS_ON_NODE", "")
-        lists = [environ.get(each) for each in ("GPU_DEVICE_ORDINAL", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")]
+        lists = [environ.get(variable) for variable in ("GPU_DEVICE_ORDINAL", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")]
         lists += [",".join(map(str, range(int(number))))] if re.fullmatch(r"[0-9]{1,4}", number, re.ASCII) else []
         if environ.get(name) in lists:
             return "Slurm"
@@ -222,22 +222,26 @@ def select(
     that other launches hold. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found`` or ``gpus-not-free``.
     """
     within = within or _NOTHING
-    seen = shown(nvml, within)
+    visible_gpus = shown(nvml, within)
     text = requested.strip()
     if text == "free" or text.startswith("free:"):
-        whole = tuple(entry for entry in seen.named if entry.mig is None and not entry.split)
-        found = _free(whole or seen.devices, _wanted(text, requested, need), locked)
+        whole = tuple(entry for entry in visible_gpus.named if entry.mig is None and not entry.split)
+        selected = _free(whole or visible_gpus.devices, _wanted(text, requested, need), locked)
         note = "" if within.devices is None else f"`--gpus` chooses within {within}"
     else:
         parts = _parts(text)
-        numbered, note = _numbered([int(part) for part in parts if part.isdigit()], seen.named, within)
-        found = tuple(_named(part, requested, seen.named, numbered, within) for part in parts)
-    if len({entry.uuid or entry.text for entry in found}) < len(found):
+        numbered, note = _numbered([int(part) for part in parts if part.isdigit()], visible_gpus.named, within)
+        selected = tuple(_named(part, requested, visible_gpus.named, numbered, within) for part in parts)
+    if len({entry.uuid or entry.text for entry in selected}) < len(selected):
         raise _invalid(requested, "a GPU is named twice", _DUPLICATE)
     # CUDA reads a list as indices or as UUIDs, never both; and indices count otherwise where the user changed the order
-    if within.order != "PCI_BUS_ID" or within.below is not None or len({entry.text.isdigit() for entry in found}) > 1:
-        found = tuple(replace(entry, text=entry.uuid or entry.text) for entry in found)
-    return Selection(found, (note,) if note else ())
+    if (
+        within.order != "PCI_BUS_ID"
+        or within.below is not None
+        or len({entry.text.isdigit() for entry in selected}) > 1
+    ):
+        selected = tuple(replace(entry, text=entry.uuid or entry.text) for entry in selected)
+    return Selection(selected, (note,) if note else ())
 
 
 def _numbered(
@@ -256,12 +260,12 @@ def _numbered(
         return by_smi, f"`--gpus` chooses within {within}"
     if set(numbers) <= by_smi.keys():
         note = f"`--gpus` counts as nvidia-smi does, within {within}"
-        if set(numbers) <= by_position.keys() and any(by_position[each] != by_smi[each] for each in numbers):
-            note += f"; by position there it would be {','.join(_label(by_position[each]) for each in numbers)}"
+        if set(numbers) <= by_position.keys() and any(by_position[number] != by_smi[number] for number in numbers):
+            note += f"; by position there it would be {','.join(_label(by_position[number]) for number in numbers)}"
         return by_smi, note
     if set(numbers) <= by_position.keys():
-        meant = ",".join(_label(by_position[each]) for each in numbers)
-        return by_position, f"`--gpus` counts positions in {within}; nvidia-smi's numbers are {meant}"
+        labels = ",".join(_label(by_position[number]) for number in numbers)
+        return by_position, f"`--gpus` counts positions in {within}; nvidia-smi's numbers are {labels}"
     return by_smi, ""
 
 
@@ -329,13 +333,13 @@ def _named(
 ) -> VisibleGpu:
     """Return the device; of a split GPU the first instance, which is what CUDA takes."""
     if part.isdigit():
-        found = [numbered[int(part)]] if int(part) in numbered else []
+        matching = [numbered[int(part)]] if int(part) in numbered else []
     else:
         devices = [device for entry in pool for device in (entry, *entry.instances)]
-        found = [replace(device, text=part) for device in devices if device.uuid.startswith(part)]
-    if len(found) != 1:
+        matching = [replace(device, text=part) for device in devices if device.uuid.startswith(part)]
+    if len(matching) != 1:
         raise _not_found(part, requested, pool, within)
-    return next(iter(found[0].instances), found[0])
+    return next(iter(matching[0].instances), matching[0])
 
 
 def _not_found(part: str, requested: str, pool: tuple[VisibleGpu, ...], within: Exported) -> RefusedError:
@@ -358,11 +362,11 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _free(entries: tuple[VisibleGpu, ...], wanted: int | None, locked: frozenset[str]) -> tuple[VisibleGpu, ...]:
+def _free(entries: tuple[VisibleGpu, ...], need: int | None, locked: frozenset[str]) -> tuple[VisibleGpu, ...]:
     """Take the idle GPUs with the least memory used, in PCI order; all idle ones if no number is wanted."""
     busy = {position: busy_reason(entry, locked) for position, entry in enumerate(entries)}
     idle = [position for position, reason in busy.items() if reason is None]
-    most = len(idle) if wanted is None else wanted
+    most = len(idle) if need is None else need
     if len(entries) < most:
         few = count(len(entries), "GPU")
         raise RefusedError(
@@ -383,11 +387,11 @@ def _memory_step(gpu: Gpu) -> int:
     return 0 if isinstance(gpu.memory_used_bytes, Unavailable) else gpu.memory_used_bytes // _SAME_MEMORY_BYTES
 
 
-def _not_free(entries: tuple[VisibleGpu, ...], busy: dict[int, str], idle: int, wanted: int) -> RefusedError:
-    what = f"{count(wanted, 'free GPU')} asked for, {idle} of {len(entries)} {_are(idle)} free"
+def _not_free(entries: tuple[VisibleGpu, ...], busy: dict[int, str], idle: int, need: int) -> RefusedError:
+    what = f"{count(need, 'free GPU')} asked for, {idle} of {len(entries)} {_are(idle)} free"
     least = f"wait, or ask for `--gpus free:{idle}`" if idle else "wait for a GPU to become free"
-    if len(entries) >= wanted:
-        named = ",".join(_label(entry) for entry in entries[:wanted])
+    if len(entries) >= need:
+        named = ",".join(_label(entry) for entry in entries[:need])
         least += f"; to share GPUs all the same, name them: `--gpus {named}`"
     return RefusedError(
         error(

@@ -63,9 +63,9 @@ class Meeting:
 
     def route(self, node: int, network: NetworkFacts) -> Route:
         """Return how the host with this node rank reaches the meeting."""
-        own = self.local[node]
-        name = next((each.name for each in network.interfaces if own in each.addresses), None)
-        return Route(self.address, name, own, node == 0)
+        address = self.local[node]
+        name = next((interface.name for interface in network.interfaces if address in interface.addresses), None)
+        return Route(self.address, name, address, node == 0)
 
 
 def named(names: Sequence[str]) -> str:
@@ -100,26 +100,26 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
             where=str(options.nnodes.source),
             code="hosts-not-nodes",
         )
-    given = {name: number for name, number in zip(names, slots, strict=True) if number is not None}
+    slots_by_name = {name: number for name, number in zip(names, slots, strict=True) if number is not None}
     source = options.nproc.source if options.nproc else Source("flag", "--hosts")
-    if processes == "auto" and given:
-        processes = _common(given, len(names))
+    if processes == "auto" and slots_by_name:
+        processes = _common(slots_by_name, len(names))
     if processes != "auto":
-        _refuse_few_slots(processes, given, options)
+        _refuse_few_slots(processes, slots_by_name, options)
     nodes = Resolved(NodeRange(len(names), len(names)), source)
     return replace(options, nproc=Resolved(processes, source), nnodes=nodes)
 
 
-def _common(given: Mapping[str, int], hosts: int) -> int:
-    numbers = sorted(set(given.values()))
+def _common(slots_by_name: Mapping[str, int], hosts: int) -> int:
+    numbers = sorted(set(slots_by_name.values()))
     if len(numbers) == 1:
         return numbers[0]
-    shown = ", ".join(f"{name}: {number}" for name, number in given.items())
+    shown = ", ".join(f"{name}: {number}" for name, number in slots_by_name.items())
     raise usage(
         f"hosts have different numbers of slots: {shown}",
         why="every host runs the same number of ranks",
         fix=f"`ddplaunch run {hosts}x{numbers[0]} …`, or leave out the hosts with fewer",
-        where=tuple(given),
+        where=tuple(slots_by_name),
         code="slots-uneven",
     )
 
@@ -139,11 +139,11 @@ def _refuse_few_slots(processes: int, slots: Mapping[str, int], options: Options
 def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tuple[int, ...] | None) -> Options:
     """Return the options of the host with this node rank. What was typed in one place becomes that host's own."""
     source = Source("flag", "--hosts")
-    detected, asked = Source("detected", "all hosts reach it"), options.master_addr
+    detected, master_addr = Source("detected", "all hosts reach it"), options.master_addr
     return replace(
         options,
         node_rank=Resolved(node, source),
-        master_addr=Resolved(meeting.address, asked.source if asked else detected),
+        master_addr=Resolved(meeting.address, master_addr.source if master_addr else detected),
         master_port=Resolved(meeting.port, options.master_port.source if options.master_port else detected),
         run_id=Resolved(run_id, options.run_id.source if options.run_id else source),
         gpus=options.gpus if devices is None else Resolved(",".join(map(str, devices)), source),
@@ -152,14 +152,14 @@ def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tu
 
 def options_json(options: Options) -> dict[str, Any]:
     """Return the options as JSON values, sources included."""
-    found: dict[str, Any] = {}
+    json: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)
         if isinstance(value, tuple):
-            found[field.name] = [_resolved_json(item) for item in value]
+            json[field.name] = [_resolved_json(item) for item in value]
         elif value is not None:
-            found[field.name] = _resolved_json(value)
-    return found
+            json[field.name] = _resolved_json(value)
+    return json
 
 
 def options_from_json(data: Mapping[str, Any]) -> Options:

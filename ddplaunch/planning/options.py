@@ -266,8 +266,8 @@ class Options:
 
 def flags_of_options() -> dict[str, Flag]:
     """Return every flag by the name of its field, in the order of ``--help``."""
-    found: dict[str, Flag] = {each.name: each.metadata["flag"] for each in fields(Options) if each.metadata}
-    return {name: flag._replace(name=flag.name or name) for name, flag in found.items()}
+    flags: dict[str, Flag] = {field.name: field.metadata["flag"] for field in fields(Options) if field.metadata}
+    return {name: flag._replace(name=flag.name or name) for name, flag in flags.items()}
 
 
 def parse_options(said: Said) -> Options:

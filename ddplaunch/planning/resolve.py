@@ -86,7 +86,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     capture_notes = () if uncaptured is None else (f"no capture: {uncaptured}; {lacks}",)
     selection = situation.selection if device.value == "cuda" else None
     gpus = None if selection is None else tuple(entry.text for entry in selection.entries)
-    wanted = [
+    variables = [
         *environment.of_every_rank(placement),
         *_variables(options, topology, device.value, gpus, situation),
         *plan_variables(situation.run_id, handed_out),
@@ -102,7 +102,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         passed=forwarded.passed,
         missing=forwarded.missing,
         receives=forwarded.receives,
-        environment=environment.with_the_users(wanted, situation.environ, situation.pairs),
+        environment=environment.with_the_users(variables, situation.environ, situation.pairs),
         argv=torchrun_argv(
             capture.interpreter_for(situation.python, start.warm and uncaptured is None),
             topology,
@@ -124,13 +124,13 @@ def _below(directory: str, path: str) -> str:
 
 
 def resolve_device(
-    asked: Resolved[DeviceWord] | None, gpus: Resolved[str] | None, situation: Situation
+    typed: Resolved[DeviceWord] | None, gpus: Resolved[str] | None, situation: Situation
 ) -> Resolved[Device]:
     """Decide between CUDA and CPU. Raises UsageError where ``--device`` contradicts ``--gpus``."""
-    if asked is not None and asked.value != "auto":
-        if asked.value == "cpu" and gpus is not None:
+    if typed is not None and typed.value != "auto":
+        if typed.value == "cpu" and gpus is not None:
             raise usage("`--device cpu` contradicts `--gpus`", why="one asks for GPUs, one for none", fix="drop one")
-        return Resolved(asked.value, asked.source)
+        return Resolved(typed.value, typed.source)
     if gpus is not None:
         return Resolved("cuda", gpus.source)
     torch = situation.facts.torch
@@ -146,21 +146,21 @@ def resolve_device(
     return Resolved("cuda" if number else "cpu", Source("detected", count(number, "visible GPU")))
 
 
-def _refuse_memory(asked: Resolved[int] | None, device: Resolved[Device]) -> None:
+def _refuse_memory(typed: Resolved[int] | None, device: Resolved[Device]) -> None:
     """Raise UsageError for ``--memory`` where ranks train on GPUs."""
-    if asked is not None and device.value == "cuda":
+    if typed is not None and device.value == "cuda":
         raise usage(
             "`--memory` limits ranks on the CPU, and these run on GPUs",
             why="a GPU's memory is shared out by torch's allocator, and the kernel counts what CUDA maps of the host's",
             fix="leave it out, or add `--device cpu`; `torch.cuda.set_per_process_memory_fraction` limits a GPU's",
-            where=str(asked.source),
+            where=str(typed.source),
         )
 
 
 def visible_gpus(situation: Situation) -> int | Unavailable:
     """Return how many GPUs a rank would see, after ``--gpus`` or CUDA_VISIBLE_DEVICES."""
-    seen = _seen(situation)
-    return seen if isinstance(seen, Unavailable) else len(seen)
+    gpus = _seen(situation)
+    return gpus if isinstance(gpus, Unavailable) else len(gpus)
 
 
 def _seen(situation: Situation) -> tuple[VisibleGpu, ...] | Unavailable:
@@ -186,9 +186,9 @@ def _place(
     captured: bool,
 ) -> Placement:
     """Decide on which CPUs this node's ranks run."""
-    facts, seen = situation.facts, _seen(situation)
-    gpus = () if isinstance(seen, Unavailable) else tuple(entry.gpu.pci_bus_id for entry in seen)
-    around = Surroundings(
+    facts, visible = situation.facts, _seen(situation)
+    gpus = () if isinstance(visible, Unavailable) else tuple(entry.gpu.pci_bus_id for entry in visible)
+    surroundings = Surroundings(
         variables={
             **{name: (value, Source("environment")) for name, value in situation.environ.items()},
             **{name: (value, source) for name, value, source in situation.pairs},
@@ -197,13 +197,15 @@ def _place(
         extra=extra,
         plugin=captured,
     )
-    return resolve_placement(options.placement, topology.nproc_per_node.value, facts.cpu, facts.cpu_layout, around)
+    return resolve_placement(
+        options.placement, topology.nproc_per_node.value, facts.cpu, facts.cpu_layout, surroundings
+    )
 
 
-def resolve_processes(asked: Resolved[Processes] | None, device: Device, situation: Situation) -> Resolved[int]:
+def resolve_processes(typed: Resolved[Processes] | None, device: Device, situation: Situation) -> Resolved[int]:
     """Decide the ranks of this node. Raises UsageError where ``auto`` cannot count."""
-    if asked is not None and asked.value != "auto":
-        return Resolved(asked.value, asked.source)
+    if typed is not None and typed.value != "auto":
+        return Resolved(typed.value, typed.source)
     if device == "cpu":
         return Resolved(1, Source("detected", "no GPU: one process unless you name a number"))
     number = visible_gpus(situation)
@@ -224,8 +226,10 @@ def request_numbers(options: Options, topology: Topology) -> NumbersRequest:
     source = processes.source
     if nodes.value > 1:
         source = Source("computed", f"{nodes.value} nodes × {processes.value}")
-    asked = {each.name: getattr(options, each.name) for each in fields(NumbersRequest) if each.name != "world_size"}
-    return NumbersRequest(Resolved(topology.world_size, source), **asked)
+    request = {
+        field.name: getattr(options, field.name) for field in fields(NumbersRequest) if field.name != "world_size"
+    }
+    return NumbersRequest(Resolved(topology.world_size, source), **request)
 
 
 def request_at(
@@ -245,16 +249,16 @@ def request_at(
 def plan_variables(run_id: str, handed_out: Plan) -> tuple[Variable, ...]:
     """Return DDPLAUNCH_RUN_ID, one variable for each known number, and the whole plan as JSON."""
     source = Source("computed")
-    known, numbers = handed_out.texts(), handed_out.numbers
+    texts, numbers = handed_out.texts(), handed_out.numbers
     plan: dict[str, object] = {"schema": 1, "run_id": run_id}
-    for name, text in known.items():
+    for name, text in texts.items():
         plan[name] = float(text) if name in ("lr", "lr_factor") else int(text)
     for name in ("steps_per_epoch", "dataset_size"):
         resolved = getattr(numbers, name)
         if resolved is not None:
             plan[name] = resolved.value
     reason = "for `os.environ` and `ddplaunch.current()`"
-    variables = [Variable(f"DDPLAUNCH_{name.upper()}", text, source, reason) for name, text in known.items()]
+    variables = [Variable(f"DDPLAUNCH_{name.upper()}", text, source, reason) for name, text in texts.items()]
     return (
         Variable(RUN_ID, run_id, source, "finds the processes of this run"),
         *variables,
@@ -263,10 +267,10 @@ def plan_variables(run_id: str, handed_out: Plan) -> tuple[Variable, ...]:
 
 
 def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: Target | None) -> Plan:
-    given = given_numbers(options, numbers)
+    families = given_numbers(options, numbers)
     nproc, nnodes = topology.nproc_per_node.value, topology.nnodes.value
     automatic, executable = value_of(options.forward, True), target is not None and target.kind == "executable"
-    return Plan(numbers, nproc, nnodes, given, automatic, withheld_numbers(options), executable)
+    return Plan(numbers, nproc, nnodes, families, automatic, withheld_numbers(options), executable)
 
 
 def _others(options: Options, topology: Topology) -> str:
@@ -274,8 +278,8 @@ def _others(options: Options, topology: Topology) -> str:
     itself, and an elastic launch goes on without a node.
     """
     rank, address, port = topology.node_rank, topology.master_addr, topology.master_port
-    alone = topology.nnodes.value == 1 or topology.min_nodes < topology.nnodes.value
-    if alone or rank is None or address is None or port is None or rank.source.kind == "Slurm":
+    on_one_host = topology.nnodes.value == 1 or topology.min_nodes < topology.nnodes.value
+    if on_one_host or rank is None or address is None or port is None or rank.source.kind == "Slurm":
         return ""
     return f"{address.value.strip('[]')} {port.value}"
 
@@ -287,14 +291,14 @@ _AS_SAID = (
 )
 
 
-def plugin_settings(options: Options, about: Settings) -> Settings:
-    """Return ``about``, which says what was decided of run, node and start, with what the options ask."""
-    said = {name: getattr(options, name).value for name in _AS_SAID if getattr(options, name) is not None}
+def plugin_settings(options: Options, settings: Settings) -> Settings:
+    """Return ``settings``, which says what was decided of run, node and start, with what the options ask."""
+    typed = {name: getattr(options, name).value for name in _AS_SAID if getattr(options, name) is not None}
     show = value_of(options.show, (0,))
     shown = show if show == "all" else ",".join(map(str, show))
     ignore = tuple(item.value for item in options.ignore if item.value in OBSERVED)
     outputs = tuple(path.value for path in options.output)
-    return about._replace(**{"show": shown, "ignore": ignore, "outputs": outputs, **said})
+    return settings._replace(**{"show": shown, "ignore": ignore, "outputs": outputs, **typed})
 
 
 def _variables(

@@ -91,21 +91,21 @@ class Settings(NamedTuple):
     def to_json(self) -> str:
         """Return the text; what was not asked for is left out."""
         default = Settings._field_defaults
-        said = {name: value for name, value in self._asdict().items() if name in _ALWAYS or value != default[name]}
-        return json.dumps(said, separators=(",", ":"))
+        changed = {name: value for name, value in self._asdict().items() if name in _ALWAYS or value != default[name]}
+        return json.dumps(changed, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """Return what ``to_json`` wrote, here or in another version. Raises ValueError for what no launch writes."""
-        said = json.loads(text)
-        if not isinstance(said, dict):
+        written = json.loads(text)
+        if not isinstance(written, dict):
             raise ValueError("the settings are no JSON object")
-        known: dict[str, Any] = {name: value for name, value in said.items() if name in cls._fields}
-        for name, value in known.items():
+        fields: dict[str, Any] = {name: value for name, value in written.items() if name in cls._fields}
+        for name, value in fields.items():
             if not _fits(name, value):
                 raise ValueError(f"{name} is {str(value)[:80]!r}")
-        known.update({name: tuple(known[name]) for name in _LISTS if name in known})
-        return cls(**known)
+        fields.update({name: tuple(fields[name]) for name in _LISTS if name in fields})
+        return cls(**fields)
 
 
 _LISTS = ("preload", "ignore", "cpus", "outputs")
@@ -117,7 +117,7 @@ def _fits(name: str, value: object) -> bool:
     if name in _CHOICES:
         return value in _CHOICES[name]
     if name in _LISTS:
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if name.endswith("_bytes"):
         return type(value) is int and 0 <= value < 1 << 63
     if name.endswith("_s"):

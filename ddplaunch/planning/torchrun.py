@@ -101,14 +101,14 @@ def _rendezvous(topology: Topology, identity: str, local_address: str | None, re
 
 def _joined(ours: list[str], extra: list[str]) -> list[str]:
     """Return both, with a ``--rdzv-conf`` of the user's joined to ours: torchrun heeds only the last one."""
-    own = [word for word in ours if word.startswith(_CONF)]
+    conf_words = [word for word in ours if word.startswith(_CONF)]
     for position, word in enumerate(extra):
         name, equals, value = word.partition("=")
-        if own and name.replace("_", "-") == "--rdzv-conf":
+        if conf_words and name.replace("_", "-") == "--rdzv-conf":
             value = value if equals or position + 1 == len(extra) else extra.pop(position + 1)
-            ours.remove(own[0])
-            own = [f"{own[0]},{value}"]
-            ours.append(own[0])
+            ours.remove(conf_words[0])
+            conf_words = [f"{conf_words[0]},{value}"]
+            ours.append(conf_words[0])
             extra[position] = ""
     return [*ours, *filter(None, extra)]
 
@@ -120,8 +120,8 @@ def shared_id(topology: Topology, target: Target | None) -> str:
     """
     import hashlib  # loads OpenSSL, which a launch on one node has no need of
 
-    where = [value_of(topology.master_addr, ""), str(value_of(topology.master_port, 0))]
-    words = [*where, _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
+    endpoint = [value_of(topology.master_addr, ""), str(value_of(topology.master_port, 0))]
+    words = [*endpoint, _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
     digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()
     return f"ddplaunch-{digest[:12]}"
 
@@ -133,24 +133,24 @@ def _target(target: Target | None) -> tuple[str, ...]:
     return (*option, "--", target.name, *target.args)
 
 
-def extra_arguments(said: Sequence[Resolved[str]], known: frozenset[str] | Unavailable) -> tuple[str, ...]:
-    """Return the words of every ``--torchrun-arg`` that was ``said``.
+def extra_arguments(typed: Sequence[Resolved[str]], flags: frozenset[str] | Unavailable) -> tuple[str, ...]:
+    """Return the words of every ``--torchrun-arg`` as ``typed``.
 
-    ``known`` are the long options of the installed torchrun. Raises UsageError for an option that it does not have
+    ``flags`` are the long options of the installed torchrun. Raises UsageError for an option that it does not have
     (with the near miss) or that ddplaunch decides itself.
     """
     words: list[str] = []
-    for item in said:
+    for item in typed:
         for part in shell_words("--torchrun-arg", item.value, "--monitor-interval 1", str(item.source)):
-            _check_flag(part, known)
+            _check_flag(part, flags)
             _refuse_positional(part, words[-1] if words else "")
             words.append(part)
     return tuple(words)
 
 
-def _refuse_positional(word: str, before: str) -> None:
+def _refuse_positional(word: str, previous: str) -> None:
     """A word that no option takes would be run by torchrun in the place of the script."""
-    if word.startswith("-") or (before.startswith("-") and "=" not in before):
+    if word.startswith("-") or (previous.startswith("-") and "=" not in previous):
         return
     raise usage(
         f"`--torchrun-arg {word}` is not an option of torchrun",
@@ -160,7 +160,7 @@ def _refuse_positional(word: str, before: str) -> None:
     )
 
 
-def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
+def _check_flag(word: str, flags: frozenset[str] | Unavailable) -> None:
     flag = "--" + word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else word
     if flag in _OURS:
         raise usage(
@@ -168,9 +168,9 @@ def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
             why=f"it follows from {_OURS[flag]}, and torchrun would get it twice",
             fix=f"say it by {_OURS[flag]} instead",
         )
-    if not word.startswith("--") or isinstance(known, Unavailable) or flag in known:
+    if not word.startswith("--") or isinstance(flags, Unavailable) or flag in flags:
         return
-    near = nearest(flag, sorted(known))
+    near = nearest(flag, sorted(flags))
     raise usage(
         f"the installed torchrun has no option `{flag}`",
         why="options come and go with torch versions; this one was looked up in the installed torch/distributed/run.py",

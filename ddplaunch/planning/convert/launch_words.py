@@ -93,14 +93,14 @@ _PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
 def endpoint(word: Word, port: str) -> tuple[Word, Word] | None:
     """Return address and port of ``HOST:PORT``, ``port`` where it has none; None if they cannot be told apart."""
     if word.text is not None:
-        host, colon, own = word.text.rpartition(":") if ":" in word.text else (word.text, "", port)
-        return known(host.strip("[]")), known(own or port)
+        host, colon, own_port = word.text.rpartition(":") if ":" in word.text else (word.text, "", port)
+        return known(host.strip("[]")), known(own_port or port)
     bare = word.source.strip('"')
-    host, colon, own = bare.rpartition(":")
-    if colon and not (host and _PORT.match(own)):
+    host, colon, own_port = bare.rpartition(":")
+    if colon and not (host and _PORT.match(own_port)):
         return None
     address = (Word(f'"{host}"') if "$" in host else known(host)) if colon else Word(word.source)
-    return address, Word(own, own if own.isdecimal() else None) if colon else known(port)
+    return address, Word(own_port, own_port if own_port.isdecimal() else None) if colon else known(port)
 
 
 def divided(total: Word, parts: Word) -> Word | None:

@@ -48,11 +48,11 @@ def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> T
     try:
         rest = line.read(words[place.options :])
         program = [known("ddplaunch")] if place.python is None else [place.python, known("-m"), known("ddplaunch")]
-        said = [*program, *line.command(rest)]
+        command = [*program, *line.command(rest)]
         line.unknown += of_container(words[: place.start])
     except CannotSay as cannot:
         return Translation(place.launcher, place.start, unknown=(cannot.note,))
-    return Translation(place.launcher, place.start, tuple(said), tuple(line.dropped), tuple(line.unknown))
+    return Translation(place.launcher, place.start, tuple(command), tuple(line.dropped), tuple(line.unknown))
 
 
 class LauncherLine:
@@ -88,12 +88,12 @@ class LauncherLine:
             if key is None:
                 raise CannotSay(f"`{name}`", f"it is no option of {self.launcher} that ddplaunch knows")
             meaning = LAUNCHERS[self.launcher][key]
-            taken = meaning.values if value is None else 0
-            if at + taken >= len(words):
+            value_count = meaning.values if value is None else 0
+            if at + value_count >= len(words):
                 raise CannotSay(f"`{word.source}`", "a value is missing behind it")
-            values = [*([] if value is None else [value]), *words[at + 1 : at + 1 + taken]]
+            values = [*([] if value is None else [value]), *words[at + 1 : at + 1 + value_count]]
             self.take(key, meaning, values)
-            at += 1 + taken
+            at += 1 + value_count
         if at >= len(words):
             raise CannotSay(f"`{self.launcher}` without a script", "the line starts nothing")
         return list(words[at:])
@@ -147,14 +147,14 @@ class LauncherLine:
             counts = [known(f"{nnodes.text}x{nproc.text}")]
         elif not one:
             counts += [known("--nnodes"), nnodes]
-        found = [known("run"), *counts, *self._rendezvous(one)]
+        words = [known("run"), *counts, *self._rendezvous(one)]
         if self.said.get("gpus", known("all")).text != "all":
-            found += [known("--gpus"), self.said["gpus"]]
+            words += [known("--gpus"), self.said["gpus"]]
         if "max_restarts" in self.said and self.said["max_restarts"].text != "0":
-            found += [known("--max-restarts"), self.said["max_restarts"]]
+            words += [known("--max-restarts"), self.said["max_restarts"]]
         for name, value in self.env.items():
-            found += [known("--env"), attached(f"{name}=", value)]
-        return [*found, *self.flags, known("--"), *self._target(list(rest))]
+            words += [known("--env"), attached(f"{name}=", value)]
+        return [*words, *self.flags, known("--"), *self._target(list(rest))]
 
     def _size(self) -> tuple[Word, Word]:
         """Return processes per node and nodes."""
@@ -176,32 +176,32 @@ class LauncherLine:
     def _rendezvous(self, one: bool) -> list[Word]:
         """Return the flags that say where nodes meet and which one this is."""
         self._split_endpoint()
-        found = []
+        words = []
         why = "on one node ranks meet at localhost, and its node rank is 0"
         for kind in ("node_rank", "addr"):
             if kind in self.said and one:
                 self.dropped.append(Note(f"`{FLAGS[kind]} {self.said[kind].source}`", why))
             elif kind in self.said:
-                found += [known(FLAGS[kind]), self.said[kind]]
+                words += [known(FLAGS[kind]), self.said[kind]]
         port = self.said.get("port")
         if port is not None and port.text == "0":
             self.dropped.append(Note("port 0", "one node finds a free port by itself"))
         elif port is not None:
-            found += [known("--master-port"), port]
+            words += [known("--master-port"), port]
         if not one and "node_rank" not in self.said:
             why = "Slurm says it in a job; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
             self.unknown.append(Note("the rank of each node", why))
-        return found
+        return words
 
     def _split_endpoint(self) -> None:
         """``--rdzv-endpoint HOST:PORT`` says the address and the port; c10d's own port is 29400."""
         word = self.said.pop("endpoint", None)
         if word is None:
             return
-        found = endpoint(word, "29400")
-        if found is None:
+        split = endpoint(word, "29400")
+        if split is None:
             raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
-        address, number = found
+        address, number = split
         if (
             address.text in _LOCAL
             and number.text in ("0", "29400")

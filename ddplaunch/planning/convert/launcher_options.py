@@ -128,5 +128,5 @@ def canonical(launcher: str, name: str) -> str | None:
     spelled = name.replace("_", "-") if name.startswith("--") else name
     if spelled in table:
         return spelled
-    near = [each for each in table if spelled.startswith("--") and len(spelled) > 3 and each.startswith(spelled)]
+    near = [option for option in table if spelled.startswith("--") and len(spelled) > 3 and option.startswith(spelled)]
     return near[0] if len(near) == 1 else None

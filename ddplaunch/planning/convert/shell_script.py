@@ -60,11 +60,11 @@ def _incomplete(root: Node, read_lines: set[int]) -> Iterator[Site]:
 
     ``read_lines`` are the lines of launches that were read.
     """
-    over = len((root.text or b"").rstrip(b"\\ \t\r\n"))  # a backslash at the end is no command that goes on, to bash
+    text_length = len((root.text or b"").rstrip(b"\\ \t\r\n"))  # bash ignores a backslash at the end
     broken = (node for node in _walk(root) if node.is_missing or node.type == "ERROR") if root.has_error else ()
     sites = []
     for node in broken:
-        if node.start_byte < over and not any(child.has_error for child in node.children):
+        if node.start_byte < text_length and not any(child.has_error for child in node.children):
             first, end = node.start_point[0] + 1, node.end_point[0] + 2
             launches = named_in(node.text or b"") and read_lines.isdisjoint(range(first, end))
             line = (node.text or b"").decode("utf-8", "replace").split("\n")[0] if launches else ""
@@ -166,11 +166,11 @@ class _Script:
 
     def sites(self) -> Iterator[Site]:
         """Yield the launches, in no order."""
-        held = dict(self._held_launches())
-        yield from held.values()
+        launches = dict(self._held_launches())
+        yield from launches.values()
         for node in self.commands:
             text = self.data[node.start_byte : node.end_byte]
-            if named_in(text) and not (held and any(name in held for name in self._variables_in(node))):
+            if named_in(text) and not (launches and any(name in launches for name in self._variables_in(node))):
                 yield from self._in_command(node)
         for node in self.texts:
             yield from self._inside(node.start_byte, node.end_byte, "")
@@ -187,11 +187,11 @@ class _Script:
             if not named_in(value.encode("utf-8", "surrogateescape")):
                 continue
             words = plain(value.replace("\\\n", " ").strip("\"'()").split())
-            held = translate(words, self.job)
-            if held is not None and (len(words) > 1 or _part(node) in run):
+            translation = translate(words, self.job)
+            if translation is not None and (len(words) > 1 or _part(node) in run):
                 why = f"put the whole command in the place of `${_part(node)}`, then convert again"
                 note = Note("a launch in a variable", why)
-                yield _part(node), _stays(self._line_of(node), self._start_of(node), note, held.launcher)
+                yield _part(node), _stays(self._line_of(node), self._start_of(node), note, translation.launcher)
 
     def _in_command(self, node: Node) -> Iterator[Site]:
         children = [child for child in node.children if child.type not in _SKIPPED and child.is_named]
@@ -228,12 +228,12 @@ class _Script:
         begin = words[translation.start].span if translation.words else None
         if begin is None:
             return Site(line, text, translation)
-        kept, following = len(translation.words), len(words)
-        while kept and following and translation.words[kept - 1] is words[following - 1]:
-            kept, following = kept - 1, following - 1
-        tail = translation.words[kept].span if kept < len(translation.words) else None
+        same_words, following = len(translation.words), len(words)
+        while same_words and following and translation.words[same_words - 1] is words[following - 1]:
+            same_words, following = same_words - 1, following - 1
+        tail = translation.words[same_words].span if same_words < len(translation.words) else None
         end = tail[0] if tail is not None else (words[-1].span or begin)[1]
-        new = " ".join(word.source for word in translation.words[:kept]) + (" " if tail is not None else "")
+        new = " ".join(word.source for word in translation.words[:same_words]) + (" " if tail is not None else "")
         hidden = any(begin[0] <= child.start_byte < end for child in node.children if child.type in _SKIPPED)
         expands_early = self.quote == '"' and ("$((" in new or "${local_rank}" in new)
         unquoted = _part(node) == "eval" and set(new) & set(_QUOTES)
@@ -262,8 +262,10 @@ class _Script:
         if len(settings) != 1 or name in self.loops or not settings[0].always or settings[0].at > use:
             return None
         value, at = settings[0].value(), settings[0].at
-        others = [other.at for used in (value.uses if value else ()) for other in self.settings.get(used, ())]
-        return None if any(at < other < use for other in (*others, *self.sources)) else value
+        settings_at = [
+            position.at for used in (value.uses if value else ()) for position in self.settings.get(used, ())
+        ]
+        return None if any(at < position < use for position in (*settings_at, *self.sources)) else value
 
     def _value_of(self, node: Node) -> _Value | None:
         """Return what an assignment says, None where that is not known."""

@@ -48,26 +48,26 @@ def sizes_of_job(script: bytes) -> dict[str, Word]:
 def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], list[Word]]:
     """Return the sizes that options of srun or sbatch say, the other options, and the words behind the options."""
     sizes: dict[str, Word] = {}
-    kept: list[Word] = []
+    step_words: list[Word] = []
     at = 0
     while at < len(words):
         if _OPTIONS_KEPT.fullmatch(words[at].source) and at + 1 < len(words):
-            kept.append(words[at])
+            step_words.append(words[at])
             at += 1
             continue
         if not (name := option_of(words[at])[0]):
             break
-        value, taken = option_of(words[at])[1], 1
+        value, word_count = option_of(words[at])[1], 1
         if value is None and not name.startswith("--") and len(name) > 2:
             name, value = name[:2], known(name[2:])
         if value is None and name not in _SWITCHES and "=" not in words[at].source and at + 1 < len(words):
-            value, taken = words[at + 1], 2
+            value, word_count = words[at + 1], 2
         if name in _SIZES and value is not None:
             sizes[_SIZES[name]] = value
         else:
-            kept += words[at : at + taken]
-        at += taken
-    return sizes, kept, list(words[at:])
+            step_words += words[at : at + word_count]
+        at += word_count
+    return sizes, step_words, list(words[at:])
 
 
 def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]) -> Translation | None:
@@ -76,13 +76,13 @@ def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]
     None where neither the line nor, for a program of Python, its ``job`` says that there are several: a step may be
     anything.
     """
-    sizes, kept, rest = sizes_and_rest(words[place.options :])
+    sizes, step_words, rest = sizes_and_rest(words[place.options :])
     if not {"--ntasks", "--ntasks-per-node"} & sizes.keys():
         of_job = job.get("--ntasks-per-node")
         if of_job is None or of_job.text == "1" or not rest or not is_python(rest[0]):
             return None
-        own = {name: size for name, size in job.items() if name not in ("--ntasks", "--nodes")}
-        sizes = {**own, **sizes}
+        job_sizes = {name: size for name, size in job.items() if name not in ("--ntasks", "--nodes")}
+        sizes = {**job_sizes, **sizes}
     try:
         tasks, nodes = _tasks(sizes)
         if tasks is None or not rest:
@@ -91,15 +91,15 @@ def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]
             Note("how the script finds its rank", "torchrun sets RANK and LOCAL_RANK; SLURM_PROCID is the node's")
         ]
         target = of_ranks(rest, unknown)
-        step = [*kept, *([attached("--nodes=", nodes)] if nodes else []), known("--ntasks-per-node=1")]
+        step = [*step_words, *([attached("--nodes=", nodes)] if nodes else []), known("--ntasks-per-node=1")]
         step.append(attached("--ntasks=", nodes) if nodes else Word('--ntasks="$SLURM_JOB_NUM_NODES"'))
         for option, of_node in (("--cpus-per-task", "--cpus-per-task"), ("--gpus-per-task", "--gpus-per-node")):
             if option in sizes:
                 step.append(attached(f"{of_node}=", _times(sizes[option], tasks, option)))
     except CannotSay as cannot:
         return Translation("srun", place.start, unknown=(cannot.note,))
-    said = [words[place.start], *step, known("ddplaunch"), known("run"), tasks, known("--"), *target]
-    return Translation("srun", place.start, tuple(said), (), tuple(unknown))
+    command = [words[place.start], *step, known("ddplaunch"), known("run"), tasks, known("--"), *target]
+    return Translation("srun", place.start, tuple(command), (), tuple(unknown))
 
 
 def _tasks(sizes: dict[str, Word]) -> tuple[Word | None, Word | None]:

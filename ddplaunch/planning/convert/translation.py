@@ -89,23 +89,23 @@ def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
     if not rest or not is_python(rest[0]):
         direct = bool(rest) and (rest[0].text or "").endswith(".py")
         return [*([known("env")] if direct else []), *rest]
-    behind = rest[1:]
-    while behind and behind[0].text == "-u":  # torchrun's ranks get it
-        del behind[0]
-    if not behind or rest[0].text not in ("python", "python3") or (behind[0].text or "").startswith("-"):
-        return behind if behind and behind[0].text == "-m" and rest[0].text in ("python", "python3") else rest
-    if behind[0].value is None:
-        unknown.append(unsure(behind[0]))
-        return behind
-    return behind if behind[0].value.endswith(".py") else rest
+    arguments = rest[1:]
+    while arguments and arguments[0].text == "-u":  # torchrun's ranks get it
+        del arguments[0]
+    if not arguments or rest[0].text not in ("python", "python3") or (arguments[0].text or "").startswith("-"):
+        return arguments if arguments and arguments[0].text == "-m" and rest[0].text in ("python", "python3") else rest
+    if arguments[0].value is None:
+        unknown.append(unsure(arguments[0]))
+        return arguments
+    return arguments if arguments[0].value.endswith(".py") else rest
 
 
 _CONTAINERS = ("docker", "podman", "singularity", "apptainer", "enroot", "kubectl")
 
 
-def of_container(before: Sequence[Word]) -> list[Note]:
-    """Return what is to be said of a launch behind the words ``before``, where these start or enter a container."""
-    inside = any(word.name in _CONTAINERS or option_of(word)[0].startswith("--container-") for word in before)
+def of_container(container_words: Sequence[Word]) -> list[Note]:
+    """Return the notes on a launch after ``container_words``, where these start or enter a container."""
+    inside = any(word.name in _CONTAINERS or option_of(word)[0].startswith("--container-") for word in container_words)
     why = "it runs in a container, whose image or environment may not have it: `pip install ddplaunch` there"
     return [Note("whether ddplaunch is installed", why)] if inside else []
 

@@ -36,25 +36,25 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
     ``resolve_topology`` reads: a batch script exports them on purpose. A launch that was told to be on one node stays
     there. Raises UsageError where mpirun starts the same launch several times.
     """
-    found = recognise(environ)
-    size = environ.get("OMPI_COMM_WORLD_SIZE") or (environ.get("PMI_SIZE") if found is None else None)  # or srun's own
+    place = recognise(environ)
+    size = environ.get("OMPI_COMM_WORLD_SIZE") or (environ.get("PMI_SIZE") if place is None else None)  # or srun's own
     if size not in (None, "1") and options.nnodes is None:
         raise _started_by_mpi(str(size))
-    if found is None:
+    if place is None:
         return options
-    nodes, nproc = options.nnodes or found.said.get("nnodes"), found.said.get("nproc")
-    wanted = {"run_id"} if found.by == "Slurm" else set()
+    nodes, nproc = options.nnodes or place.said.get("nnodes"), place.said.get("nproc")
+    names = {"run_id"} if place.by == "Slurm" else set()
     if nodes is not None and nodes.value.most > 1:
         exported = {name for name in _EXPORTED if environ.get(name.upper(), "").strip()}
-        wanted = {"nnodes", *_EXPORTED, "run_id"} - exported
+        names = {"nnodes", *_EXPORTED, "run_id"} - exported
     # A number of ranks that each task of several on a node was given counts on the CPU too.
     by_task = nproc is not None and nproc.source.detail.startswith("task")
     if options.gpus is None and (by_task or value_of(options.device, "auto") != "cpu"):
-        wanted.add("nproc")
-    kept: dict[str, Any] = {
-        name: found.said[name] for name in wanted & found.said.keys() if getattr(options, name) is None
+        names.add("nproc")
+    values: dict[str, Any] = {
+        name: place.said[name] for name in names & place.said.keys() if getattr(options, name) is None
     }
-    return replace(options, **kept, env=(*_own_devices(options, found), *options.env))
+    return replace(options, **values, env=(*_own_devices(options, place), *options.env))
 
 
 def _started_by_mpi(size: str) -> UsageError:
@@ -67,23 +67,23 @@ def _started_by_mpi(size: str) -> UsageError:
     )
 
 
-def _own_devices(options: Options, found: PlaceInJob) -> tuple[Resolved[tuple[str, str]], ...]:
+def _own_devices(options: Options, place: PlaceInJob) -> tuple[Resolved[tuple[str, str]], ...]:
     """Hide the neighbours' GPUs by the variable whose entries they are; ``--gpus`` would count as nvidia-smi does."""
-    if not found.devices or options.gpus is not None:
+    if not place.devices or options.gpus is not None:
         return ()
-    pair = ("CUDA_VISIBLE_DEVICES", ",".join(found.devices))
-    return (Resolved(pair, Source(found.by, "this task's own GPUs")),)
+    pair = ("CUDA_VISIBLE_DEVICES", ",".join(place.devices))
+    return (Resolved(pair, Source(place.by, "this task's own GPUs")),)
 
 
 def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
     """Return one clause on who set up this job, with the time that it has left where Slurm says it."""
-    found = recognise(environ)
-    if found is None:
+    place = recognise(environ)
+    if place is None:
         return ()
     from ddplaunch.planning.inside.place_in_job import number
 
-    end_s = number(environ, "SLURM_JOB_END_TIME") if found.by == "Slurm" else None
-    return (found.note if end_s is None else f"{found.note}, {duration_text(int(end_s - now_s))} left",)
+    end_s = number(environ, "SLURM_JOB_END_TIME") if place.by == "Slurm" else None
+    return (place.note if end_s is None else f"{place.note}, {duration_text(int(end_s - now_s))} left",)
 
 
 def within_allocation(facts: Facts, environ: Mapping[str, str]) -> Facts:

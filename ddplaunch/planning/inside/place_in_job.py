@@ -31,10 +31,10 @@ class PlaceInJob:
     devices: tuple[str, ...] = ()
 
 
-def place(by: SourceKind, note: str, devices: tuple[str, ...] = (), **said: tuple[Any, str]) -> PlaceInJob:
+def place(by: SourceKind, note: str, devices: tuple[str, ...] = (), **typed: tuple[Any, str]) -> PlaceInJob:
     """Return a ``PlaceInJob`` of (value, variable) pairs; what is None or empty was not said."""
-    given = {name: Resolved(value, Source(by, at)) for name, (value, at) in said.items() if value not in (None, "")}
-    return PlaceInJob(by, note, given, devices)
+    resolved = {name: Resolved(value, Source(by, at)) for name, (value, at) in typed.items() if value not in (None, "")}
+    return PlaceInJob(by, note, resolved, devices)
 
 
 def number(environ: Mapping[str, str], *names: str) -> int | None:
@@ -57,10 +57,10 @@ def share_of(entries: Sequence[str], local_rank: int, local_size: int) -> tuple[
 
     Four GPUs for four tasks are one each, in order; eight for four are two each.
     """
-    each, rest = divmod(len(entries), local_size)
-    if rest or not each or local_rank >= local_size:
+    share, rest = divmod(len(entries), local_size)
+    if rest or not share or local_rank >= local_size:
         return ()
-    return tuple(entries[local_rank * each : (local_rank + 1) * each])
+    return tuple(entries[local_rank * share : (local_rank + 1) * share])
 
 
 _NODES = re.compile(r"[0-9]{1,9}(?::[0-9]{1,9})?\Z")

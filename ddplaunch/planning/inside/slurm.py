@@ -145,7 +145,7 @@ def read_slurm(environ: Mapping[str, str]) -> Slurm | None:
     nodes = number(environ, f"SLURM_{kind}_NUM_NODES", "SLURM_NNODES") or 1
     node_rank = number(environ, "SLURM_NODEID") or 0
     tasks = (number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if step is not None else None) or nodes
-    here = _tasks_here(environ, step, nodes, node_rank, tasks)
+    tasks_here = _tasks_here(environ, step, nodes, node_rank, tasks)
     return Slurm(
         job=job,
         step=step,
@@ -154,10 +154,10 @@ def read_slurm(environ: Mapping[str, str]) -> Slurm | None:
         node_rank=node_rank,
         tasks=tasks,
         task=number(environ, "SLURM_PROCID") or 0,
-        tasks_here=here,
+        tasks_here=tasks_here,
         local_task=number(environ, "SLURM_LOCALID") or 0,
-        gpus_on_node=_gpus_on_node(environ, here),
-        cpus_per_task=_cpus_per_task(environ, here),
+        gpus_on_node=_gpus_on_node(environ, tasks_here),
+        cpus_per_task=_cpus_per_task(environ, tasks_here),
         on_node="SLURMD_NODENAME" in environ,
         restarts=number(environ, "SLURM_RESTART_COUNT") or 0,
         array_task=array_task(environ),
@@ -195,9 +195,9 @@ def _gpus_on_node(environ: Mapping[str, str], tasks_here: int) -> int | None:
 
 
 def _cpus_per_task(environ: Mapping[str, str], tasks_here: int) -> int | None:
-    asked = number(environ, "SLURM_CPUS_PER_TASK")
-    if asked:
-        return asked
+    cpus_per_task = number(environ, "SLURM_CPUS_PER_TASK")
+    if cpus_per_task:
+        return cpus_per_task
     on_node = number(environ, "SLURM_CPUS_ON_NODE")
     return max(1, on_node // tasks_here) if on_node else None
 
@@ -213,20 +213,20 @@ def find_slurm(environ: Mapping[str, str]) -> PlaceInJob | None:
     if slurm is None:
         return None
     nproc, devices = _processes(slurm, environ)
-    said: dict[str, tuple[Any, str]] = {"nproc": nproc}
+    values: dict[str, tuple[Any, str]] = {"nproc": nproc}
     if slurm.step is not None:
         suffix = f"-r{slurm.restarts}" if slurm.restarts else ""
-        said["run_id"] = (f"slurm-{slurm.label}{suffix}", "SLURM_JOB_ID and SLURM_STEP_ID")
+        values["run_id"] = (f"slurm-{slurm.label}{suffix}", "SLURM_JOB_ID and SLURM_STEP_ID")
     if slurm.step is not None and slurm.tasks > 1:
         hosts = expand_hosts(slurm.node_list) or (None,)
         nodes = slurm.tasks if slurm.by_task else slurm.nodes
-        said |= {
+        values |= {
             "nnodes": (NodeRange(nodes, nodes), "SLURM_NTASKS" if slurm.by_task else "SLURM_NNODES"),
             "node_rank": (slurm.task, "SLURM_PROCID") if slurm.by_task else (slurm.node_rank, "SLURM_NODEID"),
             "master_addr": (hosts[0], "SLURM_STEP_NODELIST"),
             "master_port": _port(slurm, environ),
         }
-    return place("Slurm", describe(slurm), devices, **said)
+    return place("Slurm", describe(slurm), devices, **values)
 
 
 def describe(slurm: Slurm) -> str:
@@ -251,9 +251,9 @@ def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[tuple[int | No
         return (None, ""), ()  # the shell of salloc on a login node has none of the job's GPUs
     if slurm.by_task:
         shared = entries is not None and slurm.tasks_here > 1 and len(entries) == slurm.gpus_on_node
-        mine = share_of(entries or (), slurm.local_task, slurm.tasks_here) if shared else ()
-        count = len(mine) if mine else len(entries or ()) if not shared else 1
-        return (max(1, count), f"task {slurm.task} of {slurm.tasks}"), mine
+        devices = share_of(entries or (), slurm.local_task, slurm.tasks_here) if shared else ()
+        count = len(devices) if devices else len(entries or ()) if not shared else 1
+        return (max(1, count), f"task {slurm.task} of {slurm.tasks}"), devices
     if slurm.gpus_on_node and (entries is None or len(entries) == slurm.gpus_on_node):
         return (slurm.gpus_on_node, "SLURM_GPUS_ON_NODE"), ()
     return (None, ""), ()  # somebody narrowed CUDA_VISIBLE_DEVICES: then that is counted

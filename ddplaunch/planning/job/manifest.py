@@ -25,14 +25,14 @@ _OF_NAMES = "names have lower-case letters, digits, `-` and `.`"
 
 
 def decide_manifest(
-    submission: Submission, asked: Mapping[str, Any], command: Sequence[str], paths: Sequence[tuple[str, str]] = ()
+    submission: Submission, flags: Mapping[str, Any], command: Sequence[str], paths: Sequence[tuple[str, str]] = ()
 ) -> list[dict[str, Any]]:
     """Return the objects for the cluster; ``command`` is ``run`` with what follows, for the image's ddplaunch.
 
     ``paths`` are files and folders that the launch names, each with its flag. Raises UsageError for no image or GPUs,
     values that the cluster would refuse, and paths that would be gone with the pod.
     """
-    image = asked.get("image")
+    image = flags.get("image")
     if not image or not _IMAGE.match(image):
         raise impossible_value(
             "image", image or "", "the pods need an image that holds ddplaunch, torch and the script", "IMAGE:TAG"
@@ -44,19 +44,19 @@ def decide_manifest(
             fix="`--gpus-per-node 4`, or `ddplaunch submit 4 --device cpu …` for four ranks on the CPU",
             where="flag: --gpus-per-node",
         )
-    volumes, mounts = _volumes(asked)
+    volumes, mounts = _volumes(flags)
     _refuse_paths_of_no_volume(paths, mounts)
     values = {
         "name": submission.name,
-        "namespace": _name("namespace", asked.get("namespace")),
-        "queue": _name("queue", asked.get("queue")),
+        "namespace": _name("namespace", flags.get("namespace")),
+        "queue": _name("queue", flags.get("queue")),
         "nodes": submission.nodes,
         "time_s": submission.time_s,
         "service": submission.name if submission.nodes > 1 else None,
         "grace_s": None if submission.grace_s is None else submission.grace_s + 10,  # some more than the ranks get
         "image": image,
         "command": _command(submission, command),
-        "env": [_secret(text) for text in asked.get("secret") or ()],
+        "env": [_secret(text) for text in flags.get("secret") or ()],
         "limits": _limits(submission),
         "volumes": volumes,
         "mounts": mounts,
@@ -110,23 +110,23 @@ def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], mounts: Sequenc
             )
 
 
-def _shm(asked: str | None) -> str:
+def _shm(size: str | None) -> str:
     """Return how large /dev/shm may grow, which counts as memory of the pod."""
-    if asked is not None and asked.isdecimal():
-        raise impossible_value("shm_size", asked, "without a unit it would be so many bytes", f"{asked}Gi")
-    return _DEFAULT_SHM if asked is None else _quantity("shm_size", asked)
+    if size is not None and size.isdecimal():
+        raise impossible_value("shm_size", size, "without a unit it would be so many bytes", f"{size}Gi")
+    return _DEFAULT_SHM if size is None else _quantity("shm_size", size)
 
 
-def _volumes(asked: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(flags: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the volumes of a pod and where it mounts them.
 
     One is memory for /dev/shm: a container's 64 MiB are too little for NCCL and DataLoaders.
     https://kubernetes.io/docs/concepts/storage/volumes/#emptydir
     """
-    memory = {"medium": "Memory", "sizeLimit": _shm(asked.get("shm_size"))}
+    memory = {"medium": "Memory", "sizeLimit": _shm(flags.get("shm_size"))}
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": memory}]
     mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
-    for text in asked.get("volume") or ():
+    for text in flags.get("volume") or ():
         _add_volume(text, volumes, mounts)
     return volumes, mounts
 

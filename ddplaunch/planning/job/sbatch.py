@@ -56,22 +56,22 @@ class BatchScript:
         return any(_ARRAY.match(directive) for directive in self.directives)
 
 
-def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tuple[str, ...]) -> BatchScript:
-    """Return the batch script; ``asked`` are the options of ``submit`` by name, ``command`` is ddplaunch with its own.
+def decide_batch(submission: Submission, flags: Mapping[str, Any], command: tuple[str, ...]) -> BatchScript:
+    """Return the batch script; ``flags`` are the options of ``submit`` by name, ``command`` is ddplaunch with its own.
 
     The log is named relative to the working directory, so that no path of the user's, which may hold anything, has to
     pass Slurm's own reading of ``#SBATCH`` lines. Raises UsageError for values that cannot stand in such a line.
     """
-    extra = [word for value in asked.get("sbatch_arg") or () for word in _extra(value)]
+    extra = [word for value in flags.get("sbatch_arg") or () for word in _extra(value)]
     array = next((word for word in extra if _ARRAY.match(word)), None)
-    if array is not None and asked.get("wait"):
+    if array is not None and flags.get("wait"):
         raise usage(
             f"`--wait` with `--sbatch-arg {array}`",
             why="it follows the log of one job, and an array is many",
             fix="leave `--wait` out: `squeue -j JOB` shows all of them",
             where="flag: --wait",
         )
-    named = [(name, asked.get(name)) for name in ("partition", "account", "qos", "constraint")]
+    named = [(name, flags.get(name)) for name in ("partition", "account", "qos", "constraint")]
     directives = [
         f"--job-name={submission.name}",
         f"--nodes={submission.nodes}",
@@ -92,7 +92,7 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
     return BatchScript(
         about=_about(submission),
         directives=tuple(directives),
-        setup=tuple(asked.get("setup") or ()),
+        setup=tuple(flags.get("setup") or ()),
         step=(*STEP, "--ntasks-per-node=1", *cpus),
         command=command,
         requeue_after_s=_requeue_after(submission),
@@ -142,8 +142,8 @@ def _signal(submission: Submission) -> list[str]:
 
 def _about(submission: Submission) -> str:
     nodes, gpus = submission.nodes, submission.gpus_per_node
-    each = "" if gpus is None else f" with {count(gpus, 'GPU')}{' each' if nodes > 1 else ''}"
-    return f"{submission.script} on {count(nodes, 'node')}{each}"
+    gpus_text = "" if gpus is None else f" with {count(gpus, 'GPU')}{' each' if nodes > 1 else ''}"
+    return f"{submission.script} on {count(nodes, 'node')}{gpus_text}"
 
 
 def _requeue_after(submission: Submission) -> int | None:

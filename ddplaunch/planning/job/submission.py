@@ -40,19 +40,19 @@ class Submission:
     signal: tuple[str, int] | None = None
 
 
-def decide_submission(options: Options, asked: Mapping[str, Any], script: str) -> Submission:
-    """Return the job for the options of the launch and those of ``submit`` itself (``asked``, by name of the flag).
+def decide_submission(options: Options, flags: Mapping[str, Any], script: str) -> Submission:
+    """Return the job for the options of the launch and those of ``submit`` itself (``flags``, by name of the flag).
 
     Raises UsageError for what contradicts itself, what no cluster gives, and what would be the same on all nodes.
     """
     _refuse_what_the_cluster_decides(options)
     for flag in ("nodes", "gpus_per_node", "cpus_per_task"):
-        value = asked.get(flag)
+        value = flags.get(flag)
         if value is not None and value < 1:
             raise impossible_value(flag, value, "it counts from 1", {"nodes": "2", "gpus_per_node": "4"}.get(flag, "8"))
-    nodes = _nodes(options, asked.get("nodes"))
+    nodes = _nodes(options, flags.get("nodes"))
     processes = None if options.nproc is None or options.nproc.value == "auto" else options.nproc.value
-    gpus = asked.get("gpus_per_node")
+    gpus = flags.get("gpus_per_node")
     if gpus is None and value_of(options.device, "auto") != "cpu":
         gpus = processes
     if processes is not None and gpus is not None and processes > gpus:
@@ -61,19 +61,19 @@ def decide_submission(options: Options, asked: Mapping[str, Any], script: str) -
             why="every process needs a GPU of its own",
             fix=f"`--gpus-per-node {processes}`, or leave the number of processes out",
         )
-    time = asked.get("time")
-    memory = asked.get("mem")
+    time = flags.get("time")
+    memory = flags.get("mem")
     if memory is not None and not _MEMORY.match(memory):
         raise impossible_value("mem", memory, "it is memory per node: a number with K, M, G or T behind it", "200G")
-    requeue, signal = bool(asked.get("requeue")), _signal(options, asked.get("signal"))
+    requeue, signal = bool(flags.get("requeue")), _signal(options, flags.get("signal"))
     time_s = None if time is None else parse_time(time)
     return Submission(
-        name=job_name(asked.get("job_name") or script),
+        name=job_name(flags.get("job_name") or script),
         script=script,
         nodes=nodes,
         processes=processes,
         gpus_per_node=gpus,
-        cpus_per_task=asked.get("cpus_per_task"),
+        cpus_per_task=flags.get("cpus_per_task"),
         memory=memory,
         time=time,
         time_s=time_s,
@@ -124,25 +124,25 @@ def refuse_secrets(env: tuple[Resolved[tuple[str, str]], ...], fix: str) -> None
             )
 
 
-def refuse_secret_words(words: Sequence[str], fix: str, where: str) -> None:
+def refuse_secret_words(words: Sequence[str], fix: str, place: str) -> None:
     """Raise UsageError for a word that holds a secret. ``fix`` may hold ``{name}``, of a variable for it."""
     for i, spans in enumerate(in_words(words)):
         if spans:
-            before = words[i - 1] if i and spans[0] == (0, len(words[i])) else ""
-            shown = " ".join([*([before] if before.startswith("-") else []), hide_words(words)[i]])
-            named = (before or words[i].partition("=")[0]).lstrip("-").replace("-", "_").upper()
+            previous = words[i - 1] if i and spans[0] == (0, len(words[i])) else ""
+            shown = " ".join([*([previous] if previous.startswith("-") else []), hide_words(words)[i]])
+            named = (previous or words[i].partition("=")[0]).lstrip("-").replace("-", "_").upper()
             raise usage(
                 f"`{shown}` would write a secret into the text of the job",
                 why="clusters keep that text and show it to others",
                 fix=fix.replace("{name}", named if named.isidentifier() else "SECRET"),
-                where=where,
+                where=place,
                 code="secret-in-job",
             )
 
 
-def _nodes(options: Options, asked: int | None) -> int:
+def _nodes(options: Options, nodes: int | None) -> int:
     if options.nnodes is None:
-        return 1 if asked is None else asked
+        return 1 if nodes is None else nodes
     fewest, most = options.nnodes.value
     if fewest != most:
         raise usage(
@@ -151,22 +151,22 @@ def _nodes(options: Options, asked: int | None) -> int:
             fix=f"`--nodes {most}`",
             where=str(options.nnodes.source),
         )
-    if asked is not None and asked != most:
+    if nodes is not None and nodes != most:
         raise usage(
-            f"`--nodes {asked}` contradicts {most} {'node' if most == 1 else 'nodes'} from {options.nnodes.source}",
+            f"`--nodes {nodes}` contradicts {most} {'node' if most == 1 else 'nodes'} from {options.nnodes.source}",
             why="both set the number of nodes",
-            fix=f"`--nodes {asked}` alone",
+            fix=f"`--nodes {nodes}` alone",
         )
     return most
 
 
 def _refuse_what_the_cluster_decides(options: Options) -> None:
-    given: tuple[tuple[str, Resolved[Any] | None, str], ...] = (
+    decided: tuple[tuple[str, Resolved[Any] | None, str], ...] = (
         ("--gpus", options.gpus, "`--gpus-per-node N`"),
         ("--node-rank", options.node_rank, "leave it out"),
         ("--master-addr", options.master_addr, "leave it out"),
     )
-    for flag, value, fix in given:
+    for flag, value, fix in decided:
         if value is not None:
             raise usage(
                 f"`{flag} {value.value}` cannot be known before the job runs",

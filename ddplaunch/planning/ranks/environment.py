@@ -26,7 +26,7 @@ FLIGHT_RECORDER_SINCE = (2, 9)
 
 
 def with_the_users(
-    wanted: Sequence[Variable], environ: Mapping[str, str], pairs: Sequence[tuple[str, str, Source]]
+    ours: Sequence[Variable], environ: Mapping[str, str], pairs: Sequence[tuple[str, str, Source]]
 ) -> tuple[Variable, ...]:
     """Return every variable of the launch: ours first, then those of ``pairs`` (--env and --env-file) alone.
 
@@ -34,16 +34,16 @@ def with_the_users(
     (``--nccl-debug`` …) outranks the environment, ``--env`` outranks both; ``--gpus`` has chosen within what they
     show. The plug-in's settings of an outer launch are removed unless this launch sets its own.
     """
-    mine = {name: Variable(name, value, source, "yours") for name, value, source in pairs}
+    typed = {name: Variable(name, value, source, "yours") for name, value, source in pairs}
     result = []
-    for variable in wanted:
-        theirs = mine.pop(variable.name, None)
+    for variable in ours:
+        yours = typed.pop(variable.name, None)
         if variable.reason == OF_THIS_LAUNCH:
-            theirs = None
-        if theirs is None and variable.name in environ and variable.source.kind in ("detected", "default"):
-            theirs = Variable(variable.name, environ[variable.name], Source("environment"), "yours, left alone")
-        result.append(theirs or variable)
-    result += mine.values()
+            yours = None
+        if yours is None and variable.name in environ and variable.source.kind in ("detected", "default"):
+            yours = Variable(variable.name, environ[variable.name], Source("environment"), "yours, left alone")
+        result.append(yours or variable)
+    result += typed.values()
     return (*result, *_removed(environ, {item.name for item in result}))
 
 
@@ -67,27 +67,27 @@ def of_every_rank(placement: Placement) -> list[Variable]:
     return [stacks, Variable("OMP_NUM_THREADS", str(placement.threads), _DETECTED, placement.reason)]
 
 
-def hidden_gpus(nvml: NvmlFacts | Unavailable, asked: Resolved[DeviceWord] | None) -> list[Variable]:
-    """Return what keeps ranks on the CPU, ``asked`` for by ``--device`` or not, off the GPUs of this machine."""
+def hidden_gpus(nvml: NvmlFacts | Unavailable, device: Resolved[DeviceWord] | None) -> list[Variable]:
+    """Return what keeps ranks on the CPU, ``device`` asked for by ``--device`` or not, off the GPUs of this machine."""
     if isinstance(nvml, Unavailable) or not nvml.gpus:
         return []
-    source = asked.source if asked else _DETECTED
+    source = device.source if device else _DETECTED
     name, nothing = (HIP_VISIBLE, "-1") if nvml.vendor == "amd" else (CUDA_VISIBLE, "")
     return [Variable(name, nothing, source, "hides the GPUs: this launch runs on the CPU")]
 
 
-def shown_gpus(gpus: tuple[str, ...] | None, asked: Resolved[str] | None, *, amd: bool = False) -> list[Variable]:
+def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd: bool = False) -> list[Variable]:
     """Return which GPUs the ranks see and how they count: ``gpus`` are the entries, None where nobody chose.
 
     HIP (``amd``) knows one order.
     """
     if amd:
-        source = asked.source if asked else _DETECTED
+        source = typed.source if typed else _DETECTED
         return [] if gpus is None else [Variable(HIP_VISIBLE, ",".join(gpus), source, OF_THIS_LAUNCH)]
     order = Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", DEFAULT, "GPU numbers mean what `nvidia-smi` shows")
     if gpus is None:
         return [order]
-    source = asked.source if asked else _DETECTED
+    source = typed.source if typed else _DETECTED
     return [Variable(CUDA_VISIBLE, ",".join(gpus), source, OF_THIS_LAUNCH), order]
 
 
@@ -107,32 +107,32 @@ def nccl(
     return [debug, Variable("NCCL_IB_DISABLE", "1", _DETECTED, reason)]
 
 
-def flight_recorder(record: str, torch: str | None, theirs: Collection[str]) -> list[Variable]:
+def flight_recorder(record: str, torch: str | None, exported: Collection[str]) -> list[Variable]:
     """Return what makes NCCL write its last collectives into ``record``, the run's directory, at a timeout.
 
     Each has the name that ``torch`` ("2.8.0+cu126"; None where it is not known) reads without a word: of an old name
-    each rank of a newer one warns. A setting of which either name is among ``theirs`` stays the user's.
+    each rank of a newer one warns. A setting of which either name is among ``exported`` stays the user's.
     """
-    found = re.match(r"(\d+)\.(\d+)", torch or "")
-    new = found is None or (int(found[1]), int(found[2])) >= FLIGHT_RECORDER_SINCE
+    version = re.match(r"(\d+)\.(\d+)", torch or "")
+    new = version is None or (int(version[1]), int(version[2])) >= FLIGHT_RECORDER_SINCE
     reason = "records which ranks were missing at a collective timeout"
     dumps = f"{record}/flight-recorder-rank-"
     values = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": dumps}
     variables = []
     for name, value in values.items():
         old = FLIGHT_RECORDER_BEFORE.get(name, name)
-        chosen, other = (name, old) if new else (old, name)
-        if chosen == other or chosen in theirs or other not in theirs:
+        chosen, unused = (name, old) if new else (old, name)
+        if chosen == unused or chosen in exported or unused not in exported:
             variables.append(Variable(chosen, value, DEFAULT, reason))
     return variables
 
 
 def interfaces(
-    asked: Resolved[str] | None, nnodes: int, network: NetworkFacts | Unavailable, device: Device
+    typed: Resolved[str] | None, nnodes: int, network: NetworkFacts | Unavailable, device: Device
 ) -> list[Variable]:
     """Name the interface to NCCL and gloo where it is known; ``=`` makes NCCL match exactly, not by prefix."""
-    if asked is not None:
-        exact, source, reason = asked.value, asked.source, "asked for"
+    if typed is not None:
+        exact, source, reason = typed.value, typed.source, "asked for"
         name = gloo_interfaces(exact)
     else:
         if nnodes == 1 or isinstance(network, Unavailable):
@@ -142,8 +142,8 @@ def interfaces(
             return []
         name, source = route.interface, _DETECTED
         exact, reason = f"={name}", f"on the route to {route.destination}"
-    found = [Variable("NCCL_SOCKET_IFNAME", exact, source, reason)] if device == "cuda" else []
-    return found if name is None else [*found, Variable("GLOO_SOCKET_IFNAME", name, source, reason)]
+    variables = [Variable("NCCL_SOCKET_IFNAME", exact, source, reason)] if device == "cuda" else []
+    return variables if name is None else [*variables, Variable("GLOO_SOCKET_IFNAME", name, source, reason)]
 
 
 def gloo_interfaces(value: str) -> str | None:

@@ -58,16 +58,18 @@ def workers_typed(report: ScriptReport | Unavailable, number: str) -> str:
     if isinstance(report, Unavailable):
         return ""
     names = {last_word(flag) for flag in _WORKER_OPTION.flags}
-    own = [each for each in report.options if each.takes_value and names & {last_word(flag) for flag in each.flags}]
-    return " ".join(spell(own[0], number)) if own else ""
+    worker_options = [
+        option for option in report.options if option.takes_value and names & {last_word(flag) for flag in option.flags}
+    ]
+    return " ".join(spell(worker_options[0], number)) if worker_options else ""
 
 
 def resolve_placement(
-    asked: Resolved[Word] | None,
+    typed: Resolved[Word] | None,
     ranks: int,
     cpu: CpuFacts | Unavailable,
     layout: CpuLayout | Unavailable,
-    around: Surroundings,
+    surroundings: Surroundings,
 ) -> Placement:
     """Decide on which CPUs the ``ranks`` of this node run, and with how many threads.
 
@@ -77,11 +79,11 @@ def resolve_placement(
         return Placement()
     if isinstance(layout, Unavailable):
         return _counted(Placement(), ranks, cpu, None)
-    placement = _by_the_user(asked, layout, around)
+    placement = _by_the_user(typed, layout, surroundings)
     if placement is None:
-        placement = _by_us(value_of(asked, "auto"), ranks, layout, around)
+        placement = _by_us(value_of(typed, "auto"), ranks, layout, surroundings)
         placement = replace(
-            placement, source=asked.source if asked else DEFAULT, shown=placement.shown or asked is not None
+            placement, source=typed.source if typed else DEFAULT, shown=placement.shown or typed is not None
         )
     return _counted(placement, ranks, cpu, layout)
 
@@ -102,48 +104,50 @@ def _counted(placement: Placement, ranks: int, cpu: CpuFacts, layout: CpuLayout 
     return replace(placement, threads=max(1, usable // ranks), reason=reason)
 
 
-def _by_the_user(asked: Resolved[Word] | None, layout: CpuLayout, around: Surroundings) -> Placement | None:
+def _by_the_user(typed: Resolved[Word] | None, layout: CpuLayout, surroundings: Surroundings) -> Placement | None:
     """Return what the user, Slurm or a program in front of ddplaunch has decided; None if that is nothing.
 
     Who has fewer CPUs than the cpuset leaves was bound by somebody; ``node`` and ``cores`` place ranks within these.
     https://slurm.schedmd.com/srun.html#OPT_cpu-bind
     """
-    theirs = next((word for word in around.extra if word.partition("=")[0].replace("_", "-") == _NUMA_BINDING), None)
-    if theirs is not None and asked is not None:
+    binding = next(
+        (word for word in surroundings.extra if word.partition("=")[0].replace("_", "-") == _NUMA_BINDING), None
+    )
+    if binding is not None and typed is not None:
         raise usage(
-            f"`--placement {asked.value}` and `--torchrun-arg {theirs}`",
+            f"`--placement {typed.value}` and `--torchrun-arg {binding}`",
             why="both say on which CPUs ranks run",
             fix="keep one of them",
-            where=str(asked.source),
+            where=str(typed.source),
         )
-    if asked is not None and asked.value == "none":
-        return Placement(text="left to the kernel", source=asked.source, shown=True)
-    if theirs is not None:
-        return Placement(text=f"as torchrun's `{theirs}` says", source=Source("flag", "--torchrun-arg"), shown=True)
+    if typed is not None and typed.value == "none":
+        return Placement(text="left to the kernel", source=typed.source, shown=True)
+    if binding is not None:
+        return Placement(text=f"as torchrun's `{binding}` says", source=Source("flag", "--torchrun-arg"), shown=True)
     for name, mark in _LISTS.items():
-        value, source = around.variables.get(name, ("", DEFAULT))
+        value, source = surroundings.variables.get(name, ("", DEFAULT))
         if value and mark in value:
             return Placement(text=f"as {name}={value} says", source=source, shown=True)
-    allocated = around.variables.get("SLURM_CPUS_ON_NODE", ("", DEFAULT))[0] == str(len(layout.cpus))
-    if len(layout.cpus) >= layout.allowed or allocated or value_of(asked, "auto") in ("node", "cores"):
+    allocated = surroundings.variables.get("SLURM_CPUS_ON_NODE", ("", DEFAULT))[0] == str(len(layout.cpus))
+    if len(layout.cpus) >= layout.allowed or allocated or value_of(typed, "auto") in ("node", "cores"):
         return None  # all that a job has of a node are no choice among them
     who, source = "what started ddplaunch (`taskset`, `numactl`)", Source("environment", "CPU affinity")
-    if "SLURM_JOB_ID" in around.variables:
+    if "SLURM_JOB_ID" in surroundings.variables:
         who, source = "Slurm", Source("Slurm", "--cpu-bind")
     text = f"CPUs {numbers_text(layout.cpus)} of {layout.online}, bound by {who}"
     return Placement(text=text, source=source, shown=True)
 
 
-def _by_us(word: Word, ranks: int, layout: CpuLayout, around: Surroundings) -> Placement:
+def _by_us(word: Word, ranks: int, layout: CpuLayout, surroundings: Surroundings) -> Placement:
     """Bind the ranks, or say in ``text`` why not and which CPUs there are; empty where nobody would expect it."""
-    homes = [layout.cores] * ranks if around.gpus is None else _near_gpus(ranks, layout, around.gpus)
-    if around.gpus is None and word != "cores":
+    homes = [layout.cores] * ranks if surroundings.gpus is None else _near_gpus(ranks, layout, surroundings.gpus)
+    if surroundings.gpus is None and word != "cores":
         result: Placement | str = "" if word == "auto" else "ranks on the CPU have no GPU to be near to"
     elif word != "cores" and len(layout.nodes) == 1:
         result = "" if word == "auto" else "the machine has one NUMA node"
     elif isinstance(homes, str):
         result = homes
-    elif not around.plugin:
+    elif not surroundings.plugin:
         result = "without capture nobody is there to do it"
     else:
         result = _apart(homes) if word == "cores" else _together(homes, layout)
@@ -192,10 +196,10 @@ def _apart(homes: Sequence[_Cores]) -> Placement | str:
     """Divide the cores of each home among the ranks that have it; neighbouring cores share caches."""
     sets: list[_Cores] = []
     for rank, cores in enumerate(homes):
-        ranks, before = homes.count(cores), homes[:rank].count(cores)
+        ranks, earlier = homes.count(cores), homes[:rank].count(cores)
         if len(cores) < ranks:
             return f"{count(len(cores), 'physical core')} for {count(ranks, 'rank')}"
-        sets.append(cores[before * len(cores) // ranks : (before + 1) * len(cores) // ranks])
+        sets.append(cores[earlier * len(cores) // ranks : (earlier + 1) * len(cores) // ranks])
     least = min(map(len, sets))
     text = f"each of {count(len(sets), 'rank')} on {count(least, 'physical core')} of its own"
     return Placement(cpus=_texts(sets), apart=True, cores=least, text=text)
