@@ -236,8 +236,8 @@ def _blamed(pairs: Sequence[GroupResult], bad: Callable[[GroupResult], bool]) ->
         yield _Blame((host,), tuple(pair for pair in wrong if host in pair.hosts), proof)
     for pair in wrong:
         if not guilty.keys() & {*pair.hosts}:
-            alone = "neither of them was tested with a host that works" if len(pairs) > 1 else _TWO_HOSTS
-            proof = "each of them works with another host" if innocent >= {*pair.hosts} else alone
+            reason = "neither of them was tested with a host that works" if len(pairs) > 1 else _TWO_HOSTS
+            proof = "each of them works with another host" if innocent >= {*pair.hosts} else reason
             yield _Blame(pair.hosts, (pair,), proof)
 
 

@@ -30,14 +30,14 @@ def _sentence(group: GroupResult) -> str:
 
 
 def _row(comm: Comm, host: str) -> dict[str, str]:
-    alone = [group for group in comm.inside if group.hosts == (host,)]
+    groups = [group for group in comm.inside if group.hosts == (host,)]
     pairs = [group for group in comm.pairs if host in group.hosts]
     sound = [pair for pair in pairs if pair.problem is None]
-    failed = [other for pair in pairs if pair.problem is not None for other in pair.hosts if other != host]
+    failed = [partner for pair in pairs if pair.problem is not None for partner in pair.hosts if partner != host]
     return {
         "host": host,
-        "ranks": str(alone[0].ranks) if alone else "1",
-        "inside": _rate(alone) if alone else "",
+        "ranks": str(groups[0].ranks) if groups else "1",
+        "inside": _rate(groups) if groups else "",
         "best pair": _rate(sound) if pairs else "",
         "4 bytes": time_text(min(pair.latency_us or 0.0 for pair in sound)) if sound else "",
         "fails with": ", ".join(failed),

@@ -39,24 +39,24 @@ class Cleanup:
 
 def work_text(work: Cleanup, now_s: float, terminal: Terminal) -> str:
     """Return every orphan with what it holds, this user's first, and the records beyond those to keep."""
-    found, records, lines = work.found, work.records, list[str]()
-    for group in (*found.own, *found.others):
-        title = terminal.lines(_title(group, group in found.others))
-        rows = [_row(process, found, now_s) for process in group.processes]
+    leftovers, records, lines = work.found, work.records, list[str]()
+    for group in (*leftovers.own, *leftovers.others):
+        title = terminal.lines(_title(group, group in leftovers.others))
+        rows = [_row(process, leftovers, now_s) for process in group.processes]
         lines += [*(terminal.paint(line, "bold") for line in title), *table(rows, terminal, ("PID", "AGE"))]
     notes = []
-    if isinstance(found.gpu_memory, Unavailable) and not found.gpu_memory.reason.endswith("not installed"):
-        notes.append(f"GPU memory is not known: {found.gpu_memory.reason}")
-    if found.removable:
-        size = size_text(sum(segment.size_bytes for segment in found.removable))
-        notes.append(f"{count(len(found.removable), 'file')} in /dev/shm that only they hold, to remove ({size})")
+    if isinstance(leftovers.gpu_memory, Unavailable) and not leftovers.gpu_memory.reason.endswith("not installed"):
+        notes.append(f"GPU memory is not known: {leftovers.gpu_memory.reason}")
+    if leftovers.removable:
+        size = size_text(sum(segment.size_bytes for segment in leftovers.removable))
+        notes.append(f"{count(len(leftovers.removable), 'file')} in /dev/shm that only they hold, to remove ({size})")
     if records.removable:
         names = listed([path.name for path in records.removable], 3)
         notes.append(f"{len(records.removable)} of {count(records.total, 'record')} to remove: {names}")
     notes += [f"{path.name}: kept, {reason}" for path, reason in records.kept]
     if not lines and not notes:
-        about = f" of run {work.run_id}" if work.run_id else f", {count(records.total, 'record')}"
-        notes = [f"nothing to clean: no orphans{about}"]
+        origin = f" of run {work.run_id}" if work.run_id else f", {count(records.total, 'record')}"
+        notes = [f"nothing to clean: no orphans{origin}"]
     notes += [records.problem] if records.problem is not None else []
     return terminal.page([*lines, *(line for text in notes for line in terminal.lines(text))])
 
@@ -64,18 +64,18 @@ def work_text(work: Cleanup, now_s: float, terminal: Terminal) -> str:
 def _title(group: Orphans, foreign: bool) -> str:
     names = {"ddplaunch": f"run {group.run_id}", "torchrun": f"torchrun, rdzv-id {group.run_id}"}
     owner = f"; of {owner_name(group.processes[0].uid)}, not touched" if foreign else ""
-    left = count(len(group.processes), "process")
-    return f"{names.get(group.kind, group.kind)}: its launcher is gone, {left} left{owner}"
+    processes = count(len(group.processes), "process")
+    return f"{names.get(group.kind, group.kind)}: its launcher is gone, {processes} left{owner}"
 
 
-def _row(process: Process, found: Leftovers, now_s: float) -> dict[str, str]:
-    entry = _entry(process, found, None, now_s)
-    held = (f"GPU {one['gpu']}: {size_text(one['bytes'] or None) or '?'}" for one in entry["gpu_memory"])
+def _row(process: Process, leftovers: Leftovers, now_s: float) -> dict[str, str]:
+    entry = _entry(process, leftovers, None, now_s)
+    gpu_texts = (f"GPU {one['gpu']}: {size_text(one['bytes'] or None) or '?'}" for one in entry["gpu_memory"])
     return {
         "PID": str(process.pid),
         "WHAT": entry["what"],
         "AGE": age_text(entry["age_s"]),
-        "GPU MEMORY": ", ".join(held),
+        "GPU MEMORY": ", ".join(gpu_texts),
         "SHARED": size_text(entry["shared_bytes"] or None),
         "COMMAND": _command(process),
     }
@@ -89,9 +89,9 @@ def _what_of(process: Process) -> str:
     return f"rank {rank}" if process.session == process.pid else f"child of rank {rank}"
 
 
-def _gpu_memory(process: Process, found: Leftovers) -> list[tuple[int, int]]:
+def _gpu_memory(process: Process, leftovers: Leftovers) -> list[tuple[int, int]]:
     """Return the GPUs on which it holds memory, and how many bytes."""
-    return sorted(known(found.gpu_memory, {}).get(process.pid, {}).items())
+    return sorted(known(leftovers.gpu_memory, {}).get(process.pid, {}).items())
 
 
 def _command(process: Process) -> str:
@@ -114,9 +114,9 @@ def removing_question(work: Cleanup) -> str:
 
 def done_text(cleaned: Cleaned, removed: int) -> str:
     """Return what was ended and removed, as verified afterwards."""
-    gone, files = len(cleaned.ended) + len(cleaned.killed), len(cleaned.removed)
+    processes, files = len(cleaned.ended) + len(cleaned.killed), len(cleaned.removed)
     hard = f", {len(cleaned.killed)} of them by SIGKILL" if cleaned.killed else ""
-    lines = [f"ended {count(gone, 'process')}{hard}\n"] if gone else []
+    lines = [f"ended {count(processes, 'process')}{hard}\n"] if processes else []
     lines += [f"removed {count(files, 'file')} in /dev/shm\n"] if files else []
     return "".join([*lines, f"removed {count(removed, 'record')}\n"] if removed else lines)
 
@@ -178,7 +178,7 @@ def clean_json(
     }
 
 
-def _entry(process: Process, found: Leftovers, cleaned: Cleaned | None, now_s: float) -> dict[str, Any]:
+def _entry(process: Process, leftovers: Leftovers, cleaned: Cleaned | None, now_s: float) -> dict[str, Any]:
     names = ("ended", "killed", "remaining") if cleaned is not None else ()
     results = (name for name in names for one in getattr(cleaned, name) if one.pid == process.pid)
     started = start_s(process.start_ticks)
@@ -187,7 +187,7 @@ def _entry(process: Process, found: Leftovers, cleaned: Cleaned | None, now_s: f
         "what": _what_of(process),
         "age_s": None if started is None else round(now_s - started, 1),
         "command": hide_words(process.command),
-        "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in _gpu_memory(process, found)],
-        "shared_bytes": sum(segment.size_bytes for segment in found.segments if process.pid in segment.holders),
+        "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in _gpu_memory(process, leftovers)],
+        "shared_bytes": sum(segment.size_bytes for segment in leftovers.segments if process.pid in segment.holders),
         "result": next(results, None),
     }

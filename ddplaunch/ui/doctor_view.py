@@ -55,8 +55,8 @@ def doctor_text(
 
     ``picture`` are the lines of what was measured between the ranks. ``verbose`` adds why checks were skipped.
     """
-    known = (f"{title} {text}" for title, text in _machine(facts).items() if text not in ("", "none"))
-    lines = terminal.lines(", ".join(known))
+    machine_texts = (f"{title} {text}" for title, text in _machine(facts).items() if text not in ("", "none"))
+    lines = terminal.lines(", ".join(machine_texts))
     lines += ["", *picture]
     if verbose:
         lines += section("skipped", _reasons(outcomes, "skipped", terminal), terminal)
@@ -140,8 +140,8 @@ def hosts_text(
     """
     rows = [{**_machine(report.facts), "host": report.name, "clock": _clock_text(report)} for report in reports]
     lines = [*table(rows, terminal, ("CPUs",)), "", *picture] if rows else []
-    answered = f"{len(reports)} of {count(len(reports) + len(missing), 'host')} answered"
-    verdict = f"{counted(findings) or 'healthy'}: {answered}, {count(passed, 'check')} passed"
+    answers = f"{len(reports)} of {count(len(reports) + len(missing), 'host')} answered"
+    verdict = f"{counted(findings) or 'healthy'}: {answers}, {count(passed, 'check')} passed"
     return terminal.page(lines + _conclusion(findings, verdict, terminal))
 
 
@@ -165,10 +165,10 @@ def hosts_json(
                 "name": report.name,
                 "clock_ahead_s": round(report.clock_ahead_s, 3),
                 "clock_unsure_s": round(report.clock_unsure_s, 3),
-                "checks": [_outcome_json(outcome) for outcome in own],
+                "checks": [_outcome_json(outcome) for outcome in outcomes_of_host],
                 "facts": plain(report.facts),
             }
-            for report, own in zip(reports, outcomes, strict=True)
+            for report, outcomes_of_host in zip(reports, outcomes, strict=True)
         ],
         "checks": [_outcome_json(outcome) for outcome in across],
         "findings": plain(findings),

@@ -26,20 +26,20 @@ _SHORT = "the training still runs, or it was cut off or killed, and then its exi
 
 def explanation_text(explanation: Explanation, names: str, terminal: Terminal, record: str = "") -> str:
     """Return the whole answer; ``names`` says in a word or two which logs were read, ``record`` where a run's lie."""
-    found = explanation.diagnosis
-    if found is None:
+    diagnosis = explanation.diagnosis
+    if diagnosis is None:
         return _nothing_failed(explanation, names, terminal)
-    story = story_lines(found, terminal, _CALLS, _NOTES)
-    for line in found.evidence[:_EVIDENCE]:
+    story = story_lines(diagnosis, terminal, _CALLS, _NOTES)
+    for line in diagnosis.evidence[:_EVIDENCE]:
         file = f"{record}/{line.file}" if record and line.line else line.file
         place = f"{file}:{line.line}" if line.line else file
         story += terminal.lines(f"{place}: {line.text}", "  evidence: ")
-    if (rival := found.rival) is not None:
+    if (rival := diagnosis.rival) is not None:
         place = f"{rival.evidence.file}:{rival.evidence.line}"
         story += terminal.lines(f"{rival.code}: {rival.what} ({place})", "  less likely: ")
     story += followed_lines(explanation.cascade, terminal)
-    likely = " (likely)" if found.certainty == "likely" else ""
-    finding = as_finding(replace(found, what=found.what + likely, evidence=()), None, _FIXES)
+    likely = " (likely)" if diagnosis.certainty == "likely" else ""
+    finding = as_finding(replace(diagnosis, what=diagnosis.what + likely, evidence=()), None, _FIXES)
     return finding_text(finding, terminal, story)
 
 
@@ -51,35 +51,35 @@ def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) ->
         last = cut(explanation.stops_at, min(_EXAMPLE, terminal.width - 5))  # on one line, with its quotes
         text += f"; it stops before the last step, at `{last}`: {_SHORT}"
     lines = terminal.lines(text)
-    if (over := explanation.passed_over) is not None:
-        lines += terminal.lines(f"{over.file}:{over.line}: {over.text}", "  it went on after: ")
+    if (passed_over := explanation.passed_over) is not None:
+        lines += terminal.lines(f"{passed_over.file}:{passed_over.line}: {passed_over.text}", "  it went on after: ")
     return terminal.page(lines)
 
 
 def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Finding:
     """Return a diagnosis as a finding, whose files lie in the run's directory ``record``, with the best ``fixes``."""
-    where = []
+    places = []
     if diagnosis.rank is not None:
-        where.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
+        places.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
     elif diagnosis.host and diagnosis.host not in diagnosis.what:
-        where.append(diagnosis.host)
+        places.append(diagnosis.host)
     if diagnosis.evidence and (first := diagnosis.evidence[0]).line:
         place = f"{first.file}:{first.line}"
-        own = record and not place.startswith(("/", "<"))  # else it is the script's, not the record's
-        where.append(f"{record}/{place}" if own else place)
+        of_record = record and not place.startswith(("/", "<"))  # else it is the script's, not the record's
+        places.append(f"{record}/{place}" if of_record else place)
     fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
-    return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
+    return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(places))
 
 
-def story_lines(found: Diagnosis, terminal: Terminal, calls: int, notes: int, named: bool = True) -> list[str]:
+def story_lines(diagnosis: Diagnosis, terminal: Terminal, calls: int, notes: int, named: bool = True) -> list[str]:
     """Return the way to a failure and how its exception goes on, in at most ``calls`` and ``notes`` lines.
 
     The exception is between them unless it is ``named`` elsewhere.
     """
-    lines, raised = calls_text(found.calls, terminal, calls), found.exception
+    lines, raised = calls_text(diagnosis.calls, terminal, calls), diagnosis.exception
     if raised is None:
         return lines
-    if lines and not named and raised.message[:_SAID] not in found.what:
+    if lines and not named and raised.message[:_SAID] not in diagnosis.what:
         lines.append(cut(f"{_INDENT}{raised.type.rpartition('.')[2]}: {raised.message}", terminal.width))
     return lines + [cut(f"{_INDENT}{text}", terminal.width) for text in raised.notes[:notes]]
 

@@ -134,7 +134,7 @@ def _configured_text(launch: Launch) -> str:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, Resolved) and one.source.kind == "profile":
                 keys.setdefault(one.source.detail, {})[name.removesuffix("_s").replace("_", "-")] = None
-    return "; ".join(f"{where}: {', '.join(names)}" for where, names in sorted(keys.items()))
+    return "; ".join(f"{file}: {', '.join(names)}" for file, names in sorted(keys.items()))
 
 
 def launch_panel(
@@ -183,8 +183,8 @@ def passed_text(passed: Passed) -> str:
         return f"{passed.at} says {passed.note} {passed.value} already"
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"
-    about = ", ".join(str(part) for part in (passed.at, passed.note) if part)
-    return shlex.join(hide_words(passed.arguments)) + (f" ({about})" if about else "")
+    remarks = ", ".join(str(part) for part in (passed.at, passed.note) if part)
+    return shlex.join(hide_words(passed.arguments)) + (f" ({remarks})" if remarks else "")
 
 
 _SHOWN_ABOVE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")

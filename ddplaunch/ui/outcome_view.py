@@ -27,7 +27,7 @@ def outcome_text(
     typed_s: float | None = None,
     unrecorded: str | None = None,
     stopped: bool = False,
-    told: Sequence[str] = (),
+    notices: Sequence[str] = (),
     unshown: str | None = None,
     last_words: RankOutcome | None = None,
 ) -> str:
@@ -35,7 +35,7 @@ def outcome_text(
 
     ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``typed_s``
     when the user started it, in seconds since 1970 [when ranks could begin], ``unrecorded`` why something is missing in
-    the record, ``stopped`` whether a time-out of ours ended the run, ``told`` the first lines of findings that were
+    the record, ``stopped`` whether a time-out of ours ended the run, ``notices`` the first lines of findings that were
     shown while it ran. ``unshown`` says why the console did not take all output, ``last_words`` whose last lines are
     shown because they are in no file.
     """
@@ -43,28 +43,29 @@ def outcome_text(
     killed = _killed_text(outcome) if stopped or outcome.state == "terminated" else ""
     by_user = outcome.state == "terminated" and signal == signals.SIGINT
     status = "" if outcome.state == "succeeded" else f"(exit status {outcome.exit_status}) "
-    where = f"record in {record}" if record else "no record"
-    where += f"{', incomplete' if record else ''}: {unrecorded}" if unrecorded else ""
-    where += f"; not all output was shown: {unshown}" if unshown else ""
-    after = duration_text(outcome.ended_s - (outcome.started_s if typed_s is None else typed_s))
+    record_text = f"record in {record}" if record else "no record"
+    record_text += f"{', incomplete' if record else ''}: {unrecorded}" if unrecorded else ""
+    record_text += f"; not all output was shown: {unshown}" if unshown else ""
+    duration = duration_text(outcome.ended_s - (outcome.started_s if typed_s is None else typed_s))
     colour: Emphasis = "good" if outcome.state == "succeeded" else "bold" if by_user and not killed else "error"
-    lines = terminal.lines(f"{status}after {after}, {where}", f"ddplaunch: {head} ", "  ", emphasis=colour)
+    lines = terminal.lines(f"{status}after {duration}, {record_text}", f"ddplaunch: {head} ", "  ", emphasis=colour)
     for text in (killed, _attempts_text(outcome), _previous_text(outcome)):
         lines += terminal.lines(text, "  ") if text else []
-    new = [finding for finding in outcome.findings if finding.what not in told]
+    new = [finding for finding in outcome.findings if finding.what not in notices]
     page = (findings_text(new, terminal) + "\n" if new else "") + terminal.page(lines)
-    found = outcome.diagnosis
-    if found is None or (by_user and found.code == "terminated"):
+    diagnosis = outcome.diagnosis
+    if diagnosis is None or (by_user and diagnosis.code == "terminated"):
         return page
-    story = story_lines(found, terminal, _CALLS, _NOTES, named=False)
+    story = story_lines(diagnosis, terminal, _CALLS, _NOTES, named=False)
     if last_words is not None or (not (story or stopped) and outcome.state == "failed"):
-        accused = outcome.first_failed_rank if found.rank is None else found.rank
+        accused = outcome.first_failed_rank if diagnosis.rank is None else diagnosis.rank
         rank = last_words or next((one for one in outcome.last_ranks if one.rank == accused), None)
-        story = _last_lines(found, rank, terminal, last_words is not None) if rank is not None else []
-    return page + finding_text(as_finding(found, record), terminal, story + followed_lines(outcome.cascade, terminal))
+        story = _last_lines(diagnosis, rank, terminal, last_words is not None) if rank is not None else []
+    story += followed_lines(outcome.cascade, terminal)
+    return page + finding_text(as_finding(diagnosis, record), terminal, story)
 
 
-def _last_lines(found: Diagnosis, rank: RankOutcome, terminal: Terminal, in_no_file: bool) -> list[str]:
+def _last_lines(diagnosis: Diagnosis, rank: RankOutcome, terminal: Terminal, in_no_file: bool) -> list[str]:
     """Return what a rank printed last, nothing if the diagnosis repeats it; all of it if it is ``in_no_file``."""
     from ddplaunch.explain.decide.work import telling
 
@@ -75,7 +76,7 @@ def _last_lines(found: Diagnosis, rank: RankOutcome, terminal: Terminal, in_no_f
         ]
     texts = [text.strip() for text in telling(rank.last_lines)][-_LAST_LINES:]
     lines = [cut(f"      {text}", terminal.width) for text in texts]
-    return [] if all(text in found.what for text in texts) else [f"  rank {rank.rank} printed last:", *lines]
+    return [] if all(text in diagnosis.what for text in texts) else [f"  rank {rank.rank} printed last:", *lines]
 
 
 def _head(outcome: RunOutcome, signal: int | None) -> str:
@@ -111,8 +112,8 @@ def elsewhere_text(attempt: int, attempts: int) -> str:
 
 def node_failed_text(outcome: RunOutcome, node: int, record: str, terminal: Terminal) -> str:
     """Return the last line of a node that ended because ``node`` failed, whose own words are on the same console."""
-    after = duration_text(outcome.ended_s - outcome.started_s)
-    head = f"ddplaunch: failed (exit status {outcome.exit_status}) after {after}, because node {node} did"
+    duration = duration_text(outcome.ended_s - outcome.started_s)
+    head = f"ddplaunch: failed (exit status {outcome.exit_status}) after {duration}, because node {node} did"
     return terminal.note(f"{head}: {_reason(outcome.diagnosis)}; record in {record}")
 
 
@@ -136,8 +137,8 @@ def _attempts_text(outcome: RunOutcome) -> str:
     earlier = [attempt.diagnosis for attempt in outcome.attempts[:-1] if attempt.failed]
     if not earlier or outcome.state != "failed":
         return ""
-    same = all(found is not None and found.is_like(outcome.diagnosis) for found in earlier)
-    codes = ["unknown" if found is None else found.code for found in earlier]
+    same = all(diagnosis is not None and diagnosis.is_like(outcome.diagnosis) for diagnosis in earlier)
+    codes = ["unknown" if diagnosis is None else diagnosis.code for diagnosis in earlier]
     if same or (outcome.diagnosis is not None and {*codes} == {outcome.diagnosis.code}):
         return f"all {len(earlier) + 1} attempts failed alike{_DETERMINISTIC if same else ''}"
     return f"earlier attempts failed by {listed(codes, 3)}"
@@ -145,15 +146,15 @@ def _attempts_text(outcome: RunOutcome) -> str:
 
 def _previous_text(outcome: RunOutcome) -> str:
     """Return how the failure compares with the run of the same command before; empty where that says nothing."""
-    before = outcome.previous
-    if before is None or before.ended == "otherwise" or outcome.state != "failed":
+    previous = outcome.previous
+    if previous is None or previous.ended == "otherwise" or outcome.state != "failed":
         return ""
-    changed = listed(before.changed, 2)
-    if before.ended == "succeeded":
+    changed = listed(previous.changed, 2)
+    if previous.ended == "succeeded":
         since = f"before {changed} changed" if changed else "with the same code"
-        return f"the same command succeeded as {before.run_id}, {since}"
+        return f"the same command succeeded as {previous.run_id}, {since}"
     since = f"although {changed} changed since" if changed else f"with the same command and code{_DETERMINISTIC}"
-    return f"it failed like {before.run_id}, {since}"
+    return f"it failed like {previous.run_id}, {since}"
 
 
 #: What `outcome_text` and a refusal begin or end with, in a log of any width, and a finding in it.
@@ -174,8 +175,8 @@ def told_in_log(text: str, log: str) -> Diagnosis | None:
 
 def refused_in_log(text: str, log: str) -> Diagnosis | None:
     """Return the last error for which a launch in a log was refused, None where none was; ``log`` is its name."""
-    before = text.rpartition("\nnothing was launched")[0]
-    *_, last = (None, *_ERROR.finditer(f"{before}\n"))
+    refusal = text.rpartition("\nnothing was launched")[0]
+    *_, last = (None, *_ERROR.finditer(f"{refusal}\n"))
     return None if last is None else _as_told(last, log)
 
 

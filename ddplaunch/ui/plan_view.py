@@ -42,11 +42,11 @@ _NUMBER_TITLES = {
 
 def resolved_numbers(numbers: Numbers) -> dict[str, Resolved[Any]]:
     """Return the numbers that are known, by field name, in the order of the tables."""
-    known: dict[str, Resolved[Any]] = {}
+    resolved: dict[str, Resolved[Any]] = {}
     for name in _NUMBER_TITLES:
-        if (found := getattr(numbers, name)) is not None:
-            known[name] = found
-    return known
+        if (value := getattr(numbers, name)) is not None:
+            resolved[name] = value
+    return resolved
 
 
 def _title(name: str) -> str:
@@ -76,12 +76,12 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
 
 def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
     """Return the numbers of several world sizes side by side; where they do not fit, below each other."""
-    known = [resolved_numbers(one) for one in numbers]
-    names = list(dict.fromkeys(name for one in known for name in one))
+    columns = [resolved_numbers(one) for one in numbers]
+    names = list(dict.fromkeys(name for one in columns for name in one))
     sizes = [count(one.world_size.value, "process") for one in numbers]
     rows = []
     for name in names[1:]:  # the first is the world size
-        texts = [number_text(one[name].value) if name in one else "-" for one in known]
+        texts = [number_text(one[name].value) if name in one else "-" for one in columns]
         rows.append({"number": _title(name), **dict(zip(sizes, texts, strict=True))})
     lines = [*table(rows, terminal, sizes), ""]
     shared = tuple(dict.fromkeys(assumption for one in numbers for assumption in one.assumptions))
@@ -90,12 +90,12 @@ def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
 
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
     topology = launch.topology
-    known: dict[str, Resolved[Any]] = {"nodes": topology.nnodes, "processes per node": topology.nproc_per_node}
-    known |= {"device": launch.device}
-    known |= {_title(name): number for name, number in resolved_numbers(launch.numbers).items()}
+    resolved: dict[str, Resolved[Any]] = {"nodes": topology.nnodes, "processes per node": topology.nproc_per_node}
+    resolved |= {"device": launch.device}
+    resolved |= {_title(name): number for name, number in resolved_numbers(launch.numbers).items()}
     rows = [
         {"number": name, "value": number_text(number.value), "source": str(number.source)}
-        for name, number in known.items()
+        for name, number in resolved.items()
     ]
     return table(rows, terminal, ("value",))
 
@@ -159,20 +159,20 @@ def _target(target: Target | None) -> dict[str, Any] | None:
 def _placement(placement: Placement) -> dict[str, Any]:
     """Return the CPUs of each local rank, empty where ranks are not bound, who binds them, and what was decided."""
     by = "ddplaunch" if placement.cpus else None
-    said = {"cpus": list(placement.cpus), "bound_by": by, "text": placement.text, "threads": placement.threads or None}
-    return {**said, **_source(placement.source)}
+    json = {"cpus": list(placement.cpus), "bound_by": by, "text": placement.text, "threads": placement.threads or None}
+    return {**json, **_source(placement.source)}
 
 
 def _numbers_json(numbers: Numbers) -> dict[str, Any]:
     """Return the numbers that are known and the assumptions behind them."""
-    known = {name: _resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
-    said = [{"text": each.text, **_source(each.source)} for each in numbers.assumptions]
-    return {**known, "assumptions": said}
+    resolved_json = {name: _resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
+    assumptions = [{"text": assumption.text, **_source(assumption.source)} for assumption in numbers.assumptions]
+    return {**resolved_json, "assumptions": assumptions}
 
 
 def compare_json(numbers: Sequence[Numbers]) -> dict[str, Any]:
     """Return the numbers of several world sizes."""
-    return {"schema": _SCHEMA, "numbers": [_numbers_json(each) for each in numbers]}
+    return {"schema": _SCHEMA, "numbers": [_numbers_json(one_size) for one_size in numbers]}
 
 
 def _resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:

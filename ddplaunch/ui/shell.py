@@ -43,34 +43,34 @@ def _ansi_c(byte: int) -> str:
 _OPTION = re.compile(r"([A-Za-z][\w-]{1,39})=?\Z", re.ASCII)
 
 
-def shell_words(argv: Sequence[str], taken: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def shell_words(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return ``argv`` quoted, variables in the place of what looks like a secret, and these variables with the values.
 
-    A variable has the name of its option, ``"${HF_TOKEN:?}"``, and the shell stops where it is not set. ``taken`` are
-    the variables that have values already.
+    A variable has the name of its option, ``"${HF_TOKEN:?}"``, and the shell stops where it is not set.
+    ``variables`` are those that have values already.
     """
     words: list[str] = []
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for i, (word, spans) in enumerate(zip(argv, in_words(argv), strict=True)):
         text, at = "", 0
         for start, end in spans:
-            name = _name_for(word[:start] or argv[max(0, i - 1)], word[start:end], {**taken, **found})
-            found[name] = word[start:end]
+            name = _name_for(word[:start] or argv[max(0, i - 1)], word[start:end], {**variables, **secrets})
+            secrets[name] = word[start:end]
             text += (quote(word[at:start]) if start > at else "") + f'"${{{name}:?}}"'
             at = end
         words.append(text + quote(word[at:]) if at < len(word) or not word else text)
-    return words, found
+    return words, secrets
 
 
-def _name_for(before: str, secret: str, taken: Mapping[str, str]) -> str:
-    """Return the name of a variable for a secret ``before`` which an option may stand, which no other value has."""
-    match = _OPTION.search(before)
+def _name_for(option: str, secret: str, variables: Mapping[str, str]) -> str:
+    """Return the name of a variable for a secret after the words ``option``, which no other value has."""
+    match = _OPTION.search(option)
     name = match[1].replace("-", "_").upper() if match else "SECRET"
     names = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
-    return next(name for name in names if taken.get(name, secret) == secret)
+    return next(name for name in names if variables.get(name, secret) == secret)
 
 
-def command_lines(argv: Sequence[str], width: int, taken: Mapping[str, str] | None = None) -> list[str]:
+def command_lines(argv: Sequence[str], width: int, variables: Mapping[str, str] | None = None) -> list[str]:
     """Return ``argv`` over several lines that end in a backslash, the script on one of its own.
 
     An option and its values are kept together. Variables stand in the place of what looks like a secret, as in
@@ -78,7 +78,7 @@ def command_lines(argv: Sequence[str], width: int, taken: Mapping[str, str] | No
     """
     lines: list[str] = []
     script = argv.index("--") if "--" in argv else len(argv)
-    for i, (word, text) in enumerate(zip(argv, shell_words(argv, taken or {})[0], strict=True)):
+    for i, (word, text) in enumerate(zip(argv, shell_words(argv, variables or {})[0], strict=True)):
         fits = lines and i != script and len(lines[-1]) + len(text) + 3 <= width
         if lines and (fits or i > script or word[:1] != "-"):
             lines[-1] += f" {text}"
@@ -95,14 +95,14 @@ def dry_run_text(launch: Launch) -> str:
 
     What looks like a secret is taken from the shell that the text is pasted into, which stops if it is not set there.
     """
-    about = f"{launch.run_id}: {target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch)}"
-    comments = [about, *(f"{one.name}: {one.reason} ({one.source})" for one in launch.environment)]
-    taken = {variable.name: variable.value for variable in launch.environment if variable.value is not None}
+    summary = f"{launch.run_id}: {target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch)}"
+    comments = [summary, *(f"{one.name}: {one.reason} ({one.source})" for one in launch.environment)]
+    variables = {variable.name: variable.value for variable in launch.environment if variable.value is not None}
     lines = [f"# {visible(comment)}" for comment in comments]
-    command = command_lines(launch.argv, _WIDTH - 4, taken)
+    command = command_lines(launch.argv, _WIDTH - 4, variables)
     if launch.environment:
         removed = [f"-u {quote(one.name)}" for one in launch.environment if one.value is None]
-        values = [f"  {_set(name, value)}" for name, value in taken.items()]
+        values = [f"  {_set(name, value)}" for name, value in variables.items()]
         lines += [f"{line} \\" for line in (" ".join(["env", *removed]), *values)]
         command = [f"  {line}" for line in command]
     return "\n".join([*lines, *command]) + "\n"
@@ -115,26 +115,26 @@ def _set(name: str, value: str) -> str:
     return f"{name}={quote(value)}" if name.isidentifier() else quote(f"{name}={value}")
 
 
-def line_text(words: Sequence[Word], said: Translation) -> str:
+def line_text(words: Sequence[Word], translation: Translation) -> str:
     """Return the line with the launcher's part replaced, as shell text."""
-    return " ".join([*(word.source for word in words[: said.start]), said.source]) + "\n"
+    return " ".join([*(word.source for word in words[: translation.start]), translation.source]) + "\n"
 
 
-def notes_text(said: Translation, terminal: Terminal, where: str = "") -> str:
-    """Return a line for each thing that was dropped and each that is not known; ``where`` stands before it."""
-    labelled = [(note, "dropped") for note in said.dropped] + [(note, "unknown") for note in said.unknown]
-    return "".join(terminal.note(f"{note.what}: {note.why}", f"{where}{label} ") for note, label in labelled)
+def notes_text(translation: Translation, terminal: Terminal, place: str = "") -> str:
+    """Return a line for each thing that was dropped and each that is not known; each line begins with ``place``."""
+    labelled = [(note, "dropped") for note in translation.dropped] + [(note, "unknown") for note in translation.unknown]
+    return "".join(terminal.note(f"{note.what}: {note.why}", f"{place}{label} ") for note, label in labelled)
 
 
-def not_converted(said: Translation, line: str, where: str) -> Finding:
+def not_converted(translation: Translation, line: str, place: str) -> Finding:
     """Return the finding for a line that stays as it is."""
-    note = said.unknown[0]
+    note = translation.unknown[0]
     return error(
         "line-not-converted",
         f"`{cut(line, 60)}` stays as it is: {note.what}",
         why=note.why,
         fix="write it by hand: `ddplaunch run NPROC -- train.py`; `ddplaunch run --help` lists the options",
-        where=where or (),
+        where=place or (),
     )
 
 
@@ -142,6 +142,6 @@ def diff_text(path: str, old: bytes, new: bytes) -> str:
     """Return what changes in a script as a unified diff, which ``patch`` takes."""
     import difflib  # for this alone
 
-    before, after = (data.decode("utf-8", "surrogateescape").splitlines(keepends=True) for data in (old, new))
-    lines = difflib.unified_diff(before, after, path, path)
+    old_lines, new_lines = (data.decode("utf-8", "surrogateescape").splitlines(keepends=True) for data in (old, new))
+    lines = difflib.unified_diff(old_lines, new_lines, path, path)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -41,7 +41,7 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
     lines += ["# One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all."]
     lines += [] if batch.requeue_on is None else _hand_on(*batch.requeue_on)
     lines += [f"{' '.join(batch.step)} \\"]
-    lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2, taken=environ)]
+    lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2, variables=environ)]
     if batch.requeue_on is not None:
         lines[-1] += " &"
         lines += _AFTER_STEP
@@ -62,7 +62,7 @@ _REQUEUE_BEFORE_S = 15  # Slurm lets nothing requeue a job that is over its time
 
 def _hand_on(name: str, seconds: int) -> list[str]:
     """Return the lines that give the ranks the signal, and queue the job again if they run until the end."""
-    late = max(1, seconds - _REQUEUE_BEFORE_S)
+    signal_s = max(1, seconds - _REQUEUE_BEFORE_S)
     return [
         f"# {name} comes {seconds} s before the time limit, to this script, and srun hands it on to the ranks.",
         f"# A step that still runs {_REQUEUE_BEFORE_S} s before the limit, or that failed by then, is queued again.",
@@ -70,7 +70,7 @@ def _hand_on(name: str, seconds: int) -> list[str]:
         '  [ -n "$told" ] && return',
         "  told=yes",
         f'  kill -s {name} "$step"',
-        f"  (trap 'kill $!' TERM; sleep {late} & wait $! && scontrol requeue \"$SLURM_JOB_ID\") &",
+        f"  (trap 'kill $!' TERM; sleep {signal_s} & wait $! && scontrol requeue \"$SLURM_JOB_ID\") &",
         "  late=$!",
         "}",
         "told= late=",
@@ -186,14 +186,14 @@ def ended_finding(
     """
     if state.state == "COMPLETED":
         return None
-    where = state.nodes or f"Slurm: {state.state}"
+    place = state.nodes or f"Slurm: {state.state}"
     code, by_slurm = f"slurm-{state.state.lower().replace('_', '-')}", diagnosis(job, state, state.restarts)
     found = by_slurm or (outside if first is None else None)
     if found is not None:
-        return replace(as_finding(found, None), code=code if by_slurm else found.code, where=(where,))
+        return replace(as_finding(found, None), code=code if by_slurm else found.code, where=(place,))
     if first is None:
         what, why = f"job {job} failed with exit status {exit_status_of(state)}", "the end of its log says why"
     else:
         what = f"job {job} failed with exit status {first.exit_status} on node {first.node}"
         why = "its record says no more" if first.diagnosis is None else first.diagnosis.what
-    return error(code, what, why=why, fix=f"`ddplaunch explain {first.run_id if first else job}`", where=where)
+    return error(code, what, why=why, fix=f"`ddplaunch explain {first.run_id if first else job}`", where=place)

@@ -71,9 +71,9 @@ def _block(titles: Sequence[str], row: Sequence[str], terminal: Terminal) -> lis
 
 def panel(rows: Iterable[tuple[str, str]], terminal: Terminal) -> list[str]:
     """Return a line for each label with its value, without those that have none; long values wrap beside the labels."""
-    known = [(label, text) for label, text in rows if text]
-    width = max((cells(label) for label, _ in known), default=0)
-    return [line for label, text in known for line in terminal.lines(text, f"  {label:<{width}}  ")]
+    filled_rows = [(label, text) for label, text in rows if text]
+    width = max((cells(label) for label, _ in filled_rows), default=0)
+    return [line for label, text in filled_rows for line in terminal.lines(text, f"  {label:<{width}}  ")]
 
 
 def section(title: str, lines: Sequence[str], terminal: Terminal) -> list[str]:

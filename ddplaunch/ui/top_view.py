@@ -110,8 +110,8 @@ def _gib(size_bytes: int | None) -> str:
     return "" if size_bytes is None else f"{size_bytes / _GIB:.1f}"
 
 
-def _notes(rank: RankSample, gpu: GpuSample, late: int | None) -> list[str]:
-    words = ["late"] if rank.rank == late else []
+def _notes(rank: RankSample, gpu: GpuSample, late_rank: int | None) -> list[str]:
+    words = ["late"] if rank.rank == late_rank else []
     words += [rank.loss] if isinstance(rank.loss, str) else []
     words += ["lost"] if gpu.fault else []
     words += ["slowed"] if gpu.slowdowns else []

@@ -27,30 +27,30 @@ def to_json(value: object) -> str:
     return json.dumps({"schema": SCHEMA, **plain(value)})
 
 
-def from_json(text: str, wanted: type[T]) -> T:
-    """Return the ``wanted`` dataclass in ``text``; unknown fields, of a newer ddplaunch, are ignored.
+def from_json(text: str, value_type: type[T]) -> T:
+    """Return the dataclass ``value_type`` in ``text``; unknown fields, of a newer ddplaunch, are ignored.
 
     A missing field, of an older one, becomes None or Unavailable if its type allows. Raises ValueError, with the place,
     for anything else that does not fit.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
-        raise ValueError(f"not JSON of {wanted.__name__}: there is no schema number")
-    return cast(T, _build(data, wanted, wanted.__name__))
+        raise ValueError(f"not JSON of {value_type.__name__}: there is no schema number")
+    return cast(T, _build(data, value_type, value_type.__name__))
 
 
-def from_plain(data: object, wanted: type[T]) -> T:
-    """Return the ``wanted`` dataclass that ``plain`` made ``data`` of. Raises ValueError as ``from_json`` does."""
-    return cast(T, _build(data, wanted, wanted.__name__))
+def from_plain(data: object, value_type: type[T]) -> T:
+    """Return the dataclass ``value_type`` that ``plain`` made ``data`` of. Raises ValueError as ``from_json`` does."""
+    return cast(T, _build(data, value_type, value_type.__name__))
 
 
-def _build(data: Any, wanted: Any, place: str) -> Any:
-    """Return ``data`` as the annotated type ``wanted``."""
-    origin, inner, is_class = _shape(wanted)
+def _build(data: Any, value_type: Any, place: str) -> Any:
+    """Return ``data`` as the annotated type ``value_type``."""
+    origin, inner, is_class = _shape(value_type)
     if origin in (types.UnionType, typing.Union):
         return _union(data, inner, place)
     if is_class:
-        return _dataclass(data, wanted, place)
+        return _dataclass(data, value_type, place)
     if origin in (tuple, frozenset):
         items = _checked(data, list, place)
         types_of_items = inner if origin is tuple and inner[1:] != (...,) else inner[:1] * len(items)
@@ -60,18 +60,18 @@ def _build(data: Any, wanted: Any, place: str) -> Any:
         return origin(_build(item, kind, f"{place}[{index}]") for index, (item, kind) in pairs)
     if origin in (dict, Mapping):
         return {key: _build(item, inner[1], f"{place}.{key}") for key, item in _checked(data, dict, place).items()}
-    if wanted is Any or (origin is typing.Literal and data in inner):
+    if value_type is Any or (origin is typing.Literal and data in inner):
         return data
-    return _checked(data, wanted, place)
+    return _checked(data, value_type, place)
 
 
-def _checked(data: Any, wanted: Any, place: str) -> Any:
-    if wanted is float and type(data) in (int, float) and abs(data) < _MOST:
+def _checked(data: Any, value_type: Any, place: str) -> Any:
+    if value_type is float and type(data) in (int, float) and abs(data) < _MOST:
         return float(data)
-    if isinstance(wanted, type) and issubclass(wanted, Enum):
-        return wanted(data)  # raises ValueError
-    if wanted is float or type(data) is not wanted:  # not isinstance: True is no int here
-        raise ValueError(f"{place}: {type(data).__name__} instead of {getattr(wanted, '__name__', wanted)}")
+    if isinstance(value_type, type) and issubclass(value_type, Enum):
+        return value_type(data)  # raises ValueError
+    if value_type is float or type(data) is not value_type:  # not isinstance: True is no int here
+        raise ValueError(f"{place}: {type(data).__name__} instead of {getattr(value_type, '__name__', value_type)}")
     return data
 
 
@@ -85,30 +85,30 @@ def _union(data: Any, arms: tuple[Any, ...], place: str) -> Any:
     return _build(data, next(arm for arm in arms if arm not in (Unavailable, type(None))), place)
 
 
-def _dataclass(data: Any, wanted: type, place: str) -> Any:
+def _dataclass(data: Any, value_type: type, place: str) -> Any:
     members, values = _checked(data, dict, place), {}
-    for name, kind, is_needed in _fields(wanted):
+    for name, kind, is_needed in _fields(value_type):
         if name in members:
             values[name] = _build(members[name], kind, f"{place}.{name}")
         elif is_needed:
             values[name] = _build(None, kind, f"{place}.{name}, which is missing")
-    return wanted(**values)
+    return value_type(**values)
 
 
 @functools.cache
-def _fields(wanted: Any) -> list[tuple[str, Any, bool]]:
+def _fields(value_type: Any) -> list[tuple[str, Any, bool]]:
     """Return names, types and whether there is no default; cached, because that is slow and a launch decodes many."""
-    hints = typing.get_type_hints(wanted)
+    hints = typing.get_type_hints(value_type)
     return [
         (field.name, hints[field.name], field.default is MISSING and field.default_factory is MISSING)
-        for field in fields(wanted)
+        for field in fields(value_type)
     ]
 
 
 @functools.cache
-def _shape(wanted: Any) -> tuple[Any, tuple[Any, ...], bool]:
+def _shape(value_type: Any) -> tuple[Any, tuple[Any, ...], bool]:
     """Return a type's origin and arguments, and whether it is a dataclass."""
-    return typing.get_origin(wanted), typing.get_args(wanted), is_dataclass(wanted)
+    return typing.get_origin(value_type), typing.get_args(value_type), is_dataclass(value_type)
 
 
 def plain(value: Any) -> Any:

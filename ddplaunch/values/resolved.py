@@ -44,9 +44,9 @@ class Resolved(Generic[T]):
     source: Source
 
 
-def value_of(said: Resolved[T] | None, default: D) -> T | D:
+def value_of(resolved: Resolved[T] | None, default: D) -> T | D:
     """Return the value that was said, ``default`` where nothing was."""
-    return default if said is None else said.value
+    return default if resolved is None else resolved.value
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ def number_of_signal(name: str) -> int | None:
     return SIGNALS.get(name, int(number) if number.isdecimal() and number.isascii() and len(number) < 3 else None)
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the one of ``known`` that ``word`` may have been meant to be, None where none is like it."""
+def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the one of ``candidates`` that ``word`` may have been meant to be, None where none is like it."""
     import difflib  # for mistakes alone
 
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+    return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)), None)
 
 
 def age_text(seconds: float | None) -> str:

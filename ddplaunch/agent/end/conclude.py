@@ -117,7 +117,7 @@ def conclude(
         typed_s=_typed_s(),
         stopped=ended.stopped is not None,
         unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
-        told=ended.told,
+        notices=ended.told,
         unshown=ended.unshown,
         last_words=_in_no_file(settings, outcome, last),
     )
