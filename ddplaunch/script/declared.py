@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from ddplaunch.script.options.calls import STORE_FALSE
 from ddplaunch.script.script_report import DeclaredOption
 
-# Parsers that take `--batch-size` for `--batch_size`: absl's FlagValues, fire's and tyro's argument matching.
-_DASH_BLIND = frozenset({"absl", "fire", "tyro"})
+# Parsers that take `--batch-size` for `--batch_size`: fire's and tyro's argument matching.
+_DASH_BLIND = frozenset({"fire", "tyro"})
 _ABBREVIATING = frozenset({"argparse", "transformers"})
 _NUMBER = re.compile(r"-\.?\d")
 

@@ -55,7 +55,7 @@ _THROUGH = frozenset({"int", "float", "round", "max", "min", "abs", "ceil", "flo
 TALK = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
 )
-_OWN_NAMES = frozenset({"click", "typer", "fire", "jsonargparse"})
+_OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8
 _DEPTH = 14
 #: Expressions to follow in one script: some 30 ms.

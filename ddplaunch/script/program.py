@@ -22,7 +22,7 @@ _PARSED_LIMIT = 150_000
 # Files with these words are parsed first: they can declare options. Those of the second line can set up processes, and
 # one with a word of the third may multiply or divide by the number of ranks what the script gives it.
 _WORDS = (
-    "add_argument|click.|import click|typer|DEFINE_|Fire(|HfArgumentParser|TrlParser|tyro|simple_parsing|jsonargparse"
+    "add_argument|click.|import click|Fire(|HfArgumentParser|TrlParser|tyro|simple_parsing|jsonargparse"
     "|pyrallis|draccus|hydra|OmegaConf|parse_known_args|exec(|docopt|(Tap)|tapify|gen_parser_from_dataclass"
     "|HParams|CfgNode|merge_from_list|cfg_from_list|DictAction|LightningCLI|prefigure|1::2]"
     "|split('='|split(\"=\"|partition('='|partition(\"=\"",

@@ -16,8 +16,8 @@ from ddplaunch.script.known import UNKNOWN, Known, known_value
 from ddplaunch.script.meaning import candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
 from ddplaunch.script.names import dotted, last, records_of, string
-from ddplaunch.script.options.calls import absl_options, argparse_options
-from ddplaunch.script.options.commands import click_options, typer_options
+from ddplaunch.script.options.calls import argparse_options
+from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
 from ddplaunch.script.process_groups import (
     asked_for,
@@ -46,7 +46,7 @@ _DYNAMIC_CALLS = frozenset({"exec", "runpy.run_path", "runpy.run_module", "hydra
 _DYNAMIC_CALLS |= {"deepspeed.add_config_arguments"}
 _DYNAMIC_METHODS = frozenset({"parse_known_args", "parse_known_intermixed_args", "from_cli", "LightningCLI"})
 _DYNAMIC_METHODS |= {"add_argparse_args", "gen_parser_from_dataclass", "ConfigManager", "apply_overrides", "HParams"}
-_DYNAMIC_METHODS |= {"DEFINE_config_file"}
+_DYNAMIC_METHODS |= {"DEFINE_integer", "DEFINE_float"}
 _DYNAMIC = frozenset(name.rpartition(".")[2] for name in _DYNAMIC_CALLS) | _DYNAMIC_METHODS
 _DYNAMIC |= {"import_module", "__import__"}
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
@@ -189,9 +189,7 @@ def _under_conditions(
 
 def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
     yield from argparse_options(part)
-    yield from absl_options(part)
     yield from click_options(part)
-    yield from typer_options(part)
     yield from configured_options(program, part)
 
 

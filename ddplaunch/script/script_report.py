@@ -183,7 +183,7 @@ _HARMLESS = """
     pytest rdkit regex requests rich rich_click rouge_score s3fs sacrebleu safetensors scipy seaborn
     sentence_transformers sentencepiece setproctitle shapely six skimage sklearn soundfile spacy
     tabulate tensorboard tensorboardX termcolor thop tiktoken timm tokenizers toml tomli torch torch_geometric
-    torchaudio torchdata torchmetrics torchtext torchvision tqdm transformers triton typer typing_extensions tyro
+    torchaudio torchdata torchmetrics torchtext torchvision tqdm transformers triton typing_extensions tyro
     wandb webdataset xarray xformers yacs yaml zarr
 """
 
@@ -194,3 +194,4 @@ HARMLESS = frozenset(_HARMLESS.split())
 # Libraries that read the command line in ways that this reader does not know.
 OWN_WAYS = frozenset({"clize", "cleo", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
 OWN_WAYS |= {"docopt", "draccus", "plac", "prefigure", "pyrallis", "sacred", "simple_parsing", "tap", "torchtune"}
+OWN_WAYS |= {"typer"}

@@ -193,52 +193,6 @@ def test_click_group_commands_have_no_meaning(tmp_path: Path) -> None:
     assert option(report, "--batch-size").meaning is None
 
 
-TYPER = """
-    import typer
-    from typing import Annotated
-    app = typer.Typer()
-
-    @app.command()
-    def main(
-        data: str,
-        batch_size: int = 8,
-        lr: float = typer.Option(1e-3, "--lr", "-l"),
-        accum: Annotated[int, typer.Option("--grad-accum")] = 1,
-        amp: bool = False,
-        root: str = typer.Argument("."),
-    ): ...
-
-    app()
-"""
-
-
-def test_typer(tmp_path: Path) -> None:
-    report = read(tmp_path, TYPER)
-    assert meanings(report) == {"batch_size": "--batch-size", "lr": "--lr", "accum": "--grad-accum"}
-    assert option(report, "--amp").flags == ("--amp", "--no-amp")
-    assert {item.flags[0] for item in report.options} == {"--batch-size", "--lr", "--grad-accum", "--amp"}
-
-
-def test_typer_run(tmp_path: Path) -> None:
-    report = read(tmp_path, "import typer\ndef main(batch_size: int = 8): ...\ntyper.run(main)\n")
-    assert meanings(report) == {"batch_size": "--batch-size"}
-
-
-def test_absl(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        from absl import app, flags
-        flags.DEFINE_integer("batch_size", 8, "per GPU", short_name="b")
-        flags.DEFINE_float("learning_rate", 1e-3, "")
-        flags.DEFINE_bool("amp", False, "")
-        app.run(main)
-        """,
-    )
-    assert meanings(report) == {"batch_size": "--batch_size", "lr": "--learning_rate"}
-    assert option(report, "--noamp").takes_value is False
-
-
 def test_fire(tmp_path: Path) -> None:
     report = read(tmp_path, "import fire\ndef main(batch_size=8, lr=1e-3): ...\nfire.Fire(main)\n")
     assert meanings(report) == {"batch_size": "--batch_size", "lr": "--lr"}
@@ -310,6 +264,8 @@ def test_tyro(tmp_path: Path) -> None:
         "import argparse\nargparse.ArgumentParser().parse_known_args()\n",
         "from lightning.pytorch.cli import LightningCLI\nLightningCLI()\n",
         "import nobody_knows_this\n",
+        "import typer\ndef main(batch_size: int = 8): ...\ntyper.run(main)\n",
+        "from absl import app, flags\nflags.DEFINE_integer('batch_size', 8, 'per GPU')\napp.run(main)\n",
         "from docopt import docopt\nargs = docopt(__doc__)\n",
         "from tap import Tap\nclass Args(Tap):\n    lr: float = 0.1\nArgs().parse_args()\n",
         "import simple_parsing\nsimple_parsing.parse(dict)\n",

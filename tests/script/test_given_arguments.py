@@ -41,11 +41,6 @@ def test_without_the_other_options_nothing_is_taken_for_an_abbreviation() -> Non
     assert given(["--batch-s", "8"], BATCH) == ()
 
 
-def test_absl_takes_dashes_and_single_dashes() -> None:
-    flag = DeclaredOption(("--batch_size",), AT, parser="absl")
-    assert given(["--batch-size=8", "-batch_size", "9"], flag) == ("8", "9")
-
-
 def test_click_knows_no_abbreviations() -> None:
     flag = DeclaredOption(("--batch-size",), AT, parser="click")
     assert given(["--batch", "8"], flag, (flag,)) == ()

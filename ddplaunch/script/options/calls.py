@@ -1,4 +1,4 @@
-"""Options that argparse and absl calls declare."""
+"""Options that calls of argparse declare."""
 
 from __future__ import annotations
 
@@ -74,45 +74,3 @@ def _subparser_names(part: ReachablePart) -> set[str]:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last(node.value.func) == "add_parser"
         for target in node.targets
     }
-
-
-def absl_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the flags of ``absl.flags.DEFINE_…`` calls."""
-    if "DEFINE_" not in part.source.text:
-        return
-    required = {
-        name for call in part.calls_of("mark_flag_as_required", "mark_flags_as_required") for name in _texts(call)
-    }
-    for call in part.calls:
-        function = dotted(call.func, part.aliases)
-        if not function.startswith("absl.flags.DEFINE_"):
-            continue
-        name = string(call.args[0] if call.args else keyword(call, "name"))
-        if name is None:
-            yield None
-            continue
-        kind = {"integer": "int", "float": "float", "string": "str"}.get(function.rpartition("_")[2])
-        switch = function.endswith(("_bool", "_boolean"))
-        short = string(keyword(call, "short_name"))
-        flags = (f"--{name}", *((f"-{short}",) if short else ()), *((f"--no{name}",) if switch else ()))
-        default = call.args[1] if len(call.args) > 1 else keyword(call, "default")
-        yield DeclaredOption(
-            flags,
-            at(call, part.source),
-            takes_value=not switch,
-            required=name in required or is_true(keyword(call, "required")),
-            default=literal(default, part.source),
-            computed=is_computed(default),
-            kind=kind,
-            help=text_of(call.args[2] if len(call.args) > 2 else keyword(call, "help")),
-            dest=name,
-            parser="absl",
-        )
-
-
-def _texts(call: ast.Call) -> Iterator[str]:
-    for argument in call.args:
-        for node in argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]:
-            text = string(node)
-            if text is not None:
-                yield text

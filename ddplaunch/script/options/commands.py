@@ -1,4 +1,4 @@
-"""Options of functions that click and typer turn into commands."""
+"""Options of functions that click turns into commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ddplaunch.script.names import (
     keyword,
     last,
     literal,
-    string,
     strings,
 )
 from ddplaunch.script.reachable import ReachablePart
@@ -97,85 +96,3 @@ def _click_option(part: ReachablePart, call: ast.Call) -> DeclaredOption | None:
         fillable=keyword(call, "nargs") is None,
         parser="click",
     )
-
-
-def typer_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield typer's options: the parameters of commands and of the function that ``typer.run`` gets."""
-    if not any(name == "typer" or name.startswith("typer.") for name in part.aliases.values()):
-        return
-    run = {
-        last(call.args[0])
-        for call in part.calls_of("run")
-        if dotted(call.func, part.aliases) == "typer.run" and len(call.args) == 1
-    }
-    functions = [function for function in part.of(*_FUNCTIONS) if isinstance(function, Function)]
-    commands = [function for function in functions if _registered(function, part)]
-    several = len([item for item in commands if "command" in _registered(item, part)]) > 1 or any(
-        "callback" in _registered(item, part) for item in commands
-    )
-    for function in functions:
-        if function in commands or function.name in run:
-            for parameter in parameters(function):
-                option = _typer_option(part, parameter)
-                if option is not None:
-                    yield replace(option, fillable=not several)
-
-
-def _registered(function: Function, part: ReachablePart) -> set[str]:
-    return {
-        last(item.func)
-        for item in function.decorator_list
-        if isinstance(item, ast.Call)
-        and last(item.func) in ("command", "callback")
-        and not _is_click(dotted(item.func, part.aliases))
-    }
-
-
-def _typer_option(part: ReachablePart, parameter: Parameter) -> DeclaredOption | None:
-    """Return the option of one parameter; None for arguments and the context."""
-    call, annotated = _typer_call(parameter)
-    name = dotted(call.func, part.aliases) if call is not None else ""
-    if name == "typer.Argument" or (call is None and parameter.default is None):
-        return None
-    kind_node = parameter.annotation
-    if annotated and isinstance(kind_node, ast.Subscript) and isinstance(kind_node.slice, ast.Tuple):
-        kind_node = kind_node.slice.elts[0]
-    kind = last(kind_node) or None
-    if kind == "Context":
-        return None
-    declarations: list[ast.expr] = []
-    default = parameter.default
-    if call is not None:
-        declarations = list(call.args) if annotated else list(call.args[1:])
-        if not annotated:
-            default = call.args[0] if call.args else keyword(call, "default")
-    spelled = [flag for item in declarations for flag in (string(item) or "").split("/") if flag.startswith("-")]
-    flags = tuple(flag.strip() for flag in spelled) or (f"--{parameter.name.replace('_', '-')}",)
-    switch = kind == "bool"
-    if switch and not spelled:
-        flags = (*flags, f"--no-{flags[0][2:]}")
-    required = default is None or (isinstance(default, ast.Constant) and default.value is ...)
-    return DeclaredOption(
-        flags,
-        at(parameter.node, part.source),
-        takes_value=not switch,
-        required=required,
-        default=literal(default, part.source),
-        computed=is_computed(default),
-        kind=kind,
-        help=text_of(keyword(call, "help")) if call is not None else "",
-        dest=parameter.name,
-        parser="typer",
-    )
-
-
-def _typer_call(parameter: Parameter) -> tuple[ast.Call | None, bool]:
-    """Return the ``Option(…)`` or ``Argument(…)`` call of a parameter and whether it is inside ``Annotated``."""
-    if isinstance(parameter.default, ast.Call):
-        return parameter.default, False
-    annotation = parameter.annotation
-    if isinstance(annotation, ast.Subscript) and last(annotation.value) == "Annotated":
-        for item in annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else []:
-            if isinstance(item, ast.Call) and last(item.func) in ("Option", "Argument"):
-                return item, True
-    return None, False
