@@ -139,9 +139,6 @@ line-not-converted: `ddplaunch convert` cannot say this line
     It stays as it is, and the rest is converted. Remedy: say it by hand, `ddplaunch run 4 -- train.py`.
 file-not-readable: `ddplaunch convert` cannot read this file
     It is missing, a directory, not permitted, or no text. Remedy: a shell script.
-file-not-writable: `ddplaunch convert --write` did not change this file
-    It is a link, its directory is not yours, or a copy of an earlier change is there already. Nothing was changed.
-    Remedy: name the file behind the link; move FILE.orig away.
 output-not-written: An option names a file that ddplaunch does not replace
     `doctor --report` and `report --output` write a new file, or replace an earlier one of theirs. A training script of
     that name is left as it is, and so are directories, pipes and links that lead nowhere. Remedy: another name, or

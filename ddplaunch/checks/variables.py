@@ -274,7 +274,7 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
         script = shlex.quote(target.args[0])
         more = f"; `ddplaunch convert {script}` shows all {len(launch_lines)}" if len(launch_lines) > 1 else ""
         first = launch_lines[0]
-        fix = f"`{first}`" if "$" not in first else f"`ddplaunch convert --write {script}`, then `bash {script}`"
+        fix = f"`{first}`" if "$" not in first else f"`ddplaunch convert {script} | patch -p0`, then `bash {script}`"
         yield error(
             "script-is-launcher",
             f"every rank would run `{target.args[0]}`, which starts a launcher",

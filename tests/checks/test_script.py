@@ -235,7 +235,7 @@ def test_script_is_launcher(target: Target, fix: str) -> None:
     [
         (("ddplaunch run 2 -- t.py",), "`ddplaunch run 2 -- t.py`"),
         (("ddplaunch run 2 -- t.py",) * 2, "`ddplaunch run 2 -- t.py`; `ddplaunch convert old.sh` shows all 2"),
-        (("ddplaunch run $N -- t.py",), "`ddplaunch convert --write old.sh`, then `bash old.sh`"),
+        (("ddplaunch run $N -- t.py",), "`ddplaunch convert old.sh | patch -p0`, then `bash old.sh`"),
     ],
 )
 def test_a_script_that_starts_a_launcher(lines: tuple[str, ...], fix: str) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import shlex
-import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ddplaunch.cli.parsing.command import Command
-from ddplaunch.cli.streams import answer, say, tell, tell_findings
+from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
@@ -23,18 +19,15 @@ from ddplaunch.values.finding import ExitStatus, UsageError, usage
 COMMAND = Command(
     examples=(
         ("ddplaunch convert -- torchrun --nproc_per_node=4 train.py", "the command that starts the same ranks"),
-        ("ddplaunch convert train.sh", "what changes in a script, as a diff; `--write` changes it"),
+        ("ddplaunch convert train.sh", "what changes in a script, as a diff; `| patch -p0` changes it"),
     ),
-    options=(
-        Flag("files", "arguments", "", "Shell and sbatch scripts; - for stdin.", "FILE"),
-        Flag("write", "switch", "", "Change the scripts, and keep a copy of each as FILE.orig."),
-    ),
+    options=(Flag("files", "arguments", "", "Shell and sbatch scripts; - for stdin.", "FILE"),),
 )
 
 _LARGEST = 64 << 20  # of a script, in bytes
 
 
-def convert(line: list[str] | None, files: list[str], write: bool | None) -> int:
+def convert(line: list[str] | None, files: list[str]) -> int:
     """Print the translation of the ``line`` behind ``--``, or of the launch lines of ``files``.
 
     Raises UsageError for what is neither.
@@ -49,7 +42,7 @@ def convert(line: list[str] | None, files: list[str], write: bool | None) -> int
         return _line(plain(line))
     status = ExitStatus.DONE
     for name in files:
-        status = max(status, _file(name, bool(write)))
+        status = max(status, _file(name))
     return status
 
 
@@ -81,12 +74,12 @@ def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
     return ExitStatus.DONE
 
 
-def _file(name: str, write: bool) -> ExitStatus:
+def _file(name: str) -> ExitStatus:
     """Convert one script."""
     from ddplaunch.planning.convert.shell_script import sites_of  # a parser, which a line has no need of
 
-    stdin, data = name == "-", _read(name)
-    name = "stdin" if stdin else name
+    data = _read(name)
+    name = "stdin" if name == "-" else name
     if name.endswith(".py"):
         raise _no_script(name, "is a program of Python")
     sites = sites_of(data)
@@ -95,11 +88,7 @@ def _file(name: str, write: bool) -> ExitStatus:
         raise _no_launcher(f"`{name}`")
     new = changed(data, sites)
     status = ExitStatus.DONE
-    if write and stdin:
-        answer(new)  # there is no file to change: `convert --write - < old.sh > new.sh`
-    elif write and new != data:
-        _replace(Path(name), data, new)
-    elif new != data:
+    if new != data:
         answer(diff_text(name, data, new))
     for site in sites:
         if site.aside:
@@ -136,25 +125,3 @@ def _no_script(name: str, problem: str) -> UsageError:
         fix="`ddplaunch convert train.sh`, or a launch line behind `--`",
         code="file-not-readable",
     )
-
-
-def _replace(path: Path, old: bytes, new: bytes) -> None:
-    """Write ``new`` into a script, whose text stays as FILE.orig. Raises UsageError where that is there already, for a
-    link, and for what may not be written.
-    """
-    copy = path.with_name(f"{path.name}.orig")
-    try:
-        if path.is_symlink():
-            raise OSError(errno.ELOOP, "it is a link, and others may use the file that it leads to", str(path))
-        with copy.open("xb") as file:
-            file.write(old)
-        shutil.copystat(path, copy)
-        path.write_bytes(new)
-    except OSError as problem:
-        raise usage(
-            f"`{path}` was not changed: {problem.filename or copy}: {problem.strerror}",
-            why="the script is copied to FILE.orig, then written anew",
-            fix=f"`ddplaunch convert {shlex.quote(str(path))} | patch -p0`, or move the old copy away",
-            code="file-not-writable",
-        ) from problem
-    say(f"changed {path}; the original is {copy}")
