@@ -33,11 +33,10 @@ from ddplaunch.agent.torch_patches import (
     notice_start,
     skip_the_spread,
     spare_children_of_ranks,
-    tolerate_exit_aborts,
     wait_for_ranks,
 )
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.directory import ended_well, metrics_path, note_path, through_path
+from ddplaunch.records.directory import metrics_path, note_path, through_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
 from ddplaunch.values.variable_names import METRICS, SETTINGS, TYPED
 
@@ -149,8 +148,6 @@ class CapturedLogs(api.LogsSpecs):
         notice_failures(self._have_failed)
         wait_for_ranks(settings.grace_s)
         spare_children_of_ranks()
-        if settings.tolerate_exit_aborts and not tolerate_exit_aborts(ended_well):
-            self._say("`--tolerate-exit-aborts` without effect: this torch starts ranks in a way unknown to ddplaunch")
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:
         local_ranks = sorted(envs)
@@ -176,7 +173,6 @@ class CapturedLogs(api.LogsSpecs):
                 phases=phases,
                 memory_bytes=settings.memory_bytes,
                 ended=str(through_path(directory, rank)) if directory else None,
-                tolerated=settings.tolerate_exit_aborts,
             )
             envs[local_rank].update(inside)
             if directory is not None and rank == 0:

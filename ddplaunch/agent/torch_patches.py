@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ddplaunch.agent.rank_site.sitecustomize import ENDED
 from ddplaunch.agent.torch_names import (
     AGENT_CLOCK,
     CLOSE,
@@ -225,29 +224,6 @@ def limit_files_of_ranks(limit: tuple[int, int]) -> None:
         return process
 
     _start_each_by(start_one)
-
-
-def tolerate_exit_aborts(ended_well: Callable[[str], bool]) -> bool:
-    """Have torchrun take a rank for one that ended with 0 if it was aborted when its program had ended well.
-
-    ``ended_well`` is asked with the path of the rank's note. Returns whether this torch starts ranks as is known.
-    """
-    if not POPEN.is_known():
-        return False
-
-    def start_one(_: Any, args: Sequence[str], env: Mapping[str, str], start: Callable[[], Any]) -> Any:
-        process, note = start(), env.get(ENDED)
-        look = process.poll
-
-        def poll() -> Any:
-            status = look()
-            return 0 if status == -signal.SIGABRT and note is not None and ended_well(note) else status
-
-        process.poll = poll
-        return process
-
-    _start_each_by(start_one)
-    return True
 
 
 class RankCpus:

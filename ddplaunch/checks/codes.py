@@ -279,10 +279,6 @@ record-not-written: What ranks print is not recorded any more
     of each stream stay in memory, explain a failure, and are written as soon as there is room. Remedy: make room.
 record-not-removed: A record could not be deleted
     It belongs to another user, or its file system is read-only.
-aborts-tolerated: Ranks were aborted when their program had ended well
-    With `--tolerate-exit-aborts` a rank ends with status 0 where its program had ended so, and a native thread then
-    aborted the process while libraries were taken down. Without it the run fails as `aborted-at-exit`. Remedy: close
-    DataLoaders, writers and whatever else runs threads before the script ends.
 stacks-unavailable: No rank can show its stack
     py-spy is missing or not permitted, and the run was not started with `--stacks`. Remedy: one of the two.
 """

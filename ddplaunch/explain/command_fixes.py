@@ -14,7 +14,6 @@ from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import signal_name
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
-TOLERATE = "--tolerate-exit-aborts"
 _PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
 _VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
 _TYPED = re.compile(r"`(-[^`]+)` behind `--`")
@@ -100,17 +99,9 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
         return False
     if "PYTHONFAULTHANDLER" in fix:
         return _sets(facts, "PYTHONFAULTHANDLER")
-    if TOLERATE in fix:
-        return was_typed(TOLERATE, facts)
     if asked := _VARIABLE.findall(fix):
         return all(_sets(facts, name, value) for name, value in asked)
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
-
-
-def was_typed(flag: str, facts: RunFacts | None) -> bool:
-    """Return whether ``flag`` was among ddplaunch's own words."""
-    words = facts.argv or () if facts is not None else ()
-    return flag in (words[: words.index("--")] if "--" in words else words)
 
 
 def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> dict[str, str] | None:

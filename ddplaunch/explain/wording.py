@@ -6,12 +6,10 @@ import re
 from dataclasses import replace
 
 from ddplaunch.explain.command_fixes import (
-    TOLERATE,
     command_fixes,
     never_launched,
     signal_to_launcher,
     still_to_do,
-    was_typed,
     who_asked,
 )
 from ddplaunch.explain.decide.choose import RootCause
@@ -51,7 +49,7 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
-    words = _words(cause, facts) if through is None else say("aborted-at-exit", **_at_exit(cause, through, facts))
+    words = _words(cause, facts) if through is None else say("aborted-at-exit", **_at_exit(cause, through))
     cause = replace(cause, rank=None) if _awaits_nobody(cause, facts) else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
@@ -95,12 +93,10 @@ def _awaits_nobody(cause: RootCause, facts: RunFacts | None) -> dict[str, str] |
     return never_launched(candidate.groups, facts) if candidate is not None and waits else None
 
 
-def _at_exit(cause: RootCause, end: RankEnd, facts: RunFacts | None) -> dict[str, str]:
+def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:
     """Return what is known of a rank whose libraries aborted after its program was through."""
     in_group = end.through == "group"
     still = "; its process group still existed" if in_group else ""
-    if was_typed(TOLERATE, facts):
-        still += f"; `{TOLERATE}` excuses no program whose status may be another than 0"
     return {"who": _who(cause, "the ranks"), "still": still} | ({"in_group": ""} if in_group else {})
 
 

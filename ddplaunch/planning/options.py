@@ -189,11 +189,6 @@ class Options:
     max_restarts: Resolved[int] | None = _integer(
         ENVIRONMENT, "Restarts of the ranks after a failure [0].", read_count, "3"
     )
-    tolerate_exit_aborts: Resolved[bool] | None = _switch(
-        ENVIRONMENT,
-        "Ignore aborts after the script has finished [no].",
-        "switch",
-    )
     grace_s: Resolved[float] | None = _flag(
         ENVIRONMENT,
         "Seconds that ranks get to save when they are told to end [30].",

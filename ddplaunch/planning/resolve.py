@@ -287,7 +287,7 @@ def _others(options: Options, topology: Topology) -> str:
 #: Options under the names that they have in ``Settings`` too.
 _AS_SAID = (
     *("verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes", "phases", "memory_bytes"),
-    *("tolerate_exit_aborts", "grace_s", "max_restarts", "observe", "quiet"),
+    *("grace_s", "max_restarts", "observe", "quiet"),
 )
 
 

@@ -52,8 +52,6 @@ class Settings(NamedTuple):
     ignore: tuple[str, ...] = ()
     #: Let ranks write what the phases of their steps take.
     phases: bool = False
-    #: Count a rank that its libraries abort behind the end of its program as one that ended with status 0.
-    tolerate_exit_aborts: bool = False
     #: How much memory a rank may have, 0 for as much as there is.
     memory_bytes: int = 0
     #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound.
@@ -71,11 +69,6 @@ class Settings(NamedTuple):
     def node_directory(self) -> str | None:
         """This node's folder in the run's directory, None if nothing is recorded."""
         return f"{self.directory}/node-{self.node}" if self.directory else None
-
-    @property
-    def excused_in(self) -> str | None:
-        """The node's folder, where ranks' notes excuse aborts at exit; None where nothing does."""
-        return self.node_directory if self.tolerate_exit_aborts else None
 
     def shows(self, rank: int) -> bool:
         """Say whether the console shows ``rank``."""

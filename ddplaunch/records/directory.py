@@ -80,17 +80,12 @@ def through_path(attempt: Path, rank: int) -> Path:
 
 
 def read_through(path: str | Path) -> str | None:
-    """Return what a rank noted there when its program was through, None if it did not: "through", or "group" where
-    its process group still existed; with "well" behind it where the program had certainly ended with status 0.
+    """Return what a rank noted there at the end of its program: "group" if its process group still existed, "through"
+    if it did not, None without a note.
     """
     with suppress(OSError, ValueError):
         return read_file(path, 16).decode("ascii", "replace") or None
     return None
-
-
-def ended_well(path: str | Path) -> bool:
-    """Whether the rank whose note is ``path`` had ended with status 0 before its libraries were taken down."""
-    return (read_through(path) or "").endswith(" well")
 
 
 def path_text(path: Path) -> str:

@@ -37,8 +37,7 @@ class RankOutcome:
     """One rank of one attempt. ``exit_code`` and ``signal`` ("SIGKILL") are both None where nobody could see.
 
     Times are seconds since the epoch. ``out`` and ``err`` are files of the record, ``err`` None where both were one.
-    ``through``: what the rank noted when its program was through, "group" where its process group still existed;
-    "excused" where its libraries aborted it then, which `--tolerate-exit-aborts` counts as status 0.
+    ``through``: what the rank noted when its program was through, "group" where its process group still existed.
     """
 
     rank: int

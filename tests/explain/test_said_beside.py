@@ -147,7 +147,6 @@ def test_an_abort_after_the_end_of_the_program_is_called_so() -> None:
     assert "destroy_process_group" in found.fixes[0]
     found = recorded((ABORTED, replace(end, through="through")), ("", told(0)))
     assert found.code == "aborted-at-exit" and not any("destroy_process_group" in fix for fix in found.fixes)
-    assert "`--tolerate-exit-aborts`: " in found.fixes[-1]
     assert recorded((ABORTED, end), ("", told(0))).code == "aborted"
     noted = recorded((raised(None, "KeyError: 'bird'") + ABORTED, end), ("", told(0)))
     assert noted.code == "script-exception"

@@ -27,9 +27,8 @@ from ddplaunch.records.first_failure import failed_by_itself, first_failed, firs
 from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, outcome_of, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import Finding, warning
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.variable_names import LAUNCH, TYPED
-from ddplaunch.values.words import ranks_text
 from ddplaunch.watch import observed
 
 _TAIL_BYTES = 1 << 16
@@ -94,7 +93,7 @@ def conclude(
             _attempt(settings, each, explanation if each is last else None, ended) for each in ended.attempts
         ),
         notes=_notes(ended),
-        findings=(*ended.found, *_observed(settings, last), *_excused(last)),
+        findings=(*ended.found, *_observed(settings, last)),
         launch=os.environ.get(LAUNCH, ""),
     )
     directory = Path(settings.directory) if settings.directory else None
@@ -273,22 +272,6 @@ def _observed(settings: Settings, last: EndedAttempt | None) -> tuple[Finding, .
     ranks = [each.rank for each in last.ranks]
     attempt = f"{settings.node_directory}/attempt-{last.attempt}"
     return observed.look(attempt, ranks, os.environ, settings.ignore).findings
-
-
-def _excused(last: EndedAttempt | None) -> tuple[Finding, ...]:
-    """Return what `--tolerate-exit-aborts` has kept from being the run's failure."""
-    ranks = [each.rank for each in last.ranks if each.through == "excused"] if last is not None else []
-    if not ranks:
-        return ()
-    were = "was" if len(ranks) == 1 else "were"
-    return (
-        warning(
-            "aborts-tolerated",
-            f"{ranks_text(ranks)} {were} aborted behind the end of the program, which counts as status 0",
-            why="the program had ended well; a native thread was at work while libraries were taken down",
-            fix="close DataLoaders, writers and whatever else runs threads before the script ends",
-        ),
-    )
 
 
 def _phases(settings: Settings, last: EndedAttempt | None) -> str:

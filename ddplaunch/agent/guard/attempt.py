@@ -23,7 +23,7 @@ from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
-from ddplaunch.records.directory import ended_well, read_through, through_path
+from ddplaunch.records.directory import read_through, through_path
 from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail, steady_s
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.words import signal_name
@@ -49,7 +49,6 @@ class RankLife:
         self.ended_s: float | None = None
         self.status: int | None = None
         self.told_to_end = False
-        self.excused = False  # aborted by its libraries, which counts as status 0
 
     def end(self) -> SeenEnd:
         """Return what is known of its end."""
@@ -68,13 +67,9 @@ class RankLife:
 class Attempt:
     """One start of this node's ranks."""
 
-    def __init__(self, number: int, ranks: Sequence[Rank], excused_in: str | None = None) -> None:
-        """The ranks as announced, before any runs.
-
-        ``excused_in`` is the node's directory where ranks may be aborted by their libraries when their programs have
-        ended well, None where that is a failure.
-        """
-        self.number, self._excused_in = number, excused_in
+    def __init__(self, number: int, ranks: Sequence[Rank]) -> None:
+        """The ranks as announced, before any runs."""
+        self.number = number
         self.started_s = steady_s()
         self.ended_s: float | None = None
         self.ranks = {rank["rank"]: RankLife(rank) for rank in ranks}
@@ -169,10 +164,6 @@ class Attempt:
                     one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or steady_s()
             elif succeeded and one.status is None and one.pid is not None:
                 one.status = 0
-        for one in self.ranks.values():
-            if self._excused_in is not None and one.end().signal == signal.SIGABRT:
-                one.excused = ended_well(_note_of_end(self._excused_in, self.number, one.rank))
-                one.status = 0 if one.excused else one.status
         others = [one.end() for one in self.ranks.values() if one not in self.order]
         self.first = first_to_fail([one.end() for one in self.order], others)
 
@@ -198,9 +189,7 @@ class Attempt:
                 ended_by=ended_by(end, self.first),
                 out=f"{folder}/rank-{one.rank}.out" if "out" in one.streams else None,
                 err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
-                through="excused"
-                if one.excused
-                else read_through(_note_of_end(directory or "", self.number, one.rank))
+                through=read_through(_note_of_end(directory or "", self.number, one.rank))
                 if end.signal == signal.SIGABRT
                 else None,
             )

@@ -248,7 +248,7 @@ class GuardedRun:
     def _begin_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if self._attempts:
             self._attempt_over(self._attempts[-1], message.get("failures_before", ()))
-        attempt = Attempt(message["attempt"], message["ranks"], self._settings.excused_in)
+        attempt = Attempt(message["attempt"], message["ranks"])
         self._attempts.append(attempt)
         position = 0
         for rank in message["ranks"]:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ddplaunch.agent.rank_site import ddplaunch_observer, ddplaunch_phases
-from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, MARK, PARENT, STACKS, TOLERATED
+from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, MARK, PARENT, STACKS
 
 VARIABLE = "PYTHONBREAKPOINT"
 _told: set[str] = set()
@@ -30,20 +30,18 @@ def taking_part(
     phases: str | None = None,
     memory_bytes: int = 0,
     ended: str | None = None,
-    tolerated: bool = False,
 ) -> dict[str, str]:
     """Return the variables with which a child that would start in ``environ`` ends when this process does.
 
     It shows its ``stacks``, notes in ``note`` with which numbers it trains, and in ``phases`` what its steps take, if
     that is wanted. It gets ``memory_bytes`` of memory at most, unless that is 0, and notes in ``ended`` that its
-    program was through, and whether it had ended well if it may be aborted then (``tolerated``).
+    program was through.
     """
     wanted = {
         STACKS: "1" if stacks else None,
         ddplaunch_observer.PATH: note,
         ddplaunch_phases.PATH: phases,
         ENDED: ended,
-        TOLERATED: "1" if tolerated else None,
         LIMIT: str(memory_bytes) if memory_bytes else None,
     }
     found = {PARENT: str(os.getpid()), **{name: value for name, value in wanted.items() if value is not None}}

@@ -44,10 +44,6 @@ LIMIT = "DDPLAUNCH_MEMORY"
 INTERRUPTIBLE = "DDPLAUNCH_INTERRUPTIBLE"
 #: Where a rank is to note that its program is through, and only its libraries are left to be taken down.
 ENDED = "DDPLAUNCH_ENDED"
-#: Present for the ranks that may be aborted behind that: they note whether their program had ended with status 0.
-TOLERATED = "DDPLAUNCH_TOLERATED"
-#: What such a rank adds to its note where it had.
-WELL = " well"
 #: What the memory is called in /proc/PID/fd.
 MEMORY = "ddplaunch-stacks"
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
@@ -141,15 +137,13 @@ def let_gloo_finish() -> None:
             return
 
 
-def when_through(path: str | None, tolerated: str | None = None) -> Callable[[], None]:
+def when_through(path: str | None) -> Callable[[], None]:
     """Return what runs last before the libraries are taken down: it waits for gloo, and leaves a note at ``path``.
 
-    The note says "group" where the process group still exists. There is none where an exception ended the program, nor
-    of a process that the rank has forked. Of a rank that may be aborted then (``tolerated``) it says too whether the
-    program ended well.
+    The note says "group" where the process group still exists, else "through". A program that an exception ended leaves
+    none, and a process that the rank has forked leaves none.
     """
     owner = os.getpid()
-    ended_well = None if path is None or tolerated is None else follow_status()
 
     def through() -> None:
         let_gloo_finish()
@@ -157,57 +151,15 @@ def when_through(path: str | None, tolerated: str | None = None) -> Callable[[],
             return
         try:
             dist = sys.modules.get("torch.distributed")
-            text = "group" if dist is not None and dist.is_initialized() else "through"
-            text += WELL if ended_well is not None and ended_well() else ""
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
-                os.write(descriptor, text.encode())
+                os.write(descriptor, b"group" if dist is not None and dist.is_initialized() else b"through")
             finally:
                 os.close(descriptor)
         except Exception:  # the note is a convenience
             return
 
     return through
-
-
-def follow_status() -> Callable[[], bool]:
-    """Follow `sys.exit`; return what says, at the end, whether the program certainly ends with status 0.
-
-    Python has forgotten the status by then. One that raises SystemExit itself may end with any.
-    """
-    said: list[object] = []
-    leave = sys.exit
-
-    def exit(status: object = None, /) -> None:
-        said.append(status)
-        leave(status)  # type: ignore[arg-type]
-
-    sys.exit = exit  # type: ignore[assignment]
-
-    def well() -> bool:
-        return all(status is None or status == 0 for status in said) and not _raises_system_exit()
-
-    return well
-
-
-def _raises_system_exit() -> bool:
-    """Return whether code of the program's own, outside of installed packages, raises SystemExit or calls `exit`."""
-    import re
-
-    raises, library = re.compile(rb"SystemExit\s*\(|raise\s+SystemExit|(?<![\w.])(?:exit|quit)\s*\("), os.__file__
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if name == "__main__" and sys.version_info >= (3, 14):  # it forgets its file before a SystemExit ends it
-            file = file or getattr(getattr(module, "__loader__", None), "path", None) or ""
-        own = file.startswith(os.path.dirname(library)) or "-packages" in file or _HERE in file  # noqa: PTH120
-        if not own and file.endswith(".py") and not name.startswith("ddplaunch"):
-            try:
-                with open(file, "rb") as source:
-                    if raises.search(source.read()):
-                        return True
-            except OSError:  # some modules name a file that never was
-                continue
-    return False
 
 
 def _gloo_threads() -> list[str]:
@@ -257,8 +209,7 @@ def _take_part() -> None:
 
     if os.environ.pop(INTERRUPTIBLE, None) is None:
         ended, direct = os.environ.pop(ENDED, None), str(os.getppid()) == os.environ.get(PARENT)
-        through = when_through(ended if direct else None, os.environ.pop(TOLERATED, None))
-        atexit.register(through)  # the first that is registered is the last to run
+        atexit.register(when_through(ended if direct else None))  # the first that is registered is the last to run
     else:
         _end_quietly()
     _end_with(os.environ.pop(PARENT, ""))

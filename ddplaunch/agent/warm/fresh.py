@@ -47,7 +47,6 @@ from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddpla
 from ddplaunch.agent.rank_site.sitecustomize import (
     ENDED,
     MARK,
-    TOLERATED,
     limit_memory,
     register,
     restore,
@@ -139,7 +138,7 @@ def become(request: Request, origin: Origin) -> Program:
     os.environ.clear()
     os.environ.update(request.environ)
     if MARK in os.environ:
-        atexit.register(when_through(os.environ.pop(ENDED, None), os.environ.pop(TOLERATED, None)))
+        atexit.register(when_through(os.environ.pop(ENDED, None)))
     shows_stacks = restore(os.environ)
     limit_memory(os.environ)
     note, phases = (os.environ.pop(each.PATH, None) for each in (ddplaunch_observer, ddplaunch_phases))

@@ -39,6 +39,8 @@ REMOVED = {
     "--relaunch": _RESTARTS,
     "--relaunch-after": _RESTARTS,
     "--relaunch-wait": _RESTARTS,
+    "--tolerate-exit-aborts": "`dist.destroy_process_group()` at the end of the script; if it still aborts, "
+    "`sys.stdout.flush(); os._exit(0)` as its last line",
     "--workers": "the script's own option behind `--`: its `--num-workers` is read, and compared with the usable CPUs",
     "--trace": "`ddplaunch report` draws when each rank began and ended",
 }
