@@ -3,7 +3,7 @@
 The command sees the working tree as it is, through an overlay in a mount namespace of its own where the kernel gives
 one to this user (https://docs.kernel.org/filesystems/overlayfs.html), else as a copy in which large files and full
 folders are links. Landlock keeps it from writing elsewhere, but to the folders that it is given
-(https://docs.kernel.org/userspace-api/landlock.html).
+(https://docs.kernel.org/userspace-api/landlock.html). ``changes_in`` tells what it has written and removed.
 """
 
 from __future__ import annotations
@@ -142,6 +142,44 @@ def allow_writes_below(folders: Iterable[Path]) -> None:
     _checked(_LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
     _checked(_LIBC.syscall(_RESTRICT_SELF, ruleset, 0), "landlock")
     os.close(ruleset)
+
+
+def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a command in ``folder`` wrote and what it removed of ``tree``, as paths below it."""
+    copied, written, removed = folder / "copy" / tree.name, set[str](), set[str]()
+    top = copied if copied.is_dir() else folder / "upper"  # which stays empty where the overlay was refused late
+    for place, folders, names in os.walk(top):
+        below = Path(place).relative_to(top)
+        links = {name for name in folders if Path(place, name).is_symlink()}
+        for name in (*names, *links):
+            now = Path(place, name)
+            if stat.S_ISCHR(now.lstat().st_mode):  # overlayfs marks what was removed by a device 0:0
+                removed.add(str(below / name))
+            elif not _is_same(now, tree / below / name):
+                written.add(str(below / name))
+        if top == copied or _is_new_folder(place):
+            there = {*folders, *names}
+            removed |= {str(below / entry.name) for entry in _entries(tree / below) if entry.name not in there}
+    return tuple(sorted(written)), tuple(sorted(removed))
+
+
+def _is_same(path: Path, original: Path) -> bool:
+    try:
+        before, now = original.lstat(), path.lstat()
+    except OSError:
+        return False
+    if stat.S_ISLNK(now.st_mode):
+        goal = path.readlink()
+        return goal == original or (stat.S_ISLNK(before.st_mode) and goal == original.readlink())
+    return (before.st_mtime_ns, before.st_size) == (now.st_mtime_ns, now.st_size)
+
+
+def _is_new_folder(path: str) -> bool:
+    """Return whether a folder of an overlay stands in the place of one that was removed."""
+    for name in ("trusted.overlay.opaque", "user.overlay.opaque"):
+        with suppress(OSError):
+            return os.getxattr(path, name) == b"y"
+    return False
 
 
 def remove(folder: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_trials_folders_are_outside_of_the_tree_and_are_removed(
         place.remove(keep=False)
         assert not place.folder.exists() and not place.temporary.exists()
     place = make_place(Path(".ddplaunch"), "x", in_place=True)
-    assert place.folder is None and place.command() == []
+    assert place.folder is None and place.command() == [] and place.changes() == ()
     place.remove(keep=False)
 
 
@@ -152,6 +152,7 @@ def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path) -> None:
     assert [(rank.rank, rank.steps) for rank in measured.ranks] == [(0, 30), (1, 30)], "as many as asked for"
     assert measured.samples_per_s == pytest.approx(8 / measured.ranks[0].mean_s, rel=0.3)
     assert measured.ranks[0].step_s >= 0.005 and measured.peak_bytes
+    assert result.changed_files == ("beside-0", "beside-1", "out/log")
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
     assert (result.record / "outcome.json").exists()
 

@@ -90,8 +90,8 @@ class TrialRecord(NamedTuple):
 class Trial:
     """One trial that is over.
 
-    ``findings`` are what its launch said, ``observed`` what was found of how its ranks train.
-    ``unwatched`` says that time alone ended it.
+    ``findings`` are what its launch said, ``observed`` what was found of how its ranks train. ``changed_files`` are
+    what it wrote and removed where it ran, below the working tree. ``unwatched`` says that time alone ended it.
     ``problem`` is why nothing was measured, None where something was.
     """
 
@@ -103,6 +103,7 @@ class Trial:
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()
     observed: tuple[Finding, ...] = ()
+    changed_files: tuple[str, ...] = ()
     unwatched: bool = False
     took_s: float = 0.0
     problem: Finding | None = None
@@ -208,7 +209,7 @@ class Trials:
                     end_run(child, record, _GRACE_S if grace is None else float(grace.value))
             if child.returncode == NOT_STARTED:
                 raise _no_place((place.temporary / "problem").read_text())
-            findings = told_so_far(place.told).findings
+            findings, changes = told_so_far(place.told).findings, place.changes()
         finally:
             place.remove(keep=self._keep)
         steps.look()
@@ -225,6 +226,7 @@ class Trials:
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
             observed=_observed(record, outcome),
+            changed_files=changes,
             unwatched=unwatched,
             took_s=round(time.monotonic() - began_s, 2),
         )

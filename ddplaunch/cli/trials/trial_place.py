@@ -53,6 +53,13 @@ class TrialPlace:
         places = map(str, (self.folder, self.tree, self.records, self.temporary, lock_directory(os.environ)))
         return [*own_command(sys.executable, "ddplaunch.machine.scratch_tree", *places, *caches), "--"]
 
+    def changes(self) -> tuple[str, ...]:
+        """Return the files that the trial wrote, and those that it removed, as paths below the tree."""
+        if self.folder is None:
+            return ()
+        written, removed = scratch_tree.changes_in(self.folder, self.tree)
+        return (*written, *(f"{path} (removed)" for path in removed))
+
     def remove(self, *, keep: bool) -> None:
         """Remove what the trial wrote, but for what it changed of the tree with ``keep``."""
         scratch_tree.remove(self.temporary)
