@@ -140,9 +140,8 @@ line-not-converted: `ddplaunch convert` cannot say this line
 file-not-readable: `ddplaunch convert` cannot read this file
     It is missing, a directory, not permitted, or no text. Remedy: a shell script.
 output-not-written: An option names a file that ddplaunch does not replace
-    `doctor --report` and `report --output` write a new file, or replace an earlier one of theirs. A training script of
-    that name is left as it is, and so are directories, pipes and links that lead nowhere. Remedy: another name, or
-    `--force` to replace the file.
+    `report --output` writes a new file, or replaces an earlier page. A training script of that name is left as it is,
+    and so are directories, pipes and links that lead nowhere. Remedy: another name, or `--force` to replace the file.
 launcher-missing: `ddplaunch convert` finds no launcher
     It looks for torchrun, accelerate and srun, and for `python -m` with their modules.
     Remedy: a script that starts one of them.

@@ -107,6 +107,6 @@ def _bug(exception: Exception) -> ExitStatus:
     tell(
         f"\nthis is a bug in ddplaunch {__version__}, not in your command: {type(exception).__name__} at "
         f"{Path(where.filename).name}:{where.lineno}\n"
-        "  fix: report it with the lines above and `ddplaunch doctor --report -`\n"
+        "  fix: report it with the lines above and `ddplaunch doctor --json`\n"
     )
     return ExitStatus.BUG

@@ -1,9 +1,7 @@
-"""What `ddplaunch doctor` prints: checks of one machine, of several hosts side by side, and a report for a bug."""
+"""What `ddplaunch doctor` prints: checks of one machine, and of several hosts side by side."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +14,7 @@ from ddplaunch.ui.table import panel, section, table
 from ddplaunch.ui.terminal import Emphasis, Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
-from ddplaunch.values.secrets import hide_json, hide_text
+from ddplaunch.values.secrets import hide_json
 from ddplaunch.values.words import count, size_text, tallied
 
 _SCHEMA = 1
@@ -102,15 +100,16 @@ def verdict_text(outcomes: Sequence[CheckOutcome]) -> str:
     return f"{counted(found(outcomes)) or clean}: {', '.join([passed, *rest])}"
 
 
-def doctor_json(outcomes: Sequence[CheckOutcome], facts: Facts) -> dict[str, Any]:
-    """Return verdict, counts, every check's outcome and the facts as JSON values."""
+def doctor_json(outcomes: Sequence[CheckOutcome], facts: Facts, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return verdict, counts, every check's outcome, the facts and ``versions`` as JSON values, without secrets."""
     tally = _tally(outcomes)
     return {
         "schema": _SCHEMA,
         "verdict": verdict_text(outcomes),
         "counts": {status: tally[status] for status in ("passed", "found", "skipped", "crashed")},
-        "checks": [_outcome_json(outcome) for outcome in outcomes],
-        "facts": plain(facts),
+        "checks": hide_json([_outcome_json(outcome) for outcome in outcomes]),
+        "facts": hide_json(plain(facts)),
+        "versions": dict(versions),
     }
 
 
@@ -198,22 +197,3 @@ def explain_text(check: Check, terminal: Terminal) -> str:
     for paragraph in (check.title, *check.explanation.split("\n\n")):
         lines += [*terminal.lines(" ".join(paragraph.split()), "  "), ""]
     return terminal.page(lines[:-1] if check.explanation else lines[:2])
-
-
-# What concerns a launch; the rest of an environment is nobody's business.
-_RELEVANT = re.compile(
-    r"(NCCL|TORCH|PYTORCH|CUDA|NVIDIA|GLOO|PET|OMP|MKL|SLURM|DDPLAUNCH|UCX|FI|MASTER)_"
-    r"|(RANK|LOCAL_RANK|GROUP_RANK|NODE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LD_LIBRARY_PATH|PATH|PYTHON\w*|VIRTUAL_ENV)$"
-)
-
-
-def report_text(facts: Facts, outcomes: Sequence[CheckOutcome], versions: Mapping[str, str]) -> str:
-    """Return the report: versions, the checks as `doctor` prints them, the facts as JSON."""
-    shown = plain(facts)
-    shown["environment"] = {name: value for name, value in facts.environment.items() if _RELEVANT.match(name)}
-    listed = "".join(f"- {name} {version}\n" for name, version in versions.items())
-    checks = hide_text(doctor_text(outcomes, facts, Terminal(100), verbose=True))
-    details = (
-        f"<details><summary>Facts</summary>\n\n```json\n{json.dumps(hide_json(shown), indent=1)}\n```\n\n</details>"
-    )
-    return f"### ddplaunch doctor\n\n{listed}\n```text\n{checks}```\n\n{details}\n"

@@ -12,7 +12,6 @@ from ddplaunch.ui.doctor_view import (
     explain_text,
     list_json,
     list_text,
-    report_text,
     verdict_text,
 )
 from ddplaunch.ui.terminal import Terminal
@@ -80,7 +79,7 @@ def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
 
 
 def test_json() -> None:
-    data = json.loads(json.dumps(doctor_json(MIXED, facts())))
+    data = json.loads(json.dumps(doctor_json(MIXED, facts(), {"ddplaunch": "9.9"})))
     assert data["schema"] == 1
     assert data["counts"] == {"passed": 0, "found": 2, "skipped": 1, "crashed": 0}
     assert data["checks"][0]["findings"][0]["code"] == "shm-too-small"
@@ -92,17 +91,15 @@ def test_list_and_explain(golden: Golden) -> None:
     assert [check["code"] for check in list_json(CHECKS)["checks"]] == ["shm-too-small", "open-files-low", "gpu-busy"]
 
 
-def test_a_report_carries_versions_findings_and_facts_but_no_secret() -> None:
-    environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_secretsecretsecret", "EDITOR": "vim", "TORCH_TOKEN": "s3cret"}
+def test_json_carries_versions_findings_and_facts_but_no_secret() -> None:
+    environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_secretsecretsecret", "TORCH_TOKEN": "s3cret"}
     busy = warning("gpu-busy", "GPU 0 is held by `train.py --api-key s3cret --epochs 3`", why="w", fix="f")
-    report = report_text(
-        facts(environment=environment), (CheckOutcome(BUSY_CHECK, "found", (busy,)),), {"ddplaunch": "9.9"}
-    )
-    assert "- ddplaunch 9.9\n" in report
-    assert '"NCCL_DEBUG": "INFO"' in report
-    assert "--epochs 3" in report
-    assert [word for word in ("s3cret", "hf_secret", "vim") if word in report] == []
-    assert json.loads(report.split("```json\n")[1].split("\n```")[0])["host"]["name"] == "node-1"
+    outcomes = (CheckOutcome(BUSY_CHECK, "found", (busy,)),)
+    data = doctor_json(outcomes, facts(environment=environment), {"ddplaunch": "9.9"})
+    assert data["versions"] == {"ddplaunch": "9.9"} and data["facts"]["host"]["name"] == "node-1"
+    assert data["facts"]["environment"]["NCCL_DEBUG"] == "INFO"
+    assert [word for word in ("s3cret", "hf_secret") if word in json.dumps(data)] == []
+    assert "--epochs 3" in data["checks"][0]["findings"][0]["what"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, by_host, hosts_of, once
-from ddplaunch.cli.parsing.command import FORCE, HOSTS, OUTPUT, PROFILE, Command
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
 from ddplaunch.cli.parsing.typed_words import launch_words
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
 from ddplaunch.cli.streams import StartReport, answer, answer_json, say
@@ -39,8 +39,7 @@ from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.planning.options import CHECKING, Options, Said
 from ddplaunch.records.directory import new_run_id
 from ddplaunch.records.outcome import RunOutcome, read_outcome
-from ddplaunch.records.own.output_file import DOCTOR_REPORT, output_file
-from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
+from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, error
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
@@ -53,9 +52,7 @@ COMMAND = Command(
     options=(
         PROFILE,
         Flag("list_checks", "switch", OUTPUT, "List every check and what it looks at.", spelling="--list"),
-        Flag("json", "switch", OUTPUT, "Outcomes and facts as JSON."),
-        Flag("report", "output", OUTPUT, "Write a bug report without secrets to FILE (- is stdout).", "FILE"),
-        FORCE,
+        Flag("json", "switch", OUTPUT, "Outcomes, facts and versions as JSON, without secrets: for bug reports too."),
         Flag("comm", "switch", CHECKING, "Run all-reduces: all ranks, those of each host, hosts in pairs (seconds)."),
         Flag("comm_timeout", "duration", CHECKING, "With --comm: time for each group [20; with GPUs 60].", "TIME"),
         *HOSTS,
@@ -88,8 +85,6 @@ def doctor(
     profile: str | None,
     list_checks: bool | None,
     json: bool | None,
-    report: str | None,
-    force: bool | None,
     comm: bool | None,
     comm_timeout: float | None,
     **hosts: Any,
@@ -99,7 +94,6 @@ def doctor(
         every = (*ALL, *across(), *MEASURED)
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
-    report_file = None if report is None else output_file(report, DOCTOR_REPORT, "--report", force=bool(force))
     asked = asked_for(hosts)
     options = with_configuration(said, profile, working_directory())
     if asked is not None:
@@ -109,13 +103,8 @@ def doctor(
     found = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
     if found is not None:
         outcomes += run_measured(found, ignored(options))
-    if report_file is not None:
-        report_file.write(report_text(facts, outcomes, _versions()))
-        say(f"report written to {report}")
-    elif report is not None:
-        answer(report_text(facts, outcomes, _versions()))
-    elif json:
-        answer_json(doctor_json(outcomes, facts) | ({} if found is None else {"comm": comm_json(found)}))
+    if json:
+        answer_json(doctor_json(outcomes, facts, _versions()) | ({} if found is None else {"comm": comm_json(found)}))
     else:
         terminal = Terminal.of(sys.stdout)
         picture = () if found is None else comm_text(found, terminal)

@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 from ddplaunch.cli.commands.explain import explained
-from ddplaunch.cli.parsing.command import FORCE, RUN_DIR, Command
+from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import which_run, with_what_hosts_have
 from ddplaunch.machine.files import open_plain
@@ -27,7 +27,7 @@ from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_recor
 from ddplaunch.records.json_files import objects
 from ddplaunch.records.log_files import STEPS, LogFile, blocks, log_files, part_of
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
-from ddplaunch.records.own.output_file import REPORT_PAGE, output_file
+from ddplaunch.records.own.output_file import output_file
 from ddplaunch.values.codec import plain
 from ddplaunch.values.escapes import harmless
 from ddplaunch.values.finding import ExitStatus
@@ -44,7 +44,7 @@ COMMAND = Command(
     options=(
         Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
         Flag("output", "output", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE", short="-o"),
-        FORCE._replace(panel=""),
+        Flag("force", "switch", "", "Replace FILE, also if it is not an earlier report."),
         RUN_DIR,
     ),
     more="One file, no network: diagnosis, timeline, loss, environment and the last 10,000 lines.",
@@ -62,7 +62,7 @@ def report(run: str | None, output: str | None, force: bool | None, run_dir: str
     """Write the page; without ``output`` into this directory, by the name of the run."""
     directory = which_run(run, run_dir).record
     path = output or f"ddplaunch-{directory.name}.html"
-    page = output_file(path, REPORT_PAGE, "--output", force=bool(force))
+    page = output_file(path, force=bool(force))
     with with_what_hosts_have(directory) as place:
         text = report_html(read_record(place))
     if page is None:

@@ -52,7 +52,6 @@ _SIZES = "Numbers of processes: 1,2,4,2x4 [1, 2, 4 … up to the GPUs, or CPUs, 
 
 PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
 RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
-FORCE = Flag("force", "switch", OUTPUT, "Replace FILE, also if it is not an earlier report.")
 LIVE_RUN = Flag(
     "run",
     "argument",

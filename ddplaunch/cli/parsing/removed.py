@@ -16,6 +16,7 @@ REMOVED = {
     "attach": "`ddplaunch logs RUN --follow` shows what a run prints, `ddplaunch explain RUN` how it ended",
     "convert --json": "`ddplaunch convert` prints a diff, which `patch -p0` takes, or a command line",
     "convert --write": "`ddplaunch convert FILE | patch -b -p0` changes the script, and keeps the old one as FILE.orig",
+    "doctor --report": "`ddplaunch doctor --json > FILE` has outcomes, facts and versions, without secrets",
     "explain RUN RUN": "`ddplaunch explain RUN` for each; `diff` of the two `run.json` shows what else differs",
     "logs --grep": "`ddplaunch logs RUN | grep -E PATTERN`; with `--follow`, `grep --line-buffered -E PATTERN`",
     "logs --since": "`ddplaunch logs RUN --lines N`: a record knows no time of a line but what the line itself says",

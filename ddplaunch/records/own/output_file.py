@@ -1,7 +1,7 @@
-"""A file that an option names to write: only a missing file, or an earlier one of the same kind, is written.
+"""The file that `report --output` names: only a missing file, or an earlier page, is written.
 
-What a command writes begins with a mark of its kind. A training script at that path has none, and is refused before
-anything is measured or gathered; ``--force`` replaces it.
+A page begins with a mark. A training script at that path has none, and is refused before
+anything is gathered; ``--force`` replaces it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,17 @@ from ddplaunch.values.words import open_flags
 _PLAIN = open_flags("NOFOLLOW", "CLOEXEC", "BINARY")
 
 
-class OutputKind(NamedTuple):
-    """What a command writes: its name in messages, and how each such file begins."""
-
-    noun: str
-    mark: bytes
-
-
-REPORT_PAGE = OutputKind(
-    "a page of `ddplaunch report`",
-    b'<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="ddplaunch report">\n',
-)
-DOCTOR_REPORT = OutputKind("a report of `ddplaunch doctor`", b"### ddplaunch doctor\n")
+_MARK = b'<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="ddplaunch report">\n'
 
 
 class OutputFile(NamedTuple):
-    """A file that may be written: its real path, what the user called it and by which flag.
+    """A file that may be written: its real path, and what the user called it.
 
     ``mode`` is that of the file there, None where there is none. ``output_file`` makes these.
     """
 
     path: Path
     named: str
-    flag: str
     mode: int | None
 
     def write(self, text: str) -> None:
@@ -61,18 +49,17 @@ class OutputFile(NamedTuple):
                     draft.unlink()
                 raise
         except OSError as error:
-            raise _refused(self.named, self.flag, f"cannot be written: {error.strerror}") from error
+            raise _refused(self.named, f"cannot be written: {error.strerror}") from error
 
 
-def output_file(named: str, kind: OutputKind, flag: str, *, force: bool) -> OutputFile | None:
-    """Return the file that ``flag`` names; None for ``-``, which is stdout.
+def output_file(named: str, *, force: bool) -> OutputFile | None:
+    """Return the file that is ``named``; None for ``-``, which is stdout.
 
-    Links are followed. Raises UsageError for a file that is not of this kind, unless ``force``, and for all that is
-    not a file.
+    Links are followed. Raises UsageError for a file that is no page, unless ``force``, and for all that is not a file.
     """
     if named == "-":
         return None
-    refused = partial(_refused, named, flag)
+    refused = partial(_refused, named)
     path, folder = Path(os.path.realpath(named)), Path(named).parent
     mode = None
     try:
@@ -88,18 +75,18 @@ def output_file(named: str, kind: OutputKind, flag: str, *, force: bool) -> Outp
         raise refused("is not a regular file")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise refused(f"cannot be written: `{path.parent}` takes no new files")
-    if mode is not None and not force and not _begins_with(path, kind.mark):
-        raise refused(f"exists and is not {kind.noun}", "`--force` replaces it; or name another file")
-    return OutputFile(path, named, flag, None if mode is None else stat.S_IMODE(mode))
+    if mode is not None and not force and not _is_page(path):
+        raise refused("exists and is not a page of `ddplaunch report`", "`--force` replaces it; or name another file")
+    return OutputFile(path, named, None if mode is None else stat.S_IMODE(mode))
 
 
-def _begins_with(path: Path, mark: bytes) -> bool:
-    """Whether a file begins with ``mark``; False of one that cannot be read."""
+def _is_page(path: Path) -> bool:
+    """Whether a file begins as a page does; False of one that cannot be read."""
     with contextlib.suppress(OSError), open(open_plain(path), "rb") as file:
-        return file.read(len(mark)) == mark
+        return file.read(len(_MARK)) == _MARK
     return False
 
 
-def _refused(named: str, flag: str, problem: str, fix: str = "name another file, or `-` for stdout") -> UsageError:
-    why = "only a new file is written, or an earlier one of the same kind"
-    return usage(f"`{named}` {problem}", why=why, fix=fix, where=f"flag: {flag}", code="output-not-written")
+def _refused(named: str, problem: str, fix: str = "name another file, or `-` for stdout") -> UsageError:
+    why = "only a new file is written, or an earlier page"
+    return usage(f"`{named}` {problem}", why=why, fix=fix, where="flag: --output", code="output-not-written")
