@@ -152,13 +152,13 @@ class Setting:
 
 
 def user_variables(environment: Mapping[str, str], launch: Launch | None) -> dict[str, Setting]:
-    """Return the variables of the environment by name, with those of ``--env``, ``--env-file`` or a profile on top."""
+    """Return the variables of the environment by name, with those of ``--env`` or a profile on top."""
     settings = {name: Setting(name, value, SHELL) for name, value in environment.items()}
     return settings | {setting.name: setting for setting in (_from_launch(launch) if launch else ())}
 
 
 def _from_launch(launch: Launch) -> Iterator[Setting]:
-    """Yield the user's own pairs; those of ``--env-file`` are only in the plan, with the file as their source."""
+    """Yield the user's own pairs, as the plan has them and as they were typed."""
     for variable in launch.environment:
         if variable.value is not None and variable.reason == "yours":
             yield Setting(variable.name, variable.value, variable.source.detail or str(variable.source))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from ddplaunch.checks.all_checks import refuse_unknown
 from ddplaunch.cli.parsing.command import REPEATED
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.machine.files import read_plain
-from ddplaunch.planning.flag import TYPES, VARIABLE, Flag
+from ddplaunch.planning.flag import TYPES, Flag
 from ddplaunch.planning.options import Options, Said, flags_of_options, parse_options
 from ddplaunch.records.own.own_files import other_owner
 from ddplaunch.values.finding import Finding, UsageError, usage, warning
@@ -73,53 +72,15 @@ def working_directory() -> Path:
 
 
 def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
-    """Return what --env-file and --env set, in this order, so that --env wins. Raises UsageError."""
-    pairs: dict[str, tuple[str, Source]] = {}
-    for item in options.env_file:
-        for name, value in parse_file(text_of(item.value, "--env-file", "correct the path"), item.value):
-            pairs[name] = (value, Source(item.source.kind, f"--env-file {item.value}"))
-    pairs.update({item.value[0]: (item.value[1], item.source) for item in options.env})
+    """Return what --env sets, each variable once."""
+    pairs = {item.value[0]: (item.value[1], item.source) for item in options.env}
     return tuple((name, value, source) for name, (value, source) in pairs.items())
-
-
-def parse_file(text: str, name: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of an environment file: ``K=V`` lines, comments, ``export``, shell quotes around a value.
-
-    Raises UsageError with file:line for any other line.
-    """
-    pairs = []
-    lines = text.removeprefix("\ufeff").split("\n")  # not splitlines(), which also ends a line at U+2028 and form feeds
-    for number, line in enumerate(lines, start=1):
-        stripped = line.strip().removeprefix("export ").lstrip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        key, equals, raw = stripped.partition("=")
-        value = _unquote(raw.strip())
-        if not equals or not VARIABLE.match(key) or value is None or "\0" in value:
-            raise usage(
-                f"{name}:{number} is not NAME=VALUE",
-                why="every line of an environment file sets one variable",
-                fix=f"correct line {number} of `{name}`, or put `#` in front of it",
-                where=f"{name}:{number}",
-            )
-        pairs.append((key, value))
-    return tuple(pairs)
-
-
-def _unquote(raw: str) -> str | None:
-    if raw[:1] not in ("'", '"'):
-        return raw
-    try:
-        words = shlex.split(raw, comments=True)
-    except ValueError:
-        return None
-    return words[0] if len(words) == 1 else None
 
 
 def text_of(name: str, flag: str, fix: str) -> str:
     """Return what the file holds that ``flag`` names. Raises UsageError where it cannot be read."""
     try:
-        with open(name, "rb") as file:  # it may be a pipe: `--env-file <(…)`
+        with open(name, "rb") as file:  # it may be a pipe: `--hostfile <(…)`
             data = file.read(_LARGEST + 1)
         if len(data) > _LARGEST:
             raise OSError(errno.EFBIG, f"it has more than {_LARGEST >> 20} MiB")

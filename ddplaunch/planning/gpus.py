@@ -168,7 +168,7 @@ def exported(
     pairs: Sequence[tuple[str, str, Source]],
     nvml: NvmlFacts | Unavailable | None = None,
 ) -> Exported:
-    """Return what ``environ`` and ``pairs``, the variables of ``--env-file`` and ``--env``, say of the GPUs there are.
+    """Return what ``environ`` and ``pairs``, the variables of ``--env``, say of the GPUs there are.
 
     HIP takes HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, as torch does (torch/cuda/__init__.py).
     """

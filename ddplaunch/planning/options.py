@@ -183,9 +183,6 @@ class Options:
     env: tuple[Resolved[tuple[str, str]], ...] = _many(
         ENVIRONMENT, "Set a variable for the ranks (repeatable).", "K=V", read_assignment
     )
-    env_file: tuple[Resolved[str], ...] = _many(
-        ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE", read_name, "train.env"
-    )
     max_restarts: Resolved[int] | None = _integer(
         ENVIRONMENT, "Restarts of the ranks after a failure [0].", read_count, "3"
     )

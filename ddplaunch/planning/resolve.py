@@ -33,7 +33,7 @@ from ddplaunch.values.words import count
 class Situation:
     """What was gathered before deciding.
 
-    ``pairs`` are the variables of --env-file and --env in order, ``record`` the run's directory, ``python`` the
+    ``pairs`` are the variables of --env in order, ``record`` the run's directory, ``python`` the
     interpreter with its options, ``selection`` the GPUs that were picked (None: not asked for), ``plugin`` where
     torchrun finds ddplaunch's entry point. ``cwd`` is the directory that torchrun starts in,
     ``shadowing`` a file there that it would import in the place of a library.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cli.configuration import merge, parse_file, said_in_profile, said_in_table
+from ddplaunch.cli.configuration import merge, said_in_profile, said_in_table
 from ddplaunch.planning.options import parse_options
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
@@ -109,15 +109,3 @@ def test_env_without_a_name_or_a_value_is_refused(text: str) -> None:
 def test_any_value_arrives_unharmed(value: str) -> None:
     (pair,) = parse_options({"env": (Resolved(f"NAME={value}", FLAG),)}).env
     assert pair.value == ("NAME", value)
-
-
-def test_an_environment_file_is_read_line_by_line() -> None:
-    text = "# comment\n\nA=1\nexport B='two words' # why\nC=\"x=y\"\nD=\n"
-    assert parse_file(text, ".env") == (("A", "1"), ("B", "two words"), ("C", "x=y"), ("D", ""))
-
-
-@pytest.mark.parametrize("line", ["A", "A B=1", "A='x", "A='x' y"])
-def test_a_bad_line_is_named_by_its_number(line: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_file(f"OK=1\n{line}\n", "vars.env")
-    assert "vars.env:2" in caught.value.findings[0].what

@@ -278,10 +278,3 @@ def test_the_shell_text_of_a_dry_run_is_one_command(call: Call) -> None:
     assert words[0] == "env" and behind[0] == "train.py"
     assert " ".join(behind).count("--batch-size 8") == 1 and behind[behind.index("--note") + 1] == "é 日"
     assert 'A=it\'s "a" $b\n*' in words
-
-
-def test_environment_file_with_a_mark_and_foreign_line_ends(call: Call, folder: Path) -> None:
-    (folder / "e").write_bytes("\ufeffA=1\r\nexport B='x y' # why\nC=a\u2028b\x0cc\n".encode())
-    plan = json.loads(call("plan", "2", "--env-file", "e", "--json").out)
-    values = {each["name"]: each["value"] for each in plan["environment"]}
-    assert (values["A"], values["B"], values["C"]) == ("1", "x y", "a\u2028b\x0cc")

@@ -31,7 +31,7 @@ __all__ = ["call", "folder"]
         (["2", "-m", "train", "--x"], ["2", "--", "-m", "train", "--x"]),
         (["2", "./tool", "x"], ["2", "--", "./tool", "x"]),
         (["2", "sh", "-c", "true"], ["2", "--", "sh", "-c", "true"]),
-        (["2", "--env-file", "e.py", "train.py"], ["2", "--env-file", "e.py", "--", "train.py"]),
+        (["2", "--data", "e.py", "train.py"], ["2", "--data", "e.py", "--", "train.py"]),
         (["2", "train.py", "--", "--note", "x"], ["2", "--", "train.py", "--note", "x"]),
     ],
 )

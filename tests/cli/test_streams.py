@@ -77,7 +77,7 @@ def _opened_for_reading(fifo: Path) -> int:
 def test_interrupted_while_it_prepares(folder: Path) -> None:
     """A file that never answers (a FIFO that nobody writes to) is left at Ctrl-C."""
     os.mkfifo(folder / "e")
-    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--env-file", "e", "--", "train.py"]
+    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--hostfile", "e", "--", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
         command,

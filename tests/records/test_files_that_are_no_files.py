@@ -127,8 +127,8 @@ def test_a_repository_with_a_pipe(call: Call, folder: Path, where: str) -> None:
     assert git_commit(folder) is None
 
 
-def test_an_environment_file_without_end_is_refused(call: Call, folder: Path) -> None:
-    said = call("run", "1", "--device", "cpu", "--env-file", "/dev/zero", "--", "train.py")
+def test_a_hostfile_without_end_is_refused(call: Call, folder: Path) -> None:
+    said = call("run", "1", "--device", "cpu", "--hostfile", "/dev/zero", "--", "train.py")
     assert said.status == 2 and "more than 16 MiB" in " ".join(said.err.split())
 
 

@@ -66,7 +66,7 @@ _MODULE = (("--env", "PYTHONSAFEPATH=1"), ("-m", "ddplaunch.examples.comm_test")
 _SHARED = frozenset(
     {
         *("gpus", "device", "nnodes", "placement", "memory", "node_rank", "master_addr", "master_port"),
-        *("socket_ifname", "nccl_debug", "nccl_ib", "env", "env_file", "torchrun_arg", "ignore", "checks", "run_dir"),
+        *("socket_ifname", "nccl_debug", "nccl_ib", "env", "torchrun_arg", "ignore", "checks", "run_dir"),
     }
 )
 _START_S = 180.0  # until the ranks have imported torch and met, over all hosts

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.configuration import variables, with_configuration, working_directory
+from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.execute import new_token, show_launch
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
@@ -49,7 +49,7 @@ from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.resolved import Resolved, value_of
+from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import count
 
@@ -74,8 +74,6 @@ def run_on_hosts(
     hosts = hosts_of(asked)
     refuse_own_place(options)
     sized(options, [host.name for host in hosts], [host.slots for host in hosts])
-    pairs = tuple(Resolved((name, value), source) for name, value, source in variables(options))
-    options = replace(options, env=pairs, env_file=())  # the files are on this machine
     enough = options.nnodes.value.fewest if options.nnodes else len(hosts)
     allow_many(len(hosts))
     copied: Mapping[str, Mapping[str, str]] = {}

@@ -28,7 +28,7 @@ FLIGHT_RECORDER_SINCE = (2, 9)
 def with_the_users(
     ours: Sequence[Variable], environ: Mapping[str, str], pairs: Sequence[tuple[str, str, Source]]
 ) -> tuple[Variable, ...]:
-    """Return every variable of the launch: ours first, then those of ``pairs`` (--env and --env-file) alone.
+    """Return every variable of the launch: ours first, then those of ``pairs`` (--env) alone.
 
     A variable that the user set, in the environment or by ``--env``, is kept and shown as theirs. An explicit flag
     (``--nccl-debug`` …) outranks the environment, ``--env`` outranks both; ``--gpus`` has chosen within what they
