@@ -27,12 +27,13 @@ _NOT = ("0", "false", "no", "off")
 _FILES = ("ddplaunch.toml", "pyproject.toml")
 
 
-def with_configuration(said: Said, profile: str | None, cwd: Path) -> Options:
-    """Return what flags say, completed by ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` in ``cwd``.
+def with_configuration(said: Said, profile: str | None) -> Options:
+    """Return what flags say, completed by ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` here.
 
-    Raises UsageError for an unreadable file, an unknown key or profile, and a value that no launch can have.
+    Raises UsageError where the working directory was deleted, for an unreadable file, an unknown key or profile, and a
+    value that no launch can have.
     """
-    name, table = _project(cwd)
+    name, table = _project()
     said = merge(said, said_in_profile(table, profile, name))
     if (quiet := os.environ.get(QUIET)) and "quiet" not in said:
         said = {**said, "quiet": Resolved(quiet.lower() not in _NOT, Source("environment", QUIET))}
@@ -44,14 +45,15 @@ def with_configuration(said: Said, profile: str | None, cwd: Path) -> Options:
     return options
 
 
-def profile_names(cwd: Path) -> list[str]:
-    """Return the profiles that `--profile` takes in ``cwd``. Raises UsageError for an unreadable file."""
-    name, table = _project(cwd)
+def profile_names() -> list[str]:
+    """Return the profiles that `--profile` takes here. Raises UsageError for an unreadable file."""
+    name, table = _project()
     return list(_as_table(table.get("profiles", {}), "profiles", name))
 
 
-def _project(cwd: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return the file that configures ddplaunch in ``cwd``, and what it says; an empty table where there is none."""
+def _project() -> tuple[str, Mapping[str, Any]]:
+    """Return the file that configures ddplaunch here, and what it says; an empty table where there is none."""
+    cwd = working_directory()
     for name in _FILES:
         if (table := _table(cwd / name)) is not None:
             return name, table

@@ -117,7 +117,7 @@ def situation_of(
         selection=choose_gpus(options, facts, exported(environ, pairs, facts.nvml), locks),
         python=python,
         run_id=run_id,
-        record=str(record_directory(runs_directory(environ, value_of(options.run_dir, None), cwd), run_id)),
+        record=str(record_directory(runs_directory(value_of(options.run_dir, None), environ, cwd), run_id)),
         plugin=plugin,
         cwd=str(cwd),
     )

@@ -67,7 +67,7 @@ class _Runs:
         for processes in with_residents(runs_in(table), residents):
             note = next((note for note, launcher in residents if launcher in processes.launchers), None)
             running.append(Run(processes.run_id, recorded_at(processes), processes, note))
-        self.base = runs_directory(os.environ, run_dir, Path.cwd())
+        self.base = runs_directory(run_dir)
         by_record = {run.directory: run for run in reversed(running)}
         directories = run_directories(self.base)
         self.recorded = [by_record.get(path.resolve()) or Run(path.name, path) for path in directories]

@@ -19,9 +19,14 @@ _STOP_NOTE = "stop.json"
 _LONGEST_ID_BYTES = 200  # file systems take names of 255, and links to a run have longer ones
 
 
-def runs_directory(environ: Mapping[str, str], run_dir_option: str | None, cwd: Path) -> Path:
-    """Return what holds ``runs/``: ``--run-dir``, else ``DDPLAUNCH_DIR``, else ``.ddplaunch`` in ``cwd``."""
-    return cwd / (run_dir_option or environ.get("DDPLAUNCH_DIR") or ".ddplaunch")
+def runs_directory(
+    run_dir_option: str | None, environ: Mapping[str, str] = os.environ, cwd: Path | None = None
+) -> Path:
+    """Return what holds ``runs/``: ``--run-dir``, else ``DDPLAUNCH_DIR``, else ``.ddplaunch`` in ``cwd``.
+
+    Without ``cwd`` it is that of this process.
+    """
+    return (cwd or Path.cwd()) / (run_dir_option or environ.get("DDPLAUNCH_DIR") or ".ddplaunch")
 
 
 def run_directory(base: Path, run_id: str) -> Path:
@@ -125,9 +130,5 @@ def new_run_id(now: float | None = None) -> str:
     that daylight saving repeats.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-    number = int.from_bytes(os.urandom(8), "big")
-    suffix = ""
-    for _ in range(_SUFFIX):
-        number, digit = divmod(number, len(_ALPHABET))
-        suffix += _ALPHABET[digit]
+    suffix = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_SUFFIX))
     return f"{stamp}-{suffix}"

@@ -109,14 +109,15 @@ def longer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("longer")
 def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     values = parse("run", ["2", "--nap", "2m"])
     assert values is not None and parse_with_typer(["run", "2", "--nap", "2m"]) == values
-    typed = with_configuration(said_on_command_line(values), None, tmp_path)
+    typed = with_configuration(said_on_command_line(values), None)
     assert isinstance(typed, Longer) and typed.nap_s == Resolved(120.0, Source("flag", "--nap"))
     (tmp_path / "ddplaunch.toml").write_text('[profiles.slow]\nnap = "1h"\n')
-    from_profile = with_configuration({}, "slow", tmp_path)
+    from_profile = with_configuration({}, "slow")
     assert isinstance(from_profile, Longer)
     assert from_profile.nap_s == Resolved(3600.0, Source("profile", "ddplaunch.toml, slow"))
 

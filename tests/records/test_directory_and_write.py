@@ -33,9 +33,9 @@ def test_run_ids_sort_by_time_and_never_meet() -> None:
 
 def test_option_before_variable_before_working_directory(tmp_path: Path) -> None:
     both = {"DDPLAUNCH_DIR": "/records"}
-    assert runs_directory(both, "here", tmp_path) == tmp_path / "here"
-    assert runs_directory(both, None, tmp_path) == Path("/records")
-    assert runs_directory({"DDPLAUNCH_DIR": ""}, None, tmp_path) == tmp_path / ".ddplaunch"
+    assert runs_directory("here", both, tmp_path) == tmp_path / "here"
+    assert runs_directory(None, both, tmp_path) == Path("/records")
+    assert runs_directory(None, {"DDPLAUNCH_DIR": ""}, tmp_path) == tmp_path / ".ddplaunch"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../x", "latest", "a\0b", "é" * 101])

@@ -67,7 +67,7 @@ def clean(
     if keep is not None:
         why = "it is how many of the newest records stay, 0 or more"
         newest = whole_number("--keep", keep, "records", why, "`--keep 50`")
-    work = look(runs_directory(os.environ, run_dir, Path.cwd()), newest, run)
+    work = look(runs_directory(run_dir), newest, run)
     if not json:
         answer(work_text(work, now_s, Terminal.of(sys.stdout)))
     agreed = _Agreed() if work.nothing or dry_run else _agreed(work, bool(yes), not json)

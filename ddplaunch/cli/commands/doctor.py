@@ -20,7 +20,7 @@ import ddplaunch
 from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
-from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, by_host, hosts_of, once
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
 from ddplaunch.cli.parsing.typed_words import launch_words
@@ -95,7 +95,7 @@ def doctor(
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
     asked = asked_for(hosts)
-    options = with_configuration(said, profile, working_directory())
+    options = with_configuration(said, profile)
     if asked is not None:
         test = partial(_collectives, said, profile, options, comm_timeout, asked=asked) if comm else None
         return _doctor_hosts(options, asked, script, bool(json), test)

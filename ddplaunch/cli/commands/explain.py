@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, told_by_launcher, unsaid
 from ddplaunch.cli.parsing.removed import removed
 from ddplaunch.cli.streams import answer, answer_json, tell
-from ddplaunch.cli.which_run import Run, which_run, with_what_hosts_have
+from ddplaunch.cli.which_run import Run, only_one, which_run, with_what_hosts_have
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
@@ -25,7 +25,7 @@ from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
-from ddplaunch.values.words import listed, nearest
+from ddplaunch.values.words import nearest
 
 if TYPE_CHECKING:
     from ddplaunch.checks.check import Check
@@ -58,7 +58,6 @@ _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
 _SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)(?::|\r?$)", re.MULTILINE)
 _HEAD_BYTES = 1 << 18  # of a log, where a launch shows its id
 _JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
-_NAMED = 8  # elements of a job array
 _SHOWN = 200  # characters of a name
 _SLURM_S = 5.0  # to wait for Slurm's answer
 
@@ -219,7 +218,7 @@ def _subject(targets: list[str], run_dir: str | None, stack: ExitStack) -> tuple
 
 def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
     """Return the run that is meant, or the logs that are named."""
-    base = runs_directory(os.environ, run_dir, Path.cwd())
+    base = runs_directory(run_dir)
     if len(targets) > 1:
         runs = any((base / "runs" / word / "run.json").is_file() for word in targets if word)
         if runs and (gone := removed("explain", "RUN RUN")):
@@ -250,24 +249,15 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
 def _job(word: str, base: Path) -> Path | None:
     """Return the newest run, else the log, of the job that ``word`` names (``12``, ``slurm-12``, ``3_0``), or None.
 
-    Raises UsageError for a job array of several elements.
+    Raises UsageError for a job array of several elements, each of which is a run of its own.
     """
     match = _JOB_WORD.match(word)
     if match is None:
         return None
-    job = match[1]
-    logs = [Path(f"slurm-{job}.out")]
-    if not logs[0].is_file():
-        logs = sorted(Path().glob(f"slurm-{job}_*.out"))
-    known = runs_of_job(base, job) or {path.stem.removeprefix("slurm-"): path for path in logs if path.is_file()}
-    if len(known) > 1:
-        names = sorted(known, key=lambda name: (len(name), name))
-        raise usage(
-            f"job {job} is an array; {len(known)} of its elements are known here: {listed(names, _NAMED)}",
-            why="each element is a run of its own, with its own end",
-            fix=f"`ddplaunch explain {names[0]}`; `ddplaunch ps --all` shows which failed",
-        )
-    return next(iter(known.values()), None)
+    if runs := runs_of_job(base, match[1]):
+        return only_one([Run(path.name, path) for path in runs.values()]).record
+    log = Path(f"slurm-{match[1]}.out")
+    return log if log.is_file() else None
 
 
 def _run_of_log(path: Path, base: Path) -> Path | None:

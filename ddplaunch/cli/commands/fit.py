@@ -8,7 +8,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, trial_options
 from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.streams import answer, answer_json, tell
@@ -72,7 +72,7 @@ def fit(
 ) -> int:
     """Try batches until the largest that fits is known, and say what to type."""
     words = required(script, "fit")
-    options = with_configuration(said, profile, working_directory())
+    options = with_configuration(said, profile)
     if trials is not None and trials < 1:
         raise too_small("--trials", trials, str(_TRIALS))
     measure = measure_of(options, warmup_steps, steps, seconds, usual_s=5.0)

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
@@ -62,7 +62,7 @@ def plan(
                 where="flag: --hosts",
             )
         return run_on_hosts.run_on_hosts(said, asked, script, profile, dry_run=True, json=bool(json), plan_only=True)
-    options = with_configuration(said, profile, working_directory())
+    options = with_configuration(said, profile)
     target = None if script is None else parse_target(script)
     prepared = prepare(options, target)
     sizes = None if compare is None else _compared(prepared, target, compare)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from pathlib import Path
 
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.streams import answer, answer_json
@@ -36,7 +34,7 @@ _RECENT = 10
 
 def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
     """List what runs, of every user whose processes may be read, and what ended lately under the run directory."""
-    base, host, now_s = runs_directory(os.environ, run_dir, Path.cwd()), host_name(), time.time()
+    base, host, now_s = runs_directory(run_dir), host_name(), time.time()
     runs, more = summaries(base, process_table(), host, None if all else _RECENT)
     if not all:  # the table of their command says how trials ended
         shown = tuple(run for run in runs if not run.trial or run.state in ("running", "orphaned"))

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.execute import environment_of, launch_detached, new_token, record_and_execute, refuse_too_long
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, SEVERAL_HOSTS, Command
 from ddplaunch.cli.prepare import Prepared, errors, prepare
@@ -69,8 +69,7 @@ def run(
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
     if detach and not dry_run and not outlives_starter():
-        options = with_configuration(said, profile, working_directory())
-        return launch_detached(runs_directory(os.environ, value_of(options.run_dir, None), working_directory()))
+        return launch_detached(runs_directory(value_of(with_configuration(said, profile).run_dir, None)))
     if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the launches that have other hosts
 
@@ -82,7 +81,7 @@ def run(
                     fix="leave `--join-secret` out",
                 )
             return run_on_hosts.run_on_hosts(said, asked, script, profile, bool(dry_run), bool(json))
-    options = with_configuration(said, profile, working_directory())
+    options = with_configuration(said, profile)
     return _run(options, script, bool(dry_run), bool(json), (hosts["join_timeout"], join_secret))
 
 

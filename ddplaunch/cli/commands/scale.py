@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, hosts_of, refuse_own_place
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, TRIALS, Command, trial_options
 from ddplaunch.cli.prepare import Prepared, prepare
@@ -68,7 +68,7 @@ def scale(
     """Measure each size in turn, say what its speed-up is and what holds it back. ``hosts`` are flags of its own."""
     words = required(script, "scale")
     launch = {name: value for name, value in said.items() if name != "nproc"}
-    options = with_configuration(launch, profile, working_directory())
+    options = with_configuration(launch, profile)
     measure = measure_of(options, warmup_steps, steps, seconds, usual_s=10.0)
     machines = _machines(options, parse_target(words), hosts)
     sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, machines)

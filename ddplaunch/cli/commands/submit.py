@@ -88,7 +88,7 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     """Write the job for what ``script`` names; submit one of Slurm unless ``--dry-run`` asks for the text."""
     words = required(script)
     cluster = _cluster(asked)
-    merged = with_configuration(said, profile, working_directory())
+    merged = with_configuration(said, profile)
     submission = decide_submission(
         merged, asked, words[1] if words[:1] == ["-m"] and len(words) > 1 else "".join(words[:1])
     )
@@ -119,7 +119,7 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     if asked["dry_run"]:
         answer(text)
         return ExitStatus.DONE
-    base = runs_directory(os.environ, value_of(merged.run_dir, None), working_directory())
+    base = runs_directory(value_of(merged.run_dir, None))
     return _submit(batch, text, bool(asked["wait"]), base)
 
 

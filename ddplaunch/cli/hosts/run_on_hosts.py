@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.execute import new_token, show_launch
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
@@ -69,7 +69,7 @@ def run_on_hosts(
 
     ``dry_run`` prints what each would run instead, with ``plan_only`` as ``plan`` does.
     """
-    options = with_configuration(said, profile, working_directory())
+    options = with_configuration(said, profile)
     target = parse_target(required(script))
     hosts = hosts_of(asked)
     refuse_own_place(options)
@@ -124,7 +124,7 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -
     parts, facts = planned.parts, planned.parts[0].report.facts
     notes = (f"hosts: {named([part.report.name for part in parts])}", *parts[0].launch.notes)
     first = replace(of_all(parts[0].launch), notes=notes)
-    base = runs_directory(os.environ, value_of(first.options.run_dir, None), Path.cwd())
+    base = runs_directory(value_of(first.options.run_dir, None))
     directory = record_directory(base, first.run_id)
     held, token = hold_run(base, parts[0].launch, "launcher"), new_token()
     noted = write_record(parts[0].launch, sys.argv, os.environ, facts, planned.findings, base, token=token)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -65,7 +64,7 @@ def offered(option: Flag) -> Complete | None:
 def _profiles() -> list[Offered]:
     from ddplaunch.cli.configuration import profile_names
 
-    return [Offered(name) for name in profile_names(Path.cwd())]
+    return [Offered(name) for name in profile_names()]
 
 
 def _hosts() -> list[Offered]:
@@ -80,8 +79,7 @@ def _runs() -> list[Offered]:
     from ddplaunch.records.run_states import summaries
     from ddplaunch.values.words import host_name
 
-    base = runs_directory(os.environ, None, Path.cwd())
-    found, _ = summaries(base, process_table(), host_name(), _MOST_RUNS)
+    found, _ = summaries(runs_directory(None), process_table(), host_name(), _MOST_RUNS)
     return [Offered(run.run_id, f"{run.state}, {run.script or 'script not recorded'}") for run in found]
 
 
