@@ -1,23 +1,18 @@
-"""What `ddplaunch submit` writes and says: the batch script, what was submitted, and how the job ended."""
+"""What `ddplaunch submit` writes and says: the batch script, and what was submitted."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.hosts.slurm.job_reasons import diagnosis, waits_for
+from ddplaunch.hosts.slurm.job_reasons import waits_for
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.planning.job.sbatch import BatchScript
 from ddplaunch.planning.job.submission import Submission
-from ddplaunch.records.outcome import RunOutcome
-from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.shell import command_lines, quote
 from ddplaunch.ui.table import panel
 from ddplaunch.ui.terminal import Terminal, visible
-from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.words import count
 
 _WIDTH = 100  # of a batch script
@@ -103,11 +98,6 @@ def directive_text(directive: str) -> str:
     return f'{name}{equals}"{escaped}"'
 
 
-def changed_text(job: str, state: JobState, terminal: Terminal) -> str:
-    """Return the line for a job that waits or runs now."""
-    return terminal.note(f"job {job}: {state_text(state)}")
-
-
 def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | None, terminal: Terminal) -> str:
     """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
     now = "" if state is None else state_text(state)
@@ -168,32 +158,3 @@ def state_text(state: JobState) -> str:
         waits = waits_for(state.reason)
         return f"{word} ({state.reason})" + (f": {waits}" if waits else "")
     return f"{word} on {state.nodes}" if state.state == "RUNNING" and state.nodes else word
-
-
-def exit_status_of(state: JobState) -> int:
-    """Return what the job's batch script exited with, 128 + signal, or 1 where Slurm ended it without either."""
-    if state.signal:
-        return 128 + state.signal
-    return state.exit_code or (0 if state.state == "COMPLETED" else 1)
-
-
-def ended_finding(
-    job: str, state: JobState, first: RunOutcome | None = None, outside: Diagnosis | None = None
-) -> Finding | None:
-    """Return what to say of a job that did not complete, None for one that did.
-
-    From the job's record, ``first`` is the end of the node that failed first, ``outside`` why somebody else ended it.
-    """
-    if state.state == "COMPLETED":
-        return None
-    place = state.nodes or f"Slurm: {state.state}"
-    code, by_slurm = f"slurm-{state.state.lower().replace('_', '-')}", diagnosis(job, state, state.restarts)
-    found = by_slurm or (outside if first is None else None)
-    if found is not None:
-        return replace(as_finding(found, None), code=code if by_slurm else found.code, where=(place,))
-    if first is None:
-        what, why = f"job {job} failed with exit status {exit_status_of(state)}", "the end of its log says why"
-    else:
-        what = f"job {job} failed with exit status {first.exit_status} on node {first.node}"
-        why = "its record says no more" if first.diagnosis is None else first.diagnosis.what
-    return error(code, what, why=why, fix=f"`ddplaunch explain {first.run_id if first else job}`", where=place)

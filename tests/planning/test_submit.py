@@ -117,7 +117,6 @@ def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkey
         (("--sbatch-arg", "-N4"), "say it by the option of `ddplaunch submit`"),
         (("--sbatch-arg", "exclusive"), "not one option"),
         (("--sbatch-arg", "--comment='a"), "unbalanced quote"),
-        (("--sbatch-arg", "--array=0-3", "--wait"), "an array is many"),
         (("--env", "WANDB_API_KEY=0123456789abcdef"), "`export WANDB_API_KEY`"),
         (("--to", "pbs"), "`--to pbs`"),
         (("--image", "a:b"), "is not an option for slurm"),

@@ -214,7 +214,6 @@ def test_the_script_may_exist_in_the_image_alone(call: Call) -> None:
         (("--image", "a", "--shm-size", "big"), "`--shm-size big`"),
         (("--image", "a", "--shm-size", "64"), "`--shm-size 64Gi`"),
         (("--image", "a", "--requeue"), "`--requeue` is not an option for kubernetes"),
-        (("--image", "a", "--wait"), "`--wait` is not an option for kubernetes"),
         (("--image", "a", "--partition", "gpu"), "is not an option for kubernetes"),
         (("--image", "a", "--data", "/data"), "or leave `--data` out if the image holds it"),
         (("--image", "a", "--output", "out"), "name the full path in it"),

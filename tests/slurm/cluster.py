@@ -136,6 +136,7 @@ class Cluster:
             if fields.get("JobState", "PENDING") in (
                 "COMPLETED",
                 "FAILED",
+                "OUT_OF_MEMORY",
                 "CANCELLED",
                 "TIMEOUT",
                 "NODE_FAIL",

@@ -12,31 +12,18 @@ from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, Command
 from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.prepare import interpreter
-from ddplaunch.cli.streams import answer, say, tell, tell_findings
+from ddplaunch.cli.streams import answer, tell
 from ddplaunch.cli.target import parse_target, required
-from ddplaunch.hosts.slurm.job_reasons import first_state, follow
-from ddplaunch.hosts.slurm.programs import JobState
+from ddplaunch.hosts.slurm.job_reasons import first_state
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, refuse_directory
 from ddplaunch.planning.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
 from ddplaunch.planning.options import Said
-from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.find import read_outcomes, runs_of_job
-from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.ui.shell import shell_words
-from ddplaunch.ui.submit_view import (
-    changed_text,
-    ended_finding,
-    exit_status_of,
-    manifest_text,
-    printed_text,
-    sbatch_text,
-    submitted_text,
-)
-from ddplaunch.ui.terminal import Terminal, write
+from ddplaunch.ui.submit_view import manifest_text, printed_text, sbatch_text, submitted_text
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import JOIN_SECRET
 
 SLURM, KUBERNETES = "Slurm", "Kubernetes"  # panels of options that are for one of them alone
@@ -75,7 +62,6 @@ COMMAND = Command(
         Flag("namespace", "text", KUBERNETES, "Where the job is made [that of kubectl's context].", "NAME"),
         Flag("volume", "many", KUBERNETES, "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
         Flag("queue", "text", KUBERNETES, "Kueue's LocalQueue in which the job waits.", "NAME"),
-        Flag("wait", "switch", SLURM, "Follow the job's log to its end, and exit as it did."),
         Flag("dry_run", "switch", OUTPUT, "Print the batch script, or the manifest alone; submit nothing."),
     ),
 )
@@ -119,8 +105,7 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     if asked["dry_run"]:
         answer(text)
         return ExitStatus.DONE
-    base = runs_directory(value_of(merged.run_dir, None))
-    return _submit(batch, text, bool(asked["wait"]), base)
+    return _submit(batch, text)
 
 
 def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
@@ -140,7 +125,7 @@ def program() -> tuple[str, ...]:
     return (str(script),) if os.access(script, os.X_OK) else (*interpreter(), "-m", "ddplaunch")
 
 
-def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
+def _submit(batch: BatchScript, text: str) -> int:
     hidden = shell_words(batch.command, os.environ)[1]
     environ, cwd = {JOIN_SECRET: os.urandom(16).hex(), **os.environ, **hidden}, working_directory()
     refuse_directory(str(cwd))
@@ -148,37 +133,15 @@ def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
     state = first_state(job, environ)
     log = None if state is None or batch.array else state.log
     log = log or _log(str(cwd / batch.log), job)
-    terminal = Terminal.of(sys.stderr)
-    tell(submitted_text(job, batch, log, state, terminal))
-    if not wait:
-        answer(f"{job}\n")
-        return ExitStatus.DONE
-    try:
-        ended = follow(job, Path(log), environ, write, lambda state: tell(changed_text(job, state, terminal)), state)
-    except KeyboardInterrupt:
-        tell("\n")
-        say(f"job {job} keeps running; `scancel {job}` ends it")
-        raise
-    return _tell_end(job, ended, base)
+    tell(submitted_text(job, batch, log, state, Terminal.of(sys.stderr)))
+    answer(f"{job}\n")
+    return ExitStatus.DONE
 
 
 def _log(pattern: str, job: str) -> str:
     """Return the path of a job's log; every job of an array has one of its own, named by its index."""
     head, _, name = pattern.rpartition("/")
     return f"{head}/{name.replace('%j', job).replace('%A', job).replace('%a', 'INDEX')}"
-
-
-def _tell_end(job: str, ended: JobState, base: Path) -> int:
-    """Say how the job ended. The node that failed first counts, not those that srun ended because of it."""
-    directory = next(iter(runs_of_job(base, job).values()), None) if ended.state == "FAILED" else None
-    outcomes = {} if directory is None else read_outcomes(directory)
-    first = first_failed_node(outcomes)
-    node_0 = outcomes.get(0)
-    outside = node_0.diagnosis if node_0 is not None and node_0.state == "terminated" else None
-    finding = ended_finding(job, ended, first, outside)
-    if finding is not None:
-        tell_findings([finding])
-    return exit_status_of(ended) if first is None else first.exit_status
 
 
 def _cluster(asked: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ REMOVED = {
     "submit --kind": _ONE_KIND,
     "submit --patch": _BY_HAND,
     "submit --set": _BY_HAND,
+    "submit --wait": "`ddplaunch submit … --dry-run -- train.py | sbatch --wait` waits, and exits as the job did",
     "submit --trainer": _ONE_KIND,
     "top --plot": _REPORT,
     "top --replay": _REPORT,

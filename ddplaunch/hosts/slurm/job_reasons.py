@@ -1,4 +1,4 @@
-"""What Slurm's words for a job mean, why it ended and what it waits for; and following a job and its log to their end.
+"""What Slurm's words for a job mean, why it ended and what it waits for.
 
 Slurm sends SIGTERM whatever ends a job; its controller knows why: the time limit, another job's priority, a requeue, a
 lost node, a person. Its answers while a job ends are those of 22.05. Reasons to wait:
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.hosts.slurm.programs import JobState, cancel, epoch_s, job_state
@@ -198,12 +197,8 @@ def waits_for(reason: str) -> str:
     return next((words for pattern, words in _WAITS if re.match(rf"(?:{pattern})\b", reason)), "")
 
 
-_FIRST_POLL_S, _LAST_POLL_S = 0.5, 10.0  # a controller serves a whole cluster
-_LOG_POLL_S = 0.25
-_SETTLE_S = 1.0  # a log on a network file system arrives after the state
-_SILENCE_S = 300.0
+_POLL_S = 0.25
 _UNDECIDED = ("", "PartitionConfig", "Priority")  # what a job waits for until the scheduler has looked at it
-_CHUNK = 1 << 20
 
 
 def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -> JobState | None:
@@ -219,7 +214,7 @@ def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -
         undecided = state is not None and state.state == "PENDING" and state.reason in _UNDECIDED
         if not undecided or time.monotonic() > deadline:
             return state
-        time.sleep(_LOG_POLL_S)
+        time.sleep(_POLL_S)
 
 
 def _refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> None:
@@ -237,63 +232,3 @@ def _refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> N
             + ("the job was cancelled" if done else f"`scancel {job}` takes it back"),
         )
     )
-
-
-def follow(
-    job: str,
-    log: Path | None,
-    environ: Mapping[str, str],
-    show: Callable[[bytes], object],
-    changed: Callable[[JobState], None],
-    known: JobState | None = None,
-) -> JobState:
-    """Return the last state of the job; ``show`` gets what its log grows by, ``changed`` every wait and run.
-
-    ``known`` is the state that was told already.
-
-    Raises RefusedError where the job can never start, or Slurm does not answer for five minutes.
-    """
-    position, poll_s = 0, _FIRST_POLL_S
-    last, heard = known or JobState("UNKNOWN"), time.monotonic()
-    while True:
-        state = job_state(job, environ)
-        if state is not None:
-            heard = time.monotonic()
-            _refuse_hopeless(job, state, environ)
-            if (state.state, state.reason) != (last.state, last.reason) and state.state in ("PENDING", "RUNNING"):
-                changed(state)
-            last = state
-        elif time.monotonic() - heard > _SILENCE_S:
-            raise RefusedError(
-                error(
-                    "slurm-unanswered",
-                    f"Slurm said nothing of job {job} for {_SILENCE_S:.0f} s",
-                    why="its controller is down or has forgotten the job, and there is no accounting to ask",
-                    fix=f"`squeue -j {job}` and `sacct -j {job}` once it answers; the job goes on without this command",
-                )
-            )
-        log = log or (Path(last.log) if last.log else None)
-        until = time.monotonic() + (_SETTLE_S if last.ended else poll_s)
-        while True:
-            position = _grown(log, position, show)
-            if time.monotonic() >= until:
-                break
-            time.sleep(_LOG_POLL_S)
-        if last.ended:
-            return last
-        poll_s = min(poll_s * 1.3, _LAST_POLL_S)
-
-
-def _grown(log: Path | None, position: int, show: Callable[[bytes], object]) -> int:
-    """Hand on what is new in the log and return the position behind it; a log that is not there yet is no error."""
-    if log is None:
-        return position
-    try:
-        with log.open("rb") as file:
-            file.seek(position)
-            while chunk := file.read(_CHUNK):
-                show(chunk)
-                position += len(chunk)
-    except OSError:
-        pass
-    return position

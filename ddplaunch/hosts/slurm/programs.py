@@ -17,11 +17,6 @@ from ddplaunch.values.frozen import dataclass
 _SUBMIT_DEADLINE_S = 90.0
 _ASK_DEADLINE_S = 20.0
 
-#: https://slurm.schedmd.com/job_state_codes.html; SIGNALING, REQUEUED and others pass.
-_ENDED = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
-    | {"PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
-)
 _FIX = (
     ("partition", "`sinfo -s` lists the partitions: `--partition NAME`"),
     ("account", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--account NAME`"),
@@ -37,26 +32,18 @@ _FIX = (
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as Slurm describes it. ``exit_code`` and ``signal`` are the batch script's, 0 while it runs.
+    """A job as Slurm describes it. ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT …
 
-    ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT, CANCELLED, NODE_FAIL, OUT_OF_MEMORY …
     ``end`` is when it ended or will have to, in Slurm's spelling and the cluster's time zone.
     """
 
     state: str
     reason: str = ""
-    exit_code: int = 0
-    signal: int = 0
     log: str | None = None
     nodes: str = ""
     restarts: int = 0
     preempted: bool = False
     end: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing of the job will run any more."""
-        return self.state in _ENDED
 
 
 def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
@@ -109,9 +96,9 @@ def job_state(job: str, environ: Mapping[str, str], deadline_s: float = _ASK_DEA
     shown = _ask(["scontrol", "show", "job", job], environ, deadline_s)
     if shown is not None and "JobState=" in shown:
         return parse_job(shown)
-    listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode,NodeList"], environ, deadline_s)
+    listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,NodeList"], environ, deadline_s)
     fields = (listed or "").strip().splitlines()[-1:]
-    return parse_sacct(fields[0]) if fields and fields[0].count("|") == 2 else None
+    return parse_sacct(fields[0]) if fields and fields[0].count("|") == 1 else None
 
 
 def parse_job(text: str) -> JobState:
@@ -122,12 +109,9 @@ def parse_job(text: str) -> JobState:
         return match[1] if match and match[1] != nothing else ""
 
     log = re.search(r"^ *StdOut=(.+)$", text, re.MULTILINE)
-    code, _, signal = word("ExitCode").partition(":")
     return JobState(
         state=word("JobState") or "UNKNOWN",
         reason=word("Reason", "None"),
-        exit_code=_number(code),
-        signal=_number(signal),
         log=log[1] if log else None,
         nodes=word("NodeList", "(null)"),
         restarts=_number(word("Restarts")),
@@ -137,10 +121,9 @@ def parse_job(text: str) -> JobState:
 
 
 def parse_sacct(line: str) -> JobState:
-    """Return the state from ``State|ExitCode|NodeList``; a cancelled job says by whom: ``CANCELLED by 1000``."""
-    state, exit_code, nodes = line.split("|", 2)
-    code, _, signal = exit_code.partition(":")
-    return JobState(state.split(" ")[0] or "UNKNOWN", exit_code=_number(code), signal=_number(signal), nodes=nodes)
+    """Return the state from ``State|NodeList``; a cancelled job says by whom: ``CANCELLED by 1000``."""
+    state, nodes = line.split("|", 1)
+    return JobState(state.split(" ")[0] or "UNKNOWN", nodes=nodes)
 
 
 def _number(text: str) -> int:

@@ -64,13 +64,6 @@ def decide_batch(submission: Submission, flags: Mapping[str, Any], command: tupl
     """
     extra = [word for value in flags.get("sbatch_arg") or () for word in _extra(value)]
     array = next((word for word in extra if _ARRAY.match(word)), None)
-    if array is not None and flags.get("wait"):
-        raise usage(
-            f"`--wait` with `--sbatch-arg {array}`",
-            why="it follows the log of one job, and an array is many",
-            fix="leave `--wait` out: `squeue -j JOB` shows all of them",
-            where="flag: --wait",
-        )
     named = [(name, flags.get(name)) for name in ("partition", "account", "qos", "constraint")]
     directives = [
         f"--job-name={submission.name}",
