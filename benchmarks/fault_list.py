@@ -884,15 +884,6 @@ WAITING = (
         ("index-built",),
     ),
     Fault(
-        "spins",
-        MEET + "done = False\nif r == 1:\n    while not done:\n        pass  # waits for a flag\nreduce()\n",
-        ("hang", "collective-timeout"),
-        1,
-        ANY,
-        ("while not done|pass  # waits",),
-        options=("--hang-timeout", "8s", "--on-hang", "stop"),
-    ),
-    Fault(
         "locked_twice",
         MEET + "import threading\nlock = threading.Lock()\nlock.acquire()\nif r == 1:\n    lock.acquire()\nreduce()\n",
         ("hang", "collective-timeout"),

@@ -1,11 +1,10 @@
-"""Signals as people and schedulers send them to real runs: Ctrl-C, Ctrl-Z, SIGUSR1, SIGKILL to a whole group."""
+"""Signals as people and schedulers send them to real runs: Ctrl-C, SIGUSR1, SIGKILL to a whole group."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 from ddplaunch.cli.execute import interruptible
 from ddplaunch.machine.processes.process_table import read_stat
 from tests.agent.guarded import Guarded, at_rest, until
-from tests.agent.plugin_runs import RUN_ID, Run, of_folder, on_terminal, within
+from tests.agent.plugin_runs import RUN_ID, Run, of_folder, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
 ROOT = Path(__file__).parent.parent.parent
@@ -185,72 +184,6 @@ def test_torchrun_reads_what_makes_it_interruptible_and_nothing_of_it_stays(tmp_
     assert interruptible((sys.executable, "-I", "-m", "shows"), {}) == {} == interruptible((sys.executable, "x"), {})
 
 
-# Ctrl-Z
-
-STANDS = """
-import os, signal, sys, time
-from pathlib import Path
-rank, beats = os.environ["RANK"], Path("beats-" + os.environ["RANK"])
-number = 0
-while not Path("go").exists():
-    number += 1
-    beats.write_text(str(number))
-    sum(range(200_000))
-    time.sleep(0.02)
-print("after", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_what_a_terminal_stops_stands_still_and_goes_on_with_fg(tmp_path: Path) -> None:
-    """A real shell on a terminal; the pause is longer than what is called a hang, and than the run may take."""
-    (tmp_path / "train.py").write_text(STANDS)
-    beats = [tmp_path / f"beats-{rank}" for rank in range(2)]
-    words = ddplaunch(
-        *("run", "2", "--device", "cpu", "--hang-timeout", "3", "--on-hang", "stop", "--timeout", "25"),
-        *("--", "train.py"),
-    )
-    typed: list[str] = []
-    stood: list[list[str]] = []
-    begun_s = time.monotonic()
-
-    def react(shown: bytes, terminal: int) -> None:
-        if not typed and b"bash-" in shown:
-            typed.append("run")
-            os.write(terminal, shlex.join(words).encode() + b"\n")
-        elif typed[-1:] == ["run"] and all(map(Path.exists, beats)) and (tmp_path / ".ddplaunch").exists():
-            time.sleep(2)
-            typed.append("stop")
-            os.write(terminal, b"\x1a")
-        elif typed[-1:] == ["stop"] and b"Stopped" in shown:
-            until(lambda: stands_still(beats), "the ranks stand still")
-            stood.append([each.read_text() for each in beats])
-            time.sleep(max(8.0, begun_s + 28 - time.monotonic()))
-            stood.append([each.read_text() for each in beats])
-            typed.append("fg")
-            os.write(terminal, b"fg\n")
-        elif typed[-1:] == ["fg"] and stood and [each.read_text() for each in beats] != stood[-1]:
-            time.sleep(2)
-            typed.append("go")
-            (tmp_path / "go").touch()
-        elif typed[-1:] == ["go"] and b"ddplaunch: done after" in shown:
-            typed.append("exit")
-            os.write(terminal, b"exit\n")
-
-    _, shown = on_terminal(["bash", "--norc", "--noprofile", "-i"], tmp_path, react)
-    text = shown.decode()
-    assert typed[-1] == "exit", text
-    assert stood[0] == stood[1], "they stood still all the time"
-    assert "ddplaunch: done after" in text and "error[" not in text and "warning[hang" not in text, text
-    within(lambda: not of_folder(tmp_path))
-
-
-def stands_still(files: list[Path]) -> bool:
-    before = [each.read_text() for each in files]
-    time.sleep(0.5)
-    return [each.read_text() for each in files] == before
-
-
 # What schedulers and users give a meaning
 
 CATCHES = """
@@ -258,7 +191,7 @@ import os, signal, time
 from pathlib import Path
 rank = os.environ["RANK"]
 if rank == "0":
-    for each in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+    for each in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, lambda number, _: Path(f"caught-{number}").touch())
 Path("up-" + rank).touch()
 while not Path("go").exists():
@@ -273,7 +206,7 @@ def test_ranks_get_what_they_catch_and_nothing_else_happens(start: str, tmp_path
     words = ddplaunch("run", "2", "--device", "cpu", "--start", start, "--", "train.py")
     launch = subprocess.Popen(words, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True)
     within(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)))
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
         launch.send_signal(number)
         within(lambda number=number: (tmp_path / f"caught-{number}").exists())  # type: ignore[misc]
     (tmp_path / "go").touch()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.guard.hang_report import sleeps, stands_still
+from ddplaunch.agent.guard.hang_report import hangs
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.collectives import flight, read_dump
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
 from ddplaunch.explain.stacks.parse import (
     Frame,
-    Nap,
     RankStack,
     ThreadStack,
     calls_of,
@@ -36,7 +33,6 @@ from ddplaunch.explain.stacks.parse import (
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
-from ddplaunch.script.loops import loop_kind, slept_s, waits_in_loop
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
 from tests.cli.cli_calls import Call, call, folder
@@ -139,7 +135,6 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
         (rank(1, line=41, kernel="locks_lock_inode_wait"), "the lock of a file that another process holds"),
         (rank(1, line=41, kernel="poll_schedule_timeout.constprop.0"), "until a socket or pipe has something for it"),
         (rank(1, line=41, kernel="pipe_write"), "from which nobody reads (`pipe_write`)"),
-        (rank(1, line=41, kernel="hrtimer_nanosleep", nap=Nap(101, 3, 10.0, 3610.0)), "rank 1 sleeps for 1 h more"),
         (rank(1, *LOADER, workers=(RankStack(-1, 77, state="T"),)), "pid 77 is stopped"),
         (rank(1, *LOADER, workers=(rank(-1, line=16, where="item"),)), "one is at train.py:16 in item"),
         (rank(1, line=41, kernel="do_wait", workers=(rank(-1, line=9, where="work"),)), "one is at train.py:9 in work"),
@@ -229,240 +224,55 @@ def test_a_hang_without_collectives() -> None:
     assert unseen.certainty == "unknown" and "not asked" in unseen.why
 
 
-def hangs(
-    *looks: tuple[RankStack, ...],
-    idle: frozenset[int] = frozenset(),
-    stepped: bool = False,
-    waits: bool = False,
-    loop: str | None = None,
-) -> bool:
-    return stands_still(looks, idle, lambda _: waits, lambda _: loop, stepped=stepped)
+def stand_still(*looks: tuple[RankStack, ...], idle: frozenset[int] = frozenset(), stepped: bool = False) -> bool:
+    return hangs(looks, idle, stepped=stepped)
 
 
-def test_ranks_that_all_compute_hang_only_where_some_never_leave_one_collective() -> None:
-    waits, apart = rank(0, *ALL_REDUCE), rank(1, line=41)
-    assert hangs(*[(waits, apart)] * 4, (waits, rank(1, line=42)))
-    assert not hangs(*[(waits, apart)] * 4, (rank(0, line=90), apart))  # it left the collective in between
-    assert not hangs(*[(waits, apart)] * 4, (waits, rank(1, *ALL_REDUCE)))  # it came
-    assert not hangs(*[(rank(0, line=90), apart)] * 5)  # a long computation
-    assert not hangs(*[(waits, rank(1, *ALL_REDUCE))] * 5)  # all in one: perhaps a barrier in each step
-    assert not hangs(*[(waits, apart)] * 4)  # too few looks
+def test_ranks_that_all_spin_hang_in_collectives_that_are_not_the_same() -> None:
+    waits, other = rank(0, *ALL_REDUCE), rank(1, *BARRIER)
+    assert stand_still(*[(waits, other)] * 5)
+    assert not stand_still(*[(waits, other)] * 4)  # too few looks
+    assert not stand_still(*[(waits, other)] * 4, (rank(0, line=90, where="save"), other))  # it left the collective
+    same = [(waits, rank(1, *ALL_REDUCE))] * 5
+    assert not stand_still(*same)  # all in one: perhaps one after the other
+    assert stand_still(*same, stepped=True)  # which is what steps count
 
 
-def test_all_that_compute_hang_where_steps_have_stopped_or_a_loop_only_waits() -> None:
-    here = (rank(0, line=90), rank(1, line=41))
-    assert hangs(*[here] * 5, stepped=True) and hangs(*[here] * 5, waits=True)
-    assert hangs(*[here] * 5, stepped=True, loop="endless")
-    assert not any(hangs(*[here] * 5, stepped=True, loop=kind) for kind in ("counts", "asks"))  # an evaluation
-    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE))] * 5, stepped=True)  # as NCCL waits
-    elsewhere = (rank(0, line=12, where="save"), rank(1, line=41))
-    assert not hangs(*[here] * 4, elsewhere, stepped=True)
-    inner = [(rank(0, Frame(f"{TORCH}/nn/modules/{name}.py", 1, "forward")), rank(1)) for name in "abcde"]
-    assert not hangs(*inner, stepped=True)  # it goes through a model
+def test_what_computes_may_take_any_time() -> None:
+    here = [(rank(0, line=90), rank(1, line=41))] * 5
+    assert not stand_still(*here) and not stand_still(*here, stepped=True)
+    evaluates = [(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5
+    for idle in (frozenset[int](), frozenset({0})):
+        assert not stand_still(*evaluates, idle=idle) and not stand_still(*evaluates, idle=idle, stepped=True)
 
 
-@pytest.mark.parametrize(
-    ("loop", "only_waits"),
-    [
-        ("while not flag:\n    pass\n", True),
-        ("while not os.path.exists(name):\n    time.sleep(0.1)\n", True),
-        ("while True:\n    if queue.qsize():\n        break\n", True),
-        ("while left:\n    while not ready:\n        continue\n    left = work()\n", True),
-        ("while not flag:\n    asked += 1\n", True),
-        ("while asked < 9:\n    asked += 1\n", False),
-        ("while left:\n    left = work()\n", False),
-        ("while time.monotonic() < until:\n    sum(range(1000))\n", False),
-        ("for each in data:\n    pass\n", False),
-        ("while (\n", False),
-    ],
-)
-def test_a_loop_that_only_waits_is_told_from_work(loop: str, only_waits: bool) -> None:
-    assert waits_in_loop(loop, 2) is only_waits
-    assert not waits_in_loop(f"{loop}\nwork()\n", loop.count("\n") + 2)
-
-
-def test_idle_ranks_hang_where_none_of_the_others_gets_on() -> None:
+def test_a_rank_that_does_nothing_and_waits_for_no_other_is_a_hang() -> None:
     waits, alone = rank(0, *ALL_REDUCE), rank(1, line=41)
-    assert hangs(*[(waits, alone)] * 3, idle=frozenset({0, 1}))
-    assert hangs(*[(waits, alone)] * 3, idle=frozenset({0}), loop="endless")
-    assert not hangs(*[(waits, alone)] * 2, idle=frozenset({0, 1}))
-    assert not hangs(*[(waits, alone)] * 2, (rank(0, line=90, where="next"), alone), idle=frozenset({0, 1}))
+    assert stand_still(*[(waits, alone)] * 3, idle=frozenset({0, 1}))
+    assert stand_still(*[(waits, alone)] * 5, idle=frozenset({1}))  # NCCL waits by spinning
+    assert stand_still(*[(rank(0, line=90), alone)] * 5, idle=frozenset({1}))  # as `loss.item()` does
+    assert stand_still(*[(waits, rank(1, *BARRIER))] * 5, idle=frozenset({0}))  # all wait for each other
+    assert stand_still(*[(waits, rank(1, *LOADER))] * 3, idle=frozenset({0, 1}))  # for workers that do nothing
+    assert not stand_still(*[(waits, alone)] * 2, idle=frozenset({0, 1}))
+    assert not stand_still(*[(waits, alone)] * 2, (rank(0, line=90, where="next"), alone), idle=frozenset({0, 1}))
     moves = [(waits, rank(1, where=name)) for name in ("forward", "norm", "loss")]
-    assert not hangs(*moves, idle=frozenset({0}))  # rank 0 waits for a rank that is at work
-    assert hangs((waits, alone, rank(2)), *[(waits, alone)] * 3, idle=frozenset({0, 1}))  # rank 2 has ended
-
-
-def test_a_rank_that_sleeps_again_and_again_and_counts_gets_on() -> None:
-    def looks(*, wakes: bool, kernel: str = "hrtimer_nanosleep") -> list[tuple[RankStack, ...]]:
-        slept = [rank(1, line=41, kernel=kernel, woke=at * (2 + wakes), woken=at * (2 + wakes) + 2) for at in range(3)]
-        return [(rank(0, *ALL_REDUCE), each) for each in slept]
-
-    both = frozenset({0, 1})
-    assert not hangs(*looks(wakes=True), idle=both, loop="counts")
-    assert hangs(*looks(wakes=True), idle=both, loop="asks") and hangs(*looks(wakes=True), idle=both)
-    assert hangs(*looks(wakes=False), idle=both, loop="counts")  # it was woken by the question alone
-    assert hangs(*looks(wakes=True, kernel="futex_do_wait"), idle=both, loop="counts")  # a lock with a time-out
-
-
-def naps(*ends_s: float | None, wakes: int = 0, pid: int = 101, **more: Any) -> list[tuple[RankStack, ...]]:
-    """Looks, a second after each other, at a rank that sleeps and one that waits for it; the question wakes it once."""
-    slept = [
-        rank(1, line=41, woke=at * (1 + wakes), woken=at * (1 + wakes) + 1, nap=Nap(pid, at * (1 + wakes), at, end))
-        for at, end in enumerate(ends_s)
-    ]
-    return [(rank(0, *ALL_REDUCE), replace(each, **more)) for each in slept]
-
-
-def test_a_rank_that_sleeps_once_is_waited_for_until_the_end_that_the_kernel_tells() -> None:
-    def asleep(looks: Sequence[tuple[RankStack, ...]], *, until_s: float = 60.0, slept_s: float = 0.0) -> bool:
-        return sleeps(looks, lambda _: slept_s, 3.0, until_s, 40.0)
-
-    assert asleep(naps(30.0, 30.0, 30.0))
-    assert asleep(naps(30.0, 31.0, 32.0))  # a call that is told for how long, asked while it waits
-    assert not asleep(naps(30.0, 31.0, 32.0, wakes=1))  # it woke by itself, and sleeps again
-    assert not asleep(naps(30.0, 30.0, 30.0), until_s=20.0) and not asleep(naps(3600.0, 3600.0, 3600.0))
-    assert asleep(naps(1.5, 30.0, 45.0, wakes=1))  # longer after each try
-    assert not asleep(naps(2.5, 2.5, 2.5))  # it is over
-    assert not asleep(naps(30.0, 30.0))  # too few looks
-    assert not asleep(naps(30.0, 30.0, 30.0, nap=None))
-    assert not asleep([(replace(waits, nap=late.nap),) for waits, late in naps(30.0, 30.0, 30.0)])  # a collective's own
-    unseen = naps(None, None, None)  # without the right to look, the source tells
-    assert asleep(unseen, slept_s=30.0) and not asleep(unseen)
-    assert asleep(naps(30.0, 31.0, 32.0, pid=900, nap=Nap(900, 5, 0.0, 30.0)))  # a program that it has started
-    worker = replace(rank(-1, line=7), nap=Nap(99, 1, 0.0, 30.0))
-    loads = [(rank(0, *ALL_REDUCE), rank(1, *LOADER, workers=(worker,)))] * 3
-    assert asleep(loads)
-    polls = [(rank(0, *ALL_REDUCE), rank(1, *LOADER, nap=Nap(101, 1, 0.0, 30.0)))] * 3
-    assert not asleep(polls)
+    assert not stand_still(*moves, idle=frozenset({0, 1}))
 
 
 def test_a_script_that_starts_other_programs_gets_on() -> None:
     shell = [(RankStack(0, 5, problem="no Python", programs=(number,)), rank(1, *ALL_REDUCE)) for number in (7, 7, 8)]
     both = frozenset({0, 1})
-    assert not hangs(*shell, idle=both) and hangs(*shell[:1] * 3, idle=both)
-
-
-def test_a_worker_that_works_or_counts_gets_on_for_its_rank() -> None:
-    def loads(worker: RankStack) -> tuple[RankStack, ...]:
-        return rank(0, *ALL_REDUCE), rank(1, *LOADER, workers=(RankStack(-1, 900), worker))
-
-    looks = [loads(rank(-1, line=16, where="item"))] * 5
-    assert not hangs(*looks, idle=frozenset({0})) and hangs(*looks, idle=frozenset({0}), loop="endless")
-    assert hangs(*looks, idle=frozenset({0, 1}))  # it does nothing
-    naps = [loads(rank(-1, line=16, kernel="hrtimer_nanosleep", woke=at * 3, woken=at * 3 + 1)) for at in range(3)]
-    assert not hangs(*naps, idle=frozenset({0, 1}), loop="counts") and hangs(*naps, idle=frozenset({0, 1}), loop="asks")
-
-
-@pytest.mark.parametrize(
-    "file", ["/usr/lib/python3.11/pdb.py", "/v/lib/python3.11/site-packages/debugpy/server/api.py"]
-)
-def test_a_debugger_takes_a_persons_time(file: str) -> None:
-    looks = [(rank(0, *ALL_REDUCE), rank(1, Frame(file, 1, "interaction"), line=41))] * 3
-    assert not hangs(*looks, idle=frozenset({0, 1}))
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "seconds"),
-    [
-        ("time.sleep(30)\n", 1, 30.0),
-        ("sleep(60 * 2.5)\n", 1, 150.0),
-        ("time.sleep(\n    20\n)\n", 2, 20.0),
-        ("time.sleep(delay)\n", 1, 0.0),
-        ("time.sleep(delay * 2)\n", 1, 0.0),
-        ("work(30)\n", 1, 0.0),
-        ("time.sleep(30)\nwork()\n", 2, 0.0),
-        ("time.sleep(30\n", 1, 0.0),
-    ],
-)
-def test_for_how_long_a_line_sleeps(text: str, line: int, seconds: float) -> None:
-    assert slept_s(text, line) == seconds
-
-
-@pytest.mark.parametrize(
-    ("program", "least_s", "most_s"),
-    [
-        ("time.sleep(300)", 200, 301),
-        ("threading.Event().wait(300)", 200, 301),
-        ("select.select([], [], [], 300)", 200, 301),
-        ("asyncio.run(asyncio.sleep(300))", 200, 301),
-        ("subprocess.run(['sleep', '300'])", 200, 301),
-        ("t = threading.Thread(target=lambda: time.sleep(300)); t.start(); t.join()", 200, 301),
-        ("threading.Event().wait()", None, None),
-        ("os.read(os.pipe()[0], 1)", None, None),
-    ],
-)
-def test_when_a_process_wakes_by_itself(program: str, least_s: float | None, most_s: float | None) -> None:
-    words = [sys.executable, "-c", f"import asyncio, os, select, subprocess, threading, time\n{program}\n"]
-    with subprocess.Popen(words, env=taking_part({**os.environ}, stacks=True), start_new_session=True) as process:
-        try:
-            if not Path(f"/proc/{process.pid}/syscall").read_text().strip():
-                pytest.skip("the kernel does not tell what others wait for")
-
-            looks: list[RankStack] = []
-
-            def waits() -> bool:
-                seen = read_process(process.pid)
-                assert seen is not None
-                looks.extend(take_stacks([LiveRank(0, process.pid, seen.start_ticks)]))
-                main, nap = looks[-1].main, looks[-1].nap
-                return bool(main) and main[-1].file == "<string>" and (least_s is None or nap is not None)
-
-            until(waits, "it waits")
-            nap = looks[-1].nap
-            assert (nap is None) is (least_s is None)
-            if nap is not None and least_s is not None and most_s is not None:
-                assert nap.ends_s is not None and least_s < nap.ends_s - time.monotonic() <= most_s
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "kind"),
-    [
-        ("for batch in data:\n    time.sleep(1)\n", 2, "counts"),
-        ("while step < arguments.steps:\n    time.sleep(1)\n    step += 1\n", 2, "counts"),
-        ("while step < steps:\n    work()\n", 2, "asks"),
-        ("while step < steps:\n    time.sleep(1)\n", 2, "endless"),
-        ("while not path.exists():\n    time.sleep(1)\n    tries += 1\n", 2, "endless"),
-        ("while not done and step < steps:\n    time.sleep(1)\n    step += 1\n", 2, "asks"),
-        ("while time.monotonic() < until:\n    sum(range(1000))\n", 2, "asks"),
-        ("while True:\n    sum(range(1000))\n", 2, "endless"),
-        ("while True:\n    if queue.qsize():\n        break\n", 2, "endless"),
-        ("while True:\n    loss = work()\n    if loss < 1:\n        break\n", 2, "asks"),
-        ("while True:\n    loss = work()\n    if loss > 9:\n        raise ValueError\n", 2, "asks"),
-        ("for _ in range(600):\n    if ready:\n        break\n    time.sleep(1)\n", 4, "asks"),
-        ("for _ in itertools.count():\n    time.sleep(1)\n", 2, "endless"),
-        ("for block in iter(read, b''):\n    time.sleep(1)\n", 2, "asks"),
-        ("for epoch in data:\n    while not flag:\n        time.sleep(1)\n", 3, "endless"),
-        ("for epoch in data:\n    def nap():\n        time.sleep(1)\n", 3, None),
-        ("time.sleep(1)\n", 1, None),
-        ("while (\n", 1, None),
-    ],
-)
-def test_a_loop_that_counts_to_its_end_is_told_from_one_that_asks(text: str, line: int, kind: str | None) -> None:
-    assert loop_kind(text, line) == kind
-
-
-def test_an_evaluation_that_the_others_wait_for_is_no_hang() -> None:
-    """What never ends is: an endless loop, a rank that waits for something else, one that has asked too early."""
-    looks = [(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5
-    first = frozenset({0})
-    assert not hangs(*looks, idle=first) and not hangs(*looks, idle=first, stepped=True)
-    assert not hangs(*looks, idle=first, loop="asks") and hangs(*looks, idle=first, loop="endless")
-    spins = [(rank(0, line=90), rank(1, line=41))] * 5  # rank 0 stands still by itself, for which rank 1 may spin
-    assert hangs(*spins, idle=first)
-    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, *BARRIER))] * 5, idle=first)  # as NCCL waits
+    assert not stand_still(*shell, idle=both) and stand_still(*shell[:1] * 3, idle=both)
 
 
 def test_a_program_that_a_rank_has_started_and_that_computes_is_work() -> None:
     starts = (Frame("/usr/lib/python3.11/subprocess.py", 1264, "wait"),)
     for asked in (rank(1, *starts, line=41), rank(1, line=41, kernel="do_wait")):
         looks = [(rank(0, *ALL_REDUCE), asked)] * 5
-        assert not hangs(*looks, idle=frozenset({0})) and not hangs(*looks)
-        assert hangs(*looks, idle=frozenset({0, 1}))  # it does nothing
+        assert not stand_still(*looks, idle=frozenset({0})) and not stand_still(*looks)
+        assert stand_still(*looks, idle=frozenset({0, 1}))  # it does nothing
         found = hang_diagnosis(looks[0], still(busy={1: 1.0}))
         assert found.why.startswith("a program that rank 1 has started computes (100% of a core)")
-    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5, idle=frozenset({0}), loop="endless")
 
 
 def test_an_ended_thread_is_named_before_what_the_ranks_wait_for() -> None:

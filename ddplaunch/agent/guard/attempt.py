@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.guard.sweep import Owner, of_ranks
+from ddplaunch.agent.guard.sweep import Owner
 from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
-from ddplaunch.machine.processes.process_table import own_processes, read_stat
+from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.directory import read_through, through_path
 from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail, steady_s
@@ -112,10 +112,6 @@ class Attempt:
         """Return the ranks that run now."""
         found = ((owner, read_stat(owner.pid)) for owner in self.owners.values())
         return [seen for owner, seen in found if seen and seen.alive and seen.start_ticks == owner.start]
-
-    def family(self) -> list[ProcessStat]:
-        """Return the ranks that run now, with all that they have started."""
-        return of_ranks(own_processes(), self.owners)
 
     def has_ended(self, handle: int) -> None:
         """Note the end of the rank behind ``handle``, and close it."""

@@ -92,7 +92,7 @@ class GuardedRun:
         self._loop.watch(self._wake, self._woken)
         self._loop.watch_process(self._launcher_pid, self._launcher_ended)
         self._signals = LauncherSignals(
-            settings, self._launcher, lambda: self._attempts[-1] if self._attempts else None, self._console.say
+            settings, lambda: self._attempts[-1] if self._attempts else None, self._console.say
         )
 
     def guard(self) -> int:
@@ -160,7 +160,7 @@ class GuardedRun:
 
     def _once(self) -> None:
         """Wait for the next thing to happen, and do what is due."""
-        hang_s = self._hang.due_s() if self._hang and not self._signals.paused else None
+        hang_s = self._hang.due_s() if self._hang else None
         signals_s = None if self._end else self._signals.due_s()
         asked = (each.due_s() for each in (self._streams, self._sweeps, self._numbers, self._disks))
         due = [at_s for at_s in (*asked, hang_s, signals_s) if at_s is not None]
@@ -174,9 +174,9 @@ class GuardedRun:
         self._sweeps.tick()
         self._numbers.tick()
         self._disks.tick()
-        paused_s = 0.0 if self._end else self._signals.tick()
-        if self._hang and not self._signals.paused:
-            self._hang.leave_out(paused_s)
+        if not self._end:
+            self._signals.tick()
+        if self._hang:
             self._hang.tick()
 
     def _hang_watch(self) -> HangWatch | None:

@@ -1,10 +1,8 @@
 """Watches from outside whether ranks move, and the time that a run may take.
 
-A hang is no change. A run gets on while any rank prints, reads or writes a file, sends something in a collective, makes
-an optimizer step or asks for a batch. Where nothing of that happens, stacks are taken several times, and compared:
-ranks that use no CPU have to stay where they are, ranks that compute in the same loop. Where all ranks compute, as they
-do while NCCL waits, that is not enough, see ``hang_report.stands_still``: a long computation in silence is no
-hang.
+A run gets on while any rank prints, reads or writes a file, sends something in a collective, makes an optimizer step or
+asks for a batch. Where nothing of that happens for the time-out, stacks that were taken meanwhile are compared, see
+``hang_report.hangs``.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import os
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.guard.attempt import Attempt
@@ -49,49 +47,33 @@ class Usage:
     io_bytes: Mapping[int, int]
 
 
-class Movement:
-    """The samples of the last ``window_s`` seconds, at most some dozens."""
+@dataclass(frozen=True)
+class Look:
+    """Where all ranks were at one time, and what they had used until then, and after that: to show it costs CPU."""
 
-    def __init__(self, window_s: float) -> None:
-        """Know nothing yet."""
-        self.window_s = window_s
-        self._samples: deque[Usage] = deque()
-
-    @property
-    def every_s(self) -> float:
-        """How often to take a sample."""
-        return min(15.0, max(0.1, self.window_s / 20))
-
-    def add(self, usage: Usage) -> None:
-        """Take a sample; ranks that came or went since make all earlier ones worthless."""
-        if self._samples and self._samples[-1].cpu_s.keys() != usage.cpu_s.keys():
-            self._samples.clear()
-        self._samples.append(usage)
-        while len(self._samples) > 2 and self._samples[1].at_s <= usage.at_s - self.window_s:
-            self._samples.popleft()
-
-    def shares(self) -> dict[int, float] | None:
-        """Return how much of a core each rank used over the window, None before the window is full.
-
-        One that reads or writes a lot counts as using a core.
-        """
-        if not self._samples:
-            return None
-        first, last = self._samples[0], self._samples[-1]
-        seconds = last.at_s - first.at_s
-        if seconds < self.window_s * 0.95:
-            return None
-        shares = {}
-        for rank, used_s in last.cpu_s.items():
-            share = max(0.0, used_s - first.cpu_s[rank]) / seconds
-            rate = (last.io_bytes.get(rank, 0) - first.io_bytes.get(rank, 0)) / seconds
-            shares[rank] = max(share, 1.0) if rate > _IDLE_BYTES_PER_S else share
-        return shares
+    before: Usage
+    stacks: tuple[RankStack, ...]
+    after: Usage
 
 
-def idle(shares: Mapping[int, float]) -> frozenset[int]:
+def shares(looks: Sequence[Look]) -> dict[int, float]:
+    """Return how much of a core each rank used between the looks, nothing for fewer than two.
+
+    One that reads or writes a lot counts as using a core.
+    """
+    gaps = [(earlier.after, later.before) for earlier, later in pairwise(looks)]
+    seconds = sum(end.at_s - begin.at_s for begin, end in gaps)
+    by_rank = {}
+    for rank in looks[-1].before.cpu_s if gaps else ():
+        share = sum(end.cpu_s[rank] - begin.cpu_s[rank] for begin, end in gaps) / seconds
+        rate = sum(end.io_bytes[rank] - begin.io_bytes[rank] for begin, end in gaps) / seconds
+        by_rank[rank] = max(share, 1.0) if rate > _IDLE_BYTES_PER_S else max(share, 0.0)
+    return by_rank
+
+
+def idle(used: Mapping[int, float]) -> frozenset[int]:
     """Return the ranks that stand still."""
-    return frozenset(rank for rank, share in shares.items() if share < _IDLE_SHARE)
+    return frozenset(rank for rank, share in used.items() if share < _IDLE_SHARE)
 
 
 def usage(ranks: Mapping[int, int]) -> Usage:
@@ -178,8 +160,8 @@ class RankWork:
 
 
 _LOOKS, _MOST_LOOKS = 4, 8  # at stacks: over the time-out, and that are compared
-_LONGEST_WINDOW_S = 60.0
-_SHORTEST_WINDOW_S = 1.0
+_LONGEST_STILL_S = 60.0  # when the time is up, to be called a hang
+_SHORTEST_STILL_S = 1.0
 _LONGER_S = 20.0  # than the grace: a torchrun that waits in C++ runs no handler
 
 
@@ -208,21 +190,17 @@ class HangWatch:
         self._latest, self._over = attempt, over
         self.stopped: Diagnosis | None = None  # why the run was ended, if it was
         self.looking = False
-        self._hang_s, limit_s = settings.hang_timeout_s, settings.timeout_s
-        self._stops = settings.on_hang == "stop"
+        limit_s = settings.timeout_s
         started_s = launcher.started_s if launcher else time.time()
         self._until_s = None if limit_s is None else time.monotonic() + limit_s - max(0.0, time.time() - started_s)
-        quick = [each for each in (self._hang_s, limit_s) if each is not None]
-        window_s = min(_LONGEST_WINDOW_S, max(_SHORTEST_WINDOW_S, min(quick, default=_LONGEST_WINDOW_S) / 4))
-        self._movement = Movement(window_s)
-        self._long_s = min(_LONGEST_WINDOW_S, max(window_s, (limit_s or 0.0) / 4))  # to stand still when time is up
+        long_s = min(_LONGEST_STILL_S, max(_SHORTEST_STILL_S, (limit_s or 0.0) / 4))
+        self._still_s = settings.hang_timeout_s or long_s  # for how long nothing moves in a hang
+        self._every_s = min(15.0, max(0.1, self._still_s / 40))
         self._attempt: Attempt | None = None
-        self._idle_since: dict[int, float] = {}
-        self._shares: dict[int, float] = {}
         self._began_s = self._next_s = time.monotonic()
         self._told_s: float | None = None
         self._work = RankWork()
-        self._looks: list[tuple[RankStack, ...]] = []
+        self._looks: list[Look] = []
         self._look_s = 0.0
         self._stacks_file = ""
         self._kill_s: float | None = None
@@ -235,13 +213,6 @@ class HangWatch:
             return self._kill_s
         return self._next_s if self._until_s is None else min(self._next_s, self._until_s)
 
-    def leave_out(self, paused_s: float) -> None:
-        """Count the last ``paused_s`` seconds, in which all ranks were stopped, neither as a hang nor as their time."""
-        if paused_s:
-            self._until_s, self._kill_s = (at_s and at_s + paused_s for at_s in (self._until_s, self._kill_s))
-            self._began_s = self._next_s = time.monotonic()
-            self._movement, self._idle_since, self._looks = Movement(self._movement.window_s), {}, []
-
     def tick(self) -> None:
         """Look again if it is time to."""
         now_s = time.monotonic()
@@ -251,26 +222,23 @@ class HangWatch:
             self._kill_s = None
             if self._launcher is not None:
                 send_signal(self._launcher, signal.SIGKILL)
-            return
-        if self._until_s is not None and now_s >= self._until_s:
+        elif self._until_s is not None and now_s >= self._until_s:
             self._until_s = None
             self._in_thread(self._time_is_up)
-            return
-        self._next_s = now_s + self._movement.every_s
-        self._measure()
-        if self._hang_s is not None and self._told_s is None:
-            self._decide(now_s, self._hang_s)
+        else:
+            self._next_s = now_s + self._every_s
+            self._measure()
+            if not self._pids() or self._silent_s() < self._still_s / 2:
+                self._looks.clear()
+            elif self._told_s is None and now_s >= self._look_s:
+                self._look_s = now_s + self._still_s / _LOOKS
+                self._in_thread(self._compare)
 
-    @property
-    def still_s(self) -> float:
-        """For how many seconds no rank has got on and at least one has stood still."""
-        now_s = time.monotonic()
-        return min(now_s - self._heard_s(), now_s - min(self._idle_since.values(), default=now_s))
-
-    def _heard_s(self) -> float:
+    def _silent_s(self) -> float:
+        """For how many seconds no rank has got on."""
         if self._streams.without is not None:
-            return time.monotonic()  # they may be printing: nobody can call them silent
-        return max(self._began_s, self._streams.heard_s, self._work.moved_s)
+            return 0.0  # they may be printing: nobody can call them silent
+        return time.monotonic() - max(self._began_s, self._streams.heard_s, self._work.moved_s)
 
     def _pids(self) -> dict[int, int]:
         attempt = self._attempt
@@ -281,27 +249,11 @@ class HangWatch:
         attempt = self._latest()
         if attempt is not self._attempt:
             self._attempt, self._began_s, self._told_s = attempt, time.monotonic(), None
-            self._idle_since.clear()
-        if not (pids := self._pids()):
-            return
+        pids = self._pids()
         self._work.find(pids.values())
         self._work.look(pids.values())
-        if self._told_s is not None and self._heard_s() > self._told_s:
+        if self._told_s is not None and time.monotonic() - self._silent_s() > self._told_s:
             self._told_s = None  # it moves again, and may stand still again
-        self._movement.add(usage(pids))
-        shares = self._movement.shares()
-        if shares is None:
-            return
-        still, since_s = idle(shares), time.monotonic() - self._movement.window_s
-        self._shares = shares
-        self._idle_since = {rank: self._idle_since.get(rank, since_s) for rank in still}
-
-    def _decide(self, now_s: float, hang_s: float) -> None:
-        if not self._shares or now_s - self._heard_s() < hang_s / 2:
-            self._looks.clear()
-        elif now_s >= self._look_s:
-            self._look_s = now_s + hang_s / _LOOKS
-            self._in_thread(lambda: self._compare(hang_s))
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         """Stacks take seconds, and the ranks' output does not wait for them."""
@@ -314,7 +266,7 @@ class HangWatch:
                 self._told_s = time.monotonic()
                 self._console.say(f"ddplaunch: ranks could not be looked at: {error!r}\n")
             finally:
-                self._next_s = time.monotonic() + self._movement.every_s
+                self._next_s = time.monotonic() + self._every_s
                 self.looking = False
                 os.eventfd_write(self._wake, 1)
 
@@ -322,57 +274,66 @@ class HangWatch:
 
     # In the thread
 
-    def _compare(self, hang_s: float) -> None:
+    def _compare(self) -> None:
         """Look at the stacks once more; where nothing has changed for the whole time-out, it is a hang."""
-        from ddplaunch.agent.guard.hang_report import gpus_work, hangs
-
-        pids, heard_s = self._pids(), self._heard_s()
-        self._looks = [*self._looks, self._look(record=False)][-_MOST_LOOKS:]
-        still_s = self.still_s if self._idle_since else time.monotonic() - heard_s
-        stepped = self._work.steps(pids.values()) > 0
-        if still_s < hang_s or not hangs(
-            self._looks, self._idle_since, stepped=stepped, still_s=still_s, limit_s=hang_s
-        ):
+        silent_s = self._look_again()
+        if self._settings.hang_timeout_s is None or not self._stands_still(silent_s):
             return
-        diagnosis = self._describe(self._look(fatally=self._stops), still_s)
-        if self.stopped is None and gpus_work(diagnosis, pids):
-            self._idle_since.clear()
-        elif self.stopped is not None or self._heard_s() == heard_s:
+        diagnosis = self._describe(silent_s)
+        if self._silent_s() >= silent_s:
             self._conclude(diagnosis)
 
     def _time_is_up(self) -> None:
         from ddplaunch.agent.guard.hang_report import time_is_up
 
         self._measure()
-        still_s = self.still_s
-        stacks = self._look(fatally=True)
-        still = self._describe(stacks, still_s) if self._shares and still_s >= self._long_s else None
+        silent_s = self._look_again()
+        still = self._describe(silent_s) if self._stands_still(silent_s) else None
+        if still is None:
+            self._write_stacks()
+        stacks = self._looks[-1].stacks
         self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, still, self._folder()))
 
-    def _look(self, *, record: bool = True, fatally: bool = False) -> tuple[RankStack, ...]:
-        """Return where the ranks are, and write it into the record as ``node-K/stacks-TIME.txt``.
-
-        ``fatally`` ends ranks of which none tells, by SIGABRT, upon which faulthandler prints where they are.
-        """
-        from ddplaunch.agent.guard.hang_report import ENDED, by_abort, take, with_workers, write
+    def _look_again(self) -> float:
+        """Take the stacks of all ranks; return for how long none has got on."""
+        from ddplaunch.agent.guard.hang_report import take, with_workers
 
         pids = self._pids()
         self._work.look(pids.values())
-        stacks = take(pids)
-        if fatally and stacks and not any(stack.threads for stack in stacks):
-            self.stopped = ENDED  # until more is known
-            stacks = by_abort(stacks, self._streams, f"{self._folder()}")
-        stacks = with_workers(stacks)
+        silent_s, before = self._silent_s(), usage(pids)
+        stacks = with_workers(take(pids))
         self._work.look(pids.values(), counts=False)  # they wrote their stacks
-        if record and self._settings.node_directory is not None:
-            self._stacks_file = write(stacks, self._settings.node_directory)
-        return stacks
+        alike = self._looks if self._looks and self._looks[-1].before.cpu_s.keys() == pids.keys() else []
+        self._looks = [*alike, Look(before, stacks, usage(pids))][-_MOST_LOOKS:]
+        return silent_s
 
-    def _describe(self, stacks: tuple[RankStack, ...], still_s: float) -> Diagnosis:
+    def _used(self) -> dict[int, float]:
+        from ddplaunch.agent.guard.hang_report import IDLE_LOOKS
+
+        return shares(self._looks[-IDLE_LOOKS:])
+
+    def _steps(self) -> int:
+        return self._work.steps(self._pids().values())
+
+    def _stands_still(self, silent_s: float) -> bool:
+        from ddplaunch.agent.guard.hang_report import hangs
+
+        stacks = [look.stacks for look in self._looks]
+        return silent_s >= self._still_s and hangs(stacks, idle(self._used()), stepped=self._steps() > 0)
+
+    def _describe(self, silent_s: float) -> Diagnosis:
         from ddplaunch.agent.guard.hang_report import Seen, describe
 
-        seen = Seen(still_s, self._shares, self._work.steps(self._pids().values()), self._host)
-        return describe(stacks, self._attempt.ranks if self._attempt else {}, seen, self._folder())
+        self._write_stacks()
+        seen = Seen(silent_s, self._used(), self._steps(), self._host)
+        return describe(self._looks[-1].stacks, self._attempt.ranks if self._attempt else {}, seen, self._folder())
+
+    def _write_stacks(self) -> None:
+        """Write where the ranks are into the record, as ``node-K/stacks-TIME.txt``."""
+        from ddplaunch.agent.guard.hang_report import write
+
+        if self._settings.node_directory is not None:
+            self._stacks_file = write(self._looks[-1].stacks, self._settings.node_directory)
 
     def _folder(self) -> str | None:
         """Return where the attempt's output is, None for nowhere."""
@@ -385,15 +346,14 @@ class HangWatch:
         if self._over():
             return
         self._told_s = time.monotonic()
-        self._looks.clear()
-        if self._stops:
+        if self._settings.on_hang == "stop":
             self._stop(diagnosis)
         else:
             self._console.say(warning_text(diagnosis, self._stacks_file))
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """End the run as a person would, by SIGTERM to torchrun: ranks may save, and are killed after the grace."""
-        if self._over() and self.stopped is None:
+        if self._over():
             return
         self.stopped = diagnosis
         self._kill_s = time.monotonic() + self._settings.grace_s + _LONGER_S

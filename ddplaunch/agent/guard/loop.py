@@ -1,4 +1,4 @@
-"""The guard's event loop, and the signals of torchrun that reach it: Ctrl-C, Ctrl-Z, a changed window, SIGUSR1.
+"""The guard's event loop, and the signals of torchrun that reach it: Ctrl-C, a changed window, SIGUSR1.
 
 The guard leads a session of its own, so that what kills torchrun's whole process group spares it; a terminal's signals
 do not reach it there. torchrun's process writes the number of each signal into a pipe, from C, as it comes
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.guard.sweep import catches
-from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
+from ddplaunch.machine.processes.process_table import ProcessStat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import steady_s
@@ -74,10 +74,6 @@ class Loop:
         self.watch(handle, once)
 
 
-# How often to look whether torchrun is stopped, of which nobody but its parent is told: on a terminal, where Ctrl-Z
-# does it, and elsewhere.
-_STOPPED_EVERY_S, _SELDOM_S = 0.5, 5.0
-_PAUSED_EVERY_S = 0.1
 _ALL_AT_ONCE_S = 0.3  # in which a batch system signals all processes of a job, one by one
 _TOLD_ALSO_S = 2.0
 
@@ -88,13 +84,12 @@ class LauncherSignals:
     def __init__(
         self,
         settings: Settings,
-        launcher: ProcessStat | None,
         latest: Callable[[], Attempt | None],
         say: Callable[[str], None],
     ) -> None:
         """Let signals through that were blocked when the guard was started; most of them mean nothing to it."""
         self._settings = settings
-        self._launcher, self._latest, self._say = launcher, latest, say
+        self._latest, self._say = latest, say
         self._told = False
         self._pipe = -1
         self.interrupts = 0
@@ -102,10 +97,6 @@ class LauncherSignals:
         self._own: dict[int, float] = {}  # when one reached this process itself
         self._due: dict[int, float] = {}  # when one is to be passed on
         self.announced: tuple[str, float] | None = None  # the first of PASSED_ON that came for the ranks, and when
-        self._next_s = 0.0
-        self._every_s = _STOPPED_EVERY_S if launcher is not None and launcher.has_terminal else _SELDOM_S
-        self._stopped: list[ProcessStat] = []
-        self._stopped_s: float | None = None
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)
         for number in PASSED_ON:
@@ -130,44 +121,19 @@ class LauncherSignals:
             if number in numbers:
                 self._due.setdefault(number, time.monotonic() + _ALL_AT_ONCE_S)
                 self.announced = self.announced or (signal_name(number), steady_s())
-        if signal.SIGCONT in numbers:
-            for one in self._family():
-                send_signal(one, signal.SIGCONT)
-            self._next_s = 0.0
         return numbers
-
-    @property
-    def paused(self) -> bool:
-        """Whether the ranks are stopped because torchrun is."""
-        return self._stopped_s is not None
 
     def due_s(self) -> float | None:
         """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        return min((*self._due.values(), self._next_s)) if self._launcher is not None else None
+        return min(self._due.values(), default=None)
 
-    def tick(self) -> float:
-        """Do what is due; return for how many seconds the ranks were stopped, if they go on now, else 0."""
+    def tick(self) -> None:
+        """Pass on what is due."""
         now_s = time.monotonic()
         for number in [each for each, due_s in self._due.items() if now_s >= due_s]:
             del self._due[number]
             if now_s - self._own.get(number, -_TOLD_ALSO_S) >= _TOLD_ALSO_S:  # else every process got it, the ranks too
                 self._pass_on(number)
-        if now_s < self._next_s or self._launcher is None:
-            return 0.0
-        seen = read_stat(self._launcher.pid)
-        stopped = seen is not None and seen.start_ticks == self._launcher.start_ticks and seen.state == "T"
-        paused_s = 0.0
-        if stopped and self._stopped_s is None:
-            self._stopped_s = now_s
-            self._stopped = [one for one in self._family() if not one.stopped]
-            for one in self._stopped:
-                send_signal(one, signal.SIGSTOP)
-        elif not stopped and self._stopped_s is not None:
-            paused_s, self._stopped_s = now_s - self._stopped_s, None
-            for one in self._stopped:
-                send_signal(one, signal.SIGCONT)
-        self._next_s = now_s + (self._every_s if self._stopped_s is None else _PAUSED_EVERY_S)
-        return paused_s
 
     def tell_waiting(self, number: int, *, again: bool = False) -> None:
         """Say once what is waited for when ``number`` has told torchrun to end: ranks may take a while to save.
@@ -190,10 +156,6 @@ class LauncherSignals:
     def _ranks(self) -> list[ProcessStat]:
         attempt = self._latest()
         return [] if attempt is None else attempt.running()
-
-    def _family(self) -> list[ProcessStat]:
-        attempt = self._latest()
-        return [] if attempt is None else attempt.family()
 
     def _pass_on(self, number: int) -> None:
         """Give a signal to the ranks that catch it: it would kill all others, which nobody means by it."""

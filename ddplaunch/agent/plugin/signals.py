@@ -8,7 +8,7 @@ passes the signal on and waits for the ranks. A second one during that would bre
 Slurm sends SIGTERM twice: it is left to the guard, which counts Ctrl-C.
 
 Signals that mean something to ranks, and those of the terminal, do nothing to torchrun: the guard hears of every signal
-that has a handler here (``Session.take_signals``), passes them on, and stops the ranks while torchrun is stopped.
+that has a handler here (``Session.take_signals``), and passes them on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddplaunch.agent.guard.loop import PASSED_ON
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: What the guard alone does something about.
-HEARD = (*PASSED_ON, signal.SIGCONT, signal.SIGWINCH)
+HEARD = (*PASSED_ON, signal.SIGWINCH)
 _WAKE = signal.SIGURG  # ends the thread; nobody sends it, and its default is to do nothing
 
 

@@ -288,9 +288,7 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         return _waits_inside(stack, who, group.place.kind)
     if "nanosleep" in stack.kernel:
         alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel]
-        rest_s = stack.nap.rest_s if stack.nap is not None and stack.nap.pid == stack.pid else None
-        rest = f" for {duration_text(rest_s)} more" if rest_s and rest_s >= 1.0 else ""
-        return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}{rest}", f"look at what {line} sleeps for"
+        return f"{ranks_text(alike)} sleep{'s' * (len(alike) == 1)}", f"look at what {line} sleeps for"
     return _waits_in_kernel(stack, who, line)
 
 

@@ -47,32 +47,12 @@ class ThreadStack:
 
 
 @dataclass(frozen=True)
-class Nap:
-    """A wait that ends by itself: whose, how often that process had slept before, when it was seen, and its end.
-
-    Times are those of time.monotonic(). ``ends_s`` is the latest that is possible, None where the kernel keeps it.
-    """
-
-    pid: int
-    woke: int
-    seen_s: float
-    ends_s: float | None
-
-    @property
-    def rest_s(self) -> float | None:
-        """For how long it went on then."""
-        return None if self.ends_s is None else self.ends_s - self.seen_s
-
-
-@dataclass(frozen=True)
 class RankStack:
     """Where one rank is. ``threads`` begin with the main one; empty where ``problem`` says why nothing is known.
 
     ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
     empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` the tool that told.
-    ``workers`` are the DataLoader workers or programs that it waits for, if they were asked too. ``woke`` and ``woken``
-    are how often the main thread had slept before it was asked, and afterwards: the question wakes it too. ``nap`` is
-    what it waits for if that ends by itself: its own sleep, or that of a program or thread that it has started.
+    ``workers`` are the DataLoader workers or programs that it waits for, if they were asked too.
     ``programs`` are the pids below a rank of which no thread is known, as of a shell script that starts others.
     """
 
@@ -85,9 +65,6 @@ class RankStack:
     source: str = ""
     problem: str = ""
     workers: tuple[RankStack, ...] = ()
-    woke: int = 0
-    woken: int = 0
-    nap: Nap | None = None
     programs: tuple[int, ...] = ()
 
     @property

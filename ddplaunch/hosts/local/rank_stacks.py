@@ -8,27 +8,22 @@ anything else it would be deadly.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ddplaunch.explain.stacks.parse import (
-    Nap,
     RankStack,
     ThreadStack,
     from_faulthandler,
     from_py_spy,
-    is_own,
     place_of,
     waits_for_program,
 )
@@ -36,7 +31,6 @@ from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.processes.process_table import pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.variable_names import own_command
 
 _PY_SPY_S = 10.0
 #: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
@@ -51,20 +45,7 @@ _WORKERS = 8
 _BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
 #: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
 _READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
-#: Calls that wait no longer than they are told, with the argument that holds the time, and their numbers there.
-_TIMED = {"clock_nanosleep": 2, "nanosleep": 0, "select": 4, "pselect6": 4, "poll": 2, "ppoll": 2}
-_TIMED |= {"epoll_wait": 3, "epoll_pwait": 3, "futex": 3}
-_NUMBERS = {
-    "x86_64": (230, 35, 23, 270, 7, 271, 232, 281, 202),
-    "aarch64": (115, 101, None, 72, None, 73, None, 22, 98),
-}
-_IN_MS = ("poll", "epoll_wait", "epoll_pwait")
-_FUTEX_WAIT_BITSET, _FUTEX_CLOCK_REALTIME = 9, 256  # linux/futex.h; the first waits until a time, FUTEX_WAIT for one
-#: Where Python waits for another thread. What libraries do beside it in C++ may wait for minutes, but not by sleeping.
-_WAITERS = ("/threading.py", "/queue.py", "/selectors.py", "/concurrent/futures/_base.py")
 _NOT_ASKED = "it does not answer the signal (`--no-stacks`, or no Python)"
-_FACTS_S = 20.0  # a driver that hangs is one of the reasons to be asked
-_WORKS_PERCENT = 10
 
 
 @dataclass(frozen=True)
@@ -120,27 +101,6 @@ def open_memory(pid: int) -> tuple[int, int] | None:
     return None if memory is None else (interpreter, memory)
 
 
-def working_gpus() -> int:
-    """Return how many GPUs are used by 10 % or more; 0 where nothing tells.
-
-    The guard has no site-packages, and a driver may not answer: a child asks, and is given up after some seconds.
-    """
-    try:
-        done = subprocess.run(
-            own_command(sys.executable, "ddplaunch.machine"),
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_FACTS_S,
-            check=False,
-        )
-        facts: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return 0
-    gpus = (facts.get("nvml") or {}).get("gpus") or ()
-    used = [gpu.get("utilization_percent") for gpu in gpus if isinstance(gpu, dict)]
-    return sum(isinstance(percent, int) and percent >= _WORKS_PERCENT for percent in used)
-
-
 def _stack(asked: LiveRank, program: str | None) -> RankStack:
     stat = read_stat(asked.pid)
     empty = RankStack(asked.rank, asked.pid)
@@ -153,12 +113,9 @@ def _stack(asked: LiveRank, program: str | None) -> RankStack:
         state=(read_stat(python) or stat).state,
         kernel=_kernel(python),
         reads=_reads(python),
-        woke=_sleeps(python),
-        nap=_nap(python),
     )
     told = _told(asked, known, program)
-    nap = told.nap or (_nap_below(python) if waits_for_program(told) else _nap_beside(told))
-    return replace(told, woken=_sleeps(python), nap=nap, programs=() if told.threads else _below(asked.pid))
+    return told if told.threads else replace(told, programs=_below(asked.pid))
 
 
 def _told(asked: LiveRank, known: RankStack, program: str | None) -> RankStack:
@@ -294,82 +251,15 @@ def _kernel(pid: int) -> str:
     return "" if text == "0" else text
 
 
-def _sleeps(pid: int) -> int:
-    """Return how often the main thread has waited for something so far."""
-    found = re.search(rb"^voluntary_ctxt_switches:\s*(\d+)$", read_bytes(f"/proc/{pid}/status") or b"", re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
 def _reads(pid: int) -> str:
     """Return the file from which the main thread reads right now, empty where it does not or the kernel keeps it."""
-    words = _syscall(pid)
+    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
     if len(words) < 2 or words[0].decode() not in _READING.get(os.uname().machine, ()):
         return ""
     try:
         return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115
     except (OSError, ValueError):
         return ""
-
-
-def _syscall(pid: int) -> list[bytes]:
-    """Return the number and the arguments of the call that a thread is in; nothing where the kernel keeps it."""
-    return (read_bytes(f"/proc/{pid}/syscall") or b"").split()
-
-
-def _timed(words: Sequence[bytes]) -> str:
-    """Return the call of these words if it is one of those that may have a limit, else an empty text."""
-    numbers = map(str, _NUMBERS.get(os.uname().machine, ()))
-    return dict(zip(numbers, _TIMED, strict=False)).get(b"".join(words[:1]).decode(), "")
-
-
-def _nap(pid: int) -> Nap | None:
-    """Return what the main thread waits for if that ends by itself; it ends at no known time where the kernel keeps it.
-
-    The calls are those of https://man7.org/linux/man-pages/man2/syscalls.2.html, and who may read them is decided as
-    for a debugger.
-    """
-    words, woke, now_s = _syscall(pid), _sleeps(pid), time.monotonic()
-    if not words:
-        return Nap(pid, woke, now_s, None) if "nanosleep" in _kernel(pid) else None
-    try:
-        call, arguments = _timed(words), [int(word, 16) for word in words[1:7]]
-        left_s = _left_s(pid, call, arguments, arguments[_TIMED[call]])
-    except (KeyError, IndexError, ValueError, OSError, struct.error):  # it runs, or is in another call
-        return None
-    return None if left_s is None else Nap(pid, woke, now_s, now_s + left_s)
-
-
-def _left_s(pid: int, call: str, arguments: Sequence[int], limit: int) -> float | None:
-    """Return for how many seconds a call waits, None if that has no limit; ``limit`` is the argument that tells.
-
-    Python begins again with the rest of the time where a signal has woken it (PEP 475).
-    """
-    if call in _IN_MS:
-        milliseconds = limit & 0xFFFFFFFF
-        return None if milliseconds >> 31 else milliseconds / 1000
-    if not limit:
-        return None
-    memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        seconds, part = struct.unpack("qq", os.pread(memory, 16, limit))
-    finally:
-        os.close(memory)
-    told_s = float(seconds + part / (1e6 if call == "select" else 1e9))
-    if call == "clock_nanosleep" and arguments[1] & 1:  # TIMER_ABSTIME
-        return told_s - time.clock_gettime(arguments[0])
-    if call == "futex" and arguments[1] & 0x7F == _FUTEX_WAIT_BITSET:
-        clock = time.CLOCK_REALTIME if arguments[1] & _FUTEX_CLOCK_REALTIME else time.CLOCK_MONOTONIC
-        return told_s - time.clock_gettime(clock)
-    return told_s
-
-
-def _end(nap: Nap) -> float:
-    return float("inf") if nap.ends_s is None else nap.ends_s
-
-
-def _nap_below(pid: int) -> Nap | None:
-    """Return the nap that ends first of those programs that ``pid`` has started, and these in turn."""
-    return min((nap for each in _below(pid) if (nap := _nap(each)) is not None), key=_end, default=None)
 
 
 def _below(pid: int) -> tuple[int, ...]:
@@ -380,21 +270,3 @@ def _below(pid: int) -> tuple[int, ...]:
         if stat.parent in family:
             family.add(stat.pid)
     return tuple(sorted(family - {pid}))
-
-
-def _nap_beside(stack: RankStack) -> Nap | None:
-    """Return the sleep that ends first of the threads for which the main one waits, if any of them is in own code."""
-    waits = bool(stack.main) and stack.main[0].file.endswith(_WAITERS)
-    if not (waits and any(is_own(frame) for thread in stack.threads[1:] for frame in thread.frames)):
-        return None
-    try:
-        others = [int(name) for name in os.listdir(f"/proc/{stack.pid}/task") if name != str(stack.pid)]  # noqa: PTH208
-    except OSError:
-        return None
-    naps = (nap for each in others if _only_sleeps(each) and (nap := _nap(each)) is not None)
-    return min(naps, key=_end, default=None)
-
-
-def _only_sleeps(pid: int) -> bool:
-    """Return whether a thread waits for nothing but time; before 3.11 `time.sleep` is a `select` of no files."""
-    return "nanosleep" in _kernel(pid) or ("select" in _timed(words := _syscall(pid)) and words[1:2] == [b"0x0"])

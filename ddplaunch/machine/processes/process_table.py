@@ -65,11 +65,6 @@ class ProcessStat:
         return self.state in ("T", "t")
 
     @property
-    def has_terminal(self) -> bool:
-        """Whether a terminal controls it."""
-        return self.field(7) != 0
-
-    @property
     def started_s(self) -> float:
         """When it started, in seconds since the epoch, to a hundredth."""
         return start_s(self.start_ticks)
