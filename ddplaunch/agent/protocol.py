@@ -14,10 +14,8 @@ Plug-in to guard:
 - ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
 - ``{"op": "signal", "signal": N}`` when torchrun was told to end.
 - ``{"op": "elsewhere", "outcome": {…}}`` when another node has said in torchrun's store how it failed.
-- ``{"op": "closed", "rank": R, "stream": "out"|"err"}`` once the plug-in has closed a stream as well.
 - ``{"op": "end", "state": …, "signal": N, "failures": [RankFailure…], "error": TEXT}``, last.
 Guard to plug-in:
-- ``{"op": "closed", "rank": R, "stream": "out"|"err"}`` when the reader of what this rank shows is gone.
 - ``{"op": "done", "exit_status": N}`` when everything printed has arrived, the outcome is written, and nothing is left.
 """
 

@@ -273,9 +273,6 @@ record-not-yours: A record, or the directory that holds it, is not yours
     Another user could have what ranks print written into your files, through links, and could name the hosts that
     `stop` connects to. Records belong to their user, and nobody else may read them. Remedy: `--run-dir DIR`, or
     DDPLAUNCH_DIR for every command.
-record-not-written: What ranks print is not recorded any more
-    The disk or a quota is full, or the record was removed while the run goes on. Nothing waits for it: the last 64 KiB
-    of each stream stay in memory, explain a failure, and are written as soon as there is room. Remedy: make room.
 record-not-removed: A record could not be deleted
     It belongs to another user, or its file system is read-only.
 stacks-unavailable: No rank can show its stack

@@ -10,7 +10,7 @@ from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.ui.explain_view import as_finding, followed_lines, story_lines
 from ddplaunch.ui.speech import finding_text, findings_text
-from ddplaunch.ui.terminal import Emphasis, Terminal, cut, visible
+from ddplaunch.ui.terminal import Emphasis, Terminal, cut
 from ddplaunch.values.words import duration_text, listed, ranks_text, signal_name
 
 _CALLS, _NOTES = 5, 2  # lines of the failed rank's story: all has to fit on a small terminal
@@ -29,15 +29,13 @@ def outcome_text(
     stopped: bool = False,
     notices: Sequence[str] = (),
     unshown: str | None = None,
-    last_words: RankOutcome | None = None,
 ) -> str:
     """Return the last words of a run; on failure the diagnosis stands at the end, where the eye is.
 
     ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``typed_s``
     when the user started it, in seconds since 1970 [when ranks could begin], ``unrecorded`` why something is missing in
     the record, ``stopped`` whether a time-out of ours ended the run, ``notices`` the first lines of findings that were
-    shown while it ran. ``unshown`` says why the console did not take all output, ``last_words`` whose last lines are
-    shown because they are in no file.
+    shown while it ran. ``unshown`` says why the console did not take all output.
     """
     head = "stopped" if stopped else _head(outcome, signal)
     killed = _killed_text(outcome) if stopped or outcome.state == "terminated" else ""
@@ -57,23 +55,18 @@ def outcome_text(
     if diagnosis is None or (by_user and diagnosis.code == "terminated"):
         return page
     story = story_lines(diagnosis, terminal, _CALLS, _NOTES, named=False)
-    if last_words is not None or (not (story or stopped) and outcome.state == "failed"):
+    if not (story or stopped) and outcome.state == "failed":
         accused = outcome.first_failed_rank if diagnosis.rank is None else diagnosis.rank
-        rank = last_words or next((one for one in outcome.last_ranks if one.rank == accused), None)
-        story = _last_lines(diagnosis, rank, terminal, last_words is not None) if rank is not None else []
+        rank = next((one for one in outcome.last_ranks if one.rank == accused), None)
+        story = _last_lines(diagnosis, rank, terminal) if rank is not None else []
     story += followed_lines(outcome.cascade, terminal)
     return page + finding_text(as_finding(diagnosis, record), terminal, story)
 
 
-def _last_lines(diagnosis: Diagnosis, rank: RankOutcome, terminal: Terminal, in_no_file: bool) -> list[str]:
-    """Return what a rank printed last, nothing if the diagnosis repeats it; all of it if it is ``in_no_file``."""
+def _last_lines(diagnosis: Diagnosis, rank: RankOutcome, terminal: Terminal) -> list[str]:
+    """Return what a rank printed last, nothing if the diagnosis repeats it."""
     from ddplaunch.explain.decide.work import telling
 
-    if in_no_file:
-        return [
-            f"  rank {rank.rank} printed last, which is in no file:",
-            *(f"      {visible(text)}" for text in rank.last_lines),
-        ]
     texts = [text.strip() for text in telling(rank.last_lines)][-_LAST_LINES:]
     lines = [cut(f"      {text}", terminal.width) for text in texts]
     return [] if all(text in diagnosis.what for text in texts) else [f"  rank {rank.rank} printed last:", *lines]

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_exception, last_lines
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.agent.end.evidence import attributed, closed_by_torchrun, explain_attempt
+from ddplaunch.agent.end.evidence import attributed, closed_by_torchrun
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Raised, UserCall
 from ddplaunch.planning.settings import Settings
@@ -56,24 +56,6 @@ def ended(*attempts: EndedAttempt, **changes: object) -> EndedRun:
 
 
 TERMINATED: dict[str, Any] = {"exit_code": None, "signal": "SIGTERM", "ended_by": "launcher"}
-
-
-def test_a_rank_that_nobody_read_any_more_is_told_from_one_that_left_by_itself(tmp_path: Path) -> None:
-    settings = Settings(directory=str(tmp_path))
-    last = attempt(rank(0, exit_code=1), rank(1, **TERMINATED), first=0)
-    (tmp_path / "node-0" / "attempt-0").mkdir(parents=True)
-    (tmp_path / "node-0" / "attempt-0" / "rank-0.out").write_text("step 2\n")
-    gone = explain_attempt(settings, last, ended(last, gone=((0, "out"), (0, "err")))).diagnosis
-    assert gone is not None and (gone.code, gone.rank) == ("terminated", 0)
-    assert gone.what == "rank 0 ended with exit code 1, after what read its output had gone"
-    assert "what read stdout and stderr had gone" in gone.why and "`> train.log 2>&1`" in gone.fixes[0]
-    for others in ((), ((1, "out"),)):
-        kept = explain_attempt(settings, last, ended(last, gone=others)).diagnosis
-        assert kept is not None and kept.code == "unknown"
-    (tmp_path / "node-0" / "attempt-0" / "rank-0.err").write_text(TRACEBACK)
-    last = attempt(rank(0, exit_code=1, err="node-0/attempt-0/rank-0.err"), rank(1, **TERMINATED), first=0)
-    own = explain_attempt(settings, last, ended(last, gone=((0, "out"),))).diagnosis
-    assert own is not None and own.what.startswith("ValueError: bad batch") and "had gone" not in own.why
 
 
 def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def conclude(
             _attempt(settings, each, explanation if each is last else None, ended) for each in ended.attempts
         ),
         notes=_notes(ended),
-        findings=(*ended.found, *_observed(settings, last)),
+        findings=_observed(settings, last),
         launch=os.environ.get(LAUNCH, ""),
     )
     directory = Path(settings.directory) if settings.directory else None
@@ -118,7 +118,6 @@ def conclude(
         unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
         notices=ended.told,
         unshown=ended.unshown,
-        last_words=_in_no_file(settings, outcome, last),
     )
     kept = directory is not None and problem is None  # else the launcher of all hosts would never hear of it
     if not (settings.silent and kept) and not _node_0_says_it(settings, ended, outcome):
@@ -138,17 +137,6 @@ def _written(directory: Path, outcome: RunOutcome) -> str | None:
     """Write the outcome; return in a clause why that was impossible."""
     problem = write_outcome(directory, outcome)
     return problem and f"outcome.json: {problem}"
-
-
-def _in_no_file(settings: Settings, outcome: RunOutcome, last: EndedAttempt | None) -> RankOutcome | None:
-    """Return the rank that failed first if its last words are neither in a file nor on the console."""
-    diagnosis = outcome.diagnosis
-    accused = outcome.first_failed_rank if diagnosis is None or diagnosis.rank is None else diagnosis.rank
-    if last is None or outcome.state == "succeeded" or accused is None or settings.shows(accused):
-        return None
-    rank = next((each for each in outcome.last_ranks if each.rank == accused), None)
-    lost = rank is not None and any(name in last.unwritten for name in (rank.out, rank.err) if name)
-    return rank if lost else None
 
 
 def _before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:

@@ -14,7 +14,6 @@ from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
 from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
 from ddplaunch.records.outcome import RankOutcome, RunState
-from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 
@@ -49,10 +48,9 @@ class EndedRun:
     ``launcher_died`` is True when it ended without a word (then ``state`` is "error"). ``signal`` is what torchrun was
     told to end with, None for nothing. ``left_over`` are processes that had to be killed at the end, ``unrecorded`` why
     some output is not in the record, None when all of it is; ``stopped`` why the guard ended the run itself; ``told``
-    are the first lines of the findings that it has told already, ``found`` those of them that are about disks.
+    are the first lines of the findings that it has told already.
     ``unshown`` says why stdout or stderr did not take all that was shown. ``elsewhere`` is the outcome of another node,
     which told it to the nodes that were started by hand; the guard fills it in when it hears it, even at the end.
-    ``gone`` are rank and stream of what was shown as it is, to a reader that went away before the rank ended.
     ``announced`` is the signal by which schedulers announce an end, if one came for the ranks, and when.
     """
 
@@ -69,9 +67,7 @@ class EndedRun:
     unrecorded: str | None = None
     stopped: Diagnosis | None = None
     told: tuple[str, ...] = ()
-    found: tuple[Finding, ...] = ()
     unshown: str | None = None
-    gone: tuple[tuple[int, str], ...] = ()
     elsewhere: Mapping[str, Any] | None = None
     announced: tuple[str, float] | None = None
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Explanation, LogSource, RunFacts
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
 from ddplaunch.machine.files import read, read_end
 from ddplaunch.machine.hardware import levels, probe_shm
 from ddplaunch.planning.settings import Settings
@@ -43,32 +43,12 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
 
         facts = _facts(settings, attempt, ended)
         explanation = explain_texts(_sources(settings, attempt, ended), facts)
-        explanation = _located(_with_lines_of_files(explanation, settings, attempt), settings, attempt, facts)
+        explanation = _located(explanation, settings, attempt, facts)
     except Exception as exception:  # what explains a failure must not hide it
         return Explanation(_by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
     if explanation.diagnosis is None:
         return Explanation(_by_exit(attempt, ended, ""))
-    return replace(explanation, diagnosis=_unread(explanation.diagnosis, () if ended is None else ended.gone))
-
-
-def _unread(found: Diagnosis, gone: Sequence[tuple[int, str]]) -> Diagnosis:
-    """Return the diagnosis with what is known of a rank that ended because nobody read its output any more.
-
-    Its traceback, if it printed one, went the same way.
-    """
-    streams = [stream for rank, stream in gone if rank == found.rank]
-    broken = found.exception is not None and found.exception.type == "BrokenPipeError"
-    if not streams or not (broken or found.code == "unknown"):
-        return found
-    said = "stdout and stderr" if len(streams) > 1 else {"out": "stdout", "err": "stderr"}.get(streams[0], streams[0])
-    why = f"what read {said} had gone, as `| head` does, or a `tee` that was ended: the rank was told so by EPIPE"
-    fixes = ("`> train.log 2>&1`, or `--detach`, needs no reader; `ddplaunch logs` has what was printed",)
-    what = found.what.partition(", and no line says why")[0]
-    what = f"{what}, after what read its output had gone" if found.code == "unknown" else found.what
-    code = "terminated" if found.code == "unknown" else found.code
-    return replace(
-        found, code=code, certainty="likely", what=what, why=why, fixes=(*fixes, *(found.fixes if broken else ()))
-    )
+    return explanation
 
 
 def _located(
@@ -85,29 +65,6 @@ def _located(
     dumps = flight_dumps(Path(settings.directory)) if settings.directory else {}
     recorded = flight(dumps, size if isinstance(size, int) else 0)
     return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
-
-
-def _with_lines_of_files(explanation: Explanation, settings: Settings, attempt: EndedAttempt | None) -> Explanation:
-    """Return it with line 0 for evidence that is in memory alone, because the disk did not take it."""
-    found, unwritten = explanation.diagnosis, {} if attempt is None else attempt.unwritten
-    if found is None or not unwritten:
-        return explanation
-
-    def placed(each: Evidence) -> Evidence:
-        if not any(each.file == name or each.file.startswith(f"{name}.from-") for name in unwritten):
-            return each
-        return each if each.line <= _lines_in(Path(settings.directory or ".", each.file)) else replace(each, line=0)
-
-    return replace(explanation, diagnosis=replace(found, evidence=tuple(map(placed, found.evidence))))
-
-
-def _lines_in(path: Path) -> int:
-    """Return how many lines a file has, the last one without its end too; 0 where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return sum(1 for _ in file)
-    except OSError:
-        return 0
 
 
 def has_other_nodes() -> bool:

@@ -10,6 +10,7 @@ import _thread
 import contextlib
 import importlib
 import os
+import resource
 import signal
 import socket
 import time
@@ -17,13 +18,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.guard.attempt import Attempt, NumbersWatch, Told, note_processes, process_table
-from ddplaunch.agent.guard.disk_watch import DiskWatch
 from ddplaunch.agent.guard.loop import LauncherSignals, Loop
 from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, rank_command, unannounced
-from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.protocol import RankFailure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
@@ -87,7 +86,6 @@ class GuardedRun:
         self._hang = self._hang_watch()
         self._told_of = Told(settings, self._console.say)
         self._numbers = NumbersWatch(settings, self._console.say, self._told_of)
-        self._disks = DiskWatch(settings, self._streams, self._told_of.tell)
         self._loop.watch(channel.fileno(), self._told)
         self._loop.watch(self._wake, self._woken)
         self._loop.watch_process(self._launcher_pid, self._launcher_ended)
@@ -106,7 +104,6 @@ class GuardedRun:
             last.ended_s = steady_s()
             last.complete(self._end.get("failures") or (), succeeded=self._end.get("state") == "succeeded")
         self._streams.end_attempt()
-        self._streams.check()
         self._streams.settle(_RECORD_PATIENCE_S)
         self._console.settle(_SHOWN_PATIENCE_S)
         until_s = time.monotonic() + _SPEECH_PATIENCE_S
@@ -148,9 +145,7 @@ class GuardedRun:
             unrecorded=self._streams.unrecorded(),
             stopped=self._hang.stopped if self._hang and state != "succeeded" else None,
             told=self._told_of.whats,
-            found=self._disks.found,
             unshown=self._console.unshown(),
-            gone=tuple(self._streams.gone),
             elsewhere=self._elsewhere,
             announced=self._signals.announced,
         )
@@ -162,7 +157,7 @@ class GuardedRun:
         """Wait for the next thing to happen, and do what is due."""
         hang_s = self._hang.due_s() if self._hang else None
         signals_s = None if self._end else self._signals.due_s()
-        asked = (each.due_s() for each in (self._streams, self._sweeps, self._numbers, self._disks))
+        asked = (each.due_s() for each in (self._streams, self._sweeps, self._numbers))
         due = [at_s for at_s in (*asked, hang_s, signals_s) if at_s is not None]
         if self._attempts and self._attempts[-1].polled:
             due.append(time.monotonic() + _LOOK_EVERY_S)
@@ -173,7 +168,6 @@ class GuardedRun:
         self._streams.tick()
         self._sweeps.tick()
         self._numbers.tick()
-        self._disks.tick()
         if not self._end:
             self._signals.tick()
         if self._hang:
@@ -237,8 +231,6 @@ class GuardedRun:
                 self._order_to_end()
                 if self._hang is None or not self._hang.stopped:  # it was a person, or a scheduler
                     self._signals.tell_waiting(message["signal"], again="again" in message)
-            case "closed":
-                self._streams.close_stream(message["rank"], message["stream"])
             case "end":
                 self._end = message
                 self._loop.forget(self._channel.fileno())
@@ -256,7 +248,6 @@ class GuardedRun:
             self._streams.add_rank(rank, ends, self._settings, attempt.number)
             position += len(rank["streams"])
         self._streams.without = message.get("without")
-        self._streams.hold_room()
 
     def _note_pids(self, message: dict[str, Any]) -> None:
         attempt = next((one for one in self._attempts if one.number == message["attempt"]), None)
@@ -345,12 +336,6 @@ class GuardedRun:
 
     def _woken(self) -> None:
         os.eventfd_read(self._wake)
-        for rank, stream in self._streams.newly_gone():
-            try:
-                send(self._channel, {"op": "closed", "rank": rank, "stream": stream})
-                os.kill(self._launcher_pid, signal.SIGCHLD)  # it looks at its socket then, and ignores it otherwise
-            except OSError:
-                return
 
     def _signalled(self) -> None:
         """Torchrun's process got a signal."""
@@ -383,7 +368,9 @@ def _prepare_process() -> None:
     """Name this process for process tables, and let it open as many files as it may."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("ddplaunch-guard")
-    raise_limit()
+    with contextlib.suppress(OSError, ValueError):  # the kernel's own limit, fs.nr_open, was lowered since
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _get_ready() -> None:

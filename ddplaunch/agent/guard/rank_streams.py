@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.output import Console, Sink, Writer
-from ddplaunch.agent.guard.record_file import LAST_BYTES, RecordFile, Room
+from ddplaunch.agent.guard.record_file import RecordFile
 from ddplaunch.agent.protocol import Rank
 from ddplaunch.planning.settings import Settings
 from ddplaunch.values.escapes import HarmlessPieces, harmless_line
@@ -98,10 +98,9 @@ class Stream:
         self.descriptor, self.file, self.sink = descriptor, file, sink
         self.prefixed: Prefixed | None = None
         self.pieces: HarmlessPieces | None = None
-        self.rank, self.name = -1, "out"
+        self.rank = -1
         self.open = True
         self.paused = False
-        self.told_gone = False
         self.is_terminal = os.isatty(descriptor)
         os.set_blocking(descriptor, False)
 
@@ -131,8 +130,6 @@ _TIMED_OUT = (b"Timed out waiting", b"Watchdog caught collective operation timeo
 _RECORDS_BYTES = 4 << 20
 _STALLED_S = 5.0
 _AT_MOST_DRAINED = 16 << 20
-_LAST_WORDS_BYTES = 1 << 18  # of an outcome and the explanation in it
-_MOST_ROOM_BYTES = 4 << 20
 
 
 class Streams:
@@ -144,10 +141,8 @@ class Streams:
         self._directory, self._limit = settings.node_directory, settings.log_max_bytes
         self.records = Writer(wake, _RECORDS_BYTES)
         self.without: str | None = None  # why ranks write to the console, where nobody reads what they print
-        self.gone: list[tuple[int, str]] = []  # rank and stream of what the console's reader left
         self._open: list[Stream] = []
         self._files: list[tuple[str, RecordFile]] = []  # by their names in the node's directory
-        self._room = Room(self._directory)
         self._stalled = False
         self.heard_s = 0.0  # when a rank last printed anything (time.monotonic())
         self.timed_out: Callable[[], object] | None = None  # called once, when a rank says that a collective did
@@ -159,7 +154,7 @@ class Streams:
             sink = (self._console.err if name == "err" else self._console.out) if shown else None
             limit = self._limit // len(rank["streams"])
             stream = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{name}", sink, limit)
-            stream.rank, stream.name = rank["rank"], name
+            stream.rank = rank["rank"]
             if shown and prefixed:
                 on_terminal = sink is not None and sink.is_terminal
                 stream.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode(), on_terminal)
@@ -179,14 +174,6 @@ class Streams:
         self._watch(stream)
         return stream
 
-    def hold_room(self) -> None:
-        """Hold room for the end of an attempt that has begun; what an earlier one left in memory goes."""
-        for _, file in self._files:
-            if all(stream.file is not file for stream in self._open):
-                file.forget()
-        size = min(_MOST_ROOM_BYTES, len(self._open) * LAST_BYTES) + _LAST_WORDS_BYTES
-        self.in_background(lambda: self._room.take(size))
-
     def _read(self, stream: Stream) -> None:
         """Read what is there; pause where the console or the disk has to catch up first."""
         self._take(stream)
@@ -205,9 +192,7 @@ class Streams:
             if self.timed_out is not None and any(words in data for words in _TIMED_OUT):
                 self.timed_out()
                 self.timed_out = None
-        if self._stalled:
-            stream.file.keep(data)
-        else:
+        if not self._stalled:
             self.records.put(lambda: stream.file.write(data), len(data))
         if stream.sink:
             shown = stream.prefixed or stream.pieces
@@ -241,24 +226,6 @@ class Streams:
         except OSError:  # not a pipe: /dev/null in the place of a stream that an earlier guard has closed
             self._close(stream)
 
-    def newly_gone(self) -> list[tuple[int, str]]:
-        """Return rank and stream of what was shown as it is to a reader that is gone, each once."""
-        gone = []
-        for stream in self._open:
-            shown_as_it_is = stream.sink and stream.rank >= 0 and not stream.prefixed and not stream.is_terminal
-            if shown_as_it_is and stream.sink and stream.sink.gone and not stream.told_gone:
-                stream.told_gone = True
-                gone.append((stream.rank, stream.name))
-        return gone
-
-    def close_stream(self, rank: int, name: str) -> None:
-        """Close a reading end, so that the rank is told by SIGPIPE or EPIPE as it would be without us."""
-        for stream in list(self._open):
-            if (stream.rank, stream.name) == (rank, name) and stream.told_gone:
-                self._take(stream)
-                self._close(stream)
-                self.gone.append((rank, name))
-
     def resize(self) -> list[int]:
         """Give the ranks' terminals the window's size; return those ranks."""
         size = self._console.window_size()
@@ -282,7 +249,6 @@ class Streams:
     def end_attempt(self) -> None:
         """Drain and close the ranks' streams, and show their unfinished lines; torchrun's own stays."""
         self.drain()
-        self.in_background(self._room.give_back)
         for stream in [one for one in self._open if one.rank >= 0]:
             self._close(stream)
 
@@ -298,11 +264,6 @@ class Streams:
         """Do ``work`` after what was recorded until now; it must not raise."""
         if not self._stalled:
             self.records.put(work)
-
-    def check(self) -> None:
-        """See soon whether all files are still there, and write what waits to be written."""
-        for _, file in list(self._files):
-            self.in_background(file.check)
 
     def settle(self, seconds: float) -> None:
         """Wait until all is in the files, at most ``seconds``."""
@@ -321,10 +282,6 @@ class Streams:
         if not lost:
             return None
         return f"{listed([file.name for file in lost], 1)}: {lost[0].problem}"
-
-    def trouble(self) -> tuple[str, str] | None:
-        """Return the path of a file that is not complete, and why; None if all are."""
-        return next(((file.path, file.problem) for _, file in self._files if file.path and file.problem), None)
 
     def unwritten(self) -> dict[str, bytes]:
         """Return the last of what is in no file, by the file's name in the node's directory."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -136,13 +135,12 @@ class Session:
         return [outlet.read for outlet in self._outlets]
 
     def watch(self) -> None:
-        """Notice by SIGCHLD that the guard has died, or says something, after whatever handler there was."""
+        """Notice by SIGCHLD that the guard has died, after whatever handler there was."""
         before = signal.getsignal(signal.SIGCHLD)
 
         def died(number: int, frame: FrameType | None) -> None:
             if callable(before):
                 before(number, frame)
-            self._hear()
             self._look_after_guard()
 
         signal.signal(signal.SIGCHLD, died)
@@ -223,11 +221,9 @@ class Session:
                 answer = None
             if answer is None:
                 self._replace_guard(guard)
-            elif answer.get("op") == "done":
+            else:
                 self._over = True  # the guard ends, and nothing is to start another one
                 return int(answer["exit_status"])
-            else:
-                self._answer(answer)
         return None
 
     def directory(self) -> Path | None:
@@ -241,45 +237,14 @@ class Session:
             return None
         return path
 
-    def _say(self, message: dict[str, Any], descriptors: Sequence[int] = (), *, keep: bool = True) -> None:
-        if keep:
-            self._said[message["op"]] = (message, list(descriptors))
+    def _say(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        self._said[message["op"]] = (message, list(descriptors))
         guard = self._guard
         if guard is not None:
             try:
                 send(guard.channel, message, descriptors)
             except OSError:
                 self._replace_guard(guard)
-
-    def _hear(self) -> None:
-        """Hear what the guard says while ranks run, if anything."""
-        guard = self._guard
-        if guard is None or "end" in self._said:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            while _readable(guard.channel, 0):
-                message, _ = receive(guard.channel)
-                if message is None:
-                    return
-                self._answer(message)
-
-    def _answer(self, message: dict[str, Any]) -> None:
-        """Close a stream of whose console the reader is gone, so that the rank sees what it would see alone.
-
-        The descriptor's number stays taken, by /dev/null, because a new guard would be told it.
-        """
-        if message.get("op") != "closed" or "attempt" not in self._said:
-            return
-        position = 0
-        for rank in self._said["attempt"][0]["ranks"]:
-            for stream in rank["streams"]:
-                if (rank["rank"], stream) == (message.get("rank"), message.get("stream")):
-                    with contextlib.suppress(OSError):
-                        null = os.open(os.devnull, os.O_RDONLY)
-                        os.dup2(null, self.readers[position], inheritable=False)
-                        os.close(null)
-                        self._say(message, keep=False)
-                position += 1
 
     def _look_after_guard(self) -> None:
         guard = self._guard
@@ -311,13 +276,6 @@ class Session:
             self._guard = new
             return
         self.lost()
-
-
-def _readable(channel: socket.socket, seconds: float) -> bool:
-    """Say whether something can be read within some ``seconds``. Not select(2), which knows 1024 descriptors."""
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 def _part_with(guard: Guard) -> None:
