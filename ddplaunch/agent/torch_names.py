@@ -158,7 +158,7 @@ POPEN = TorchName(
     "starts one rank. There is no official place for a warm start: entry points choose logs and events, `--run-path "
     "--start-method fork` forks from a process with threads and hides the script's `sys.path`, `atexit` and signals. "
     "Here the command line, the environment and the opened outputs (`_stdout`, `_stderr`) are final",
-    "ranks start cold, and one that was aborted at its end has failed",
+    "ranks start cold",
     ("self", "args", "env"),
     beside=("_stdout", "_stderr"),
 )
@@ -241,15 +241,6 @@ ITERATOR = TorchName(
     in_torchrun=False,
     beside=("_num_yielded", "_num_workers", "_index_sampler", "_auto_collation", "_dataset", "_dataset_kind"),
 )
-NEXT_DATA = TorchName(
-    "torch.utils.data.dataloader",
-    "_BaseDataLoaderIter._next_data",
-    _SEEN,
-    "gives a batch; `rank_site/ddplaunch_observer.py` looks at some whose size no sampler tells",
-    _NOT_COMPARED,
-    ("self",),
-    in_torchrun=False,
-)
 GET_ITERATOR = TorchName(
     "torch.utils.data.dataloader",
     "DataLoader._get_iterator",
@@ -268,22 +259,13 @@ WORKER_SIGNALS = TorchName(
     in_torchrun=False,
     beside=("_set_worker_pids",),
 )
-POST_HOOKS = TorchName(
-    "torch.optim.optimizer",
-    "_global_optimizer_post_hooks",
-    _SEEN,
-    "holds what optimizers call after a step; `rank_site/ddplaunch_observer.py` takes its own away after a few",
-    "its own stays, and does nothing any more",
-    in_torchrun=False,
-)
 WRAPPED = TorchName(
     "torch.nn.parallel.distributed",
     "DistributedDataParallel.__init__",
     _SEEN,
-    "wraps a model; `rank_site/ddplaunch_observer.py` compares the parameters of ranks unless a hook sends others",
-    "whether ranks have the same parameters is not looked at",
+    "wraps a model; `rank_site/ddplaunch_observer.py` notes that one was wrapped",
+    "that ranks share data or exchange nothing in their first steps is not noticed",
     in_torchrun=False,
-    beside=("_comm_hooks",),
 )
 GROUPS = TorchName(
     "torch.distributed.distributed_c10d",

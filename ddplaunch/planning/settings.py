@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 #: The codes of what ranks are found to do at their first optimizer steps (``watch/observed.py``).
 OBSERVED = (
-    *("numbers-differ", "no-process-group", "gradients-not-averaged", "replicas-differ", "data-not-divided"),
+    *("numbers-differ", "no-process-group", "gradients-not-averaged", "data-not-divided"),
     *("gpu-of-all-ranks", "gpus-not-used"),
 )
 #: Written even if they have their defaults.

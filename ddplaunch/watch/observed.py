@@ -20,7 +20,7 @@ from ddplaunch.records.json_files import objects, read_object
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.values.words import count
-from ddplaunch.watch.sharing import Note, Plan, apart, group, on_cpu, replicas, same_gpu, unaveraged, undivided
+from ddplaunch.watch.sharing import Note, Plan, apart, group, on_cpu, same_gpu, unaveraged, undivided
 
 #: What a family of findings follows from: the notes of a node, how many ranks it has, the plan.
 Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
@@ -122,7 +122,6 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         group,
         on_cpu,
         same_gpu,
-        replicas,
         rates,
         _among_ranks,
         batches,
@@ -239,22 +238,20 @@ def _among_ranks(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Find
 def _batch(note: Note, plan: Plan) -> Finding | None:
     """A batch of a rank that is not the planned one."""
     sizes, planned = _sizes(note), int(plan["batch_size"])
-    sure = bool(note["loaders"]) and all(loader["batch_size"] for loader in note["loaders"])
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None or size == planned:
         return None
-    pace = _batches_per_step(note) if note["loaders"] else min(filter(None, note["passes"] or ()), default=None)
-    if size * (pace or 1) == planned * int(plan.get("accum") or 1):
+    if size * (_batches_per_step(note) or 1) == planned * int(plan.get("accum") or 1):
         return None  # it is cut into parts by the script
     what = f"each rank takes {count(size, 'sample')} at a time, the plan says {planned}"
     if not_passed := _not_passed("batch_size", what, f"--batch-size {size}", plan):
-        return not_passed if sure else None
+        return not_passed
     option, understood, place = _read(plan, _BATCHES)
     reason = _reason(size / planned, plan)
     whose = next((owner for owner in ("total", "node") if reason.endswith(_OF[owner])), "")
     fix = "put `{batch_size}` where the script's arguments have its batch; if its own is meant, "
     fix += f"`--batch-size {size}` says so to the plan"
-    if whose and size < planned and (sure or size > 1):
+    if whose and size < planned:
         fix = f"give the script what it divides, {planned * planned // size}"
         if option and "batch_size" in plan["passed"]:
             fix = f"`--batch-option={option}:{whose}`, as the script divides it itself"
@@ -262,8 +259,6 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
         fix = f"give the script the batch of one rank, {planned}, where it does not multiply it"
         if option and "batch_size" not in plan["passed"]:
             fix = f"`--batch-option={option}:rank`, as the script takes it for the batch of one rank"
-    elif not sure:
-        return None
     return warning(
         "numbers-differ",
         f"{what} ({reason})" if whose else what,
@@ -274,9 +269,8 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
 
 
 def _sizes(note: Note) -> set[int | None]:
-    """Return how many samples each batch has: as the DataLoaders say, else by what goes into the model."""
-    loaders = note["loaders"]
-    return {loader["batch_size"] or loader["first_dimension"] for loader in loaders} or set(note.get("forward") or ())
+    """Return how many samples each batch has, as the DataLoaders say."""
+    return {loader["batch_size"] for loader in note["loaders"]}
 
 
 def _batches_per_step(note: Note, planned: int = 0) -> int | None:

@@ -32,12 +32,10 @@ from ddplaunch.agent.torch_names import (
     ITERATOR,
     JOIN,
     METHOD_NAME,
-    NEXT_DATA,
     NOT_COMPILED,
     ON_SIGNAL,
     PARSE_ARGS,
     POPEN,
-    POST_HOOKS,
     SEQUENCE,
     SPREAD,
     START,
@@ -259,30 +257,15 @@ def phases_cannot_be_had() -> None:
 
 
 def observer_without(name: TorchName) -> Callable[[], None]:
-    """What could not be replaced stays as it is, and the rest is put back."""
+    """What could not be replaced stays as it is."""
 
     def nothing_is_noticed() -> None:
         observer = ddplaunch_observer._Observer("/dev/null/none")
-        looks = {"torch.utils.data.dataloader": observer.dataloaders, "torch.optim.optimizer": observer.optimizers}
-        looks["torch.nn.parallel.distributed"] = observer.parallel
-        ddplaunch_marks.after_import({name.module: looks[name.module]})
-        observer._end()
+        look = observer.dataloaders if name is ITERATOR else observer.parallel
+        ddplaunch_marks.after_import({name.module: look})
         assert name.value() is None
 
     return nothing_is_noticed
-
-
-def ranks_are_not_compared() -> None:
-    class Iterator:
-        """One of torch's whose batches nobody knows the size of, and that cannot be looked into."""
-
-        _num_yielded, _index_sampler, _auto_collation, _dataset, _dataset_kind = 1, None, False, (), 1
-
-    iterator = Iterator()
-    observer = ddplaunch_observer._Observer("/dev/null/none")
-    observer._iterator(iterator)
-    observer.stepped(SimpleNamespace(param_groups=[{"lr": 0.1, "params": []}]), (), {})
-    assert observer._over and observer._steps == 1
 
 
 def no_collectives_are_counted() -> None:
@@ -324,8 +307,7 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     DDP_TIMES: phases_end,
     DDP_EVERY_STEP: phases_cannot_be_had,
     NOT_COMPILED: it_may_be_compiled,
-    **{each: observer_without(each) for each in (ITERATOR, POST_HOOKS, WRAPPED)},
-    NEXT_DATA: ranks_are_not_compared,
+    **{each: observer_without(each) for each in (ITERATOR, WRAPPED)},
     GET_ITERATOR: phases_without(GET_ITERATOR),
     GROUPS: no_collectives_are_counted,
     SEQUENCE: no_collectives_are_counted,

@@ -78,6 +78,37 @@ class Noticed:
         return self._method.__get__(one, owner)
 
 
+def notice(kind: Any, name: str, call: Callable[[Any], None]) -> None:
+    """Have ``call`` called with each object of the class ``kind`` on which its method ``name`` is looked up."""
+    setattr(kind, name, Noticed(kind.__dict__[name], call))
+
+
+def notice_steps(module: Any, stepped: Callable[[Any, Any, Any], None]) -> None:
+    """Have ``stepped`` called after each step of an optimizer in this process; ``module`` is torch.optim.optimizer."""
+    owner = os.getpid()
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        # what compiles a step is not to see more than this line
+        if not torch.compiler.is_compiling() and os.getpid() == owner:
+            stepped(optimizer, args, kwargs)
+
+    module.register_optimizer_step_post_hook(after_step)
+
+
+def batch_size(iterator: Any) -> int | None:
+    """Return the size of a DataLoader's batches; None where its dataset makes them, or ranks share one (accelerate)."""
+    batches = iterator._index_sampler
+    whole = iterator._auto_collation and not getattr(batches, "split_batches", False)
+    return plain_integer(getattr(batches, "batch_size", None)) if whole else None
+
+
+def plain_integer(value: Any) -> int | None:
+    """Return ``value`` if it is an integer, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:
     """Call each function with the module of its name once that has run, at once for one that has. It must not raise."""
     missing = {}
@@ -96,40 +127,33 @@ def import_quickly(name: str) -> None:
     That is about a tenth of the time that torch 2.13 takes. A collector that is off stays off.
     """
     if name not in sys.modules:
-        sys.meta_path.insert(0, _Finder({name: _quicken}))
+        sys.meta_path.insert(0, _Finder({name: _import_without_collector}))
 
 
-def _quicken(spec: Any) -> None:
-    """Make a spec of a kind that switches the collector off, and is plain again when its module has run.
+def _import_without_collector(spec: Any) -> None:
+    """Change a spec so that the garbage collector is off while its module's code runs.
 
-    ``importlib`` notes in ``_initializing`` when a module's code begins and when it has ended, also by an exception.
-    Unlike a loader that was wrapped, that leaves no line in the traceback of an import that fails.
+    importlib sets ``_initializing`` of the spec to True before that and to False after it, also after an exception. A
+    loader that is wrapped would be a line in the traceback of an import that fails.
     """
-    if type(spec) is not type(sys.__spec__):
-        return
     import gc
 
     plain: Any = type(spec)
-    was_on = False
 
-    class Quick(plain):  # type: ignore[misc]
+    class WithoutCollector(plain):  # type: ignore[misc]
         def __setattr__(self, name: str, value: Any) -> None:
-            nonlocal was_on
-            object.__setattr__(self, name, value)
-            if name != "_initializing":
-                return
-            if value:
-                was_on = gc.isenabled()
+            super().__setattr__(name, value)
+            if name == "_initializing" and value:
                 gc.disable()
-                return
-            self.__class__ = plain
-            if was_on:
+            elif name == "_initializing":
+                self.__class__ = plain
                 if not gc.get_freeze_count():
                     gc.freeze()  # and back, to the oldest: the next collection need not look through them
                     gc.unfreeze()
                 gc.enable()
 
-    spec.__class__ = Quick
+    if plain is type(sys.__spec__) and gc.isenabled():
+        spec.__class__ = WithoutCollector
 
 
 class Waits:
@@ -165,18 +189,6 @@ class Waits:
         return self._us if now else None
 
 
-class _Counted:
-    """Stands for a method of a class, and calls ``count`` whenever it is looked up on an object."""
-
-    def __init__(self, method: Any, count: Callable[[], None]) -> None:
-        self._method, self._count = method, count
-
-    def __get__(self, one: Any, owner: Any = None) -> Any:
-        if one is not None:
-            self._count()
-        return self._method.__get__(one, owner)
-
-
 def count_work(memory: int) -> None:
     """Count optimizer steps, and batches that DataLoaders are asked for, in the first 16 bytes of ``memory``.
 
@@ -201,21 +213,18 @@ def count_work(memory: int) -> None:
         steps = counts()
 
         def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            import torch
+            steps[0] += 1
 
-            if not torch.compiler.is_compiling() and os.getpid() == owner:
-                steps[0] += 1
-
-        module.register_optimizer_step_post_hook(stepped)
+        notice_steps(module, stepped)
 
     def dataloaders(module: Any) -> None:
-        batches, iterators = counts(), module._BaseDataLoaderIter
+        batches = counts()
 
-        def asked() -> None:
+        def asked(_iterator: Any) -> None:
             if os.getpid() == owner:
                 batches[1] += 1
 
-        iterators.__next__ = _Counted(vars(iterators)["__next__"], asked)  # what --phases put there stays
+        notice(module._BaseDataLoaderIter, "__next__", asked)  # what --phases put there stays
 
     after_import({"torch.optim.optimizer": optimizers, "torch.utils.data.dataloader": dataloaders})
 

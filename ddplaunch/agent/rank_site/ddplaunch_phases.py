@@ -22,7 +22,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING or __package__:
-    from ddplaunch.agent.rank_site.ddplaunch_marks import Noticed, Waits
+    from ddplaunch.agent.rank_site.ddplaunch_marks import Waits, notice
     from ddplaunch.agent.rank_site.ddplaunch_timeline import (
         BACKWARD,
         COMM,
@@ -42,7 +42,7 @@ if TYPE_CHECKING or __package__:
     )
 else:  # beside this file
     import ddplaunch_timeline
-    from ddplaunch_marks import Noticed, Waits
+    from ddplaunch_marks import Waits, notice
 
     globals().update({name: value for name, value in vars(ddplaunch_timeline).items() if not name.startswith("__")})
     del sys.modules["ddplaunch_timeline"]
@@ -170,8 +170,7 @@ class _Rank:
         """Notice each DistributedDataParallel. What torch.compile may trace stays as it is: it measures itself."""
         import weakref
 
-        kind = module.DistributedDataParallel
-        kind.__init__ = Noticed(kind.__init__, lambda one: self._wrapped.append(weakref.ref(one)))
+        notice(module.DistributedDataParallel, "__init__", lambda model: self._wrapped.append(weakref.ref(model)))
 
     def collectives(self, _: Any) -> None:
         """Notice how long the script waits for collectives of its own."""

@@ -13,6 +13,10 @@ import sys
 import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
+if TYPE_CHECKING or __package__:
+    from ddplaunch.agent.rank_site.ddplaunch_marks import batch_size
+else:  # beside this file
+    from ddplaunch_marks import batch_size
 if TYPE_CHECKING:
     from typing import Any
 
@@ -23,7 +27,7 @@ FIELDS = (
     "waited",
 )
 REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
-_AHEAD, _MOST_PARTS = 1024, 16  # batches that are fetched before they are used; parts of one that are looked at
+_AHEAD = 1024  # batches that are fetched before they are used
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
 _DDP_EACH, _DDP_EVERY_S = 64, 0.2  # steps, later: reading what DistributedDataParallel measured takes 0.08 ms
@@ -100,11 +104,6 @@ class Timeline:
                 mark[0] = phase
         if self.now == MAYBE_FORWARD:
             self.now = phase
-
-    def may_be_forward(self) -> None:
-        """What follows is a forward pass, if a backward pass comes of it."""
-        self.settle(REST)
-        self.turn(MAYBE_FORWARD)
 
     def fetch(self, iterator: int, size: int | None) -> None:
         """Take a batch of so many samples: the Trainer of Hugging Face fetches all that it accumulates at once."""
@@ -324,13 +323,8 @@ class Memory:
 
 def of_batch(iterator: Any) -> int | None:
     """Return how many samples the batch has that a DataLoader's iterator has just given; None if it does not say."""
-    if not iterator._auto_collation:
-        return None
-    batches = iterator._index_sampler
-    size = getattr(batches, "batch_size", None)
-    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
-        return None
-    if not type(batches).__module__.startswith("torch.utils.data") or batches.drop_last:
+    size, batches = batch_size(iterator), iterator._index_sampler
+    if size is None or not type(batches).__module__.startswith("torch.utils.data") or batches.drop_last:
         return size
     if iterator._dataset_kind or iterator._num_yielded < len(batches):  # 1: an IterableDataset
         return size
@@ -346,55 +340,3 @@ def of_epoch(iterator: Any) -> int | None:
     if type(batches).__module__.startswith("torch.utils.data"):
         return len(sampler)
     return None if size is None else min(len(sampler), size * len(batches))  # accelerate's gives each rank its batches
-
-
-def of_loader(iterator: Any) -> dict[str, Any]:
-    """Return what is known of a DataLoader from its iterator, without calling anything of the script's."""
-    batches = iterator._index_sampler
-    collates = bool(iterator._auto_collation)
-    sampler = getattr(batches, "sampler", None) if collates else batches
-    size = getattr(batches, "batch_size", None) if collates else None
-    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
-        size = None
-    dataset = iterator._dataset  # of kind 1 if it is an IterableDataset; else its sampler has asked for its `len()`
-    counted = collates and not iterator._dataset_kind and hasattr(type(dataset), "__len__")
-    return {
-        "batch_size": size,
-        "first_dimension": None,
-        "sampler": _name(sampler),
-        "batch_sampler": _name(batches) if collates else None,
-        "replicas": _plain(getattr(sampler, "num_replicas", None)),
-        "replica": _plain(getattr(sampler, "rank", None)),
-        "dataset": _name(dataset),
-        "samples": _plain(len(dataset)) if counted else None,
-    }
-
-
-def _name(one: Any) -> str | None:
-    """Return a class by its name, torch's own with `torch.` before it."""
-    if one is None:
-        return None
-    kind = type(one)
-    return f"torch.{kind.__name__}" if kind.__module__.startswith("torch.utils.data") else kind.__name__
-
-
-def _plain(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def first_dimension(data: Any) -> int | None:
-    """Return the first dimension on which all tensors of a batch agree; the batch goes on whatever it is made of."""
-    found: set[int] = set()
-    left = [data]
-    try:
-        while left and len(found) < 2:
-            one = left.pop()
-            if isinstance(one, dict):
-                left += one.values()
-            elif isinstance(one, list | tuple):
-                left += one[:_MOST_PARTS]
-            elif hasattr(one, "dim") and hasattr(one, "shape"):
-                found.add(int(one.shape[0]) if one.dim() else 0)
-    except Exception:  # a nested tensor has no shape
-        return None
-    return found.pop() if len(found) == 1 else None
