@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,8 @@ def main() -> None:
                 environ["PROBE"] = str(folder / way)
                 environ["UNFLUSHED"] = str(folder / f"{way}-{number}.txt")
                 process: Any = None
-                if way == "warm":
-                    process = template.start(args, dict(environ), (out, err), lambda: None)
-                else:
-                    process = subprocess.Popen(args, env=environ, stdout=out, stderr=err, start_new_session=True)
+                cold = partial(subprocess.Popen, args, env=environ, stdout=out, stderr=err, start_new_session=True)
+                process = template.start(args, dict(environ), (out, err), cold) if way == "warm" else cold()
                 running.append(process)
         leads = [os.getpgid(process.pid) == process.pid == os.getsid(process.pid) for process in running]
         for number, process in enumerate(running):

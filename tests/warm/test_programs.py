@@ -128,22 +128,22 @@ def test_a_module_is_imported_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "why"),
-    [("package.starts_thread", "2 threads run after"), ("package.ends_process", "killed the process that imported it")],
+    [
+        ("package.starts_thread", "2 threads run after `--preload package.heavy,package.starts_thread`"),
+        ("package.ends_process", "the process to fork ranks from has ended"),
+    ],
 )
-def test_what_spoils_the_template_is_not_preloaded(tmp_path: Path, module: str, why: str) -> None:
+def test_what_spoils_the_template_makes_the_start_cold(tmp_path: Path, module: str, why: str) -> None:
     answers = _run(tmp_path, [["imports.py"]], "package.heavy", module, PYTHONWARNINGS="error")
+    assert answers["said"] == [f"cold start: {why}"]
     assert [end["out"] for end in answers["warm"]] == ["False True\n"]
-    (note,) = answers["said"]
-    assert note.startswith("nothing was preloaded: ")
-    assert why in note
-    assert f"`--preload package.heavy,{module}`" in note
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["first", "between", "again"])
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize("lost", ["template", "forker"])
-def test_ranks_start_cold_without_the_template(lost: str, number: str, moment: str) -> None:
+def test_ranks_start_cold_or_not_at_all_without_the_template(lost: str, number: str, moment: str) -> None:
     result = subprocess.run(
         [sys.executable, "-u", str(PROGRAMS / "loses_template.py"), lost, number, moment],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -155,11 +155,13 @@ def test_ranks_start_cold_without_the_template(lost: str, number: str, moment: s
     starts = [line for line in lines if line.startswith("[")]
     assert {*starts} <= {"[0, 0] warm", "[0, 0] cold"}, result
     served = (lost, number) == ("template", "SIGSTOP") and moment != "again"  # the forker does all for the first start
-    assert starts[-1] == "[0, 0] cold" or served
+    broken_off = moment == "between" and not served  # with one rank that had been forked
+    assert starts[-1:] == ([] if broken_off else ["[0, 0] cold"]) or served
     ranks = sorted(line for line in lines if re.fullmatch("[01] [01]", line))
     both = ["0 0", "0 1"] * sum("cold" in line for line in starts) + ["1 0", "1 1"] * sum(
         "warm" in line for line in starts
     )
     assert ranks == sorted(both), "a rank ran twice, or never"
     why = "has ended" if number == "SIGKILL" else "does not answer"
-    assert lines[-1] == f"1 cold start: the process to fork ranks from {why} []" or served
+    said = "" if broken_off else "cold start: "
+    assert lines[-1] == f"1 {said}the process to fork ranks from {why} []" or served

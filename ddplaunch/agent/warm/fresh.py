@@ -9,9 +9,7 @@ modules down, so that open files are written and ``__del__`` runs.
 
 *Leaving torchrun's frames.* A script that runs under somebody else's frames can tell: by its recursion limit, by
 ``inspect.stack()``, by faulthandler's dumps. So the fork raises an exception that nobody catches, and goes on where the
-interpreter hands it to ``sys.excepthook``: all Python frames are gone there. The hook consists of C callables alone
-(``max`` calls its key for each of type, value and traceback), so that what its second step runs has no Python frame
-beneath it either.
+interpreter hands it to ``sys.excepthook``: all Python frames are gone there.
 
 *Ending.* A process that has torch spends more than half of its end on the C++ destructors of torch's libraries and on
 withdrawing torch's own operators; in a fork each page that they write to is copied before. These are left out. What the
@@ -325,43 +323,36 @@ def _keep_operators() -> None:
 
 #: Seconds until a fork is killed that somebody's ``except BaseException`` kept: it must not act as torchrun.
 _DEADLINE_S = 10
-_CALLS_OF_HOOK = 6
 
 
-class Handover(BaseException):
-    """Unwinds to the interpreter's bottom. ``step`` of the class runs first, ``step`` of the instance second."""
+class _Unwound(BaseException):
+    """Is caught by nobody, so that all Python frames are left; ``go_on`` is what happens after that."""
 
-    step: Callable[[], object]
-
-
-def _uncount_calls() -> None:
-    """Give the script its whole recursion limit: until 3.11 the C calls of the hook count like Python frames."""
-    if sys.version_info < (3, 12):
-        for _ in range(_CALLS_OF_HOOK):
-            ctypes.pythonapi.Py_LeaveRecursiveCall()
+    go_on: Callable[[], object]
 
 
-def leave(first: Callable[[], Callable[[], object]]) -> NoReturn:
-    """Unwind all frames, call ``first``, and then what it returned, with no Python frame beneath the latter.
+def leave(prepare: Callable[[], Program]) -> NoReturn:
+    """Leave all Python frames, call ``prepare``, and run the program that it returns with no Python frame beneath it.
 
-    Never returns; the second callable has to end the process.
+    The interpreter calls ``sys.excepthook`` with three arguments when nothing is left but the exception. A hook in
+    Python would be a frame beneath the program, so it is `max`, in C, which calls its key with each argument in turn:
+    ``go_on`` of the class prepares, ``go_on`` of the instance is the program. That has to end the process.
     """
-    handover, hook = Handover(), sys.excepthook
+    unwound, hook = _Unwound(), sys.excepthook
 
-    def arrive() -> None:
+    def prepare_program() -> None:
         signal.alarm(0)
         sys.excepthook = hook
-        if handover.__traceback__ is not None:
-            traceback.clear_frames(handover.__traceback__)
-        handover.__traceback__ = None
+        if unwound.__traceback__ is not None:
+            traceback.clear_frames(unwound.__traceback__)  # else what torchrun had in them would live on
+        unwound.__traceback__ = None
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)
-        handover.step = first()
-        _uncount_calls()
+        unwound.go_on = prepare()
 
-    Handover.step = staticmethod(arrive)
-    sys.excepthook = functools.partial(max, key=operator.methodcaller("step"))
+    _Unwound.go_on = staticmethod(prepare_program)
+    sys.excepthook = functools.partial(max, key=operator.methodcaller("go_on"))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_DEADLINE_S)
-    raise handover
+    raise unwound

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -23,16 +21,13 @@ from ddplaunch.agent.warm import fresh, kernel, requests
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.template_process import TemplateProcess
 from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_template, why_not_forked
-from ddplaunch.machine.processes.process_table import is_stopped, read_stat
+from ddplaunch.machine.processes.process_table import read_stat
 
 Say = Callable[[str], None]
 Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
 #: Seconds for which forking one rank may take: it is a matter of milliseconds, of seconds on a machine that swaps.
-_FORK_S = 60.0
-#: Seconds for which one of them may be stopped (SIGSTOP, a debugger) before ranks start without them.
-STOPPED_S = 5.0
-_LOOK_S = 0.5
-#: Seconds to wait for a template that was told to end, and for processes that were killed.
+FORK_S = 60.0
+#: Seconds to wait for a template that was told to end, and for one that was killed.
 _LEAVES_S, _KILLED_S = 0.3, 1.0
 _GONE = "the process to fork ranks from has ended"
 _SILENT = "the process to fork ranks from does not answer"
@@ -69,19 +64,18 @@ class Template:
     def __init__(self, say: Say, reason: str | None, cpus: RankCpus | None = None) -> None:
         """Fork nothing yet."""
         self.reason = reason
-        self.pid: int | None = None
         self._say = say
+        self._process: WarmProcess | None = None
         self._channel: socket.socket | None = None
         self._at_load = environ_at_load()
         self._cpus = cpus
-        self._forked: list[tuple[WarmProcess, Cold]] = []  # ranks of the present start; none runs its script yet
-        self._cold = 0  # ranks of the present start that are still to be started cold
+        self._forked: list[int] = []  # ranks of the present start; none runs its script yet
         self._told = False
 
     def fork(self, preload: Sequence[str]) -> None:
         """Fork the template from this process. Raises OSError."""
         ours, theirs = socket.socketpair()
-        ours.settimeout(_FORK_S)
+        ours.settimeout(None if preload else FORK_S)  # an import takes as long as it does
         launcher_path = None if getattr(sys.flags, "safe_path", False) else sys.path[0]
         agent = os.getpid()
         sys.stdout.flush()
@@ -98,7 +92,7 @@ class Template:
                 os._exit(1)
             fresh.leave(lambda: process.serve(preload))
         theirs.close()
-        self.pid, self._channel = pid, ours
+        self._process, self._channel = WarmProcess(["template"], pid), ours
         # counted after the fork: OpenBLAS ends its threads before each, and holds no lock of theirs across it
         threads = kernel.native_threads()
         if threads > 1:
@@ -109,33 +103,25 @@ class Template:
         """Return a rank that runs ``args`` with ``env``: forked, or what ``cold`` returns.
 
         ``outputs`` are the files for stdout and stderr, None for torchrun's own. All ranks of one start are warm, or
-        none: those that were forked before the template was lost are ended before their script's first line, and
-        started once more. Raises OSError where Popen would: no memory, or too many processes.
+        none. Raises OSError where Popen would, no memory or too many processes, and where the template is lost when it
+        has forked some of them; these end before their script's first line.
         """
         command, cpus = requests.without_numactl(args)
         request = Request(command, dict(env), cpus or (self._cpus.of(env) if self._cpus else None))
-        if not self._forked and not self._cold and not self._ready(request):
-            self.tell()
-            self._cold = request.siblings or 1
-        if self._cold:
-            self._cold -= 1
-            return cold()
-        try:
-            rank = WarmProcess(command, self._deliver(request, outputs))
-            self._forked.append((rank, cold))
-            if len(self._forked) == request.siblings:
-                self._let_go()
-            return rank
-        except (ConnectionError, TimeoutError) as exception:
-            self._lose(exception)
+        if not self._forked:
+            self._await_template(request)
+        if self.reason is None:
+            try:
+                rank = WarmProcess(command, self._deliver(request, outputs))
+                self._forked.append(rank.pid)
+                if len(self._forked) == request.siblings:
+                    self._let_go(rank.pid)
+                return rank
+            except (ConnectionError, TimeoutError) as exception:
+                self._lose(exception)
+                if self._forked:
+                    raise type(exception)(self.reason) from exception
         self.tell()
-        forked, self._forked = self._forked, []
-        for rank, again in forked:
-            rank.replace(again())
-        self._cold = request.siblings - len(forked)
-        if not self._cold:
-            return forked[-1][0]
-        self._cold -= 1
         return cold()
 
     def close(self) -> None:
@@ -144,17 +130,16 @@ class Template:
             self._channel.close()
             self._channel = None
 
-    def end(self) -> None:
-        """Wait until nothing is left of the template: it has 0.3 s, then it is killed."""
+    def end(self, leaves_s: float = _LEAVES_S) -> None:
+        """Wait until the template is gone; after ``leaves_s`` it is killed. What it had forked ends with it."""
         self.close()
-        pid, self.pid = self.pid, None
-        if pid is not None:
-            template = WarmProcess(["template"], pid)
+        process, self._process = self._process, None
+        for limit_s in (leaves_s, _KILLED_S) if process is not None else ():
             try:
-                template.wait(_LEAVES_S)
+                process.wait(limit_s)
+                return
             except subprocess.TimeoutExpired:
-                end(members(pid))
-                template.poll()  # else the next Popen would wait for this pid, whosever it is by then
+                process.kill()
 
     def tell(self) -> None:
         """Say once why ranks start cold."""
@@ -162,21 +147,20 @@ class Template:
             self._told = True
             self._say(f"cold start: {self.reason}")
 
-    def _ready(self, request: Request) -> bool:
-        """Say whether the first rank of several can be forked; ``reason`` is known if not."""
+    def _await_template(self, request: Request) -> None:
+        """Wait until ranks can be forked, or set ``reason``; ``request`` is the first of a start."""
         is_file = len(request.args) > 2 and Path(request.target).exists()
         self.reason = self.reason or why_not_forked(request, sys.executable, self._at_load, is_file)
         if self.reason is not None:
-            return False
+            return
         try:
-            notes = self._hear("ready", float("inf"))
+            notes = self._hear("ready")
             kernel.adopt_orphans(True)
         except OSError as exception:
             self._lose(exception)
-            return False
+            return
         for note in notes:
             self._say(note)
-        return True
 
     def _deliver(self, request: Request, outputs: Sequence[Any]) -> int:
         if self._channel is None:
@@ -187,102 +171,42 @@ class Template:
             requests.send(self._channel, vars(request), [*numbers, folder])
         finally:
             os.close(folder)
-        return int(self._hear("pid", _FORK_S))
+        return int(self._hear("pid"))
 
-    def _let_go(self) -> None:
+    def _let_go(self, last_rank: int) -> None:
         """Wait until all ranks have sessions of their own and are this process's children: torchrun may signal them."""
-        self._hear("forked", _FORK_S)
-        rank, _ = self._forked[-1]
-        deadline = time.monotonic() + STOPPED_S
-        while (seen := read_stat(rank.pid)) is not None and seen.parent != os.getpid():
+        self._hear("forked")
+        deadline = time.monotonic() + FORK_S
+        while (stat := read_stat(last_rank)) is not None and stat.parent != os.getpid():
             if time.monotonic() > deadline:
                 raise TimeoutError
             time.sleep(0.0005)
         self._forked = []
         kernel.adopt_orphans(False)
 
-    def _hear(self, key: str, limit_s: float) -> Any:
+    def _hear(self, key: str) -> Any:
         """Return what the template's side answers. Raises OSError: it could not fork, is gone, or does not answer."""
-        if self._channel is None or self.pid is None:
+        if self._channel is None:
             raise ConnectionResetError
-        wait_for_word(self._channel, self.pid, limit_s, self._slow)
         received = requests.receive(self._channel)
+        self._channel.settimeout(FORK_S)
         if received is None:
             raise ConnectionResetError
-        if key not in received[0]:
-            with contextlib.suppress(OSError):
-                kernel.adopt_orphans(False)
-            number = int(received[0].get("errno", errno.EPROTO))
+        answer = received[0]
+        if "unfit" in answer:
+            raise OSError(answer["unfit"])
+        if key not in answer:
+            number = int(answer.get("errno", errno.EPROTO))
             raise OSError(number, f"a rank could not be forked: {os.strerror(number)}")
-        return received[0][key]
-
-    def _slow(self) -> None:
-        self._say("the modules of `--preload` are still being imported, after a minute")
+        return answer[key]
 
     def _lose(self, why: OSError) -> None:
         """Do without the template from now on: end it, and the ranks that it has forked for this start."""
         reasons = {ConnectionError: _GONE, TimeoutError: _SILENT}
         self.reason = next((words for kind, words in reasons.items() if isinstance(why, kind)), str(why))
-        self.close()
-        pid, self.pid = self.pid, None
-        family = [] if pid is None else members(pid)
-        end(list(dict.fromkeys([*(rank.pid for rank, _ in self._forked), *family])))
+        self.end(0)
         with contextlib.suppress(OSError):
             kernel.adopt_orphans(False)
-
-
-def members(pid: int) -> list[int]:
-    """Return ``pid`` and what descends from it; ``pid`` alone where the kernel does not list children."""
-    found = [pid]
-    for each in found:  # grows meanwhile
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in Path(f"/proc/{each}/task/{each}/children").read_text().split()]
-    return found
-
-
-def wait_for_word(
-    channel: socket.socket, template: int, limit_s: float, slow: Callable[[], None] | None = None
-) -> None:
-    """Wait until something can be read from ``channel``, its end too.
-
-    Raises TimeoutError after ``limit_s`` seconds, or if one of the template's family is stopped for 5 s. Without a
-    limit, which an import has not, ``slow`` is called once after a minute.
-    """
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    began = time.monotonic()
-    moving = began
-    while not poll.poll(_LOOK_S * 1000):
-        now = time.monotonic()
-        if not any(map(is_stopped, members(template))):
-            moving = now
-        if now - moving > STOPPED_S or now - began > limit_s:
-            raise TimeoutError
-        if slow is not None and now - began > 60:
-            slow()
-            slow = None
-
-
-def end(pids: Sequence[int]) -> None:
-    """Kill them all, and reap those that are or become children of this process, for at most 1 s."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _KILLED_S
-    left = list(pids)
-    while left and time.monotonic() < deadline:
-        left = [pid for pid in left if not _reaped(pid)]
-        if left:
-            time.sleep(0.001)
-
-
-def _reaped(pid: int) -> bool:
-    """Say whether nothing is left of a process that this one could wait for."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        one = read_stat(pid)
-        return one is None or not one.alive
 
 
 class WarmProcess(subprocess.Popen[bytes]):
@@ -290,14 +214,10 @@ class WarmProcess(subprocess.Popen[bytes]):
 
     def __init__(self, args: Sequence[str], pid: int) -> None:
         """Take over ``pid``, which has to be a child of this process, and does what ``args`` would."""
-        self._forked, self._instead = pid, None
+        self._forked = pid
         super().__init__(())
         self.args = args
 
     def _execute_child(self, *_: Any) -> None:
         """Start nothing, where ``Popen`` starts a program."""
         self.pid, self._child_created = self._forked, True
-
-    def replace(self, other: Any) -> None:
-        """Stand for ``other`` from now on, which is kept: a Popen that nobody holds is waited for by the next one."""
-        self.pid, self._instead = other.pid, other

@@ -1,7 +1,6 @@
 """The template's side of a warm start: processes that have one thread, and fork ranks on request.
 
-template   forked from torchrun before it has threads; waits. With ``--preload`` a child of it imports, and takes over
-           if that left it fit to be forked.
+template   forked from torchrun before it has threads; imports what ``--preload`` names, and waits.
 forker     a fork of the template, made ahead; forks the ranks of one start, and ends: they are orphans then, and
            torchrun, which adopts orphans at that moment, is the parent of each, as if it had forked them.
 """
@@ -12,7 +11,6 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -113,42 +111,12 @@ class TemplateProcess:
         fresh.forget([name for name in sys.modules if name.partition(".")[0] == "ddplaunch"])
 
     def _preload(self, names: Sequence[str]) -> list[str]:
-        """Import in a child; return in that child if it can be forked from, else in this process."""
-        reading, writing = os.pipe()
-        parent = os.getpid()
-        child = os.fork()
-        if child == 0:
-            kernel.die_with_parent(parent)
-            notes = _import_all(names, first_path(self._args))
-            spoiled = _unfit()
-            if spoiled:
-                os.write(
-                    writing, f"nothing was preloaded: {spoiled} after `--preload {','.join(names)}`"[:4000].encode()
-                )
-                os._exit(_GONE)
-            os.write(writing, b"fit")
-            os.close(reading)
-            os.close(writing)
-            return notes
-        os.close(writing)
-        verdict = self._verdict(reading, child)
-        os.waitpid(child, 0)  # one that is fit does the work now, and dies with its parent: until torchrun's end
-        if verdict == "fit":
+        """Import modules; return a line for each that could not be. End if this process must not be forked then."""
+        notes = _import_all(names, first_path(self._args))
+        if reason := _unfit():
+            requests.send(self.channel, {"unfit": f"{reason} after `--preload {','.join(names)}`"})
             os._exit(_GONE)
-        return [verdict or f"nothing was preloaded: `--preload {','.join(names)}` killed the process that imported it"]
-
-    def _verdict(self, reading: int, child: int) -> str:
-        """Return what the importing child says, nothing if it has ended; end with it when torchrun is done with us."""
-        poll = select.poll()
-        poll.register(reading, select.POLLIN)
-        poll.register(self.channel, select.POLLIN)
-        if reading not in dict(poll.poll()):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os._exit(_GONE)
-        verdict = os.read(reading, 1 << 16).decode()  # in one piece: up to 4096 bytes are never split
-        os.close(reading)
-        return verdict
+        return notes
 
     def _generations(self, notes: list[str]) -> Program:
         while True:

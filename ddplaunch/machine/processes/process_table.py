@@ -179,12 +179,6 @@ def is_ending(process: ProcessStat) -> bool:
     return now is None or now.start_ticks != process.start_ticks or not now.alive or bool(now.field(9) & _EXITING)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether there is a process ``pid`` that a signal or a debugger holds."""
-    stat = read_stat(pid)
-    return stat is not None and stat.stopped
-
-
 def own_processes() -> list[ProcessStat]:
     """Return all processes of this user that still run."""
     uid = own_id()

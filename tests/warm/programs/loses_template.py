@@ -15,27 +15,38 @@ from typing import Any
 from ddplaunch.agent.warm import template as warm_process
 from ddplaunch.agent.warm.template import Template
 
-warm_process.STOPPED_S, warm_process._LOOK_S = 0.2, 0.02
+warm_process.FORK_S = 5.0  # else one that is stopped is waited for a minute
 who, number, moment = sys.argv[1], signal.Signals[sys.argv[2]], sys.argv[3]
 command = [sys.executable, "-u", str(Path(__file__).with_name("forked.py"))]
 said: list[str] = []
 template = Template(said.append, None)
 template.fork(())
-first = template.pid
-assert first is not None
+assert template._process is not None
+first = template._process.pid
 
 
 def cold(environ: dict[str, str]) -> "subprocess.Popen[Any]":
     return subprocess.Popen(command, env=environ, start_new_session=True)
 
 
+def members(pid: int) -> list[int]:
+    """Return ``pid`` and what descends from it."""
+    found = [pid]
+    for each in found:  # grows meanwhile
+        found += [int(word) for word in Path(f"/proc/{each}/task/{each}/children").read_text().split()]
+    return found
+
+
 def strike() -> None:
-    assert first is not None
     deadline = time.monotonic() + 30
-    while len(found := warm_process.members(first)) < 2:
+    while len(found := members(first)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(found[who == "forker"], number)
+    struck = found[who == "forker"]
+    while ") S " not in Path(f"/proc/{struck}/stat").read_text():  # it waits for a request, and ends with its parent
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(struck, number)
     if number == signal.SIGKILL and who == "template":
         os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
 
@@ -52,11 +63,18 @@ def start() -> None:
 
 if moment == "first":
     strike()
-start()
+try:
+    start()
+except OSError as exception:  # between two ranks of one start
+    said.append(str(exception))
 if moment == "again":
     strike()
     for _ in range(2):  # one forker more may have been made already
         start()
 template.end()
-left = [pid for pid in warm_process.members(os.getpid())[1:] if not Path(f"/proc/{pid}/stat").read_text().count(") Z ")]
+deadline = time.monotonic() + 30
+while left := [pid for pid in members(os.getpid())[1:] if not Path(f"/proc/{pid}/stat").read_text().count(") Z ")]:
+    if time.monotonic() > deadline:
+        break
+    time.sleep(0.02)
 print(len(said), *said, left)
