@@ -136,30 +136,24 @@ class Diagnosis:
 class Explanation:
     """The root cause of a log or run, None if nothing failed, and what followed from it.
 
-    ``stops_at``: the last line of a log in which nothing failed, where it reports a step before the last one. ``cut``:
-    the compressed log that is cut off or damaged, so that its end is not known. ``passed_over``: the last error that
-    would have ended a run whose work went on after it.
+    ``stops_at``: the last line of a log in which nothing failed, where it reports a step before the last one.
+    ``passed_over``: the last error that would have ended a run whose work went on after it.
     """
 
     diagnosis: Diagnosis | None
     cascade: tuple[Echo, ...] = ()
     stops_at: str = ""
-    cut: str = ""
     passed_over: Evidence | None = None
 
 
 @dataclass(frozen=True)
 class LogSource:
-    """One log. ``read`` is a path or an open binary stream; a record's files have a rank and a host.
-
-    ``cut``: it is compressed, and ends before its end.
-    """
+    """One log. ``read`` is a path or an open binary stream; a record's files have a rank and a host."""
 
     name: str
     read: Path | BinaryIO
     rank: int | None = None
     host: str | None = None
-    cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,15 @@ def explain_texts(
     Of several runs that were appended to one file, the last one counts. ``why`` gets what each stage decided. Raises
     OSError if a file cannot be read.
     """
-    cut: list[str] = []
-    lines = list(_lines(numbered_lines(sources), cut))
+    lines = list(_lines(numbered_lines(sources)))
     if len(sources) != 1 or facts is not None:
-        return _explained(lines, facts, cut, why)
+        return _explained(lines, facts, why)
     begun = last_episode(lines, says_something)
-    found = _explained(lines[begun:], None, cut, why)
+    found = _explained(lines[begun:], None, why)
     if not begun or found.diagnosis is None:
         return found
     earlier = lines[:begun]
-    before = _explained(earlier[last_episode(earlier, says_something) :], None, cut).diagnosis
+    before = _explained(earlier[last_episode(earlier, says_something) :], None).diagnosis
     if before is None:
         return found
     same = (before.code, before.what) == (found.diagnosis.code, found.diagnosis.what)
@@ -50,13 +49,11 @@ def explain_texts(
 
 def read_logs(sources: Sequence[LogSource]) -> Scanned:
     """Return what the last run in ``sources`` printed. Raises OSError if a file cannot be read."""
-    lines = list(_lines(numbered_lines(sources), []))
+    lines = list(_lines(numbered_lines(sources)))
     return scan(lines[last_episode(lines, says_something) :])
 
 
-def _explained(
-    lines: Iterable[Line], facts: RunFacts | None, cut: list[str], why: list[str] | None = None
-) -> Explanation:
+def _explained(lines: Iterable[Line], facts: RunFacts | None, why: list[str] | None = None) -> Explanation:
     scanned = scan(lines)
     cause, case = choose(scanned, facts)
     if why is not None:
@@ -66,14 +63,12 @@ def _explained(
     last = stops_short(scanned.lines) if facts is None else None
     stops_at = last.text.strip() if last is not None else ""
     error = passed_over(case) if facts is None else None
-    return Explanation(None, (), stops_at, "".join(cut[:1]), None if error is None else error.line.evidence)
+    return Explanation(None, (), stops_at, None if error is None else error.line.evidence)
 
 
-def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]], cut: list[str]) -> Iterator[Line]:
-    """Yield all lines; ``cut`` gets the names of the logs that are cut off."""
+def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]]) -> Iterator[Line]:
     first = 0
     for source, numbered in logs:
-        cut += [source.name] if source.cut else []
         for line in read_lines(numbered, source.name, Speaker(source.rank, source.host), first):
             yield line
             first = line.at + 1

@@ -14,7 +14,7 @@ from ddplaunch.explain.command_fixes import (
 )
 from ddplaunch.explain.decide.choose import RootCause
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
-from ddplaunch.explain.decide.last_words import BareExit, other_end, words_above
+from ddplaunch.explain.decide.last_words import BareExit, words_above
 from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
@@ -63,7 +63,6 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         if raised.type.endswith("CalledProcessError") and (said := words_above(cause.candidate.line, scanned)):
             above = f"above the traceback stands: {reason_text(said)[:_QUOTED]}"
             words = words._replace(why=f"{_who(cause, 'the script')} started a program that failed; {above}")
-        said = other_end(cause.candidate.line, scanned) if cause.code == "download-failed" else said
     elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
         said = words_above(cause.candidate.line, scanned)
         at = f", at {cause.frame}" if cause.frame else ""

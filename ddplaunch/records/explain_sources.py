@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
-from ddplaunch.explain.read.packed import is_binary, open_pipe, packing, sample, unpacked, zstd_opener
 from ddplaunch.machine.files import Piece, pieces_of
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import RunRecord, numbered, read_record
@@ -26,7 +26,11 @@ from ddplaunch.values.frozen import dataclass
 _OUTPUT = re.compile(r"rank-(\d+)\.(out|err)")
 _TORCHRUN = re.compile(r"std(?:out|err)\.log")  # <log-dir>/<run-id>_<random>/attempt_N/<local_rank>/stdout.log
 _LOGS = (".log", ".out", ".err", ".txt")
-_PACKED = (".gz", ".xz", ".bz2", ".zst")
+#: First bytes of compressed files, and what unpacks them.
+_PACKED = {b"\x1f\x8b": "zcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
+_SAMPLE_BYTES = 1 << 16
+_TEXT_CONTROLS = frozenset(b"\a\b\t\n\v\f\r\x1b")
+_BINARY_SHARE = 0.03  # control characters among the bytes that are not zero; of random bytes 8 %
 _MOST_ENTRIES = 200_000  # files and folders that are looked at below a folder
 _WHY = "`explain` reads a log, a recorded run, or describes a code"
 
@@ -150,16 +154,11 @@ def _file(word: str, path: Path) -> LogSource:
     """Return a file to be read later, a pipe to be read now."""
     try:
         if stat.S_ISFIFO(path.stat().st_mode):
-            pipe = open_pipe(path)
-            if pipe is None:
-                raise usage(f"nobody writes into `{word}`", why="it is a pipe, which holds nothing itself", fix=_NAMES)
-            return LogSource(word, _log(word, pipe))
+            return LogSource(word, _log(word, path.open("rb")))
         if not path.is_file():
             raise usage(f"`{word}` is not a log: it is a device or a socket", why=_WHY, fix=_NAMES)
-        with open(path, "rb") as file:
-            packed = unpacked(_log(word, file))
-            if packed is not None and not packed.read(1):
-                raise usage(f"nothing can be unpacked from `{word}`", why="it is cut off, damaged or empty", fix=_NAMES)
+        with path.open("rb", _SAMPLE_BYTES) as file:
+            _log(word, file)
     except OSError as error:
         raise usage(
             f"`{word}` cannot be read: {error.strerror}",
@@ -173,18 +172,24 @@ _NAMES = "name a file that holds text; `ddplaunch ps` lists the recorded runs"
 
 
 def _log(word: str, file: BinaryIO) -> BinaryIO:
-    """Return ``file``. Raises UsageError where it begins like no text, or is compressed and nothing here unpacks it."""
-    start = sample(file)
-    how = packing(start)
-    if how == "zstd" and zstd_opener() is None:
-        raise usage(
-            f"`{word}` is compressed with zstd, which this Python cannot read",
-            why="Python reads it since 3.14, older ones with the package `zstandard`",
-            fix=f"`zstdcat {word} | ddplaunch explain -`",
-        )
-    if not how and is_binary(start):
+    """Return ``file``, of which nothing was read. Raises UsageError where it is compressed, or begins like no text."""
+    start = file.peek() if isinstance(file, io.BufferedReader) else b""
+    if program := next((each for magic, each in _PACKED.items() if start.startswith(magic)), None):
+        name = "FILE" if word == "stdin" else shlex.quote(word)
+        raise usage(f"`{word}` is compressed", why=_WHY, fix=f"`{program} {name} | ddplaunch explain -`")
+    if _is_binary(start):
         raise usage(f"`{word}` is not a log: it holds no text", why=_WHY, fix=_NAMES)
     return file
+
+
+def _is_binary(start: bytes) -> bool:
+    """Return whether a file that begins with ``start`` is no text, in whatever encoding.
+
+    Zero bytes alone do not count: a log that was cut while it was written has a run of them, UTF-16 every other one.
+    """
+    shown = start.replace(b"\0", b"")
+    controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in shown)
+    return bool(start) and (not shown or controls > _BINARY_SHARE * len(shown))
 
 
 def _folder(folder: Path) -> list[LogSource]:
@@ -204,7 +209,7 @@ def _folder(folder: Path) -> list[LogSource]:
 
 
 def _logs_below(folder: Path) -> Iterator[Path]:
-    """Yield what is called like a log, compressed or not. Raises UsageError for a folder of far too many things."""
+    """Yield what is called like a log. Raises UsageError for a folder of far too many things."""
     seen = 0
     for directory, folders, files in os.walk(folder):
         seen += len(folders) + len(files)
@@ -215,9 +220,9 @@ def _logs_below(folder: Path) -> Iterator[Path]:
                 fix="name the folder of one run, or its files",
             )
         for name in files:
-            path = Path(directory, name.removesuffix(next((end for end in _PACKED if name.endswith(end)), "")))
-            if path.suffix in _LOGS and (full := Path(directory, name)).is_file():
-                yield full
+            path = Path(directory, name)
+            if path.suffix in _LOGS and path.is_file():
+                yield path
 
 
 def _rank_of(path: Path) -> int | None:

@@ -45,8 +45,6 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
 
 def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) -> str:
     text = f"nothing failed in {names}"
-    if explanation.cut:
-        text += f" as far as it can be read: {explanation.cut} is cut off or damaged, and its end is missing"
     if explanation.stops_at:
         last = cut(explanation.stops_at, min(_EXAMPLE, terminal.width - 5))  # on one line, with its quotes
         text += f"; it stops before the last step, at `{last}`: {_SHORT}"

@@ -74,7 +74,7 @@ def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:  # noqa: 
     (folder / "ok.log").write_text("step 1\nstep 2\ntraining finished\n")
     said = call("explain", "ok.log")
     assert (said.status, said.out) == (0, "nothing failed in ok.log\n")
-    nothing: dict[str, object] = {"schema": 1, "diagnosis": None, "cascade": [], "stops_at": "", "cut": ""}
+    nothing: dict[str, object] = {"schema": 1, "diagnosis": None, "cascade": [], "stops_at": ""}
     nothing["passed_over"] = None
     assert json.loads(call("explain", "--json", "ok.log").out) == nothing
 

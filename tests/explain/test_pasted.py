@@ -24,24 +24,10 @@ def test_an_exit_in_a_sentence(line: str, code: str) -> None:
     assert diagnosed(line + "\nMon Jan  5 11:20:31: Completed <exit>;\n").code == code
 
 
-def test_the_exception_of_a_rank_in_front_of_torchruns() -> None:
-    table = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n" + "=" * 60 + "\nfit.py FAILED\n"
-    found = diagnosed("RuntimeError: no shard has 7 rows" + table)
-    assert (found.code, found.what) == ("script-exception", "RuntimeError: no shard has 7 rows")
-
-
 def test_an_abort_is_not_explained_by_what_nccl_tells_of_itself() -> None:
     told = "gpu3:41:97 [0] NCCL INFO comm 0x9f rank 0 nranks 2 cudaDev 0 busId 80 - Abort COMPLETE\n"
     found = diagnosed(STEPS + told + failed(-6, 0, 41))
     assert found.code == "aborted" and "NCCL" not in found.what
-
-
-def test_the_title_names_what_the_log_cuts_off() -> None:
-    cut = 'Traceback (most recent call last):\n  File "fit.py", line 9, in <module>\n    fit()\n'
-    found = diagnosed("Fails since Monday: ValueError: no bird has 7 wings\n\nIt worked before.\n" + cut)
-    assert (found.code, found.what) == ("script-exception", "ValueError: no bird has 7 wings")
-    whole = diagnosed("ValueError: no bird has 7 wings\n\n" + cut + "KeyError: 'wings'\n")
-    assert whole.what.startswith("KeyError"), "what the log itself says counts"
 
 
 def test_a_rank_that_takes_itself_down_has_not_finished() -> None:
@@ -60,23 +46,6 @@ def test_a_rank_that_leaves_with_1_lost_another_one_as_the_lines_above_say() -> 
     found = diagnosed("    loss.backward()\n" + lost + failed(1, 1, 41))
     assert (found.code, found.rank) == ("unknown", 1) and "lost another rank" in found.what
     assert "lost another rank" not in diagnosed(lost + failed(9, 1, 41)).what, "no exception leaves 9"
-
-
-def test_what_pytest_shows_of_a_test_that_failed() -> None:
-    failure = (
-        "    def test_sum():\n>       spawn(work)\n\ntests/test_sum.py:7:\n"
-        "E           torch.multiprocessing.spawn.ProcessRaisedException:\nE\n"
-        "E           -- Process 1 terminated with the following error:\n"
-        "E           Traceback (most recent call last):\n"
-        'E             File "/src/tests/test_sum.py", line 3, in work\nE               add()\n'
-        "E           ArithmeticError: sums differ by 3\n"
-    )
-    found = diagnosed(failure + "1 failed, 7 passed in 9.44s\n")
-    assert found.exception is not None and found.exception.type == "ArithmeticError"
-    assert (found.rank, found.calls[-1].place) == (1, "test_sum.py:3 in work")
-    plain = "E       assert 3 == 4\nE        +  where 3 = add()\n\ntests/test_sum.py:7: AssertionError\n"
-    assert "assert 3 == 4" in diagnosed(plain + "1 failed, 7 passed in 9.44s\n").what
-    assert explained("E1    E2    E3\n" + STEPS).diagnosis is None
 
 
 def test_numbers_of_options_are_no_steps_and_waiting_is_no_end() -> None:
@@ -181,15 +150,6 @@ def test_several_ranks_that_fetch_one_package() -> None:
     assert diagnosed(fetch + bad).code != "dataset-race"
 
 
-def test_what_nobody_signed_was_caught_where_a_signed_traceback_follows() -> None:
-    caught = raised(None, "wandb.errors.CommError: Run initialization has timed out").replace("in main", "in init")
-    unused = "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."
-    own = raised(1, unused).replace("in main", "in <module>")
-    found = diagnosed(caught + "writing CSV only\n" + own + failed(1, 1, 31))
-    assert (found.code, found.rank) == ("unused-parameters", 1)
-    assert diagnosed(caught.replace("in init", "in <module>") + own).code == "download-failed"
-
-
 def test_examples_in_quotes_are_no_failures() -> None:
     quoted = 'example 1: "kernel: Out of memory: Killed process 4410 (java)" -> oom (0.98)\n'
     more = 'example 2: "slurmd: error: Node failure" -> node (0.88)\n'
@@ -283,14 +243,6 @@ def test_ranks_in_short_brackets_are_ranks() -> None:
     lines = "".join(f"[r1] {line}\n" for line in raised(None, "KeyError: 'x'").splitlines())
     found = diagnosed("[r0] epoch 1 loss 0.3\n" + lines)
     assert (found.code, found.rank) == ("script-exception", 1)
-
-
-def test_what_was_caught_in_a_function_above_a_whole_traceback() -> None:
-    caught = raised(None, "ModuleNotFoundError: No module named 'flash_attn'").replace("in main", "in try_flash")
-    whole = raised(None, "OSError: We couldn't connect to 'https://huggingface.co' to load this file")
-    whole = whole.replace("in main", "in <module>")
-    assert diagnosed(caught + "flash-attn absent, on continue avec sdpa\n" + whole).code == "download-failed"
-    assert diagnosed(caught.replace("try_flash", "<module>") + whole).code == "module-not-found"
 
 
 def test_what_a_service_says_after_the_exception_of_the_rank_that_failed() -> None:
@@ -463,19 +415,6 @@ def test_a_rank_that_leaves_is_quoted_with_what_it_said_before() -> None:
     last = "rank 3: shards exhausted after 961 packs\nrank 3: all done, leaving\n"
     found = diagnosed(STEPS + last + "".join(LATE.format(rank, rank) for rank in range(2)))
     assert [each.text for each in found.evidence] == last.splitlines()
-
-
-def test_both_ends_of_a_chain_show_what_a_hub_refused() -> None:
-    linked = "\nThe above exception was the direct cause of the following exception:\n\n"
-    found = diagnosed(
-        raised(
-            None, "huggingface_hub.errors.LocalEntryNotFoundError: cannot find the requested files in the local cache"
-        )
-        + linked
-        + raised(None, "OSError: We couldn't connect to 'https://huggingface.co' to load this file")
-    )
-    assert found.code == "download-failed"
-    assert any("https://huggingface.co" in each.text for each in found.evidence)
 
 
 def test_ray_tune_only_counts_the_trials_that_failed() -> None:

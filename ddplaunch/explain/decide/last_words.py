@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide.work import CHATTER, COUNT, PROGRESS
-from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.prefixes import NOBODY
+from ddplaunch.explain.read.lines import Line, names_exception
 from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.values.frozen import dataclass
@@ -32,8 +31,8 @@ _REPORTS = re.compile(r"^Traceback |NCCL INFO |^Failures:|^Root Cause|^Killing s
 #: What a shell and `env` mean by an exit status, and their words for it.
 _OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
 _SIGNALLED = 129  # where a status may be that of a signal
-_PROGRAM = 100  # lines between the exception of a program and the end of what its launcher prints
-_LAST = 8  # lines among which a reason is looked for; as many as 4 from there on are quoted
+_LAST, _QUOTED = 8, 4  # lines among which a reason is looked for; lines from there on that are quoted
+_ABOVE = 20  # lines among which the exception of a program is looked for, above what its launcher prints
 
 
 @dataclass(frozen=True)
@@ -57,101 +56,78 @@ def unexplained(
     Signals come first. Of other exits, those of ranks that do not complain of others; then, by the times of a record
     (``ends``), the earliest.
     """
-    kinds = [BareExit(_exit_code(each), each) for each in exits if not each.by_agent]
 
     def order(ended: BareExit) -> tuple[int, bool, float, bool, int]:
         rank = ended.exit.rank
         kind = _ORDER.index(ended.code)
         return (kind, rank in complaining, ends.get(rank, math.inf), ended.exit.code == 1, ended.exit.line.at)
 
+    own = (each for each in exits if not each.by_agent)
+    kinds = (BareExit("unknown" if each.seen and each.code > 0 else exit_code(each.code), each) for each in own)
     return min(kinds, key=order, default=None)
-
-
-def _exit_code(known: RankExit) -> str:
-    return "unknown" if known.seen and known.code > 0 else exit_code(known.code)
 
 
 def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> BareExit:
     """Return the exit with the last lines of its rank: of stderr, where both streams have a file and it has any.
 
-    In a log of all ranks these are the last lines before the launcher's report. ``complains``: the rank says that it
-    lost another one.
+    In a log of all ranks it is the last line before the launcher's report, else one that no rank has signed and that
+    reads like a reason. ``complains``: the rank says that it lost another one.
     """
-    rank, until = ended.exit.rank, math.inf if ended.exit.seen else ended.exit.line.at
-    own: dict[str, list[Line]] = {}
-    for line in lines:
-        if line.at >= until or line.speaker.rank != rank or not line.text or line.text[0] in " \t":
-            continue
-        noise = CHATTER.search(line.text) or _REPORTS.search(line.text)
-        if not (noise or line.file.endswith("launcher.err")):
-            own.setdefault(line.file, []).append(line)
-    if not (own or ended.exit.seen):
-        return replace(ended, said=_unsigned(lines, until))
-    files = sorted(own, key=lambda name: (not name.endswith(".err"), name))
-    last = own[files[0]][-_LAST:] if files else []
-    if not ended.exit.seen:
-        last = last[-1:]  # what stands above it may be another rank's
-    reason = next((at for at, line in enumerate(last) if _gives_reason(line.text)), None)
-    alone = reason is None and ended.exit.seen and ended.exit.code == 1 and not complains
-    if alone and _is_message(last, ended.exit.one_file):
-        return replace(ended, said=tuple(last[-1:]), gives_reason=True)
-    said = last[-1:] if reason is None else last[reason : reason + 4]
-    return replace(ended, said=tuple(said), gives_reason=reason is not None)
+    known = ended.exit
+    before = [line for line in lines if known.seen or line.at < known.line.at]
+    own = _spoken(line for line in before if line.speaker.rank == known.rank and not line.file.endswith("launcher.err"))
+    if not (own or known.seen):
+        unsigned = _spoken(line for line in before if line.speaker.rank is None)[-_LAST:]
+        return replace(ended, said=tuple(line for line in unsigned if _gives_reason(line.text))[-1:])
+    last = [line for line in own if ".err" in line.file] or own
+    last = last[-_LAST:] if known.seen else last[-1:]  # what stands above it may be another rank's
+    said = _reason(last)
+    alone = not said and known.seen and known.code == 1 and not complains
+    gives_reason = bool(said) or (alone and _is_message(last, known.one_file))
+    return replace(ended, said=said or tuple(last[-1:]), gives_reason=gives_reason)
+
+
+def _spoken(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines that a program may have left as its last words."""
+    return [
+        line
+        for line in lines
+        if line.text[:1].strip() and not (CHATTER.search(line.text) or _REPORTS.search(line.text))
+    ]
+
+
+def _reason(last: Sequence[Line]) -> tuple[Line, ...]:
+    """Return the first line that reads like a reason, with those below it; none where no line does."""
+    first = next((at for at, line in enumerate(last) if _gives_reason(line.text)), len(last))
+    return tuple(last[first : first + _QUOTED])
+
+
+def _gives_reason(text: str) -> bool:
+    return bool(_LEVEL.search(text) or (_REASON.search(text) and not PROGRESS.search(text)))
 
 
 def _is_message(last: Sequence[Line], one_file: bool) -> bool:
     """Return whether the last line on stderr reads like what `sys.exit("…")` leaves there; in ``one_file`` with stdout
     it has to be a sentence unlike those above it.
     """
-    text = last[-1].text if last and (one_file or last[-1].file.endswith(".err")) else ""
+    text = last[-1].text if last and (one_file or ".err" in last[-1].file) else ""
     sentence = len(_WORD.findall(text)) >= 4 and len(COUNT.findall(text)) <= 1  # "the loss diverged at epoch 3"
     repeated = COUNT.sub("", text) in {COUNT.sub("", each.text) for each in last[:-1]}
     told = sentence and not repeated if one_file else sentence or not PROGRESS.search(text)
     return told and " " in text.strip() and not _RECORD.search(text)
 
 
-def other_end(line: Line, scanned: Scanned) -> tuple[Line, ...]:
-    """Return the first exception of the chain with the one at ``line``, the last one if that is the first itself."""
-    chains = (each.parts for each in scanned.tracebacks if any(part.line.at == line.at for part in each.parts))
-    ends = next(((parts[0].line, parts[-1].line) for parts in chains), ())
-    return tuple(each for each in ends if each.at != line.at)[:1]
-
-
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
     """Return what stands above the traceback that ends at ``line`` and reads like a reason: a program's own words.
 
-    Programs that a rank starts print into the rank's files. Without any in the same file, the rank's other one counts.
-    An exception that ended a program in Python says more than what its launcher printed below.
+    Programs that a rank starts print into the rank's files; an exception of theirs says more than what is below it.
     """
-    told = next((each for each in scanned.tracebacks if any(part.line.at == line.at for part in each.parts)), None)
-    first = line.at if told is None else told.parts[0].first
-    inner = [each for each in scanned.tracebacks if not (each.handled or each.side or each.launcher or each.bare)]
-    own = {frame[0] for part in (told.parts if told else ()) for frame in part.frames[:1]}  # the rank's own script
-    others = [each.root for each in inner if each.speaker == line.speaker and each.root.line.file == line.file]
-    raised = [each.line for each in others if not own & {frame[0] for frame in each.frames[:1]}]
-    if above := [each for each in raised if first - _PROGRAM <= each.at < first]:
-        return (above[-1],)
-    said: dict[bool, list[Line]] = {True: [], False: []}
-    speakers = {line.speaker} if told is not None else {line.speaker, NOBODY}
-    for each in scanned.lines:
-        same = each.file == line.file
-        if each.speaker not in speakers or (same and each.at >= first) or (line.speaker.rank is None and not same):
-            continue
-        if each.text and not CHATTER.search(each.text):
-            said[same].append(each)
-    for lines in said.values():
-        last = lines[-_LAST:]
-        reason = next((at for at, each in enumerate(last) if _gives_reason(each.text)), None)
-        if reason is not None:
-            return tuple(last[reason : reason + 3])
-    return ()
-
-
-def _unsigned(lines: Sequence[Line], until: float) -> tuple[Line, ...]:
-    """Return the last line before the launcher's report that reads like a reason, and that no rank has signed."""
-    found = [line for line in lines if line.at < until and line.speaker.rank is None and line.text[:1] not in ("", " ")]
-    told = [line for line in found if not (CHATTER.search(line.text) or _REPORTS.search(line.text))][-_LAST:]
-    return tuple(line for line in told if _gives_reason(line.text))[-1:]
+    parts = (part for each in scanned.tracebacks for part in each.parts if part.line.at == line.at)
+    first = next((part.first for part in parts), line.at)
+    above = [each for each in scanned.lines if each.speaker == line.speaker and each.at < first]
+    last = _spoken(above)[-_ABOVE:]
+    raised = [each for each in last if names_exception(each.text)]
+    return tuple(raised[-1:]) or _reason(last[-_LAST:])
 
 
 def code_with_words(ended: BareExit) -> str:
@@ -166,7 +142,3 @@ def code_with_words(ended: BareExit) -> str:
         return of_shell if ended.gives_reason and ended.exit.code > 0 else ended.code
     told = _LEVEL.search(said) or (words and words in said)
     return of_shell if told and 0 < ended.exit.code < _SIGNALLED else ended.code
-
-
-def _gives_reason(text: str) -> bool:
-    return bool(_LEVEL.search(text) or (_REASON.search(text) and not PROGRESS.search(text)))

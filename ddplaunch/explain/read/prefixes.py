@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from os.path import commonprefix
 from typing import NamedTuple
 
 
@@ -37,56 +37,59 @@ _STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)"
     r"(?: |$)(?!- \S+ - )"
 )
-#: Serving stacks name the rank behind the time: its own where tensors are parallel alone, not in a group of several.
-_DATED = re.compile(
-    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: (?:TP|r)(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
+#: What stands in front of a line that begins with a bracket: of serving stacks, whose rank is their own where tensors
+#: are parallel alone; of Lightning, torchrun, MPI, ddplaunch, Open MPI, and others. ``weak`` ranks give way to others.
+_BRACKETS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?",
+        r"^\[(?:r(?=\d+\] )|rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\][: ])))(?P<rank>\d{1,7})\]:? ?",
+        r"^\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:",
+        r"^\[(?:default|trainer|worker|[a-z_]+)(?P<local>\d{1,7})\]:",
+        r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: (?:TP|r)(?P<weak>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?",
+        r"^\[\d\d:\d\d:\d\d\](?: |$)",
+        r"^\[(?P<host>[A-Za-z][\w.-]*) +\d+\.\d+\] ?",
+        r"^\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ",
+        r"^\[(?P<host>[A-Za-z][\w.-]*):(?P<weak>\d{1,4})\] (?!\*\*\*|.{0,7}ignal)",
+        r"^\[(?P<host>[A-Za-z][\w.-]*):(?P<pid>\d{1,10})\] (?!\*\*\*)",
+    )
 )
-#: Determined: the container, the rank, and bars in front of what it printed; its command shows the level.
-_TRIAL = re.compile(r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7})\] )?\|\| ?|\|\| (?=[A-Z]+: ))")
-#: Python's logging, where it repeats what a rank has printed.
-_REPEATED = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:]{8}(?:[.,]\d+)? - [\w.]+ - [A-Z]{4,8} - (?=\[rank\d+\]: )")
-_RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
-#: Lightning has another place for the colon, and tells so of a process that is gone.
-_RANK = re.compile(r"^\[(?:r(?=\d+\] )|rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\][: ])))(\d{1,7})\]:? ?")
-_ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
-_MPI = re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:")
-_OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
-_CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
-_POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
+#: The worker process of a serving stack or of Ray; one of the former may name its rank.
 _ACTOR = re.compile(
-    r"^\((?:Worker_TP(?P<worker>\d{1,5}) |VllmWorker rank=(?P<rank>\d{1,5}) )?(?:[\w.-]+, rank=(?P<node>\d{1,7}), )?"
-    r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
+    r"^\((?:(?:Worker_TP|VllmWorker rank=|[\w.-]+, rank=)(?P<weak>\d{1,7}),? )?"
+    r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\d.]+))?\) ?"
 )
-#: A rank in front of a line, where r0 is one: "r2" alone may be a measure.
-_SHORT = re.compile(r"(?:^|\d\d:\d\d:\d\d\]? )r(\d{1,7}) (?![\d=:.-])")
-_STAMPED = 24  # characters of a time and a rank
-_PASTED = re.compile(r"^(?:[>|] ?)+")  # as mails and issues quote, and services show what a step printed
-_OF_PYTEST = re.compile(r"^E(?: {3} *|$)")  # below the line of a test that failed, indented as that line is
-_STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
-_COUNTED = re.compile(r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?")  # the latter: a task of Metaflow
-_REPLICA = re.compile(r"^[A-Za-z][\w.-]*/\d{1,6} (?=\[(?:default|rank|trainer)\d)")  # torchx: role and replica
+_BEGUN = re.compile(r"^\[\d{4}-\d\d-\d\d[ T_][\d:.,]{8,}Z?(?: (?:TP|r)(\d{1,5}))?(?: [A-Z]{2}\d{1,5})*\] ?")
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
-#: stern, with its times: a pod with a number and its container.
-_POD_COLUMN = re.compile(r"^([a-z][\w.-]*-\d+) [a-z][\w.-]* (?=\d{4}-\d\d-\d\d[T ]\d\d:)")
-#: journald and syslog; what systemd and the kernel say of others is read with their names.
-_SYSLOG = re.compile(r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.-]+ (?!systemd|kernel)[\w.@/-]+\[\d+\]: ?")
-
-#: Of services and viewers: GitHub's `gh run view --log`, Kubernetes' files and GitLab behind a time, Kaggle, others.
-_SERVICE = re.compile(
-    r"^(?:[^\t]{1,80}\t[^\t]{1,80}\t(?=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z(?: |$))|std(?:out|err) [FP](?: |$)"
-    r"|[0-9a-f]{2}[OE](?:[ +]|$)|\d+\.\d+s[ \t]\d+(?:[ \t]|$)|\[\d\d:\d\d:\d\d\](?: |$)"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: |$))"
+_IN_FRONT = (
+    _STAMP,
+    *(
+        re.compile(pattern)
+        for pattern in (
+            # stern, with its times: a pod with a number and its container
+            r"^(?P<host>[a-z][\w.-]*-\d+) [a-z][\w.-]* (?=\d{4}-\d\d-\d\d[T ]\d\d:)",
+            r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)",
+            r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )",
+            # Determined: the container, the rank, and bars in front of what it printed; its command shows the level
+            r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<weak>\d{1,7})\] )?\|\| ?|\|\| (?=[A-Z]+: ))",
+            # journald and syslog; what systemd and the kernel say of others is read with their names
+            r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.-]+ (?!systemd|kernel)[\w.@/-]+\[\d+\]: ?",
+            # GitHub's `gh run view --log`, Kubernetes' files and GitLab behind a time, Kaggle, others
+            r"^(?:[^\t]{1,80}\t[^\t]{1,80}\t(?=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z(?: |$))|std(?:out|err) [FP](?: |$)"
+            r"|[0-9a-f]{2}[OE](?:[ +]|$)|\d+\.\d+s[ \t]\d+(?:[ \t]|$)"
+            r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: |$))",
+        )
+    ),
 )
-_IN_FRONT = (_STAMP, _REPEATED, _RECORD, _STREAM, _REPLICA, _TRIAL, _SYSLOG, _SERVICE)
 #: How tracebacks and launchers begin their lines: what stands before it was put there by a service or a viewer.
 _BEGINS = re.compile(
     r"(?:\[rank\d{1,7}\]: ?|\[default\d{1,7}\]: ?)*(?:Traceback \(most recent call last\)|  File \"[^\"]+\", line \d"
     r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d)"
 )
-_NUMBERED = re.compile(r"^ {0,8}(\d{1,8})(?:\t|: ?| \| ?|$)")
-_FEWEST_COUNTED, _NEARLY_ALL, _MOSTLY_ALL = 5, 0.95, 0.9
+_MOSTLY_ALL = 0.9
 _COLUMN, _MOST_COLUMNS = re.compile(r"^([A-Za-z][\w.-]*?(-\d+)?) +\|(?: |$)"), 8  # docker compose
+_MOST_PREFIXES = 6
 _FIELD = re.compile(r"(\d+|\s+)")
 _NAME = re.compile(r"[A-Za-z][\w.-]*\d\b")
 _OFTEN = 4  # lines of each rank on average
@@ -112,18 +115,12 @@ class Prefixes:
         bare = [self._behind_host(line) for line in timeless] if self._host else timeless
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
-        self._counts = _is_counted(filled)
-        self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > len(filled)
-        self._pods = any(map(_POD_COLUMN.match, sample))
         self._begun: int | None = None
         self._inside = False
-        self._margin = 0
         told = sum(bool(_TASK_TELLS.match(line)) for line in bare)
         ranks = Counter(match[1] for line in bare if line[:1] == "[" and (match := _TASK.match(line)))
         few = "0" in ranks and len(ranks) * _OFTEN <= ranks.total()  # what counts anything else has other numbers
         self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * len(filled) or few)
-        short = Counter(match[1] for line in sample if (match := _SHORT.search(line)))
-        self._short = short["0"] > 1 and len(short) > 1
         self._front: re.Pattern[str] | None = None
         self._front = self._learned(sample) if len(filled) >= _FEWEST_LINES else None
 
@@ -151,8 +148,8 @@ class Prefixes:
 
     def _of_record(self, text: str, who: Speaker) -> Speaker:
         """Return who printed the rest of a record: only its first line has a stamp, the traceback below it has none."""
-        if match := _DATED.match(text):
-            self._begun, self._inside = None if match["rank"] is None else int(match["rank"]), True
+        if match := _BEGUN.match(text):
+            self._begun, self._inside = None if match[1] is None else int(match[1]), True
             return who
         going_on, self._inside = self._inside or text[:1] == " ", text[:1] == " "
         if not going_on:
@@ -166,14 +163,8 @@ class Prefixes:
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
         text = text[self._indent :] if self._indent else text
-        if self._pasted and (match := _PASTED.match(text)):
-            text = text[match.end() :]
-        if self._counts and (match := _NUMBERED.match(text)):
-            text = text[match.end() :]
         if who.rank is None and (self._begun is not None or text[:2] == "[2"):
             who = self._of_record(text, who)
-        if self._pods and (match := _POD_COLUMN.match(text)):
-            text, who = text[match.end() :], who._replace(host=match[1])
         if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who._replace(host=match[match.lastgroup or 0])
         if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):
@@ -183,19 +174,7 @@ class Prefixes:
             name = _NAME.search(match[0])
             who = who if name is None or who.host is not None else who._replace(host=name[0])
             text, who = without_known(text[match.end() :], who)
-        if self._short and (match := _SHORT.search(text, 0, _STAMPED)):
-            text, who = without_known(text[match.end() :], who._replace(rank=int(match[1])))
-        return self._of_test(text), _native(text, who)
-
-    def _of_test(self, text: str) -> str:
-        """Return what pytest shows of an exception as Python prints it, which names its type."""
-        match = _OF_PYTEST.match(text) if text[:1] == "E" else None
-        if match is None:
-            self._margin = 0
-            return text
-        first, self._margin = not self._margin, self._margin or match.end()
-        told = text[min(self._margin, match.end()) :]
-        return f"AssertionError: {told}" if first and told.startswith("assert ") else told
+        return text, _native(text, who)
 
 
 def _fronts(names: Sequence[str], bracketed: Sequence[str]) -> re.Pattern[str] | None:
@@ -207,31 +186,31 @@ def _fronts(names: Sequence[str], bracketed: Sequence[str]) -> re.Pattern[str] |
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
     """Return the text without the prefixes that are known wherever they stand, and the speaker that they name."""
-    for _ in range(4):
-        before = text
-        if text[:1] == "[":
-            text, who = _bracketed(text, who)
-        elif text[:1] == "(" and (match := _ACTOR.match(text)):
-            text, who = text[match.end() :], _actor(match, who)
-        if text == before:
-            text, who = _in_front(text, who)
-        if text == before:
+    for _ in range(_MOST_PREFIXES):
+        rows = _BRACKETS if text[:1] == "[" else (_ACTOR,) if text[:1] == "(" else _IN_FRONT
+        match = next((match for pattern in rows if (match := pattern.match(text))), None)
+        if match is None:
             break
+        text, who = text[match.end() :], _named(match, who)
     return text, who
+
+
+def _named(match: re.Match[str], who: Speaker) -> Speaker:
+    """Return the speaker as a prefix names it. A record knows its rank and host: a prefix there quotes another one."""
+    parts = {name: value for name, value in match.groupdict().items() if value}
+    host = who.host or parts.get("host")
+    rank, weak = parts.get("rank"), parts.get("weak")
+    if rank and who.rank is not None and who.host is not None and who.rank != int(rank):
+        return who._replace(quoted=True)
+    rank = rank or (weak if who.rank is None else None)
+    pid = int(parts["pid"]) if "pid" in parts else who.pid
+    local = int(parts["local"]) if "local" in parts else who.local
+    return Speaker(int(rank) if rank else who.rank, host, pid, local, who.quoted)
 
 
 def _common_indent(lines: Sequence[str]) -> int:
     indents = [line[: len(line) - len(line.lstrip(" \t"))] for line in lines]
-    first, last = min(indents, default=""), max(indents, default="")
-    return next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-
-
-def _is_counted(filled: Sequence[str]) -> bool:
-    """Return whether a viewer has put its number in front of each line: they rise, and the first one is not 0."""
-    numbers = [int(match[1]) for line in filled if (match := _NUMBERED.match(line))]
-    rises = sum(above < below for above, below in pairwise(numbers))
-    of_all = len(numbers) >= _MOST_LINES * len(filled)  # bars are several lines in one
-    return of_all and len(numbers) >= _FEWEST_COUNTED and numbers[0] > 0 and rises >= _NEARLY_ALL * (len(numbers) - 1)
+    return len(commonprefix(indents))  # noqa: RUF071 - character by character
 
 
 def _shapes(front: str) -> Iterator[str]:
@@ -260,21 +239,6 @@ def _looser(word: str) -> str:
     return rf"{re.escape(before)}\S+{re.escape(behind)}"
 
 
-def _in_front(text: str, who: Speaker) -> tuple[str, Speaker]:
-    match = next(filter(None, (each.match(text) for each in _IN_FRONT)), None)
-    if match is None:
-        return text, who
-    rank = match.groupdict().get("rank")
-    return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
-
-
-def _actor(match: re.Match[str], who: Speaker) -> Speaker:
-    """Return the worker process of a serving stack or of Ray; one of the former may name its rank."""
-    rank = match["worker"] or match["rank"] or match["node"]
-    known = who.rank if rank is None or who.rank is not None else int(rank)
-    return who._replace(rank=known, pid=int(match["pid"]), host=match["ip"] or who.host)
-
-
 def _native(text: str, who: Speaker) -> Speaker:
     """Return the speaker as NCCL's and c10d's own lines name it; they stay as they are."""
     if "NCCL" in text and (match := _NCCL.match(text)):
@@ -286,26 +250,3 @@ def _native(text: str, who: Speaker) -> Speaker:
 
 def _is_cpp(text: str) -> bool:
     return ".cpp:" in text[:80] or text.startswith(("  what():  [", "[Rank ", "[PG "))
-
-
-def _bracketed(text: str, who: Speaker) -> tuple[str, Speaker]:
-    if match := _COUNTED.match(text):
-        text = text[match.end() :]
-    if match := _RANK.match(text) or _MPI.match(text):
-        if who.rank is not None and who.host is not None and who.rank != int(match.group(1)):  # a record knows
-            return text[match.end() :], who._replace(quoted=True)
-        return text[match.end() :], who._replace(rank=int(match.group(1)))
-    if match := _ROLE.match(text):
-        return text[match.end() :], who._replace(local=int(match.group(1)))
-    if match := _DATED.match(text):
-        rank = match["rank"]
-        return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
-    if match := _CLOCKED.match(text) or _POD.match(text):
-        return text[match.end() :], who._replace(host=match.group(1))
-    match = _OURS.match(text)
-    if match is None or text.startswith("***", match.end()):
-        return text, who
-    host, number, rest = match.group(1), int(match.group(2)), text[match.end() :]
-    if len(match.group(2)) < 5 and "ignal" not in rest[:12]:
-        return rest, who._replace(rank=number if who.rank is None else who.rank, host=host)
-    return rest, who._replace(host=who.host or host, pid=number)  # Open MPI: [host:pid]

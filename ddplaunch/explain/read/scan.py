@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from ddplaunch.explain.diagnosis import Raised
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.traceback import ChainedException, Traceback, Tracebacks
+from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.read.trailer import RankExit, Trailer
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
@@ -23,22 +21,16 @@ _LISTS = re.compile(r'"message": "|shutil\.Error: \[')
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
 #: A line of a translation as fairseq prints it, of a transcript, or of what a model has labelled.
 _SAMPLE = re.compile(r"[STHDP]-\d+\t|\s*(?i:hyp|ref|src|text|pred|gold|label|prompt|target) ?: ")
-#: Where a difference of two files begins, as `diff` and git print it, with its numbers of lines.
-_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
 _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
     r"|--|\s*\+-"
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
-_TITLED = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
 _SIGNED = re.compile(
     r"(?i)^(?:[\d:., TZ-]{5,30}[|\]]? )?(?:\[[\w.-]+\] )?\W{0,3}"
     r"(?:r(?:ank)?|worker|进程|rang|rango) ?[_:=#]?(\d{1,7})\b"
 )
-#: Where programs begin, and files in which threads and processes do.
-_BEGINS = frozenset(("<module>", "main", "run", "_run_module_as_main", "_run_code", "_mp_fn"))
-_STARTS = re.compile(r"(?:^|[\\/])(?:multiprocessing|concurrent|torch[\\/]utils[\\/]data)[\\/]|threading\.py$")
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
@@ -53,13 +45,6 @@ class Hit(NamedTuple):
     line: Line
     groups: dict[str, str]
     quoted: bool = False
-
-
-#: What the system says, as programs in Go write it: container runtimes, Kubernetes, registries.
-_OF_GO = re.compile(
-    r": (no space left on device|permission denied|too many open files|read-only file system|cannot allocate memory"
-    r"|disk quota exceeded)\b"
-)
 
 
 @cache
@@ -108,8 +93,7 @@ class Matcher:
 
     def hits(self, line: Line) -> list[Hit]:
         """Return the signatures that ``line`` shows: by tier, and within a tier as they are listed."""
-        text = _OF_GO.sub(lambda match: f": {match[1].capitalize()}", line.text)
-        found = ((each, _shown(each, text)) for each in self.candidates(text))
+        found = ((each, _shown(each, line.text)) for each in self.candidates(line.text))
         hits = [Hit(signature, line, *shown) for signature, shown in found if shown is not None]
         return sorted(hits, key=lambda hit: hit.signature.tier)
 
@@ -190,16 +174,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
     tracebacks, trailer, find = Tracebacks(), Trailer(), matcher()
     kept: list[Line] = []
     hits: list[Hit] = []
-    old, new = 0, 0  # lines of a difference that are still to come: they are source, and nothing that happened
     for line in lines:
-        if match := _HUNK.match(line.text):
-            old, new = (int(number or 1) for number in match.groups())
-        elif max(old, new) > 0 and line.text[:1] in ("", " ", "+", "-"):
-            old, new = old - (line.text[:1] != "+"), new - (line.text[:1] != "-")
-            kept.append(line)
-            continue
-        else:
-            old, new = 0, 0
         line = trailer.feed(line)
         kept.append(line)
         tracebacks.feed(line)
@@ -208,7 +183,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
             ("#" in start and _COMMENT.match(line.text)) or ((":" in start or "\t" in start) and _SAMPLE.match(start))
         ):
             hits.extend(find.hits(line))
-    found = (*_with_caught(tracebacks.finish()), *_named_in_title(kept, tracebacks.cut))
+    found = tuple(tracebacks.finish())
     for part in (part for each in found for part in each.parts):
         told = f"{part.raised.type}: {part.raised.message}"
         if part.raised.message and told not in part.line.text:  # it stands in the lines below, or ranks mixed theirs
@@ -222,33 +197,6 @@ def scan(lines: Iterable[Line]) -> Scanned:
         tuple(tracebacks.cut),
         hosts=frozenset(line.speaker.host for line in kept if line.speaker.host),
     )
-
-
-def _with_caught(tracebacks: Sequence[Traceback]) -> Iterator[Traceback]:
-    """Yield the tracebacks; one that nobody signed was caught, if it begins in a function and a whole one follows.
-
-    An exception that is caught has frames from there on, one that nothing catches from the beginning of a program or a
-    thread. One in code that was evaluated was caught too: the frames of what does so are not among its own.
-    """
-    whole = [each for each in tracebacks if not each.launcher and each.parts[-1].from_the_top]
-    ends = {each.speaker.host: each.parts[0].first for each in sorted(whole, key=lambda each: each.parts[0].first)}
-    for each in tracebacks:
-        host = each.speaker.host  # another service does not catch it
-        of_host = ends.values() if host is None else (ends.get(host, -1), ends.get(None, -1))
-        last = max(of_host, default=-1)
-        unsigned = each.speaker.rank is each.speaker.pid is None and not (each.bare or each.launcher)
-        top = [name for file, _, name in each.parts[-1].frames[:1] if not _STARTS.search(file)]
-        files = [file for file, _, _ in each.parts[-1].frames]
-        evaluated = bool(files) and all(file[:1] == "<" and not file.startswith("<frozen") for file in files)
-        inside = bool(top) and top[0] not in _BEGINS and each.parts[-1].line.at < last
-        yield replace(each, logged=True) if (unsigned and inside) or evaluated else each
-
-
-def _named_in_title(lines: Sequence[Line], cut: Sequence[Line]) -> Iterator[Traceback]:
-    """Yield the exception that a title names, a first line that stands alone, where tracebacks below it are cut off."""
-    if cut and len(lines) > 1 and not lines[1].text and (match := _TITLED.search(lines[0].text)):
-        part = ChainedException(Raised(match[1], match[2].strip()), lines[0], lines[0].at, "", ())
-        yield Traceback((part,), lines[0].speaker, bare=True)
 
 
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:

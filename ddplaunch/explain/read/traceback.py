@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Raised, UserCall, own_frame, user_calls
-from ddplaunch.explain.read.lines import Line, announced, names_exception, untangled, with_type
+from ddplaunch.explain.read.lines import Line, announced, names_exception
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 
@@ -17,12 +17,6 @@ _BOXED_SOURCE = re.compile(r"❱ *\d+ [│ ]*(\S.*?) *[│┃]?$")
 _BOXED_FRAME = re.compile(r"^ ?(\S+\.\w+):(\d+) in (\S+)")
 _MARKS = re.compile(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
-#: A frame as IPython prints it, of a notebook's cell or of a file; the line that was reached has an arrow.
-_CELL = re.compile(
-    r"^(?:File )?((?:Cell |Input )In ?\[\d+\]|<ipython-input-(\d+)-\w+>|\S+\.py)"
-    r"(?::\d+|, line \d+)?(?:,? in ([\w.<>]+).*)?$"
-)
-_ARROW = re.compile(r"^-+> ?(\d+) *(.*)")
 _LEVELS = r"(?!(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL):)"
 _RAISED = re.compile(
     rf"^{_LEVELS}((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$"
@@ -39,8 +33,6 @@ _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(  # the last: a thread of wandb, in its own log
     r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit|^[EW]\w+ +(?!MainThread)\w+ *:\d+ \["
 )
-#: The exception in the error file of a rank, as old versions of torchrun print it.
-_ERROR_FILE = re.compile(r'^\s+"message": "((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: .*)",?$')
 _THREAD = re.compile(r"^Exception in thread\b|^future: <Task finished ")
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
@@ -67,7 +59,7 @@ _EMPTY, _FOREIGN = 2, 12  # empty lines that a message may begin with; lines of 
 class ChainedException:
     """One exception of a chain.
 
-    ``link`` says how it follows the one before: "", "during", "cause", "original", or "member" of its group.
+    ``link`` says how it follows the one before: "", "during", "cause", or "original".
     """
 
     raised: Raised
@@ -103,7 +95,8 @@ class ChainedException:
 class Traceback:
     """A chain of exceptions of one speaker.
 
-    ``handled``: ignored by the interpreter. ``logged``: right after a warning. ``side``: raised in a thread.
+    ``handled``: ignored by the interpreter. ``logged``: right after a warning, or in code that was evaluated,
+    whose errors are caught. ``side``: raised in a thread.
     ``launcher``: raised in torchrun or another launcher. ``bare``: only its last line was printed.
     """
 
@@ -148,15 +141,11 @@ class Traceback:
     def root(self) -> ChainedException:
         """The exception from which the others of the chain were raised, except for failed lookups.
 
-        A DataLoader that lost a worker says so last: what came before is how it noticed. Of a group it is the first
-        exception that is no group itself.
+        A DataLoader that lost a worker says so last: what came before is how it noticed.
         """
         worker = next((part for part in self.parts if part.raised.message.startswith(_WORKER)), None)
         if worker is not None:
             return worker
-        members = [part for part in self.parts if part.link == "member" and not _GROUPED.search(part.raised.type)]
-        if members:
-            return members[0]
         inner = [part for part in self.parts if part.link == "original"]
         if inner:
             return inner[-1]
@@ -197,14 +186,9 @@ class _Open:
         self.at: Line | None = None  # its first line, where the head was cut off
         self.header = False
         self.link = ""
-        self.handled = self.logged = self.side = self.ipython = False
+        self.handled = self.logged = self.side = False
         self.wordless = False  # the message of the last exception begins with an empty line
         self.speaker: Speaker | None = None
-
-    @property
-    def grouped(self) -> bool:
-        """Whether a group of exceptions has been printed, whose members follow."""
-        return any(_GROUPED.search(each.raised.type) for each in self.parts)
 
     @property
     def waiting(self) -> bool:
@@ -225,22 +209,6 @@ class _Open:
         if wordless and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
 
-    def take_cell(self, line: Line, text: str) -> bool:
-        """Take the line if it is a frame of IPython or the source that it reached there, and return whether it is."""
-        if self.header and (match := _CELL.match(text)):
-            self.frames.append(
-                (f"In [{match[2]}]" if match[2] else match[1], 0, (match[3] or "").partition("<cell")[0])
-            )
-            self.sources.append("")
-            self.ipython = True
-        elif self.header and self.ipython and (match := _ARROW.match(text)):
-            self.frames[-1] = (self.frames[-1][0], int(match[1]), self.frames[-1][2])
-            self.sources[-1] = match[2]
-        else:
-            return False
-        self.seen = line.at
-        return True
-
     def begin(self, line: Line, link: str) -> None:
         self.header, self.first, self.frames, self.sources, self.link, self.begun = True, line.at, [], [], link, line
 
@@ -258,21 +226,17 @@ class Tracebacks:
         """Take the next line."""
         who, text = line.speaker, line.text
         state = self._open.get(who)
-        grouped = text.startswith(" ") and (match := _GROUP.match(text)) and (state is not None or "Group" in text)
-        if grouped and match:
-            text = text[match.end() :]
+        if text[:1] == " " and (state is not None or "Group" in text):
+            text = _GROUP.sub("", text)
         boxed = bool(text) and text.lstrip()[:1] in _SIDES
         if "Traceback (most" in text and (boxed or _HEADER.search(text)):
-            self._start(line, text, bool(grouped))
+            self._start(line, text)
         elif boxed:
             self._boxed(line, text, state)
         elif text.startswith((" ", "\t")) or (text.startswith('File "') and _FRAME.match(text)):
             self._indented(line, text, state)
         elif not text:
             return
-        elif state is not None and grouped and state.grouped and not state.header and names_exception(text):
-            state.begin(line, "member")  # it was put into the group without being raised
-            self._flush_left(line, text, state)
         elif state is not None:
             self._flush_left(line, text, state)
         elif names_exception(text):
@@ -291,11 +255,10 @@ class Tracebacks:
             state.sources[-1] = match.group(1)
         state.seen = line.at
 
-    def _start(self, line: Line, text: str, grouped: bool) -> None:
+    def _start(self, line: Line, text: str) -> None:
         state = self._open.get(line.speaker)
         inner = text.startswith("Original ") or (state is not None and ": (RANK " in text)  # of torch's checkpoints
-        member = grouped and state is not None and state.grouped
-        if state is None or (state.parts and not (inner or member or state.link)):
+        if state is None or (state.parts and not (inner or state.link)):
             if state is not None:
                 self._close(line.speaker, state)
             state = self._open[line.speaker] = _Open()
@@ -307,15 +270,13 @@ class Tracebacks:
                 state.speaker = line.speaker._replace(rank=int(match.group(1)))
         elif state.handled and not state.link and not _HEADER.search(before := self._before.get(line.speaker, "")):
             state.handled = bool(_IGNORED.match(before))  # the one before was cut off
-        state.begin(line, "original" if inner else state.link or ("member" if member else ""))
+        state.begin(line, "original" if inner else state.link)
         state.seen = line.at
 
     def _indented(self, line: Line, text: str, state: _Open | None) -> None:
         match = _FRAME.match(text)
         if state is None:
             if match is None:
-                if '"message": "' in text and (told := _ERROR_FILE.match(text)):
-                    self._bare(line, told[1].split("\\n")[0])
                 return
             state = self._open[line.speaker] = _Open()  # the head was cut off
             state.first, state.at = line.at, line
@@ -323,7 +284,7 @@ class Tracebacks:
         if match and state.waiting:
             state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
             state.sources.append("")
-        elif state.sources and not (state.sources[-1] or state.ipython or _MARKS.match(text)):
+        elif state.sources and not (state.sources[-1] or _MARKS.match(text)):
             state.sources[-1] = text.strip()
         state.seen = line.at
 
@@ -333,11 +294,7 @@ class Tracebacks:
         if chained and state.parts:
             state.link, state.header, state.seen = chained[0], False, line.at
             return
-        if state.take_cell(line, text):
-            return
-        if waiting := state.waiting:
-            shown = bool(state.sources) and not state.header and line.at == state.seen + 1
-            text = with_type(untangled(text), state.sources[-1] if shown else "")
+        waiting = state.waiting
         match = _RAISED.match(text) if waiting else None
         if match is None and state.header and state.frames and line.at == state.seen + 1:
             match = _DOTTED.match(text)
@@ -377,7 +334,7 @@ class Tracebacks:
         del self._open[who]
         if state.header and state.begun is not None and not state.handled:
             self.cut.append(state.begun)
-        if not state.parts:
+        if not state.parts or _GROUPED.search(state.parts[-1].raised.type):  # its members follow
             if not state.header and state.sources and state.sources[-1].startswith("raise ") and state.at is not None:
                 self.cut.append(state.at)  # its head is missing as well
             return
@@ -389,7 +346,9 @@ class Tracebacks:
         )
         launcher |= last.type == "Exception" and bool(_SPAWNER.match(last.message))
         parts, speaker = tuple(state.parts), state.speaker or who
-        logged = state.logged and not parts[-1].ended_program
+        files = [file for file, _, _ in parts[-1].frames]
+        evaluated = bool(files) and all(file[:1] == "<" and not file.startswith("<frozen") for file in files)
+        logged = evaluated or (state.logged and not parts[-1].ended_program)
         self.done.append(Traceback(parts, speaker, ignored, logged, state.side, launcher))
 
     def finish(self) -> Sequence[Traceback]:
