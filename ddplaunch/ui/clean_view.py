@@ -19,7 +19,7 @@ from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import age_text, count, listed, size_text
 
-_SCHEMA = 1
+_SCHEMA = 2
 _COMMAND = 120
 
 
@@ -47,9 +47,6 @@ def work_text(work: Cleanup, now_s: float, terminal: Terminal) -> str:
     notes = []
     if isinstance(leftovers.gpu_memory, Unavailable) and not leftovers.gpu_memory.reason.endswith("not installed"):
         notes.append(f"GPU memory is not known: {leftovers.gpu_memory.reason}")
-    if leftovers.removable:
-        size = size_text(sum(segment.size_bytes for segment in leftovers.removable))
-        notes.append(f"{count(len(leftovers.removable), 'file')} in /dev/shm that only they hold, to remove ({size})")
     if records.removable:
         names = listed([path.name for path in records.removable], 3)
         notes.append(f"{len(records.removable)} of {count(records.total, 'record')} to remove: {names}")
@@ -76,7 +73,6 @@ def _row(process: Process, leftovers: Leftovers, now_s: float) -> dict[str, str]
         "WHAT": entry["what"],
         "AGE": age_text(entry["age_s"]),
         "GPU MEMORY": ", ".join(gpu_texts),
-        "SHARED": size_text(entry["shared_bytes"] or None),
         "COMMAND": _command(process),
     }
 
@@ -101,10 +97,8 @@ def _command(process: Process) -> str:
 
 
 def ending_question(work: Cleanup) -> str:
-    """Return what is about to be done to processes, and to the memory that only they hold, as a question."""
-    files = len(work.found.removable)
-    memory = f", remove {count(files, 'file')} in /dev/shm" if files else ""
-    return f"end {count(len(work.found.processes), 'process')}{memory}? [y/N] "
+    """Return which processes are about to be ended, as a question."""
+    return f"end {count(len(work.found.processes), 'process')}? [y/N] "
 
 
 def removing_question(work: Cleanup) -> str:
@@ -114,10 +108,9 @@ def removing_question(work: Cleanup) -> str:
 
 def done_text(cleaned: Cleaned, removed: int) -> str:
     """Return what was ended and removed, as verified afterwards."""
-    processes, files = len(cleaned.ended) + len(cleaned.killed), len(cleaned.removed)
+    processes = len(cleaned.ended) + len(cleaned.killed)
     hard = f", {len(cleaned.killed)} of them by SIGKILL" if cleaned.killed else ""
     lines = [f"ended {count(processes, 'process')}{hard}\n"] if processes else []
-    lines += [f"removed {count(files, 'file')} in /dev/shm\n"] if files else []
     return "".join([*lines, f"removed {count(removed, 'record')}\n"] if removed else lines)
 
 
@@ -153,7 +146,6 @@ def clean_json(
 ) -> dict[str, Any]:
     """Return the same as data; ``done`` is False where nothing was changed, and every ``result`` null."""
     memory = work.found.gpu_memory
-    gone = () if cleaned is None else cleaned.removed
     return {
         "schema": _SCHEMA,
         "host": host,
@@ -169,10 +161,6 @@ def clean_json(
             for group in (*work.found.own, *work.found.others)
         ],
         "gpu_memory_unavailable": memory.reason if isinstance(memory, Unavailable) else None,
-        "segments": [
-            {"path": segment.path, "size_bytes": segment.size_bytes, "removed": segment in gone}
-            for segment in work.found.removable
-        ],
         "records": [{"run_id": path.name, "removed": path.name in removed} for path in work.records.removable],
         "records_kept": [{"run_id": path.name, "reason": reason} for path, reason in work.records.kept],
     }
@@ -188,6 +176,5 @@ def _entry(process: Process, leftovers: Leftovers, cleaned: Cleaned | None, now_
         "age_s": None if started is None else round(now_s - started, 1),
         "command": hide_words(process.command),
         "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in _gpu_memory(process, leftovers)],
-        "shared_bytes": sum(segment.size_bytes for segment in leftovers.segments if process.pid in segment.holders),
         "result": next(results, None),
     }

@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import pytest
 
 from ddplaunch.cli.commands import clean as clean_command
 from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
-from ddplaunch.machine.processes.orphans import Orphans, Segment, held_segments
+from ddplaunch.machine.processes.orphans import Orphans
 from ddplaunch.machine.processes.process_table import Process, read_process
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.own import run_lock
@@ -50,17 +48,9 @@ NO_NVML = Unavailable("`libnvidia-ml.so.1` of the NVIDIA driver is not installed
 
 
 @pytest.fixture
-def shared_file() -> Iterator[str]:
-    """Return the name of a file in /dev/shm as torch makes them; removed afterwards."""
-    name = f"torch_{os.getpid()}_{uuid.uuid4().hex[:8]}_0"
-    yield name
-    Path("/dev/shm", name).unlink(missing_ok=True)
-
-
-@pytest.fixture
 def no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the orphans of this machine: they are another test's, which looks at them."""
-    monkeypatch.setattr(clean_command, "leftovers", lambda *_: Leftovers((), (), {}, ()))
+    monkeypatch.setattr(clean_command, "leftovers", lambda *_: Leftovers((), (), {}))
 
 
 def gone(run: FakeRun) -> bool:
@@ -68,10 +58,8 @@ def gone(run: FakeRun) -> bool:
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ddplaunch", "torchrun"])
-def test_orphans_are_listed_then_ended_with_all_they_hold(
-    start_run: StartRun, call: Call, shared_file: str, ours: bool
-) -> None:
-    run = start_run("orphans", "worker", f"shm:{shared_file}", ranks=1, ours=ours)
+def test_orphans_are_listed_then_ended_with_all_they_hold(start_run: StartRun, call: Call, ours: bool) -> None:
+    run = start_run("orphans", "worker", ranks=1, ours=ours)
     alive = start_run("alive")
     pids = run.session_pids
     assert "nothing to clean" in call("clean", run.run_id).out  # its launcher lives
@@ -80,17 +68,16 @@ def test_orphans_are_listed_then_ended_with_all_they_hold(
     listed = call("clean", run.run_id, "--dry-run")
     assert listed.status == 0
     assert "its launcher is gone, 2 processes left" in listed.out
-    assert "rank 0" in listed.out and "child of rank 0" in listed.out and "1 MiB" in listed.out
+    assert "rank 0" in listed.out and "child of rank 0" in listed.out
     asked = call("clean", run.run_id)  # there is no terminal to ask on
     assert asked.status == 1 and "nothing was changed: `ddplaunch clean --yes`" in asked.err
     assert json.loads(call("clean", run.run_id, "--json").out)["done"] is False
-    assert run.session_pids == pids and Path("/dev/shm", shared_file).exists()
+    assert run.session_pids == pids
 
     data = json.loads(call("clean", run.run_id, "--yes", "--json").out)
-    assert (data["schema"], data["done"], data["orphans"][0]["kind"]) == (1, True, "ddplaunch" if ours else "torchrun")
+    assert (data["schema"], data["done"], data["orphans"][0]["kind"]) == (2, True, "ddplaunch" if ours else "torchrun")
     assert {each["pid"]: each["result"] for each in data["orphans"][0]["processes"]} == dict.fromkeys(pids, "ended")
-    assert data["segments"] == [{"path": f"/dev/shm/{shared_file}", "size_bytes": 1 << 20, "removed": True}]
-    assert gone(run) and not Path("/dev/shm", shared_file).exists()
+    assert gone(run)
     assert len(alive.session_pids) == 2
     assert call("clean", run.run_id).status == 0
 
@@ -107,7 +94,7 @@ def test_what_ignores_sigterm_is_killed(start_run: StartRun, call: Call) -> None
 def test_processes_and_records_are_asked_for_one_by_one(folder: Path, typed: str) -> None:
     old = record(folder / ".ddplaunch", "old", begun_s=time.time() - 3600)
     outcome(old)
-    found = Leftovers((Orphans("x", "ddplaunch", ()),), (), {}, ())
+    found = Leftovers((Orphans("x", "ddplaunch", ()),), (), {})
     both = Cleanup(found, old_records(folder / ".ddplaunch", 0, (), host_name()))
     master, slave = pty.openpty()
     with os.fdopen(slave) as terminal, pytest.MonkeyPatch.context() as patch:
@@ -141,17 +128,6 @@ def test_the_question_on_a_terminal(start_run: StartRun, folder: Path, typed: st
     os.close(master)
     assert rest == (b"ended 1 process\n" if ended else b"nothing was changed\n")
     assert gone(run) is ended
-
-
-def test_what_a_user_put_into_dev_shm_stays(start_run: StartRun, call: Call, shared_file: str) -> None:
-    name = shared_file.replace("torch_", "dataset_")
-    try:
-        run = start_run("data", f"shm:{name}", ranks=1)
-        run.lose_launcher()
-        assert call("clean", run.run_id, "--yes").status == 0
-        assert gone(run) and Path("/dev/shm", name).exists()
-    finally:
-        Path("/dev/shm", name).unlink(missing_ok=True)
 
 
 def test_gpu_memory_is_shown_and_seen_to_be_free(start_run: StartRun, fake_nvml: FakeNvml, folder: Path) -> None:
@@ -342,36 +318,19 @@ def test_records_of_others_stay(folder: Path, call: Call, theirs: str) -> None:
 
 
 def test_records_that_cannot_be_removed_are_a_finding(tmp_path: Path) -> None:
-    (finding,) = clean_findings(Cleaned((), (), (), (), {}), ["Permission denied: x"])
+    (finding,) = clean_findings(Cleaned((), (), (), {}), ["Permission denied: x"])
     assert finding.code == "record-not-removed" and "Permission denied: x" in finding.what
-    assert clean_findings(Cleaned((), (), (), (), {}), []) == ()
-
-
-def test_segments_of_this_process(shared_file: str) -> None:
-    with open(f"/dev/shm/{shared_file}", "wb+") as file:
-        file.truncate(4096)
-        segment = Segment(f"/dev/shm/{shared_file}", 4096, True, (os.getpid(),))
-        assert segment in held_segments([os.getpid()])
-        Path(segment.path).unlink()
-        assert replace(segment, named=False) in held_segments([os.getpid()])
-    assert segment.path not in {each.path for each in held_segments([os.getpid(), 1 << 30])}
+    assert clean_findings(Cleaned((), (), (), {}), []) == ()
 
 
 RANK = Process(4711, 1, 4711, "S", 100, 7, "python", ("/opt/env/bin/python", "-u", "train.py", "--epochs", "20"),
                {"RANK": "3", "LOCAL_RANK": "3"})  # fmt: skip
 LOADER = RANK._replace(pid=4799, parent=4711)
 THEIRS = RANK._replace(pid=5000, session=5000, uid=4_000_000_000)
-SEGMENTS = (
-    Segment("/dev/shm/torch_4711_1_0", 64 << 20, True, (4711, 4799)),
-    Segment("/dev/shm/dataset", 1 << 30, True, (4711,)),
-    Segment("/dev/shm/torch_5000_1_0", 1 << 20, True, (5000,)),
-    Segment("/dev/shm/torch_9_1_0", 1 << 20, False, (4711,)),
-)
 FOUND = Leftovers(
     (Orphans("20261121-143012-x7k2q9", "ddplaunch", (RANK, LOADER)),),
     (Orphans("none", "torchrun", (THEIRS,)),),
     {4711: {3: 12 << 30}},
-    SEGMENTS,
 )
 
 
@@ -389,17 +348,14 @@ def test_the_listing(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_words(tmp_path: Path) -> None:
-    assert [each.path for each in FOUND.removable] == ["/dev/shm/torch_4711_1_0"]
-    assert ending_question(work(FOUND, tmp_path, 2)) == "end 2 processes, remove 1 file in /dev/shm? [y/N] "
+    assert ending_question(work(FOUND, tmp_path, 2)) == "end 2 processes? [y/N] "
     assert removing_question(work(FOUND, tmp_path, 2)) == "remove 2 records? [y/N] "
-    cleaned = Cleaned((RANK,), (LOADER,), (), SEGMENTS[:1], {})
-    assert done_text(cleaned, 2) == (
-        "ended 2 processes, 1 of them by SIGKILL\nremoved 1 file in /dev/shm\nremoved 2 records\n"
-    )
+    cleaned = Cleaned((RANK,), (LOADER,), (), {})
+    assert done_text(cleaned, 2) == ("ended 2 processes, 1 of them by SIGKILL\nremoved 2 records\n")
     (finding,) = clean_findings(replace(cleaned, remaining=(RANK._replace(state="D"),)), [])
     assert finding.code == "does-not-end" and "-p 4711" in finding.fix and "takes no signal" in finding.why
     assert "nothing to clean: no orphans, 62 records" in work_text(
-        work(Leftovers((), (), {}, ()), tmp_path), 0, Terminal(80)
+        work(Leftovers((), (), {}), tmp_path), 0, Terminal(80)
     )
     assert "GPU memory is not known: NVML does not start" in work_text(
         work(replace(FOUND, gpu_memory=BROKEN_NVML), tmp_path), 0, Terminal(80)

@@ -41,19 +41,15 @@ for rank in range(count):
 for rank in ranks:
     rank.wait()
 """
-#: A rank: ``worker`` forks a child, ``deaf`` ignores SIGTERM, ``shm:NAME`` holds a file of /dev/shm,
+#: A rank: ``worker`` forks a child, ``deaf`` ignores SIGTERM,
 #: ``free:FILE`` empties that file at SIGTERM, as the driver's account of GPU memory gets empty.
 RANK = """
 import os, signal, sys, time
 words = sys.argv[1:]
-held = []
 if "deaf" in words:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for word in words:
     kind, _, value = word.partition(":")
-    if kind == "shm":
-        held.append(open("/dev/shm/" + value, "wb+"))
-        held[-1].truncate(1 << 20)
     if kind == "free":
         def end(*_):
             open(value, "w").close()

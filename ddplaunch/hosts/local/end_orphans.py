@@ -1,17 +1,15 @@
-"""Finds and ends what dead launchers left on this machine: this user's processes and what they hold in memory."""
+"""Finds and ends what dead launchers left on this machine: this user's processes, and the GPU memory that they hold."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.nvml import probe_nvml
-from ddplaunch.machine.processes.orphans import Orphans, Segment, adopts_orphans, held_segments, orphans_in
-from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
+from ddplaunch.machine.processes.orphans import Orphans, adopts_orphans, orphans_in
+from ddplaunch.machine.processes.process_table import Process, ProcessTable
 from ddplaunch.machine.processes.run_processes import within
 from ddplaunch.machine.processes.stop_processes import end_processes, remaining
 from ddplaunch.values.frozen import dataclass
@@ -19,36 +17,22 @@ from ddplaunch.values.resolved import Unavailable
 
 _FREED_S = 5.0  # the driver frees memory a moment after the process is gone
 _PAUSE_S = 0.1
-#: Files that torch, NCCL, Python and OpenMP make for one process; what a user put into /dev/shm is not among them.
-_TEMPORARY = re.compile(r"(torch_\d+_|nccl-|psm_|sem\.mp-|sem\.loky-|__KMP_REGISTERED_LIB_\d+)")
-
 #: Bytes of GPU memory by GPU index, by pid.
 GpuMemory = Mapping[int, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Orphans, this user's and others'; ``gpu_memory`` and ``segments`` are what they hold, as far as can be seen."""
+    """Orphans, this user's and others'; ``gpu_memory`` is what they hold, as far as can be seen."""
 
     own: tuple[Orphans, ...]
     others: tuple[Orphans, ...]
     gpu_memory: GpuMemory | Unavailable
-    segments: tuple[Segment, ...]
 
     @property
     def processes(self) -> tuple[Process, ...]:
         """All processes of this user's orphans."""
         return tuple(process for group in self.own for process in group.processes)
-
-    @property
-    def removable(self) -> tuple[Segment, ...]:
-        """Files of /dev/shm that stay behind when their holders end, and that nothing else needs."""
-        pids = {process.pid for process in self.processes}
-        return tuple(
-            segment
-            for segment in self.segments
-            if segment.named and pids >= set(segment.holders) and _TEMPORARY.match(Path(segment.path).name)
-        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +42,6 @@ class Cleaned:
     ended: tuple[Process, ...]
     killed: tuple[Process, ...]
     remaining: tuple[Process, ...]
-    removed: tuple[Segment, ...]
     holding: GpuMemory
 
 
@@ -74,7 +57,7 @@ def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Lefto
     others = tuple(group for group in groups if group.processes[0].uid != uid)
     pids = [process.pid for group in groups for process in group.processes]
     memory: GpuMemory | Unavailable = gpu_memory(pids) if pids else {}
-    return Leftovers(own, others, memory, held_segments(pids))
+    return Leftovers(own, others, memory)
 
 
 def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
@@ -91,34 +74,12 @@ def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
 
 
 def clean(found: Leftovers, grace_s: float) -> Cleaned:
-    """End this user's orphans: SIGTERM, after ``grace_s`` seconds SIGKILL; then free what they left in /dev/shm.
+    """End this user's orphans: SIGTERM, after ``grace_s`` seconds SIGKILL.
 
     Each signal goes to a process whose pid, start time and run id are still those that were found.
     """
     ends = end_processes(found.processes, grace_s)
-    return Cleaned(
-        *ends,
-        removed=() if ends.remaining else tuple(segment for segment in _unheld(found.removable) if _unlink(segment)),
-        holding=_still_held([*ends.ended, *ends.killed], found.gpu_memory),
-    )
-
-
-def _unheld(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the files that no process holds any more."""
-    if not segments:
-        return []
-    held = {segment.path for segment in held_segments(process_table())}
-    return [segment for segment in segments if segment.path not in held]
-
-
-def _unlink(segment: Segment) -> bool:
-    try:
-        if Path(segment.path).lstat().st_uid != os.geteuid():
-            return False
-        Path(segment.path).unlink()
-    except OSError:
-        return False
-    return True
+    return Cleaned(*ends, holding=_still_held([*ends.ended, *ends.killed], found.gpu_memory))
 
 
 def _still_held(gone: Sequence[Process], before: GpuMemory | Unavailable) -> GpuMemory:
