@@ -79,7 +79,7 @@ def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
     return tuple((name, value, source) for name, (value, source) in pairs.items())
 
 
-def text_of(name: str, flag: str, fix: str) -> str:
+def file_text(name: str, flag: str, fix: str) -> str:
     """Return what the file holds that ``flag`` names. Raises UsageError where it cannot be read."""
     try:
         with open(name, "rb") as file:  # it may be a pipe: `--hostfile <(…)`

@@ -28,9 +28,9 @@ def dispatch(words: list[str]) -> int:
         raise problem
     values = parse_quickly(command, ours[1:]) if command in COMMANDS and not asks_for_help else None
     if values is None:
-        from ddplaunch.cli.parsing.typer_app import parse  # takes longer than deciding a launch
+        from ddplaunch.cli.parsing.typer_app import parse_words  # takes longer than deciding a launch
 
-        values = parse(ours)
+        values = parse_words(ours)
         if values is None:  # it showed help
             return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
     if (missing := needs_linux(_what_is_done(command, values))) is not None:

@@ -21,9 +21,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     occupy_standard_descriptors()
     if _ASKED_BY_SHELL in os.environ:
-        from ddplaunch.cli.parsing.typer_app import complete
+        from ddplaunch.cli.parsing.typer_app import answer_shell
 
-        complete()
+        answer_shell()
     end_with_starter()
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here there was nothing to tidy up

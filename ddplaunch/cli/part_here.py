@@ -103,11 +103,11 @@ def stop(part: Part) -> None:
 
 def stacks(part: Part) -> None:
     """Say where the ranks are that live here, and what they use."""
-    from ddplaunch.cli.commands.stacks import look
+    from ddplaunch.cli.commands.stacks import ranks_seen
     from ddplaunch.values.codec import plain
 
     run = next((each for each in part.runs() if each.ranks), None)
-    part.send(Kind.ANSWER, {"seen": None if run is None else plain(look(run))})
+    part.send(Kind.ANSWER, {"seen": None if run is None else plain(ranks_seen(run))})
 
 
 def samples(part: Part) -> None:

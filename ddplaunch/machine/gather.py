@@ -48,34 +48,34 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     looks = _begin(lambda: paths.begin_looks(paths_with_roles, request.path_deadline_s))
     nvml, nvidia = _gpus(request.gpu_details)
     own_addresses = own_name()
-    network_facts = ask(lambda: _network(master, master_name()))
-    variables = ask(lambda: software.probe_environment(env))
+    network_facts = _ask(lambda: _network(master, master_name()))
+    variables = _ask(lambda: software.probe_environment(env))
     path_facts = looks()
     if isinstance(path_facts, Unavailable):
         path_facts = tuple(PathFact(path, "unreachable", error=path_facts.reason) for path, _ in paths_with_roles)
     return Facts(
-        host=ask(lambda: software.probe_host(own_addresses, env)),
+        host=_ask(lambda: software.probe_host(own_addresses, env)),
         python=software.probe_python(),
-        torch=ask(software.probe_torch),
+        torch=_ask(software.probe_torch),
         nvidia=nvidia,
         nvml=nvml,
-        cpu=ask(hardware.probe_cpu),
-        memory=ask(hardware.probe_memory),
-        shm=ask(hardware.probe_shm),
-        limits=ask(hardware.probe_limits),
+        cpu=_ask(hardware.probe_cpu),
+        memory=_ask(hardware.probe_memory),
+        shm=_ask(hardware.probe_shm),
+        limits=_ask(hardware.probe_limits),
         network=network_facts,
-        master_port=ask(lambda: _port(request, network_facts)),
+        master_port=_ask(lambda: _port(request, network_facts)),
         environment={} if isinstance(variables, Unavailable) else variables,
         data_paths=path_facts[: len(request.data_paths)],
         output_paths=path_facts[len(request.data_paths) : len(paths_with_roles) - len(request.record_paths)],
         record_paths=path_facts[len(paths_with_roles) - len(request.record_paths) :],
         torch_import=torch_import(),
-        packages=ask(software.probe_packages) if request.packages else NOT_ASKED,
-        cpu_layout=ask(lambda: cpu_layout.probe_layout(nvml)),
+        packages=_ask(software.probe_packages) if request.packages else NOT_ASKED,
+        cpu_layout=_ask(lambda: cpu_layout.probe_layout(nvml)),
     )
 
 
-def ask(probe: Callable[[], T]) -> T | Unavailable:
+def _ask(probe: Callable[[], T]) -> T | Unavailable:
     """Return what ``probe`` returns, or its unexpected exception as a value."""
     try:
         return probe()
@@ -84,9 +84,9 @@ def ask(probe: Callable[[], T]) -> T | Unavailable:
 
 
 def _begin(start: Callable[[], Callable[[], T | Unavailable]]) -> Callable[[], T | Unavailable]:
-    """Start what takes long, and return what collects its answer later; each may break, as in ``ask``."""
-    finish = ask(start)
-    return (lambda: finish) if isinstance(finish, Unavailable) else lambda: ask(finish)
+    """Start what takes long, and return what collects its answer later; each may break, as in ``_ask``."""
+    finish = _ask(start)
+    return (lambda: finish) if isinstance(finish, Unavailable) else lambda: _ask(finish)
 
 
 def _import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
@@ -94,23 +94,23 @@ def _import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
         return lambda: NOT_ASKED
     from ddplaunch.machine import torch_child  # subprocess costs milliseconds that a launch does not pay
 
-    child = torch_child.start()
+    child = torch_child.start_import()
     return lambda: torch_child.finish(child)
 
 
 def _gpus(details: bool) -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavailable]:
     from ddplaunch.machine.nvml import AMD_DRIVER, probe_amd, probe_nvml
 
-    answer_of_nvml = ask(lambda: probe_nvml(details))
+    answer_of_nvml = _ask(lambda: probe_nvml(details))
     nvml, error = (answer_of_nvml, answer_of_nvml.reason) if isinstance(answer_of_nvml, Unavailable) else answer_of_nvml
     if isinstance(nvml, Unavailable) and error is None and os.access(AMD_DRIVER, os.F_OK):
-        nvml = ask(lambda: probe_amd(details))
-    return nvml, ask(lambda: hardware.probe_nvidia(error))
+        nvml = _ask(lambda: probe_amd(details))
+    return nvml, _ask(lambda: hardware.probe_nvidia(error))
 
 
 def _network(master: str | None, addresses: tuple[str, ...] | Unavailable) -> NetworkFacts:
     interfaces = network.probe_interfaces()
-    route = ask(lambda: network.probe_route(master, addresses, interfaces)) if master else NO_MASTER
+    route = _ask(lambda: network.probe_route(master, addresses, interfaces)) if master else NO_MASTER
     return NetworkFacts(interfaces, network.probe_infiniband(), route)
 
 

@@ -57,7 +57,7 @@ def start_nvml() -> tuple[Any | Unavailable, str | None]:
     try:
         api.nvmlInit()
     except api.NVMLError as error:
-        text = text_of(api, error)
+        text = nvml_text(api, error)
         return Unavailable(f"NVML does not start: {text}"), text
     return api, None
 
@@ -74,7 +74,7 @@ def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | Non
     try:
         return _facts(api, details), None
     except api.NVMLError as error:
-        text = text_of(api, error)
+        text = nvml_text(api, error)
         return Unavailable(f"NVML does not answer: {text}"), text
     finally:
         with suppress(api.NVMLError):
@@ -102,7 +102,7 @@ def _gpu(api: Any, number: int, index: int, details: bool) -> Gpu | None:
     except api.NVMLError as error:
         if not gpu.uuid and error.value == api.NVML_ERROR_NO_PERMISSION:
             return None
-        return replace(gpu, fault=text_of(api, error))
+        return replace(gpu, fault=nvml_text(api, error))
 
 
 def _basics(api: Any, handle: Any) -> dict[str, Any]:
@@ -216,12 +216,12 @@ def ask(api: Any, question: Callable[[], T]) -> T | Unavailable:
     except api.NVMLError as error:
         if error.value in _GONE:
             raise
-        return Unavailable(f"NVML: {text_of(api, error)}")
+        return Unavailable(f"NVML: {nvml_text(api, error)}")
     except (AttributeError, api.NVMLLibraryMismatchError):
         return Unavailable("the installed nvidia-ml-py or the driver is too old to tell")
 
 
-def text_of(api: Any, error: Any) -> str:
+def nvml_text(api: Any, error: Any) -> str:
     """Return NVML's error as people search for it."""
     # pynvml words this one differently from `nvidia-smi` and from what people search for.
     return "Driver/library version mismatch" if error.value == _VERSION_MISMATCH else str(error)

@@ -24,7 +24,7 @@ from ddplaunch.values.words import signal_name
 DEADLINE_S = 120.0
 
 
-def start() -> subprocess.Popen[bytes]:
+def start_import() -> subprocess.Popen[bytes]:
     """Start the child interpreter, in a session of its own so that its whole group can be ended."""
     return subprocess.Popen(
         own_command(sys.executable, "ddplaunch.machine.torch_child"),
@@ -68,7 +68,7 @@ def _last_words(status: int, errors: bytes) -> str:
     return lines[-1] if lines else f"exit status {status}"
 
 
-def report() -> dict[str, Any]:
+def import_report() -> dict[str, Any]:
     """Import torch here and describe it in JSON's types; the child's whole work."""
     began_s, cpu_s, queued_s = time.perf_counter(), time.thread_time(), _queued_s()
     bytecode = _bytecode()
@@ -124,7 +124,7 @@ def main() -> None:
     """Write the report to stdout; whatever torch and its plug-ins print meanwhile goes to stderr."""
     data_fd = os.dup(1)
     os.dup2(2, 1)
-    os.write(data_fd, json.dumps(report()).encode())
+    os.write(data_fd, json.dumps(import_report()).encode())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.machine.files import gpu_devices, number
 from ddplaunch.machine.hardware import AmdDevice, amd_devices, amd_holders
-from ddplaunch.machine.nvml import LIVE_FACTS, ask, memory_of, start_nvml, text_of
+from ddplaunch.machine.nvml import LIVE_FACTS, ask, memory_of, nvml_text, start_nvml
 from ddplaunch.machine.processes.process_table import read_variable
 from ddplaunch.machine.sample import GpuSample, RankSample
 from ddplaunch.planning.gpus import exported, shown
@@ -92,7 +92,7 @@ class GpuUsage:
         try:
             return tuple(map(self._nvml_sample, range(self._api.nvmlDeviceGetCount())))
         except self._api.NVMLError as error:
-            self.reason = f"NVML does not answer: {text_of(self._api, error)}"
+            self.reason = f"NVML does not answer: {nvml_text(self._api, error)}"
             return ()
 
     def _nvml_sample(self, index: int) -> GpuSample:
@@ -101,7 +101,7 @@ class GpuUsage:
             handle = api.nvmlDeviceGetHandleByIndex(index)
             answers = {name: ask(api, partial(question, api, handle)) for name, question in _QUESTIONS.items()}
         except api.NVMLError as error:  # it is lost
-            return GpuSample(index, fault=text_of(api, error))
+            return GpuSample(index, fault=nvml_text(api, error))
         values = {name: answer for name, answer in answers.items() if not isinstance(answer, Unavailable)}
         total, used = values.pop("memory", (None, None))
         return GpuSample(index, memory_total_bytes=total, memory_used_bytes=used, **values)

@@ -14,7 +14,7 @@ from ddplaunch.cli.commands.submit import run_words
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
 from ddplaunch.cli.parsing.typed_words import parse_quickly, said_on_command_line, with_lists_taken_apart
-from ddplaunch.cli.parsing.typer_app import parse as parse_with_typer
+from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
 from ddplaunch.planning import options as launch_options
 from ddplaunch.planning.flag import Flag, read_duration
 from ddplaunch.planning.hosts_plan import options_from_json, options_json

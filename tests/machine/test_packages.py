@@ -59,7 +59,7 @@ def test_torch_is_imported_for_its_gpus(
 ) -> None:
     started = []
     monkeypatch.setattr("ddplaunch.machine.gather._DRIVERS", drivers)
-    monkeypatch.setattr("ddplaunch.machine.torch_child.start", lambda: started.append(1))
+    monkeypatch.setattr("ddplaunch.machine.torch_child.start_import", lambda: started.append(1))
     monkeypatch.setattr("ddplaunch.machine.torch_child.finish", lambda _: NOT_ASKED)
     gather.gather(ProbeRequest(import_torch=True, torch_needs_gpu=True, gpu_details=False))
     assert bool(started) is imports

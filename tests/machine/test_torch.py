@@ -85,7 +85,7 @@ def test_the_installed_torch() -> None:
 @pytest.mark.slow
 def test_the_installed_torch_imports() -> None:
     pytest.importorskip("torch")
-    facts, found = probe_torch(), torch_child.finish(torch_child.start())
+    facts, found = probe_torch(), torch_child.finish(torch_child.start_import())
     assert isinstance(facts, TorchFacts) and isinstance(found, TorchImport)
     assert found.version == facts.version
     assert found.import_s > 0
@@ -111,7 +111,7 @@ def test_how_an_import_went_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     for forbidden, bytecode in (("1", "missing"), ("1", "missing"), ("", "written"), ("", "stored")):
         monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", forbidden)  # empty, it forbids nothing
-        found = torch_child.finish(torch_child.start(), 60)
+        found = torch_child.finish(torch_child.start_import(), 60)
         assert isinstance(found, TorchImport)
         assert found.bytecode == bytecode and found.filesystem == filesystem(str(tmp_path))
         assert found.cpu_s is not None and found.import_s - found.cpu_s > 0.3 and found.queued_s is not None
@@ -122,7 +122,7 @@ def child_with(folder: Path, init: str, monkeypatch: pytest.MonkeyPatch, hangs_a
     """Return what is known of a torch whose import does ``init``; one that hangs has written ``hangs_at`` then."""
     fake_torch(folder, VERSION, monkeypatch, init)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
-    child = torch_child.start()
+    child = torch_child.start_import()
     if hangs_at is not None:
         until(lambda: hangs_at.exists() and hangs_at.read_text(), "it hangs")
     found = torch_child.finish(child, 60 if hangs_at is None else 0.5)

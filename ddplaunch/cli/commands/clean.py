@@ -67,7 +67,7 @@ def clean(
     if keep is not None:
         why = "it is how many of the newest records stay, 0 or more"
         newest = whole_number("--keep", keep, "records", why, "`--keep 50`")
-    work = look(runs_directory(run_dir), newest, run)
+    work = work_to_do(runs_directory(run_dir), newest, run)
     if not json:
         answer(work_text(work, now_s, Terminal.of(sys.stdout)))
     agreed = _Agreed() if work.nothing or dry_run else _agreed(work, bool(yes), not json)
@@ -91,7 +91,7 @@ def clean(
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE
 
 
-def look(base: Path, keep: int, run_id: str | None) -> Cleanup:
+def work_to_do(base: Path, keep: int, run_id: str | None) -> Cleanup:
     """Return everything that could be cleaned; of one run only its processes, if ``run_id`` names it."""
     table = process_table()
     found = leftovers(table, os.geteuid(), run_id)

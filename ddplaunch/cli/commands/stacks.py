@@ -60,7 +60,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
     if chosen.launched is not None:
         seen, hosts = _ask_hosts(chosen.launched)
     else:
-        seen = look(chosen.processes)
+        seen = ranks_seen(chosen.processes)
         recorded = None if chosen.directory is None else flight(flight_dumps(chosen.directory))
     if json:
         answer_json(_stacks_json(chosen.run_id, seen, recorded))
@@ -88,7 +88,7 @@ class RanksSeen:
     silent_s: float | None
 
 
-def look(run: RunProcesses) -> RanksSeen:
+def ranks_seen(run: RunProcesses) -> RanksSeen:
     """Return where the ranks of a run of this host are; it takes half a second."""
     ranks = {rank_of(process)[0]: process for process in run.ranks}
     usage = RankUsage(ranks)

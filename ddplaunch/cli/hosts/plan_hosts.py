@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import run_across
-from ddplaunch.cli.configuration import text_of, working_directory
+from ddplaunch.cli.configuration import file_text, working_directory
 from ddplaunch.cli.parsing.command import HOSTS
 from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import (
@@ -100,7 +100,7 @@ def hosts_of(asked: AskedHosts) -> tuple[Host, ...]:
         raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
     if asked.hostfile is not None:
         fix = "correct the path, or name the hosts by `--hosts gpu-a,gpu-b`"
-        hosts = from_file(text_of(asked.hostfile, "--hostfile", fix), asked.hostfile)
+        hosts = from_file(file_text(asked.hostfile, "--hostfile", fix), asked.hostfile)
     else:
         hosts = from_words(asked.hosts or "")
     return chosen(hosts, asked.include, asked.exclude)

@@ -36,7 +36,7 @@ class _WithScript(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "-- SCRIPT [ARGS]..."]
 
 
-def parse(words: Sequence[str]) -> dict[str, Any] | None:
+def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
     """Return the values of all options as Typer understands the words before ``--``; None where it showed help.
 
     Raises UsageError for what it does not understand.
@@ -54,7 +54,7 @@ def parse(words: Sequence[str]) -> dict[str, Any] | None:
     return with_lists_taken_apart(parsed) if parsed else None
 
 
-def complete() -> None:
+def answer_shell() -> None:
     """Answer the shell that asks by the environment, as Typer does; does not return."""
     os.environ["TERMINAL_WIDTH"] = "1000"  # or Typer wraps a line of help, and fish takes the rest for another word
     _application(list(COMMANDS), lambda _: None, completing=True)(args=[], prog_name="ddplaunch")
