@@ -84,29 +84,6 @@ def sampler_epoch_not_set(script: ScriptReport, launch: Launch) -> Findings:
         yield from _warn(mistake, what, why, f"first in the loop at {loop}: `{{}}`")
 
 
-def file_of_all_ranks(script: ScriptReport, launch: Launch) -> Findings:
-    """All ranks write a checkpoint to one path.
-
-    They write over each other, and a reader may find a file that is cut off or mixed. Remedy: only rank 0 saves, the
-    others wait at a `barrier()` if they read it.
-    """
-    for mistake in _of("file-of-all-ranks", script, launch):
-        why = "they write over each other at once; who reads it may find a file that is cut off or mixed"
-        yield from _warn(mistake, f"all ranks save to one path, {mistake.detail}", why)
-
-
-def load_without_map_location(script: ScriptReport, launch: Launch) -> Findings:
-    """`torch.load` without `map_location` puts the checkpoint of every rank on one GPU.
-
-    Tensors go back to the GPU that they were saved from, which is rank 0's: every rank takes memory there, and one that
-    does not see that GPU fails. Remedy: `map_location="cpu"`.
-    https://docs.pytorch.org/docs/stable/generated/torch.load.html
-    """
-    for mistake in _of("load-without-map-location", script, launch):
-        why = "tensors go to the GPU that they were saved from: all ranks take memory of rank 0's"
-        yield from _warn(mistake, "a checkpoint is loaded without `map_location`", why)
-
-
 def seed_of_all_ranks(script: ScriptReport, launch: Launch) -> Findings:
     """All ranks draw their random augmentation from one seed.
 
@@ -146,7 +123,7 @@ def group_not_destroyed(script: ScriptReport, launch: Launch) -> Findings:
             yield from _warn(mistake, "no `destroy_process_group` in the script", why, "last in the script: `{}`")
 
 
-_ADVICE = (load_without_map_location, seed_of_all_ranks, batch_norm_of_one_rank, group_not_destroyed)
+_ADVICE = (seed_of_all_ranks, batch_norm_of_one_rank, group_not_destroyed)
 CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes", advice=_ADVICE)
 #: The family of what costs time or memory, or is only a bad habit: told by ``doctor`` and ``plan``.
 ADVICE = "advice"

@@ -53,7 +53,7 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
             f"if each copy starts one process per rank, up to {processes} x {processes} processes share the same GPUs "
         )
         why += "and port"
-    unsure = script.spawns_unsure or (aware and not script.spawns_alone)
+    unsure = aware and not script.spawns_alone
     yield (warning if unsure else error)(
         "script-spawns-processes",
         f"{script.path} starts its own processes, and {processes} copies of it would run",

@@ -83,7 +83,7 @@ def prepare(
     options = complete(options, environ)
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     facts = replace(facts, launch_lines=launch_lines(target))
-    script = script_report(options, target, cwd, facts)
+    script = script_report(options, target, cwd)
     plugin, run_id, aside = probe_plugin(), run_id_of(options), shadowing(options, cwd)
     situation = situation_of(options, facts, script, environ, cwd, interpreter(), plugin, run_id, locks)
     situation = replace(situation, shadowing=aside)
@@ -222,25 +222,24 @@ def record_directory(base: Path, run_id: str) -> Path:
         raise usage(str(exception), why="it names the run's record", fix="`--run-id my-run-1`") from exception
 
 
-def script_report(options: Options, target: Target | None, cwd: Path, facts: Facts) -> ScriptReport | Unavailable:
-    """Read the target's source, for its arguments and this torch, and take what the options say of it.
+def script_report(options: Options, target: Target | None, cwd: Path) -> ScriptReport | Unavailable:
+    """Read the target's source, for its arguments, and take what the options say of it.
 
     Raises UsageError for a module that exists nowhere, and for an option that the script does not declare.
     """
     if target is None:
         return Unavailable("no script was named")
-    return understood_as_said(_read(target, cwd, facts), options, target)
+    return understood_as_said(_read(target, cwd), options, target)
 
 
-def _read(target: Target, cwd: Path, facts: Facts) -> ScriptReport | Unavailable:
+def _read(target: Target, cwd: Path) -> ScriptReport | Unavailable:
     search = tuple(Path(entry) for entry in sys.path if entry)
     path = locate(target.kind, target.name, cwd, search)
     homes = _homes(target.name) if target.kind == "module" and not isinstance(path, Path) else ()
     if homes:
         path = locate(target.kind, target.name, homes[0], homes)
     if isinstance(path, Path):
-        version = None if isinstance(facts.torch, Unavailable) else facts.torch.version
-        return read_script(path, cwd, search, target.args, version)
+        return read_script(path, cwd, search, target.args)
     if target.kind == "module" and not (cwd / target.name.split(".")[0]).exists() and not homes:
         raise usage(
             f"there is no module `{target.name}`",

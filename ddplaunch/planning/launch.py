@@ -56,8 +56,6 @@ class Passed:
     ``number`` is a placeholder's name or what the option stands for. ``arguments`` are what was put in front of the
     others: nothing for a placeholder, which was replaced in place, and for a ``variable`` that the script reads. ``at``
     is where the script declares the option, and ``note`` what was understood of it, as a clause.
-
-    With ``at`` and no arguments a file has that value already, under the key ``note``.
     """
 
     number: str

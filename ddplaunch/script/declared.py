@@ -24,7 +24,7 @@ def given(args: Sequence[str], option: DeclaredOption, declared: Sequence[Declar
     """
     if option.spelling in ("k=v", "k v"):
         return tuple(_overrides(args, option))
-    return () if option.spelling == "file" else tuple(_values(list(args), option, declared))
+    return tuple(_values(list(args), option, declared))
 
 
 def is_same_value(one: str, other: str) -> bool:

@@ -128,12 +128,10 @@ class Flow:
                         part.source.parents.setdefault(value, node)
                         self._note(target, value, part)
 
-    def use_conditions(
-        self, options: Sequence[DeclaredOption], values: Mapping[str, object], torch: str | None
-    ) -> Known:
+    def use_conditions(self, options: Sequence[DeclaredOption], values: Mapping[str, object]) -> Known:
         """Follow the values of ``options`` from here on, and decide conditions by those that are known."""
         self._options = {option.dest: option for option in options}
-        self.known = Known(values, torch, self.bound)
+        self.known = Known(values, self.bound)
         return self.known
 
     def forget(self, places: Collection[DeclaredAt]) -> None:

@@ -1,6 +1,6 @@
 """What can be known of a script's expressions before it runs: which conditions hold in this launch, and which do not.
 
-Only literals, versions, and options with their passed value or literal default are known. Everything else is
+Only literals and options with their passed value or literal default are known. Everything else is
 ``UNKNOWN``, and a condition on it decides nothing.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,9 +34,6 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.In: lambda one, many: one in many,
     ast.NotIn: lambda one, many: one not in many,
 }
-_CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "bool": bool, "len": len}
-_METHODS = frozenset({"split", "startswith", "endswith", "lower", "upper", "strip", "replace", "partition"})
-_VERSION_CALLS = frozenset({"parse", "Version", "LooseVersion", "StrictVersion", "parse_version", "TorchVersion"})
 # Dictionaries of options, by name.
 _CONFIGURED = frozenset({"args", "opt", "opts", "options", "cfg", "config", "conf", "params", "hparams", "settings"})
 _DEPTH = 12
@@ -47,7 +42,7 @@ TORCHRUN_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZ
 
 
 class Known:
-    """Decides conditions from ``options``: values by destination, and from the version of torch (None: not known).
+    """Decides conditions from ``options``: values by destination.
 
     ``bound`` gives the expressions that a name or attribute stands for, each with the part that it is in. It is
     known if all of them that can run have one value.
@@ -56,11 +51,10 @@ class Known:
     def __init__(
         self,
         options: Mapping[str, object],
-        torch: str | None,
         bound: Callable[[ast.AST, ReachablePart], Sequence[tuple[ast.expr, ReachablePart]]],
     ) -> None:
         """Remember what is known."""
-        self._options, self._torch, self._bound = options, torch, bound
+        self._options, self._bound = options, bound
         self._decided: dict[int, bool | None] = {}
         self._open: set[str] = set()
         self._around: dict[int, tuple[tuple[ast.expr, bool], ...]] = {}
@@ -137,8 +131,6 @@ class Known:
             return self._unary(node, part, depth)
         if isinstance(node, ast.Compare):
             return self._compare(node, part, depth)
-        if isinstance(node, ast.Call):
-            return self._call(node, part, depth)
         if isinstance(node, ast.Subscript):
             return self._subscript(node, part, depth)
         if isinstance(node, (ast.Name, ast.Attribute)):
@@ -169,45 +161,18 @@ class Known:
             right = self.value(right_node, part, depth)
             if left is UNKNOWN or right is UNKNOWN:
                 return UNKNOWN
-            one, other = _comparable(left, right)
-            if not _COMPARE[type(operation)](one, other):
+            if not _COMPARE[type(operation)](left, right):
                 return False
             left = right
         return True
 
-    def _call(self, node: ast.Call, part: ReachablePart, depth: int) -> object:
-        name = last(node.func)
-        if name in ("getattr", "hasattr"):
-            return UNKNOWN
-        arguments = [self.value(item, part, depth) for item in node.args]
-        if any(value is UNKNOWN for value in arguments) or node.keywords:
-            return UNKNOWN
-        if name in _VERSION_CALLS and len(arguments) == 1:
-            return _version(str(arguments[0]))
-        if isinstance(node.func, ast.Name) and name in _CALLS:
-            return _CALLS[name](*arguments)
-        if isinstance(node.func, ast.Attribute) and name in _METHODS:
-            owner = self.value(node.func.value, part, depth)
-            return getattr(owner, name)(*arguments) if isinstance(owner, str) else UNKNOWN
-        return UNKNOWN
-
     def _subscript(self, node: ast.Subscript, part: ReachablePart, depth: int) -> object:
         key = string(node.slice)
-        if key is not None:
-            return self._assigned(key, UNKNOWN, node, part, depth) if last(node.value) in _CONFIGURED else UNKNOWN
-        owner = self.value(node.value, part, depth)
-        if owner is UNKNOWN or not isinstance(owner, (str, tuple, list)):
-            return UNKNOWN
-        index = self.value(node.slice, part, depth)
-        return owner[index] if isinstance(index, int) else UNKNOWN
+        configured = key is not None and last(node.value) in _CONFIGURED
+        return self._assigned(key, UNKNOWN, node, part, depth) if configured and key is not None else UNKNOWN
 
     def _named(self, node: ast.Name | ast.Attribute, part: ReachablePart, depth: int) -> object:
         name = dotted(node, part.aliases)
-        if name in ("torch.__version__", "torch.version.__version__"):
-            return UNKNOWN if self._torch is None else self._torch
-        if name.startswith("sys.version_info"):
-            minor = {"sys.version_info.major": sys.version_info[0], "sys.version_info.minor": sys.version_info[1]}
-            return minor.get(name, tuple(sys.version_info[:3]) if name == "sys.version_info" else UNKNOWN)
         if name == "__name__":  # of imported files, what runs as a script only is no part
             return "__main__"
         if isinstance(node, ast.Attribute):
@@ -228,26 +193,6 @@ class Known:
             values.append(option)
         first = values[0]
         return first if all(value is not UNKNOWN and value == first for value in values) else UNKNOWN
-
-
-def _comparable(one: object, other: object) -> tuple[object, object]:
-    """Return two versions as tuples where only one of them was parsed: ``torch.__version__ >= Version("2.0")``."""
-    if isinstance(one, tuple) and isinstance(other, str):
-        return one, _version(other)
-    if isinstance(one, str) and isinstance(other, tuple):
-        return _version(one), other
-    if isinstance(one, str) and isinstance(other, str) and re.match(r"\d+\.\d", one) and re.match(r"\d+\.\d", other):
-        # torch.__version__ is a TorchVersion, which compares with text as versions do
-        return _version(one), _version(other)
-    return one, other
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Return the release part of a version without trailing zeros: ``2.0.0+cu121`` equals ``2``."""
-    numbers = [int(number) for number in re.findall(r"\d+", text.partition("+")[0])[:3]]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
 
 
 def known_value(default: str | None, given: Sequence[str], takes_value: bool) -> object:

@@ -163,8 +163,6 @@ class _Reader:
         """Note that an option does not count what the plan passes, with the words that would say what it counts."""
         name = option.flags[0]
         fix = " or ".join(f"`--batch-option={name}:{word}`" for word in words)
-        if option.spelling == "file":
-            fix = f"change `{name}` in {(option.default_at or option.at).file}"
         self.doubts.append(Instead(meaning, clause, fix or f"pass `{name}` yourself behind `--`"))
 
     def _divided(

@@ -271,82 +271,6 @@ def same_seeds(training: Training) -> Iterator[Mistake]:
             return
 
 
-def loaded_to_first_gpu(training: Training) -> Iterator[Mistake]:
-    """A checkpoint that every rank loads to the GPU which wrote it."""
-    if not training.groups or not training.wraps:
-        return
-    saved = any(".cpu()" not in ast.unparse(call) for call, _ in training.calls(frozenset({"torch.save"})))
-    on_gpus = any("cuda" in part.source.text for part in training.parts)
-    if saved and on_gpus and training.lacks("set_default_device|set_default_tensor_type|map_location"):
-        for call, part in training.calls(frozenset({"torch.load"})):
-            if len(call.args) == 1 and _is_plain(call) and _is_state(call, part, training):
-                corrected = _call_text(call, map_location='"cpu"')
-                yield _mistake("load-without-map-location", call, part, corrected)
-                return
-
-
-def _is_state(call: ast.Call, part: ReachablePart, training: Training) -> bool:
-    """Return whether what is loaded goes into ``load_state_dict``."""
-    name = _assigned_to(call, part)
-    for node in ast.walk(training.function(call, part)):
-        if isinstance(node, ast.Call) and last(node.func) == "load_state_dict" and node.args:
-            value = node.args[0]
-            if value is call or (name and re.match(rf"{re.escape(name)}\b", ast.unparse(value))):
-                return True
-    return False
-
-
-# Anything in a condition or a path that may stand for one rank, or for a switch that only one rank has on.
-_ONE = re.compile(
-    r"(?i)rank|main|master|primary|gpu|device|local|chief|lead|root|proc|dist|writer|logger|is_first|\bnode|save_?on"
-    r"|coordinator|pid|uuid|hostname|tmp|temp|host|worker|should_|zero|verbose|log"
-)
-
-
-def written_by_all(training: Training) -> Iterator[Mistake]:
-    """A checkpoint that all ranks write to one path."""
-    for call, part in training.calls(frozenset({"torch.save"})) if training.wraps and training.groups else ():
-        path = _argument(call, "f", 1)
-        if path is None or not _is_one_path(path, part, training) or not training.is_read_whole:
-            continue
-        values = [path, *(value for value, _ in training.flow.bound(path, part))]
-        is_text = any(string(node) for value in values for node in ast.walk(value))
-        if is_text and _all_ranks_reach(call, part, training, 4):
-            corrected = "if dist.get_rank() == 0: " + _call_text(call)
-            yield _mistake("file-of-all-ranks", call, part, corrected, ast.unparse(path))
-            return
-
-
-def _is_one_path(path: ast.expr, part: ReachablePart, training: Training, depth: int = 5) -> bool:
-    """Return whether nothing in a path, as far as it can be followed, tells of a rank."""
-    if _ONE.search(ast.unparse(path)):
-        return False
-    names = [node for node in ast.walk(path) if isinstance(node, (ast.Name, ast.Attribute))] if depth else []
-    return all(
-        _is_one_path(value, home, training, depth - 1)
-        for node in names
-        if isinstance(node.ctx, ast.Load)
-        for value, home in training.flow.bound(node, part)
-    )
-
-
-def _all_ranks_reach(node: ast.AST, part: ReachablePart, training: Training, depth: int) -> bool:
-    """Return whether all ranks certainly come to ``node``, through functions that are called by name."""
-    for test, _ in training.flow.known.conditions(node, part):
-        if "__name__" not in ast.unparse(test) and not _is_one_path(test, part, training, 1):
-            return False
-    function = training.function(node, part)
-    for other in part.of(ast.If):
-        assert isinstance(other, ast.If)
-        leaves = any(isinstance(inner, (ast.Return, ast.Continue, ast.Break)) for inner in ast.walk(other))
-        if leaves and training.function(other, part) is function and _ONE.search(ast.unparse(other.test)):
-            return False
-    if isinstance(function, ast.Module):
-        return part is training.parts[0]
-    callers = training.callers(function, part) if depth and not function.decorator_list else []
-    return any(_all_ranks_reach(call, home, training, depth - 1) for call, home in callers)
-
-
 _NORM = re.compile(
     r"torch\.nn\.(?:modules\.batchnorm\.)?BatchNorm[123]d|torchvision\.models\.(?:resnet\.)?(?:wide_)?resnet\d+\w*"
 )
@@ -388,8 +312,6 @@ _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     meeting_place_written_down,
     threads_of_one_process,
     same_order,
-    written_by_all,
-    loaded_to_first_gpu,
     same_seeds,
     norm_of_one_rank,
     group_left,

@@ -19,7 +19,6 @@ _TRANSFORMERS = re.compile(r"Trainer$|TrainingArguments$|^HfArgumentParser$")
 _LAUNCHERS = ("torchrun", "torch.distributed.launch", "torch.distributed.run", "accelerate launch")
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
 _OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"']")
-_OF_MPI = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"})
 _SETS_UP = frozenset({"init_process_group", "init_device_mesh"})
 # Functions of libraries that start a function once per GPU, whatever started them.
 _LIBRARIES = frozenset({"detectron2.engine.launch", "detectron2.engine.launch.launch", "fastreid.engine.launch"})
@@ -27,7 +26,7 @@ _LIBRARIES |= {"yolox.core.launch", "gsplat.distributed.cli", "accelerate.notebo
 _LIBRARIES |= {"ray.train.torch.TorchTrainer", "torch.distributed.launcher.api.elastic_launch"}
 # The last names of what can start ranks, unless it is a function of `subprocess` or gets `nprocs`.
 _STARTERS = frozenset(name.rpartition(".")[2] for name in _LIBRARIES)
-_STARTERS |= {"spawn", "start_processes", "Process", "system", "AutoExecutor", "SlurmExecutor"}
+_STARTERS |= {"spawn", "start_processes", "Process", "system"}
 _DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
 
 
@@ -115,14 +114,12 @@ def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None
 class GroupSetUp:
     """How a script's ranks come to know of each other.
 
-    ``spawns`` is where it starts its own ones: certainly, because its process group is set up nowhere else (``alone``),
-    or likely (``unsure``), because nothing of it looks at the ranks that are there. ``off`` is where it would set up a
-    process group if ``condition`` were the other way, ``switches`` are the options that it depends on.
+    ``spawns`` is where it starts its own ones; ``alone`` if its process group is set up nowhere else. ``off`` is where
+    it would set one up if ``condition`` were the other way, ``switches`` are the options that it depends on.
     """
 
     spawns: DeclaredAt | None = None
     alone: bool = False
-    unsure: bool = False
     off: DeclaredAt | None = None
     switches: tuple[str, ...] = ()
     condition: str = ""
@@ -136,19 +133,15 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
     obstacles = [outside.obstacle(call, part) for call, part in set_ups]
     alone = None not in obstacles
     aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
-    if certain is not None and (alone or not aware or _is_submission(*certain)):
+    if certain is not None and (alone or not aware):
         return GroupSetUp(at(certain[0], certain[1].source), alone)
-    own = all(_says_rank(call) for call, _ in set_ups) if set_ups else any(map(_sets_rank, parts))
-    if certain is None and not aware and own:
-        ranks = [each for each in outside.spawns if last(each[0].func) != "Process" or _counts_ranks(_loop(*each))]
-        started = next((place for place in ranks if outside.obstacle(*place) is None), None)
-        if started is not None:
-            return GroupSetUp(at(started[0], started[1].source), alone=bool(set_ups), unsure=not set_ups)
     if not alone or certain is not None:
         return GroupSetUp()
-    if set_ups and outside.spawns and not any(outside.is_reached(call, part) for call, part in set_ups):
-        return GroupSetUp(at(outside.spawns[0][0], outside.spawns[0][1].source), True)
+    spawning = {as_text(test): place for place in outside.spawns for test, _ in flow.known.conditions(*place)}
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
+        if obstacle is not None and as_text(obstacle[0]) in spawning:  # what would set up a group would start ranks too
+            place = spawning[as_text(obstacle[0])]
+            return GroupSetUp(at(place[0], place[1].source), True)
         of_one = ast.unparse(keyword(call, "world_size") or call) == "1"  # each rank by itself: no group of the launch
         if obstacle is not None and obstacle[1] is not None and not of_one:
             behind = flow.known.options_behind(obstacle[0], obstacle[1])
@@ -197,10 +190,6 @@ def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tupl
                 return name.partition(".")[0].replace("mpi4py", "MPI").replace("horovod", "Horovod"), at(
                     node, part.source
                 )
-        of_mpi = next((name for name in environment_names(part) if name in _OF_MPI), None) if own else None
-        if of_mpi is not None:
-            line = next(number for number, line in enumerate(part.source.lines, 1) if of_mpi in line)
-            return "MPI", DeclaredAt(part.source.shown, line)
     return None
 
 
@@ -237,28 +226,6 @@ class _Outside:
         if started:
             return _SPAWN
         return next((reason for reason in found if reason is not _SPAWN), found[0] if found else None)
-
-    def is_reached(
-        self,
-        node: ast.AST,
-        part: ReachablePart,
-        seen: frozenset[int] = frozenset(),
-        assumed: frozenset[tuple[str, bool]] = frozenset(),
-    ) -> bool:
-        """Return whether ``node`` could run in a rank if options had other values, without contradicting conditions."""
-        around = frozenset((as_text(test), wanted) for test, wanted in self.flow.known.conditions(node, part))
-        assumed |= around
-        if any((text, not wanted) in assumed for text, wanted in around):
-            return False
-        function = self.flow.function_of(node, part)
-        references = [] if function is None else list(self._references(function, part))
-        if function is None or not references:
-            return True
-        return any(
-            self.is_reached(reference, where, seen | {id(function)}, assumed)
-            for reference, where in references
-            if id(reference) not in self.targets and id(function) not in seen
-        )
 
     def _references(self, function: Function, part: ReachablePart) -> Iterator[tuple[ast.expr, ReachablePart]]:
         """Yield the names that may stand for ``function``, other than those in its own body."""
@@ -307,11 +274,6 @@ def _sets_rank(part: ReachablePart) -> bool:
     return any(string(node.slice) == "RANK" for node in own)
 
 
-def _is_submission(call: ast.Call, part: ReachablePart) -> bool:
-    """Return whether a call makes what submits this script's functions as jobs."""
-    return dotted(call.func, part.aliases) in ("submitit.AutoExecutor", "submitit.SlurmExecutor")
-
-
 def _starters(part: ReachablePart) -> Sequence[ast.Call]:
     """Return the calls that may start ranks."""
     text = part.source.text
@@ -330,7 +292,7 @@ def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
     if name == "os.system" or name.startswith("subprocess."):
         texts = (string(node) for argument in call.args[:1] for node in ast.walk(argument))
         return any(text is not None and any(launcher in text for launcher in _LAUNCHERS) for text in texts)
-    return _is_of_a_library(call, part) or _is_submission(call, part)
+    return _is_of_a_library(call, part)
 
 
 def _is_of_a_library(call: ast.Call, part: ReachablePart) -> bool:

@@ -66,8 +66,6 @@ class Program:
     left: list[Path] = field(default_factory=list)
     unreadable: bool = False
     cwd: Path = Path()
-    #: Definitions that run although no name refers to them: a configuration names their classes.
-    named: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
     def sources(self) -> list[ParsedFile]:
@@ -234,19 +232,6 @@ def _parse_within_limit(program: Program) -> None:
             continue
         file.source = parsed
         file.records = list(records_of(parsed.imports))
-
-
-def add_classes(program: Program, names: Sequence[str], cwd: Path) -> bool:
-    """Read the local files of classes named in full, as ``_target_: src.data.Module``; return whether there are any."""
-    for name in names:
-        module, _, last = name.rpartition(".")
-        path = program.roots.file_of(program.root.path, ImportRecord(module, 0, (), "", 0)) if module else None
-        if path is None or (path not in program.files and len(program.files) >= _FILE_LIMIT):
-            continue
-        if path in program.files or _read(path, cwd, program) is not None:
-            program.tree_of(path)
-            program.named.append((path, last))
-    return bool(program.named)
 
 
 def is_main_guard(node: ast.AST) -> bool:

@@ -123,8 +123,6 @@ class _Walk:
         for file in list(program.files.values()):
             if file.source is not None:
                 self._divide(file, file.source)
-        for path, name in program.named:
-            self._follow(path, name)
 
     def parts(self) -> list[ReachablePart]:
         while self.waiting:

@@ -27,7 +27,7 @@ from ddplaunch.script.process_groups import (
     rank_of_another_launcher,
     ranks_of,
 )
-from ddplaunch.script.program import Program, add_classes, follow, show
+from ddplaunch.script.program import Program, follow, show
 from ddplaunch.script.reachable import ReachablePart, environment_names, reachable_parts
 from ddplaunch.script.script_report import (
     FRAMEWORKS,
@@ -54,12 +54,10 @@ _KNOWN_PACKAGES = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
 _QUOTED = 60  # characters of a line that does not compile
 
 
-def read_script(
-    path: Path, cwd: Path, search: Sequence[Path] = (), args: Sequence[str] = (), torch: str | None = None
-) -> ScriptReport:
+def read_script(path: Path, cwd: Path, search: Sequence[Path] = (), args: Sequence[str] = ()) -> ScriptReport:
     """Return the report about the script at ``path``; never raises.
 
-    ``args`` are its arguments and ``torch`` is the installed version: both decide conditions in it.
+    ``args`` are its arguments, which decide conditions in it.
 
     ``search`` are the entries of ``sys.path``, of which only those below ``cwd`` are followed. ``complete`` is False if
     some part cannot be read.
@@ -81,7 +79,7 @@ def read_script(
     collects = gc.isenabled()
     gc.disable()  # trees are many objects in no circles; looking through them for some costs a third of the time
     try:
-        return _report(follow(parsed, cwd, search), parsed, cwd, args, torch)
+        return _report(follow(parsed, cwd, search), parsed, cwd, args)
     except (RecursionError, OSError):  # names nested too deep to follow, a directory that may not be entered
         return ScriptReport(shown, complete=False)
     finally:
@@ -89,18 +87,15 @@ def read_script(
             gc.enable()
 
 
-def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str], torch: str | None) -> ScriptReport:
+def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]) -> ScriptReport:
     parts = reachable_parts(program)
     found = [option for part in parts for option in _declared(program, part)]
     declared = tuple(dict.fromkeys(option for option in found if option is not None))
     flow = Flow(program, parts)
     config = configuration(flow, program, declared, args, cwd)
-    if add_classes(program, config.targets, cwd):
-        parts = reachable_parts(program)
-        flow = Flow(program, parts)
     options = config.added_to(declared)
     flow.forget(config.settled)
-    known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args, parts)}, torch)
+    known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args, parts)})
     options = tuple(_under_conditions(options, known, parts))
     required = [option for option in options if option.required and option.default is None]
     local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
@@ -124,7 +119,6 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         framework=used[0] if used is not None else None,
         spawns=ranks.spawns,
         spawns_alone=ranks.alone,
-        spawns_unsure=ranks.unsure,
         ranks_from=rank_of_another_launcher(parts, flow),
         switched_off=ranks.off if used is None else None,
         switches=ranks.switches if used is None else (),
@@ -135,7 +129,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         ambiguous=numbers.ambiguous,
         instead=numbers.instead,
         configs=config.files,
-        complete=None not in found and _sees_everything(program, parts, hidden),
+        complete=None not in found and not config.unknown and _sees_everything(program, parts, hidden),
         hidden=hidden,
         code=program.digests(),
         mistakes=mistakes_of(program, parts, flow) if alone else (),

@@ -48,9 +48,8 @@ class LrRule:
     at: DeclaredAt
 
 
-#: How a value is passed: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``LR 0.1``; or that it
-#: stands in a file which nothing on the command line overrides.
-Spelling = Literal["--k v", "--k=v", "k=v", "k v", "file"]
+#: How a value is passed: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``LR 0.1``.
+Spelling = Literal["--k v", "--k=v", "k=v", "k v"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class ScriptReport:
     silent. ``initialises`` says where the script, or the framework that
     ``framework`` names, sets up a process group. ``spawns`` is where the script starts its own processes
     (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun), ``spawns_alone`` whether no
-    process group is set up but between these, ``spawns_unsure`` whether it might leave that under torchrun.
+    process group is set up but between these.
     ``ranks_from`` is what the script takes its rank from if torchrun does not set it (MPI, Horovod), and where.
     ``switched_off`` is where a process group would be set up if the ``switches``, spellings of options, had other
     values than in this launch. ``demands_local_rank`` is a *required* ``--local-rank``/``--local_rank`` option,
@@ -150,7 +149,6 @@ class ScriptReport:
     framework: str | None = None
     spawns: DeclaredAt | None = None
     spawns_alone: bool = False
-    spawns_unsure: bool = False
     ranks_from: tuple[str, DeclaredAt] | None = None
     switched_off: DeclaredAt | None = None
     switches: tuple[str, ...] = ()

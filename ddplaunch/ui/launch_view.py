@@ -176,11 +176,9 @@ def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
 
 
 def passed_text(passed: Passed) -> str:
-    """Return ``--lr 0.0004 (train.py:31)``, ``{lr} = 0.0004`` for a placeholder, or who has it already."""
+    """Return ``--lr 0.0004 (train.py:31)``, or ``{lr} = 0.0004`` for a placeholder."""
     if passed.variable:
         return f"{passed.number.replace('_', ' ')} {passed.value} by {passed.variable}"
-    if not passed.arguments and passed.at is not None:
-        return f"{passed.at} says {passed.note} {passed.value} already"
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"
     remarks = ", ".join(str(part) for part in (passed.at, passed.note) if part)

@@ -46,8 +46,6 @@ WORDS = {
     "world-size-in-script": ("world_size=4", "the script says world_size=4 to all ranks"),
     "data-parallel-under-launcher": ("net", "the same GPUs for a model of its own: net"),
     "sampler-epoch-not-set": ("sampler train.py:9", "nothing calls `sampler.set_epoch`"),
-    "file-of-all-ranks": ("'last.pt'", "all ranks save to one path, 'last.pt'"),
-    "load-without-map-location": ("", "without `map_location`"),
     "seed-of-all-ranks": ("42", "one seed, `42`"),
     "batch-norm-of-one-rank": ("resnet50", "BatchNorm (resnet50) sees only the 8 samples of its rank"),
     "group-not-destroyed": ("", "no `destroy_process_group`"),

@@ -40,10 +40,6 @@ def test_script_spawns_processes() -> None:
     aware = found(CHECKS, "script-spawns-processes", script=healthy_script(spawns=HERE, reads_env=("LOCAL_RANK",)))
     assert aware and aware.severity is Severity.WARNING
     assert found(CHECKS, "script-spawns-processes", launch=healthy_launch(1), script=report) is None
-    unsure = found(
-        CHECKS, "script-spawns-processes", script=healthy_script(spawns=HERE, spawns_unsure=True, reads_env=())
-    )
-    assert unsure and unsure.severity == "warning"
 
 
 def test_script_spawns_processes_that_alone_share_a_group() -> None:
@@ -382,24 +378,6 @@ def test_numbers_that_do_not_arrive_for_one_reason_are_one_finding() -> None:
         "read `ddplaunch.current().accum`, `ddplaunch.current().lr` and `ddplaunch.current().warmup_steps` in the "
         "script",
     )
-
-
-def test_keys_of_a_file_that_nothing_overrides_are_one_finding() -> None:
-    launch = healthy_launch(
-        missing=tuple(
-            Missing(
-                number, value, f"conf.yaml:{line} says {key} 4, and ddplaunch changes no file", f"change `{key}` in it"
-            )
-            for line, (number, value, key) in enumerate((("batch_size", "8", "batch"), ("lr", "0.1", "optim.lr")), 1)
-        )
-    )
-    finding = found(CHECKS, "number-not-received", launch=launch)
-    assert finding
-    assert finding.what == "train.py will not see the batch size 8 and the learning rate 0.1"
-    assert finding.why.startswith(
-        "conf.yaml:1 says batch 4, conf.yaml:2 says optim.lr 4, and ddplaunch changes no file; "
-    )
-    assert finding.fix == "change `batch` and `optim.lr` in it"
 
 
 def test_numbers_that_do_not_arrive_for_other_reasons_stand_apart() -> None:

@@ -163,7 +163,6 @@ def test_an_option_that_could_not_be_read_is_believed(script: ScriptReport | Una
         ((), ("a=1", "opt.lr=0.4")),
         ((DeclaredOption(("MODEL.BASE",), AT, spelling="k v", front=False),), ("a=1", "opt.lr", "0.4")),
         ((DeclaredOption(("x",), AT, spelling="k=v", behind="--opts"),), ("a=1", "--opts", "opt.lr=0.4")),
-        ((DeclaredOption(("opt.wd",), AT, spelling="file", front=False),), ("a=1", "opt.lr=0.4")),
     ],
 )
 def test_a_key_that_could_not_be_read_is_passed_like_the_other_keys(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,7 +251,6 @@ def test_two_values_of_one_option_say_whose_samples_it_takes() -> None:
         (report(option("--bs", "batch_size")), ("--bs={batch_size}",), ("batch_size",)),
         (report(option("--a", "batch_size"), option("--b", "global_batch_size")), (), ("batch_size", "accum")),
         (report(EPOCHS), (), ()),
-        (report(replace(option("bs", "batch_size"), spelling="file")), (), ()),
         (ScriptReport("train.py", reads_env=("DDPLAUNCH_ACCUM",)), (), ("accum",)),
         (
             ScriptReport("train.py", asks_for=("global_batch_size", "lr")),

@@ -75,7 +75,7 @@ if __name__ == "__main__":
 def read(tmp_path: Path, source: str) -> tuple[Mistake, ...]:
     path = tmp_path / "train.py"
     path.write_text(source)
-    report = read_script(path, tmp_path, torch="2.8.0")
+    report = read_script(path, tmp_path)
     assert report.syntax_error is None
     return report.mistakes
 
@@ -107,11 +107,6 @@ FIRES = [
     ("world-size-in-script", {"init": 'dist.init_process_group("nccl", world_size=4)'}),
     ("world-size-in-script", {"init": 'os.environ["WORLD_SIZE"] = "1"\n    dist.init_process_group("nccl")'}),
     ("sampler-epoch-not-set", {"epoch": "pass"}),
-    ("file-of-all-ranks", {"save": 'torch.save(model.module.state_dict(), "last.pt")'}),
-    (
-        "load-without-map-location",
-        {"model": 'model = torchvision.models.resnet18().cuda()\n    model.load_state_dict(torch.load("last.pt"))'},
-    ),
     ("seed-of-all-ranks", {"seed": "torch.manual_seed(1)"}),
     ("group-not-destroyed", {"end": "pass"}),
 ]
@@ -140,18 +135,7 @@ SILENT = {
         "sampler": "sampler = OwnSampler(data)",
         "epoch": "pass",
     },
-    "files by rank": {"save": 'torch.save(model.module.state_dict(), f"last-{rank}.pt")'},
-    "into memory": {"save": "import io; buffer = io.BytesIO(); torch.save(model.module.state_dict(), buffer)"},
     "a loop that nothing leaves": {"end": "while True:\n        dist.barrier()"},
-    "loaded where it is wanted": {
-        "model": "model = torchvision.models.resnet18().cuda()\n"
-        '    model.load_state_dict(torch.load("last.pt", map_location="cpu"))'
-    },
-    "loaded where it is wanted, if the launcher names a GPU": {
-        "model": "model = torchvision.models.resnet18().cuda()\n"
-        '    if gpu is None:\n        state = torch.load("last.pt")\n'
-        '    else:\n        state = torch.load("last.pt", map_location=gpu)\n    model.load_state_dict(state)'
-    },
 }
 
 

@@ -311,12 +311,6 @@ READS = "def rank():\n    return int(os.environ['RANK'])\nprint(rank())\n"
             14,
         ),
         ("from detectron2.engine import launch as start\nstart(main, args.num_gpus, args=(args,))\n", 5),
-        (
-            "def work(rank, args):\n    if args.gpus > 1:\n"
-            "        dist.init_process_group('nccl', rank=rank, world_size=4)\n    train()\nargs = made(parse())\n"
-            "if args.gpus == 1:\n    work(0, args)\nelse:\n    mp.spawn(work, args=(args,), nprocs=args.gpus)\n",
-            12,
-        ),
     ],
 )
 def test_a_process_group_between_own_processes_alone_is_recorded(tmp_path: Path, body: str, line: int) -> None:
@@ -338,35 +332,6 @@ def test_a_process_group_between_own_processes_alone_is_recorded(tmp_path: Path,
 def test_a_process_group_outside_of_own_processes_is_none_of_them(tmp_path: Path, body: str) -> None:
     report = read(tmp_path, SET_UP + body, local="def launch(main, number):\n    main()\n")
     assert (report.spawns, report.spawns_alone, report.switched_off) == (None, False, None)
-
-
-# A switch that the script turns off where that cannot be known.
-OWN_RANKS = (
-    "def work(rank):\n    dist.init_process_group('nccl', rank=rank)\n"
-    "p = argparse.ArgumentParser()\np.add_argument('--spawn', action='store_false')\nargs = p.parse_args()\n"
-    "if unknown():\n    args.spawn = False\nif args.spawn:\n    mp.spawn(work, nprocs=4)\nelse:\n    work(0)\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("body", "line", "unsure"),
-    [
-        (SETS + "run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", 8, True),
-        ("run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", None, False),
-        (SETS + READS + "if config.local:\n    mp.spawn(work, nprocs=config.gpus)\n", None, False),
-        (READS + OWN_RANKS, None, False),
-        (READS + OWN_RANKS.replace("store_false", "store_true"), None, False),
-        (SETS + PARSE + "if 1 and args.n_gpu == 2:\n    mp.spawn(work, nprocs=4)\n", None, False),
-        ("import submitit\nexecutor = submitit.AutoExecutor('jobs')\nexecutor.submit(work)\n", 5, False),
-        (READS + "import submitit\ne = submitit.AutoExecutor('a')\ndist.init_process_group()\n", 8, False),
-        ("import submitit\nif args.cluster:\n    submitit.AutoExecutor('a')\ndist.init_process_group()\n", None, False),
-    ],
-)
-def test_ranks_that_a_script_likely_starts_or_submits_itself(
-    tmp_path: Path, body: str, line: int | None, unsure: bool
-) -> None:
-    report = read(tmp_path, SET_UP + body)
-    assert (report.spawns and report.spawns.line, report.spawns_unsure) == (line, unsure)
 
 
 SWITCH = "p.add_argument('--distributed', action='store_true')\nargs = p.parse_args()\n"
@@ -496,18 +461,12 @@ SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_proc
             MPI + "comm = MPI.COMM_WORLD\ndist.init_process_group('nccl', rank=comm.rank, world_size=comm.size)\n",
             ("MPI", 4),
         ),
-        (
-            "import os\nr = int(os.environ['OMPI_COMM_WORLD_RANK'])\ndist.init_process_group('nccl', rank=r)\n",
-            ("MPI", 2),
-        ),
-        ("import os\nr = int(os.getenv('PMI_RANK', 0))\ndist.init_process_group('nccl', rank=r)\n", ("MPI", 2)),
         ("import horovod.torch as hvd\nhvd.init()\n", ("Horovod", 2)),
         (MPI + "rank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n", None),  # torchrun's ranks train
         (MPI + "rank = MPI.COMM_WORLD.Get_rank()\n", None),
         (MPI + "if 'LOCAL_RANK' not in os.environ:\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", None),
         (MPI + "n = int(os.environ['WORLD_SIZE'])\n" + SETS_RANK, None),
         (MPI + "def unused():\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", None),
-        ("import os\nlog('OMPI_COMM_WORLD_RANK')\ndist.init_process_group('nccl', rank=0)\n", None),
         ("import horovod.torch as hvd\nhvd.init()\ndist.init_process_group('nccl')\n", None),
     ],
 )

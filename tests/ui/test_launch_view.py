@@ -132,11 +132,6 @@ def test_a_script_of_any_name(name: str) -> None:
     assert "\x1b" not in text
 
 
-def test_a_file_that_has_the_number_already() -> None:
-    one = launch(passed=(Passed("lr", "0.0004", (), DeclaredAt("hyp.yaml", 3), "train.lr"),))
-    assert "hyp.yaml:3 says train.lr 0.0004 already" in launch_panel(one, (), Terminal(80))
-
-
 def test_module_and_placeholder() -> None:
     one: Launch = launch(target=Target("module", "pkg.train"), passed=(Passed("lr", "0.0004", (), None),))
     text = launch_panel(one, (), Terminal(80))

@@ -209,7 +209,7 @@ class LaunchedHosts:
 
         Raises RefusedError where they cannot meet.
         """
-        script = script_report(options, self._target, Path.cwd(), gathered.reports[0].facts)
+        script = script_report(options, self._target, Path.cwd())
         gathered, findings = self._compared(gathered, options, script)
         if errors(findings):
             return Planned((), findings)

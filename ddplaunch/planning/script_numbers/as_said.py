@@ -74,7 +74,7 @@ def _named(family: str, said: Resolved[str], report: ScriptReport) -> DeclaredOp
 def _unread(name: str, report: ScriptReport) -> DeclaredOption:
     """Return an option that was not read: a key like those that were, a key with a dot in it, or a flag."""
     at = DeclaredAt(report.path, 0)
-    keys = (each for each in report.options if each.spelling not in ("--k v", "--k=v", "file"))
+    keys = (each for each in report.options if each.spelling not in ("--k v", "--k=v"))
     key = next(keys, DeclaredOption((), at, spelling="k=v", front=False) if "." in name else None)
     if key is None or name.startswith("-"):
         flags = (name if name.startswith("-") else f"--{name}",)

@@ -62,11 +62,7 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
             value, note = _value(option, plan, script, replaced)
             if value is None:
                 continue
-            if option.spelling == "file":
-                if option.default is not None and is_same_value(option.default, value):
-                    there = option.default_at or option.at
-                    passed.append(Passed(option.meaning or family, value, (), there, option.flags[0]))
-            elif given(args, option, script.options):
+            if given(args, option, script.options):
                 _refuse_contradiction(option, family, value, given(replaced, option, script.options))
             else:
                 words = spell(option, value)
@@ -144,7 +140,7 @@ def _receives(
 ) -> Iterator[str]:
     """Yield the numbers for which the script has a place that the user has not filled with one of his own."""
     declared = () if isinstance(script, Unavailable) or not plan.automatic else script.options
-    meanings = {option.meaning for option in declared if option.spelling != "file" and not _in_units(option)}
+    meanings = {option.meaning for option in declared if not _in_units(option)}
     divided = {"batch_size", "global_batch_size"} <= meanings
     for family, of_family in FAMILIES.items():
         taken = not meanings.isdisjoint(of_family) or (family == "accum" and divided)
@@ -166,9 +162,6 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         reason, fix = _why_not_in(option, family, plan)
         return Missing(family, value, reason, fix or read)
     shared = next((flags for meaning, flags in script.ambiguous if meaning in FAMILIES[family]), ())
-    written = [each for each in script.options if each.spelling == "file" and each.flags[0] in shared]
-    if written:
-        return Missing(family, value, *_in_file(written))
     if shared:
         could = listed([f"`{each}`" for each in shared], last=" and ")
         choices = " or ".join(f"`{flag}={each}`" for each in shared)
@@ -191,11 +184,7 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, s
     name = option.flags[0]
     if option.meaning in _UNITS:
         fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself behind `--`, without {FLAGS[family]}"
-        if option.spelling == "file":
-            fix = f"change `{name}` in {option.at.file}"
         return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix
-    if option.spelling == "file":
-        return _in_file([option])
     if not plan.automatic:
         return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` behind `--`, or no `--no-forward`"
     if option.rule is None:
@@ -204,21 +193,6 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, s
         return f"the script scales `{name}`, and nothing says from what", "give `--base-lr` in the place of `--lr`"
     reason = f"{option.rule.at} scales `{name}` by what cannot be computed here"
     return reason, f"pass `{name}` yourself behind `--`; or, if it is final all the same, `--lr-option={name}:final`"
-
-
-def _in_file(options: Sequence[DeclaredOption]) -> tuple[str, str]:
-    """Return what a file says in the place of a number, and how to change it."""
-    says = []
-    for option in options:
-        at, name = option.default_at or option.at, option.flags[0]
-        it_would_be = f"it would be {name} in {at.file}"
-        says.append(it_would_be if option.default is None else f"{at} says {name} {option.default}")
-    names = listed([f"`{option.flags[0]}`" for option in options], last=" or ")
-    file = (options[0].default_at or options[0].at).file
-    return (
-        f"{', '.join(says)}, and ddplaunch changes no file",
-        f"change {names} in {file}, name another file, or pass what overrides it",
-    )
 
 
 def _variable(family: str, script: ScriptReport | Unavailable) -> str:

@@ -145,7 +145,7 @@ def factor_of(rule: LrRule | None, plan: Plan, script: ScriptReport, args: Seque
 def _filled_in(option: DeclaredOption, plan: Plan) -> tuple[str, ...]:
     """Return the number of samples or micro-batches that the plan gives an option which the user left out."""
     family = family_of(option)
-    if not plan.automatic or family not in plan.given or option.spelling == "file" or option.meaning is None:
+    if not plan.automatic or family not in plan.given or option.meaning is None:
         return ()
     count = plan.count(option.meaning) if family in ("batch_size", "accum") else None
     return () if count is None else (str(count),)

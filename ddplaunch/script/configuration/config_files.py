@@ -1,4 +1,4 @@
-"""The keys of configuration files with their values and lines: YAML, JSON, Python, and hydra's directories.
+"""The keys of configuration files with their values and lines: YAML and JSON.
 
 Nothing of them is executed. PyYAML is imported only when there is such a file to read; to it JSON is YAML.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import add, floordiv, mul, truediv
 from pathlib import Path
@@ -16,16 +16,15 @@ from typing import Any
 
 from ddplaunch.script.names import at, last, string
 from ddplaunch.script.script_report import DeclaredAt
-from ddplaunch.script.source import ParsedFile, parse, read_text
+from ddplaunch.script.source import ParsedFile, read_text
 from ddplaunch.values.frozen import dataclass
 
 #: How the names of files end that this module reads.
-ENDINGS = (".yaml", ".yml", ".json", ".py")
-_HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+ENDINGS = (".yaml", ".yml", ".json")
 _NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
 _BASE = re.compile(r"(?i)_+(?:base(?:_config)?|include)_*")
 _DEPTH = 12
-_MOST_FILES, _MOST_ENTRIES = 100, 5000
+_MOST_ENTRIES = 5000
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,6 @@ def read_entries(path: Path, shown: str) -> list[Entry]:
     if read is None or read.problem is not None:
         return []
     try:
-        if path.suffix == ".py":
-            return list(islice(_python_file(path, shown, read.text), _MOST_ENTRIES))
         return list(islice(_yaml(path, read.text, shown), _MOST_ENTRIES))
     except (ValueError, RecursionError, OSError):  # what its own reader would refuse too
         return []
@@ -112,27 +109,6 @@ def _pairs(node: Any) -> list[tuple[str, Any]]:
     return [(key.value, value) for key, value in items if isinstance(key.value, str)]
 
 
-def _python_file(path: Path, shown: str, text: str, depth: int = 5) -> Iterator[Entry]:
-    """Yield what a Python file assigns at its top level; files that it names in ``_base_`` come first."""
-    source = parse(path, shown, text)
-    if not isinstance(source, ParsedFile):
-        return
-    known: dict[str, ast.expr] = {}
-    for statement in source.tree.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            known[statement.targets[0].id] = statement.value
-    base = known.pop("_base_", None)
-    for name in base.elts if isinstance(base, (ast.List, ast.Tuple)) else [base]:
-        below = Path(os.path.normpath(path.parent / (string(name) or "")))
-        read = read_text(below) if depth and string(name) else None
-        if read is not None:
-            yield from _python_file(
-                below, os.path.normpath(Path(shown).parent / str(string(name))), read.text, depth - 1
-            )
-    for key, value in known.items():
-        yield from literal_entries(key, value, source, known)
-
-
 def literal_entries(
     name: str, node: ast.expr, source: ParsedFile, known: Mapping[str, ast.expr], depth: int = _DEPTH
 ) -> Iterator[Entry]:
@@ -186,118 +162,6 @@ def _folded(node: ast.AST | None) -> Any:
     return fold(one, other) if numbers and fold is not None and (other or fold in (mul, add)) else None
 
 
-@dataclass(frozen=True)
-class Composed:
-    """What hydra composes: entries in their order, and the files they are from."""
-
-    entries: tuple[Entry, ...]
-    files: tuple[str, ...]
-
-
-def compose_hydra(folder: Path, name: str, args: Sequence[str], cwd: Path) -> Composed:
-    """Follow the defaults list of ``name`` in ``folder`` with the choices of groups in ``args``. Never raises.
-
-    https://hydra.cc/docs/advanced/defaults_list/ says what it means.
-    """
-    walk = _Hydra(folder, cwd, args)
-    try:
-        walk.choose(name)
-        entries = tuple(islice(walk.follow(name.removesuffix(".yaml"), "", ""), _MOST_ENTRIES))
-    except (ValueError, OSError, RecursionError):
-        return Composed((), ())
-    return Composed(tuple(entry for entry in entries if not entry.key.startswith("hydra.")), tuple(walk.files))
-
-
-def classes_in(entries: Iterable[Entry]) -> Iterator[str]:
-    """Yield the full names of classes that entries name for others to make: ``_target_: src.data.Digits``."""
-    for entry in entries:
-        if entry.text and entry.key.rpartition(".")[2] in ("_target_", "class_path", "_component_", "target"):
-            yield entry.text
-
-
-class _Hydra:
-    def __init__(self, folder: Path, cwd: Path, args: Sequence[str]) -> None:
-        self.folder, self.cwd = folder, cwd
-        self.files: dict[str, None] = {}
-        self.chosen: dict[str, str] = {}
-        self.added: list[tuple[str, str, bool]] = []
-        self.known: dict[Path, tuple[Any, str, str]] = {}
-        self.seen: set[tuple[str, str]] = set()
-        self.left = _MOST_FILES
-        for word in args:
-            found = re.fullmatch(r"(\+{0,2})([\w/]+)(?:@[\w.]+)?=([\w/.-]+)", word)
-            if found and (folder / found[2]).is_dir():
-                self.chosen[found[2]] = found[3]
-                self.added += [(found[2], found[3], True)] if found[1] else []
-
-    def choose(self, name: str, group: str = "") -> None:
-        """Note which choices the files override: ``- override /data: mnist``."""
-        if (group, name) in self.seen or name == "_self_" or len(self.seen) >= _MOST_FILES:
-            return
-        self.seen.add((group, name))
-        defaults = list(self._defaults(self._read(group, name)[0], group))
-        for key, value, _ in defaults:
-            if key.startswith("override "):
-                self.chosen.setdefault(key.removeprefix("override ").partition("@")[0], value)
-        for key, value, choice in defaults:
-            if not key.startswith("override "):
-                below = key.partition("@")[0]
-                self.choose(self.chosen.get(below, value) if choice else value, below)
-
-    def follow(self, name: str, group: str, package: str, depth: int = _DEPTH) -> Iterator[Entry]:
-        node, text, shown = self._read(group, name)
-        self.left -= 1
-        if not text or not depth or self.left < 0:
-            return
-        self.files[shown] = None
-        header = _HEADER.search(text)
-        if header:
-            package = {"_global_": "", "_group_": group.replace("/", ".")}.get(header[1], header[1])
-        defaults = list(self._defaults(node, group))
-        own = [(key, value) for key, value in _scalars(node) if key != "defaults"]
-        lines = text.splitlines()
-        prefix = f"{package}." if package else ""
-        own_entries = [_yaml_entry(prefix + key, value, lines, shown) for key, value in own]
-        if not any(value == "_self_" for _, value, _ in defaults):
-            defaults.append((group, "_self_", False))
-        for key, value, choice in defaults + ([] if depth < _DEPTH else self.added):
-            if value == "_self_":
-                yield from own_entries
-            elif not key.startswith("override "):
-                below, _, place = key.partition("@")
-                relative = below.removeprefix(f"{group}/") if group else below
-                inner = (prefix + (place or relative.replace("/", "."))) if below != group else package
-                inner = inner.replace("_global_", "").strip(".")
-                yield from self.follow(self.chosen.get(below, value) if choice else value, below, inner, depth - 1)
-
-    def _read(self, group: str, name: str) -> tuple[Any, str, str]:
-        path = self.folder / group / f"{name.removesuffix('.yaml')}.yaml"
-        if path not in self.known:
-            read = read_text(path)
-            shown = str(path.relative_to(self.cwd)) if path.is_relative_to(self.cwd) else str(path)
-            self.known[path] = (None, "", "") if read is None else (_compose(read.text), read.text, shown)
-        return self.known[path]
-
-    def _defaults(self, node: Any, group: str) -> Iterator[tuple[str, str, bool]]:
-        """Yield group and file of each item of the defaults list, and whether it is a choice of the group.
-
-        ``override`` stands in front of the group.
-        """
-        listed = next((value for key, value in _pairs(node) if key == "defaults"), None)
-        for item in listed.value if listed is not None and isinstance(listed.value, list) else []:
-            if isinstance(item.value, str):
-                below, _, name = item.value.removeprefix("optional ").lstrip("/").rpartition("/")
-                yield ("/".join(each for each in (group, below) if each), name, False)
-                continue
-            for words, value in _pairs(item):
-                key = words.removeprefix("optional ").removeprefix("override ").strip()
-                whole = key.lstrip("/") if key.startswith("/") or not group else f"{group}/{key}"
-                whole = f"override {whole}" if "override " in words else whole
-                names = [value] if isinstance(value.value, str) else value.value
-                for each in names:
-                    if isinstance(each.value, str) and not each.tag.endswith(":null"):
-                        yield whole, each.value, True
-                if not names or any(each.tag.endswith(":null") for each in names):
-                    chosen = self.chosen.get(whole.partition("@")[0])
-                    if chosen and "override " not in words:
-                        yield whole, chosen, True
+def names_class(entry: Entry) -> bool:
+    """Return whether an entry names a class for others to make, ``_target_: src.data.Digits``, which is not read."""
+    return "." in (entry.text or "") and entry.key.rpartition(".")[2] in ("_target_", "class_path", "target")

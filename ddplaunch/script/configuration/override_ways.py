@@ -1,23 +1,22 @@
 """Ways in which a script lets words of its command line override the keys of its configuration.
 
-Each is known by the call or decorator that reads the words: of hydra, OmegaConf, yacs, mmengine, Lightning, nanoGPT.
+Each is known by the call that reads the words: of hydra, OmegaConf, yacs, mmengine, nanoGPT.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
-from ddplaunch.script.configuration.config_files import Composed, Entry
-from ddplaunch.script.names import Function, at, destination, dotted, keyword, last, string
-from ddplaunch.script.options.fields import class_options
-from ddplaunch.script.program import Program
+from ddplaunch.script.configuration.config_files import Entry
+from ddplaunch.script.names import at, destination, dotted, keyword, last, string
+from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Spelling
+from ddplaunch.script.script_report import DeclaredAt, Spelling
 from ddplaunch.script.source import read_text
 from ddplaunch.values.frozen import dataclass
 
@@ -37,15 +36,17 @@ _READERS = (
     "DictAction",
     "add_argument",
     "exec",
-    "LightningCLI",
+    "main",
 )
+# A file of hydra that others are composed with.
+_DEFAULTS = re.compile(r"^defaults:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Way:
     """How overrides are spelled, and where keys can be besides the files that the arguments name.
 
-    ``entries``, ``classes`` and ``composed`` hold keys; ``known`` are those that the library documents.
+    ``entries`` hold keys; ``known`` are those that the library documents.
     """
 
     spelling: Spelling
@@ -55,8 +56,6 @@ class Way:
     front: bool = False
     prefix: str = ""
     entries: tuple[Entry, ...] = ()
-    classes: tuple[DeclaredOption, ...] = ()
-    composed: Composed | None = None
     known: tuple[str, ...] = ()
 
 
@@ -67,20 +66,15 @@ class Ways:
         self,
         program: Program,
         parts: Sequence[ReachablePart],
-        declared: Sequence[DeclaredOption],
         args: Sequence[str],
         cwd: Path,
     ) -> None:
         """Remember the program."""
-        self.program, self.parts, self.declared, self.args, self.cwd = program, parts, declared, args, cwd
+        self.program, self.parts, self.args, self.cwd = program, parts, args, cwd
 
     def found(self) -> Iterator[Way]:
         """Yield every way."""
         for part in self.parts:
-            for node in part.of(ast.FunctionDef, ast.AsyncFunctionDef):
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    for item in node.decorator_list:
-                        yield from self._decorated(node, item, part)
             for call in part.calls_of(*_READERS):
                 if last(call.func) in _READERS:
                     yield from self._called(call, part)
@@ -105,29 +99,14 @@ class Ways:
                     flag = [*chosen, flags[0]][0]
                     yield (flag if flag.startswith("-") else ""), dest
 
-    def _decorated(self, function: Function, item: ast.expr, part: ReachablePart) -> Iterator[Way]:
-        if isinstance(item, ast.Call) and dotted(item.func, part.aliases) == "hydra.main":
-            folder = keyword(item, "config_path") or (item.args[0] if item.args else None)
-            named = keyword(item, "config_name") or (item.args[1] if len(item.args) > 1 else None)
-            below = _after(self.args, ("--config-path", "-cp")) or string(folder) or ""
-            config = _after(self.args, ("--config-name", "-cn")) or string(named) or ""
-            place = Path(os.path.normpath(part.source.path.parent / below))
-            composed = config_files.compose_hydra(place, config, self.args, self.cwd)
-            yield Way("k=v", at(function, part.source), "hydra", composed=composed)
-
-    def _classes(
-        self, node: ast.AST | None, part: ReachablePart, parser: str, prefix: str = ""
-    ) -> Iterator[DeclaredOption]:
-        node = node.func if isinstance(node, ast.Call) else node
-        for option in class_options(self.program, part, node, parser, prefix):
-            if option is not None:
-                yield replace(option, spelling="k=v") if parser == "omegaconf" else option
-
     def _called(self, call: ast.Call, part: ReachablePart) -> Iterator[Way]:
         name, full = last(call.func), dotted(call.func, part.aliases)
         where = at(call, part.source)
         if name in ("from_cli", "from_dotlist") and full.startswith("omegaconf."):
-            yield self._omegaconf(call, part, where)
+            behind, front = self._source_of(call.args[0], part) if call.args else ("", False)
+            yield Way("k=v", where, "omegaconf", behind, front)
+        elif full == "hydra.main":
+            yield Way("k=v", where, "hydra", entries=tuple(self._hydra(call, part)))
         elif name in ("merge_from_list", "cfg_from_list") and call.args:
             packages = {value.partition(".")[0] for each in self.parts for value in each.aliases.values()}
             known = _DETECTRON if "detectron2" in packages else ()
@@ -141,14 +120,19 @@ class Ways:
             yield Way("k=v", where, "mmengine", flag, known=keys)
         elif full == "exec" and call.args and self._is_configurator(call.args[0]):
             yield Way("--k=v", where, "globals", prefix="--", entries=tuple(_globals_before(call, part)))
-        elif name == "LightningCLI":
-            yield self._lightning(call, part, where)
 
-    def _omegaconf(self, call: ast.Call, part: ReachablePart, where: DeclaredAt) -> Way:
-        behind, front = self._source_of(call.args[0], part) if call.args else ("", False)
-        structured = [(each, other) for other in self.parts for each in other.calls_of("structured") if each.args]
-        classes = [option for each, other in structured for option in self._classes(each.args[0], other, "omegaconf")]
-        return Way("k=v", where, "omegaconf", behind, front, classes=tuple(classes))
+    def _hydra(self, call: ast.Call, part: ReachablePart) -> Iterator[Entry]:
+        """Yield what the one file has that ``hydra.main`` names; nothing where more is composed than this file.
+
+        https://hydra.cc/docs/advanced/defaults_list/ says of what.
+        """
+        folder = string(keyword(call, "config_path") or next(iter(call.args), None)) or ""
+        name = string(keyword(call, "config_name") or next(iter(call.args[1:]), None)) or ""
+        path = Path(os.path.normpath(part.source.path.parent / folder / f"{name.removesuffix('.yaml')}.yaml"))
+        read = read_text(path)
+        composes = any(word.startswith(("+", "-c", "--config")) for word in self.args)
+        if read is not None and not composes and not _DEFAULTS.search(read.text):
+            yield from config_files.read_entries(path, show(path, self.cwd))
 
     def _source_of(self, node: ast.AST, part: ReachablePart) -> tuple[str, bool]:
         """Return the flag that overrides follow, and whether a parser left them over, so that they may stand first."""
@@ -191,32 +175,6 @@ class Ways:
             if read is not None and "globals()" in read.text and "argv" in read.text:
                 return True
         return False
-
-    def _lightning(self, call: ast.Call, part: ReachablePart, where: DeclaredAt) -> Way:
-        linked = {
-            string(each.args[1])
-            for other in self.parts
-            for each in other.calls_of("link_arguments")
-            if last(each.func) == "link_arguments" and len(each.args) > 1
-        }
-        found = [
-            DeclaredOption(
-                ("--trainer.accumulate_grad_batches",), where, default="1", dest="accumulate_grad_batches", front=False
-            )
-        ]
-        for index, (section, names) in enumerate((("model", "model_class"), ("data", "datamodule_class"))):
-            node = call.args[index] if len(call.args) > index else keyword(call, names)
-            found += self._classes(node, part, "jsonargparse", f"{section}.")
-        kept = [replace(each, parser="jsonargparse") for each in found if each.flags[0].lstrip("-") not in linked]
-        return Way("--k v", where, "jsonargparse", prefix="--", classes=tuple(kept))
-
-
-def _after(args: Sequence[str], flags: Sequence[str]) -> str:
-    for position, word in enumerate(args):
-        name, equals, value = word.partition("=")
-        if name in flags:
-            return value if equals else next(iter(args[position + 1 : position + 2]), "")
-    return ""
 
 
 def _globals_before(call: ast.Call, part: ReachablePart) -> Iterator[Entry]:

@@ -1,7 +1,7 @@
-"""Options that a script takes for the keys of its configuration: hydra, OmegaConf, yacs, mmengine, nanoGPT and others.
+"""Options that a script takes for the keys of its configuration: hydra, OmegaConf, yacs, mmengine, nanoGPT.
 
-The keys come from the files that the arguments or the script name, from configuration classes, or from how the script
-reads its configuration. A file that no argument overrides gives options too, which are compared instead of passed.
+The keys come from the YAML and JSON files that the arguments or the script name, or from how the script makes its
+configuration.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
-from ddplaunch.script.configuration.config_files import Composed, Entry
+from ddplaunch.script.configuration.config_files import Entry
 from ddplaunch.script.configuration.override_ways import Way, Ways
 from ddplaunch.script.constants import UNIT_NAME
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import candidate
-from ddplaunch.script.names import dotted, last
+from ddplaunch.script.names import last
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 _LARGEST_BYTES = 64_000
 _FILES = 12
-_LOADS = re.compile(r"(?:yaml|json|omegaconf\.OmegaConf|ruamel.*)\.(?:\w*_)?loads?")
-_READERS = frozenset({"fromfile", "parse_json_file", "parse_yaml_file", "load_config", "merge_from_file", "YAML"})
 # Parsers that take a file's values for defaults of their options.
-_FILE_DEFAULTS = frozenset({"set_defaults", "TrlParser", "LightningCLI", "CLI", "auto_cli", "ArgParser"})
+_FILE_DEFAULTS = frozenset({"set_defaults", "TrlParser", "CLI", "auto_cli", "ArgParser"})
 _OTHER_SECTION = re.compile(
     r"(?i)(?:^|[._-])(?:val|valid|validation|eval\w*|test\w*|infer\w*|predict\w*|sampl(?!es_per_)\w*|demo|ema|profil\w*)(?:[._-]|$)"
 )
@@ -38,7 +36,7 @@ _OWN_SECTION = re.compile(
 )
 # Without one of these words no file of a program has a configuration.
 _WORTH_READING = re.compile(
-    r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|LightningCLI|yaml|json|fromfile|merge_from_file|set_defaults|TrlParser|auto_cli|configargparse|add_argument\(\s*f?.--(?:\{|.\s*\+)"
+    r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|parse_(?:json|yaml)_file|set_defaults|TrlParser|auto_cli|configargparse"
 )
 
 
@@ -48,76 +46,62 @@ def configuration(
     """Return what the script's configuration adds to the ``declared`` options, with ``args`` as its arguments."""
     if not any(_WORTH_READING.search(file.text) for file in program.files.values()):
         return Configured()
-    return _Overrides(Ways(program, flow.parts, declared, args, cwd)).read()
+    return _Overrides(Ways(program, flow.parts, args, cwd), declared).read()
 
 
 @dataclass(frozen=True)
 class Configured:
     """What the script's configuration adds.
 
-    ``options`` stand for its keys, ``files`` were read, ``targets`` are classes that it names, ``facts`` are values of
-    ``switches``, which arguments can override, ``defaults`` entries that are defaults of the options with these names.
-    ``settled`` are lines whose values are among the entries, as they stand or overruled.
+    ``options`` stand for its keys, ``files`` were read. ``unknown`` are declared options whose defaults a file gives.
+    ``settled`` are lines whose values are among the keys, as they stand or overruled.
     """
 
     options: tuple[DeclaredOption, ...] = ()
     files: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
+    unknown: tuple[DeclaredOption, ...] = ()
     facts: tuple[tuple[str, object], ...] = ()
     switches: tuple[DeclaredOption, ...] = ()
-    defaults: tuple[Entry, ...] = ()
     settled: frozenset[DeclaredAt] = frozenset()
 
     def added_to(self, declared: Sequence[DeclaredOption]) -> tuple[DeclaredOption, ...]:
-        """Return the declared options with the defaults of the files, and those of the configuration."""
-        own = {entry.key: entry for entry in self.defaults}
-        replaced = {option.dest for option in self.options if option.parser == "transformers"}
-        kept = []
-        for option in declared:
-            names = (option.dest, *(flag.lstrip("-").replace("-", "_") for flag in option.flags))
-            entry = next((own[name] for name in names if name in own), None)
-            if entry is not None:
-                option = replace(option, default=entry.text, computed=entry.computed, default_at=entry.at)
-            if not (replaced and option.dest in replaced):
-                kept.append(option)
-        return (*kept, *self.options)
+        """Return the declared options with the defaults that are known, and those of the configuration."""
+        return (*self.unknown, *self.options) if self.unknown else (*declared, *self.options)
 
 
 class _Overrides:
-    def __init__(self, ways: Ways) -> None:
-        self.ways, self.declared = ways, ways.declared
+    def __init__(self, ways: Ways, declared: Sequence[DeclaredOption]) -> None:
+        self.ways, self.declared = ways, declared
         self.parts, self.args, self.cwd = ways.parts, ways.args, ways.cwd
 
     def read(self) -> Configured:
         """Return what the configuration adds to the declared options."""
         ways = list(self.ways.found())
-        way = next((each for each in ways if each.composed or each.entries or each.classes), next(iter(ways), None))
+        way = next((each for each in ways if each.entries), next(iter(ways), None))
         if way is None:
-            return self._compared()
-        files = [] if way.composed else self._files(way.parser in ("mmengine", "globals"))
-        composed = way.composed or Composed((), ())
-        entries = [*way.entries, *composed.entries, *(entry for _, found in files for entry in found)]
-        options = {option.flags[0]: option for option in way.classes}
-        for entry in entries:
-            options[way.prefix + entry.key] = self._option(entry, way, options.get(way.prefix + entry.key))
+            return Configured(unknown=tuple(self._with_defaults_of_files()))
+        files = [] if way.parser == "hydra" else self._files()
+        entries = [*way.entries, *(entry for _, found in files for entry in found)]
+        if any(config_files.names_class(entry) for entry in entries):
+            return Configured(files=tuple(name for name, _ in files))
+        if way.parser == "globals" and any(arg.endswith(".py") for arg in self.args):
+            entries = [replace(entry, text=None, computed=True) for entry in entries]  # a file assigns other values
+        options = {way.prefix + entry.key: self._option(entry, way) for entry in entries}
         for key in way.known:
             section = key.rpartition(".")[0]
             if not entries or way.parser == "yacs" or (section and any(name.startswith(section) for name in options)):
-                options.setdefault(way.prefix + key, self._option(Entry(key, None, way.at), way, None))
-        switches = (self._option(entry, way, None) for entry in entries if _is_switch(entry))
+                options.setdefault(way.prefix + key, self._option(Entry(key, None, way.at), way))
         return Configured(
             tuple(_chosen(options.values(), self.declared)),
-            (*composed.files, *(name for name, _ in files)),
-            tuple(config_files.classes_in(entries)),
+            tuple(name for name, _ in files),
+            (),
             tuple(_facts(entries, self.args)),
-            switches=tuple(switches),
-            settled=frozenset(entry.at for entry in way.entries),
+            tuple(self._option(entry, way) for entry in entries if _is_switch(entry)),
+            frozenset(entry.at for entry in way.entries),
         )
 
-    def _option(self, entry: Entry, way: Way, before: DeclaredOption | None) -> DeclaredOption:
-        """Return the option for a key; ``before`` is that of a class whose default the entry replaces."""
-        if before is not None:
-            return replace(before, at=entry.at, default=entry.text, computed=entry.computed, default_at=entry.at)
+    def _option(self, entry: Entry, way: Way) -> DeclaredOption:
+        """Return the option for a key."""
         return DeclaredOption(
             (way.prefix + entry.key,),
             entry.at,
@@ -132,45 +116,33 @@ class _Overrides:
             default_at=entry.at,
         )
 
-    def _compared(self) -> Configured:
-        """Return the options of files that nothing overrides, and the entries that are defaults of options."""
-        calls = [(call, part) for part in self.parts for call in part.calls]
-        names = {last(call.func) for call, _ in calls}
-        defaults = names & _FILE_DEFAULTS or any("configargparse" in part.aliases.values() for part in self.parts)
-        loads = names & _READERS or any(_LOADS.fullmatch(dotted(call.func, part.aliases)) for call, part in calls)
-        if not defaults and not loads:
-            return Configured()
-        files = self._files("fromfile" in names)
-        entries = [entry for _, found in files for entry in found]
-        if defaults:
-            return Configured(files=tuple(name for name, _ in files), defaults=tuple(entries))
-        way = Way("file", DeclaredAt(self.ways.program.root.shown, 1), "file")
-        options = {entry.key: self._option(entry, way, None) for entry in entries}
-        alone = len(self.args) == 1 and names & {"parse_json_file", "parse_yaml_file"}
-        if alone and self.args[0].endswith((".json", ".yaml", ".yml")):
-            own = {entry.key: entry for entry in entries}
-            options = {
-                option.dest: _in_file(option, own.get(option.dest))
-                for option in self.declared
-                if option.parser == "transformers"
-            }
-            return Configured(tuple(options.values()), tuple(name for name, _ in files))
-        chosen = tuple(_chosen(options.values(), self.declared))
-        names_read = tuple(name for name, _ in files) if chosen else ()
-        return Configured(chosen, names_read, (), tuple(_facts(entries, self.args)) if chosen else ())
+    def _with_defaults_of_files(self) -> Iterator[DeclaredOption]:
+        """Yield the declared options without their defaults, where a file that is there may give others.
 
-    def _files(self, python: bool) -> list[tuple[str, list[Entry]]]:
+        A parser of Hugging Face that is given a file alone takes no option.
+        """
+        names = {last(call.func) for part in self.parts for call in part.calls}
+        defaults = names & _FILE_DEFAULTS or any("configargparse" in part.aliases.values() for part in self.parts)
+        alone = len(self.args) == 1 and names & {"parse_json_file", "parse_yaml_file"}
+        if (defaults and self._files()) or (alone and self.args[0].endswith(config_files.ENDINGS)):
+            for option in self.declared:
+                takes = option.fillable and not (alone and option.parser == "transformers")
+                yield replace(option, default=None, computed=True, fillable=takes)
+
+    def _files(self) -> list[tuple[str, list[Entry]]]:
         """Return the entries of the files that the script names, and then of those that its arguments name."""
-        endings = config_files.ENDINGS if python else tuple(each for each in config_files.ENDINGS if each != ".py")
         texts = [
             node.value
             for part in self.parts
             for node in part.of(ast.Constant)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(endings[:-1])
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.endswith(config_files.ENDINGS)
         ]
         found: dict[str, list[Entry]] = {}
         beside = self.ways.program.root.path.parent
-        for word in dict.fromkeys([*texts, *(arg.rpartition("=")[2] for arg in self.args if arg.endswith(endings))]):
+        named = (arg.rpartition("=")[2] for arg in self.args if arg.endswith(config_files.ENDINGS))
+        for word in dict.fromkeys([*texts, *named]):
             path = next((each for each in (self.cwd / word, beside / word) if _is_small_file(each)), None)
             if path is not None:
                 shown = show(path, self.cwd)
@@ -183,13 +155,6 @@ def _is_small_file(path: Path) -> bool:
         return path.is_file() and path.stat().st_size <= _LARGEST_BYTES
     except (OSError, ValueError):
         return False
-
-
-def _in_file(option: DeclaredOption, entry: Entry | None) -> DeclaredOption:
-    """Return an option of Hugging Face's parser as what a file says in its place."""
-    if entry is None:
-        return replace(option, flags=(option.dest,), spelling="file")
-    return replace(option, flags=(option.dest,), spelling="file", default=entry.text, at=entry.at, default_at=entry.at)
 
 
 _SWITCHED = {"true": True, "false": False}

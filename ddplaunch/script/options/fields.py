@@ -103,24 +103,6 @@ def _training_arguments(called: DeclaredAt) -> Iterator[DeclaredOption]:
         yield DeclaredOption(flags, called, default=default, dest=name, parser="transformers", fillable=known)
 
 
-def class_options(
-    program: Program, part: ReachablePart, node: ast.AST | None, parser: str, prefix: str
-) -> Iterator[DeclaredOption | None]:
-    """Yield the options of a class below ``prefix``: of its fields, or of the parameters of its ``__init__``."""
-    found = find_definition(program, part.source, last(node)) if node is not None else None
-    if found is None or not isinstance(found[0], ast.ClassDef):
-        yield None
-        return
-    definition, source = found[0], found[1]
-    assert isinstance(definition, ast.ClassDef)
-    start = next((item for item in definition.body if isinstance(item, Function) and item.name == "__init__"), None)
-    if start is None:
-        yield from _fields(program, definition, source, parser, at(definition, source), prefix)
-    else:
-        for parameter in list(parameters(start))[1:]:
-            yield from _option(program, parameter, source, parser, prefix)
-
-
 def find_definition(
     program: Program, source: ParsedFile, name: str
 ) -> tuple[ast.ClassDef | Function, ParsedFile] | None:
@@ -182,7 +164,7 @@ def _option(
         below = f"{prefix}{parameter.name}."
         yield from _fields(program, inner[0], inner[1], parser, at(parameter.node, source), below, depth - 1)
         return
-    if parser not in ("fire", "omegaconf") and kind is not None and not _is_plain(kind):
+    if parser != "fire" and kind is not None and not _is_plain(kind):
         yield None
         return
     name = f"{prefix}{parameter.name}"
@@ -191,7 +173,6 @@ def _option(
         "tyro": (dashes, underscores),
         "transformers": (underscores, dashes),
         "fire": (underscores, dashes),
-        "omegaconf": (name,),
     }.get(parser, (underscores,))
     switch = parser == "tyro" and last(kind) == "bool"
     if switch:
@@ -207,7 +188,7 @@ def _option(
         help=parameter.help,
         dest=parameter.name,
         parser=parser,
-        front=parser not in ("omegaconf", "jsonargparse"),
+        front=parser != "jsonargparse",
     )
 
 
