@@ -13,6 +13,9 @@ from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, listed
 
 _NAMED = 3
+#: The files that git tracks here, changed or not, to one host and directory; as what to do for each.
+TO_HOST = "`git ls-files -z | rsync -a0 --files-from=- ./ {}:{}/`"
+TO_EACH = f"for each host, {TO_HOST.format('HOST', 'DIR')}"
 
 
 def hosts_differ_sources(hosts: tuple[HostReport, ...]) -> Findings:
@@ -21,7 +24,7 @@ def hosts_differ_sources(hosts: tuple[HostReport, ...]) -> Findings:
     ddplaunch reads, without running anything, which files of the working directory the script imports, and compares a
     digest of each. Ranks that run different versions of a package train without a word, or wait in different
     collectives.
-    Remedy: `--sync`, which copies tracked files to all hosts before the start, or a file system that they share.
+    Remedy: copy them to every host before the start, or use a file system that they share.
     """
     found: dict[str, list[str]] = {}  # by host, what is wrong there
     for path in dict.fromkeys(path for host in hosts for path, _ in host.sources):
@@ -40,7 +43,7 @@ def hosts_differ_sources(hosts: tuple[HostReport, ...]) -> Findings:
             "hosts-differ-sources",
             f"what the script imports differs: {said}{more}",
             why="ranks that run different code train something else, or wait for each other in different collectives",
-            fix="`--sync` copies this directory's tracked files to all hosts first, and `--sync --dry-run` lists them",
+            fix=TO_EACH,
             where=tuple(found),
         )
 
@@ -49,7 +52,7 @@ def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
     """All hosts have the same sources, and not those of the directory in which the launch was typed.
 
     A change that was made here and not copied trains the version of before on every host.
-    Remedy: `--sync`, `rsync`, or a file system that all share.
+    Remedy: `rsync`, or a file system that all share.
     """
     if not hosts or len({host.sources for host in hosts}) != 1:
         return
@@ -60,7 +63,7 @@ def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
             "hosts-differ-from-here",
             f"the hosts do not have this directory's {listed((f'`{path}`' for path in differing), 3)}",
             why="what was changed here was not copied there, and they train the version that they have",
-            fix="`--sync` copies this directory's tracked files to all hosts first, and `--sync --dry-run` lists them",
+            fix=TO_EACH,
             where=tuple(host.name for host in hosts),
         )
 
@@ -70,10 +73,10 @@ def hosts_differ_commit(hosts: tuple[HostReport, ...]) -> Findings:
 
     What the script imports may be alike all the same; configurations and data that git tracks need not be. It is what
     `git describe --always --dirty` says, and of a tree with changes a digest of `git diff HEAD`.
-    Remedy: `git pull` on the hosts, or `--sync`.
+    Remedy: `git pull` on the hosts, or `rsync`.
     """
     why = "files that the script opens, such as configurations, may not be alike"
-    fix = "`git status` there tells what was changed; `--sync` copies this directory's tracked files to all hosts"
+    fix = f"`git status` there tells what was changed; {TO_EACH}"
     yield from compare(hosts, "hosts-differ-commit", "the work tree", lambda host: host.tree, why, warning, fix)
 
 

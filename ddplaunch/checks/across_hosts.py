@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddplaunch import __version__
+from ddplaunch.checks.across_code import TO_EACH, TO_HOST
 from ddplaunch.checks.check import Findings, checks_in, compare
 from ddplaunch.machine.facts import Gpu
 from ddplaunch.planning.hosts_plan import HostReport
@@ -55,7 +56,7 @@ def host_script_missing(hosts: tuple[HostReport, ...]) -> Findings:
     """The script does not exist on a host.
 
     Each host reads its own file under the same path.
-    Remedy: a shared file system, `--sync`, or `rsync` before the launch.
+    Remedy: a shared file system, or `rsync` before the launch.
     """
     for host in hosts:
         if host.script == "missing" and host.cwd_problem is None:
@@ -63,8 +64,7 @@ def host_script_missing(hosts: tuple[HostReport, ...]) -> Findings:
                 "host-script-missing",
                 f"there is no `{host.script_name}` in `{host.cwd}` on {host.name}",
                 why="each host reads its own file",
-                fix="`--sync` copies what git tracks here, and what the script imports, to every host first; else "
-                f"`rsync -a ./ {host.name}:{host.cwd}/`, or a directory that all hosts share: `--chdir DIR`",
+                fix=f"{TO_HOST.format(host.name, host.cwd)}, or a directory that all hosts share: `--chdir DIR`",
                 where=host.name,
             )
 
@@ -73,7 +73,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Findings:
     """The script differs between hosts.
 
     Ranks that run different code wait in different collectives, and the job hangs until these time out.
-    Remedy: `--sync`, or keep the script on a file system that all hosts share.
+    Remedy: `rsync`, or keep the script on a file system that all hosts share.
     """
 
     def short(host: HostReport) -> str | None:
@@ -85,7 +85,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Findings:
         f"`{hosts[0].script_name}`" if hosts else "the script",
         short,
         "ranks that run different code wait for each other in different collectives",
-        fix="`--sync` copies what git tracks here, and what the script imports, to every host first",
+        fix=TO_EACH,
     )
 
 

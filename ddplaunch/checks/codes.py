@@ -24,13 +24,6 @@ hosts-too-many: This machine cannot hold a session with each host
     A host takes an ssh client and four open files of the launcher. The launcher raises its soft limit on open files
     as far as it needs; the administrator sets the hard limit. Remedy: raise `nofile`, or launch inside a Slurm
     allocation, where one `srun` reaches all hosts.
-sync-without-git: `--sync`, but git lists no files of this directory
-    It copies the files that git tracks, with their changes, and what the script imports; without a repository nothing
-    says which these are, and a whole directory may hold data and checkpoints. Remedy: `git init && git add …`, or
-    `rsync`.
-sync-failed: A file could not be copied to a host
-    The directory there cannot be written, its disk is full, or a directory stands in the file's place. Nothing was
-    launched; what was copied before stays. Remedy: what the reason says; `df -h` on the host.
 host-name-malformed: ssh does not accept this host name
     ssh would read a name with blanks or with a leading dash as an option. Remedy: correct the name.
 host-named-twice: A host is listed twice

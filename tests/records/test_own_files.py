@@ -201,7 +201,6 @@ ELSEWHERE = {
     "machine/scratch_tree.py",  # in the folders of one trial
     "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
-    "hosts/session/answers.py",  # the user's own files, for `--sync`
     "planning/current.py",  # in the rank; the folder is ours
     "records/gpu_lock.py",  # a folder of all users, with checks of its own
     "records/own/own_files.py",

@@ -1,21 +1,19 @@
-"""Hosts that have other code than each other, or than the launcher: named before the start, and mended by `--sync`."""
+"""Hosts that have other code than each other, or than the launcher: named before the start."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.ssh.lab import Lab, lab
-from tests.ssh.launched import TRAIN, Launched
+from tests.ssh.launched import TRAIN
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 MODEL = "import torch\nWIDTH = {width}\n"
-COMMIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +34,7 @@ def said(made: Lab, *words: str, status: int) -> str:
     return " ".join((done.stdout + done.stderr).split())
 
 
-def test_other_code_is_named_and_copied(two: Lab) -> None:
+def test_other_code_is_named(two: Lab) -> None:
     second = two.own(two.hosts[1])
     assert "hosts-differ" not in said(two, status=0)
     (second / "net" / "model.py").write_text(MODEL.format(width=9))
@@ -44,36 +42,7 @@ def test_other_code_is_named_and_copied(two: Lab) -> None:
     assert "error[hosts-differ-sources]: what the script imports differs: `net/model.py` on alpha1" in found
     (second / "net" / "model.py").unlink()
     assert "`net/model.py` (missing) on alpha1" in said(two, status=4)
-    assert "error[sync-without-git]" in said(two, "--sync", status=4)
-
-    for words in (["git", "init", "-q"], ["git", "add", "train.py", "net"], [*COMMIT]):
-        subprocess.run(words, cwd=two.work, check=True)
-    (two.work / "net" / "model.py").write_text(MODEL.format(width=10))
-    (two.work / "net" / "run.sh").write_text("#!/bin/sh\n")
-    (two.work / "net" / "run.sh").chmod(0o755)
-    (two.work / "net" / "last").symlink_to("run.sh")
-    (two.work / "net" / "data.bin").write_bytes(b"x" * 10_000_000)
-    (two.work / "checkpoint.pt").write_text("not tracked")
-    subprocess.run(["git", "add", "net"], cwd=two.work, check=True)
-    (second / "own.txt").write_text("stays")
-
-    listed = said(two, "--sync", status=0)
-    assert "# copied there first: net/model.py (changed)" in listed and "net/model.py (new)" in listed
-    assert not (second / "net" / "model.py").exists(), "a dry run copies nothing"
-
-    run = Launched(two, "synced", "2x1", "--sync", script=("train.py",))
-    assert run.ended() == 0, run.said
-    assert "copied 4 files to alpha0, 4 files to alpha1" in run.flat
-    for host in two.hosts:
-        there = two.own(host)
-        assert (there / "net" / "model.py").read_text() == MODEL.format(width=10)
-        assert (there / "net" / "run.sh").stat().st_mode & 0o777 == 0o755
-        assert (there / "net" / "last").readlink().name == "run.sh"
-        assert (there / "net" / "data.bin").stat().st_size == 10_000_000
-        assert not (there / "checkpoint.pt").exists() and not list((there / "net").glob(".*ddplaunch*"))
-    assert (second / "own.txt").exists()
-    assert "copied there first" not in said(two, "--sync", status=0)
-
+    (second / "net" / "model.py").write_text(MODEL.format(width=8))
     (two.work / "net" / "model.py").write_text(MODEL.format(width=11))
     assert "warning[hosts-differ-from-here]: the hosts do not have this directory's `net/model.py`" in said(
         two, status=0

@@ -37,9 +37,6 @@ COMMAND = Command(
         Flag("detach", "switch", OUTPUT, "Launch, print the run's id and go on without this terminal.", short="-d"),
         *HOSTS,
         Flag(
-            "sync", "switch", SEVERAL_HOSTS, "First copy the files that git tracks here to every host; deletes nothing."
-        ),
-        Flag(
             "join_secret",
             "text",
             SEVERAL_HOSTS,

@@ -26,16 +26,14 @@ from ddplaunch.cli.prepare import (
 )
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import digest_of_file
-from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, bootstrapped, meet, sync, tracked, with_sources
+from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, bootstrapped, meet, with_sources
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import alike, command, receiver, ssh_missing
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
-from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
-from ddplaunch.script.source import locate
 from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
@@ -55,7 +53,6 @@ class AskedHosts:
     chdir: str | None = None
     python: str | None = None
     join_timeout: float | None = None
-    sync: bool | None = None
     bootstrap: bool | None = None
 
     @property
@@ -186,19 +183,6 @@ class LaunchedHosts:
 
         return start
 
-    def sync(self, *, dry_run: bool) -> Mapping[str, Mapping[str, str]]:
-        """Copy this directory's tracked files, and what the script imports of it, to every host; return what each got.
-
-        ``dry_run``: only find out. Raises RefusedError where git lists nothing, or a host takes a file not.
-        """
-        target, cwd, deadline_s = self._target, working_directory(), self._asked.join_timeout or _FACTS_S
-        read = None if target is None else locate(target.kind, target.name, cwd, ())
-        report = read_script(read, cwd, (), target.args) if isinstance(read, Path) and target is not None else None
-        imported = own_sources(report) if isinstance(report, ScriptReport) else ()
-        files = tuple(dict.fromkeys([*tracked(cwd), *(path for path, _ in imported)]))
-        there, python, start = self._asked.directory, self._asked.interpreter, self._starting(deadline_s)
-        return sync(self._links, list(self._hosts), start, there, files, python, deadline_s, dry_run)
-
     def meeting(self, gathered: Gathered) -> Meeting | tuple[Finding, ...]:
         """Return where the hosts that answered meet, or what keeps them from it."""
         port, address = value_of(self._options.master_port, None), value_of(self._options.master_addr, None)
@@ -240,7 +224,7 @@ class LaunchedHosts:
         chdir = self._asked.chdir
         same = chdir is None or Path(chdir) == Path.cwd()
         gathered = with_sources(self._links, gathered, [path for path, _ in here], here if same else ())
-        across = run_across(gathered.reports, {*ignored(options), *(_SYNCED if self._asked.sync else ())})
+        across = run_across(gathered.reports, ignored(options))
         return gathered, tuple(finding for outcome in across for finding in outcome.findings)
 
     def _situation(
@@ -257,13 +241,6 @@ def own_sources(script: ScriptReport) -> tuple[tuple[str, str], ...]:
     """Return the files of this directory that the script consists of, as it shows, each with a digest."""
     inside = [path for path, _ in script.code if not path.startswith(("/", "../"))]
     return tuple((path, digest) for path in inside if (digest := digest_of_file(Path(path))) is not None)
-
-
-#: What `--sync` makes alike, and what therefore is not compared.
-_SYNCED = (
-    *("host-directory-missing", "host-script-missing", "hosts-differ-script", "hosts-differ-sources"),
-    *("hosts-differ-from-here", "hosts-differ-commit"),
-)
 
 
 def left_out(gathered: Gathered, enough: int) -> tuple[Finding, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
     refuse_own_place,
 )
 from ddplaunch.cli.prepare import errors, record_directory
-from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
@@ -51,7 +51,6 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
-from ddplaunch.values.words import count
 
 _GRACE_S = 30.0
 
@@ -76,13 +75,6 @@ def run_on_hosts(
     sized(options, [host.name for host in hosts], [host.slots for host in hosts])
     enough = options.nnodes.value.fewest if options.nnodes else len(hosts)
     allow_many(len(hosts))
-    copied: Mapping[str, Mapping[str, str]] = {}
-    if asked.sync:
-        with Links() as links:
-            copied = LaunchedHosts(links, hosts, asked, options, target).sync(dry_run=dry_run)
-        if not dry_run:
-            numbers = [f"{count(len(files), 'file')} to {host}" for host, files in copied.items() if files]
-            say(f"copied {', '.join(numbers)}" if numbers else "all hosts have this directory's files")
     begun_s = steady_s()
     with Links() as links:
         launched = LaunchedHosts(links, hosts, asked, options, target)
@@ -96,27 +88,23 @@ def run_on_hosts(
             tell(refusal_text(refusing, Terminal.of(sys.stderr)))
             return ExitStatus.REFUSED
         if dry_run:
-            return _print(planned, json, copied, plan_only)
+            return _print(planned, json, plan_only)
         return _launch(links, planned, required(script), begun_s)
 
 
-def _print(planned: Planned, json: bool, copied: Mapping[str, Mapping[str, str]], plan_only: bool) -> int:
-    """Print what each host would run, and what `--sync` would copy there first."""
+def _print(planned: Planned, json: bool, plan_only: bool) -> int:
+    """Print what each host would run."""
     tell_findings(planned.findings)
     terminal = Terminal.of(sys.stdout)
     if json:
         plans = [{"host": part.report.name, **plan_json(part.launch, ())} for part in planned.parts]
-        more = {"copied": copied} if copied else {}
-        answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings), **more})
+        answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings)})
     elif plan_only:
         for part in planned.parts:
             answer(f"{part.report.name}\n{plan_text(part.launch, terminal, facts=part.report.facts)}\n")
     else:
         for part in planned.parts:
-            name, files = part.report.name, copied.get(part.report.name, {})
-            lines = [*(f"# copied there first: {file} ({kind})" for file, kind in files.items())]
-            lines += [f"# on {name}, in {part.report.cwd}", dry_run_text(part.launch)]
-            answer("\n".join(lines) + "\n")
+            answer(f"# on {part.report.name}, in {part.report.cwd}\n{dry_run_text(part.launch)}\n")
     return ExitStatus.DONE
 
 

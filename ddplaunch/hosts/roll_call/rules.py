@@ -158,12 +158,8 @@ def _by_hand(finding: Finding) -> Finding:
     """Put remedies for nodes that were started by hand in the place of those for a launch over ssh."""
     if finding.severity is not Severity.ERROR:
         return finding
-    copy = "copy it from one host to all, as in `rsync -a ./ HOST:DIR/`"
-    remedy = (
-        copy
-        if finding.code in ("hosts-differ-script", "hosts-differ-sources")
-        else "install the same version on all nodes"
-    )
+    of_files = finding.code in ("hosts-differ-script", "hosts-differ-sources")
+    remedy = finding.fix if of_files else "install the same version on all nodes"
     return replace(finding, fix=f"{remedy}; `--ignore {finding.code}` on node 0 launches all the same")
 
 

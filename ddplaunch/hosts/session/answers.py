@@ -1,17 +1,12 @@
-"""A host's answers before a launch: its facts, its sources, an address to meet at, the addresses that it reaches.
-
-``compare`` and ``write`` are the host's side of `--sync`.
-"""
+"""A host's answers before a launch: its facts, its sources, an address to meet at, the addresses that it reaches."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import stat
 import sys
 import time
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +35,6 @@ def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Door | None]:
     if what == "sources":
         files = {str(path): digest_of_file(Path(path)) or "missing" for path in order["files"]}
         return {"files": files, "tree": work_tree()}, None
-    if what == "compare":
-        return compare(order), None
-    if what == "write":
-        return {"problem_writing": write(order)}, None
     raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
 
 
@@ -144,45 +135,6 @@ def _git(*words: str) -> bytes | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def compare(order: dict[str, Any]) -> dict[str, Any]:
-    """Return which of the launcher's files differ here, "new" or "changed" each."""
-    folder = Path(order["cwd"])
-    found: dict[str, str] = {}
-    for name, digest in order["files"].items():
-        path = folder / name
-        mine = digest_of_file(path)
-        if mine != digest:
-            found[name] = "changed" if mine is not None or path.is_symlink() else "new"
-    return {"differ": found}
-
-
-def write(order: dict[str, Any]) -> str | None:
-    """Write a piece of a file below ``cwd``, which the last piece puts into its place; return why that failed."""
-    path = Path(order["cwd"], order["path"])
-    if Path(order["path"]).is_absolute() or ".." in Path(order["path"]).parts:
-        return "it is not below the directory"
-    draft = path.with_name(f".{path.name}.ddplaunch-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if "link" in order:
-            draft.unlink(missing_ok=True)
-            draft.symlink_to(order["link"])
-        else:
-            flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if order["first"] else os.O_APPEND)
-            with open(os.open(draft, flags, 0o666), "wb") as file:
-                file.write(b64decode(order["data"]))
-                if order["last"]:
-                    mode = os.fstat(file.fileno()).st_mode
-                    os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2 if order["executable"] else mode & ~0o111)
-        if order["last"]:
-            draft.replace(path)
-    except OSError as problem:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        return problem.strerror or str(problem)
-    return None
 
 
 def machine() -> str:

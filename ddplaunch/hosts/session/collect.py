@@ -1,18 +1,11 @@
-"""Asks many hosts for their facts, sources and clocks at once, copies files to them, and finds where all of them meet.
-
-`--sync` copies the tracked and changed files of this directory: only what differs there is sent, each file is written
-beside its place and put there whole, and nothing is ever removed.
-"""
+"""Asks many hosts for their facts, sources and clocks at once, and finds where all of them meet."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import math
-import os
 import secrets
-import stat
-import subprocess
 import time
 import zipfile
 from base64 import b64encode
@@ -22,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.hosts.session.answers import digest_of_file
 from ddplaunch.hosts.session.fan_out import FanOut, body_of
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.hosts.session.links import Link, Links
@@ -34,10 +26,7 @@ from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
 _MEET_S = 10.0
-_PIECE = 4 << 20  # bytes of a file in one frame
 _WRITE_S = 60.0
-_GIT_S = 30.0
-_SUBMODULE = b"160000"
 _SAMPLES = 3  # of the clock at most; the one that took the least time counts
 _SURE_S = 0.02
 _ECHO_S = 2.0  # for the echoes of all hosts
@@ -236,30 +225,6 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     )
 
 
-def tracked(folder: Path) -> tuple[str, ...]:
-    """Return the files below ``folder`` that git tracks and that are there, changed or not. Raises RefusedError.
-
-    Files of submodules are not among them.
-    """
-    try:
-        words = ["git", "-c", "core.quotePath=false", "ls-files", "-z", "--stage"]
-        done = subprocess.run(words, cwd=folder, capture_output=True, timeout=_GIT_S, check=True)
-    except (OSError, subprocess.SubprocessError) as problem:
-        said = getattr(problem, "stderr", None) or str(problem).encode()
-        raise RefusedError(
-            error(
-                "sync-without-git",
-                f"git lists no files of {folder}: {said.decode('utf-8', 'replace').strip()[:200]}",
-                why="`--sync` copies the files that git tracks, as they are now; nothing else says which these are",
-                fix="`git init && git add …`, or copy them yourself: `rsync -a ./ HOST:DIR/`",
-                where="flag: --sync",
-            )
-        ) from problem
-    entries = [entry.partition(b"\t") for entry in done.stdout.split(b"\0") if entry]
-    names = [os.fsdecode(name) for about, _, name in entries if not about.startswith(_SUBMODULE)]
-    return tuple(dict.fromkeys(name for name in names if os.path.lexists(folder / name)))
-
-
 def bootstrapped(
     links: Links, names: Sequence[str], start: Callable[[str], Link], deadline_s: float
 ) -> Mapping[str, str]:
@@ -323,71 +288,3 @@ def _own_files() -> Iterator[tuple[str, bytes]]:
                 yield f"beside/{library}/{path.relative_to(origin.parent)}", path.read_bytes()
         elif origin is not None:
             yield f"beside/{origin.name}", origin.read_bytes()
-
-
-def sync(
-    links: Links,
-    names: Sequence[str],
-    start: Callable[[str], Link],
-    there: str,
-    files: Sequence[str],
-    python: str,
-    deadline_s: float,
-    dry: bool,
-) -> Mapping[str, Mapping[str, str]]:
-    """Copy ``files`` of this directory into ``there`` on every host; return what each got: "new" or "changed" by name.
-
-    ``dry``: only find out. A host that cannot be reached is left to the launch itself, which names it. Raises
-    RefusedError where a file cannot be written.
-    """
-    digests = {name: digest for name in files if (digest := digest_of_file(Path(name))) is not None}
-    order = {"id": 0, "what": "compare", "cwd": there, "files": digests}
-    reached = [each for each in FanOut(links, start, order, deadline_s).ask(names) if each.answer is not None]
-    differ: dict[str, Mapping[str, str]] = {}
-    for each in reached:
-        answer = each.answer or {}
-        if not isinstance(answer.get("differ"), dict):
-            raise RefusedError(failure(each.name, python, None, str(answer.get("problem", "it compared nothing"))))
-        differ[each.name] = {name: kind for name, kind in answer["differ"].items() if name in digests}
-    if not dry:
-        for name in digests:
-            takers = [each.link for each in reached if name in differ[each.name]]
-            for piece in _pieces(name) if takers else ():
-                _write(links, takers, {"id": 1, "what": "write", "cwd": there, "path": name, **piece})
-    return differ
-
-
-def _write(links: Links, takers: Sequence[Link], order: dict[str, Any]) -> None:
-    for link in takers:
-        link.send(Kind.ASK, order)
-    answers = dict(replies(links, takers, Kind.ANSWER, _WRITE_S))
-    for link in takers:
-        answer = answers.get(link.name, {"problem": link.last_words or "no answer came in time"})
-        problem = answer.get("problem") or answer.get("problem_writing")
-        if problem is not None:
-            raise RefusedError(
-                error(
-                    "sync-failed",
-                    f"`{order['path']}` cannot be written in `{order['cwd']}` on {link.name}: {problem}",
-                    why="the host would train with other files; what was copied before this one stays",
-                    fix=f"`ssh {link.name} df -h {order['cwd']}` and `ls -ld` there; or without `--sync`",
-                    where=link.name,
-                )
-            )
-
-
-def _pieces(name: str) -> Iterator[dict[str, Any]]:
-    path = Path(name)
-    if path.is_symlink():
-        yield {"link": os.fspath(path.readlink()), "last": True}
-        return
-    with path.open("rb") as file:
-        executable = bool(os.fstat(file.fileno()).st_mode & stat.S_IXUSR)
-        first, data = True, file.read(_PIECE)
-        while True:
-            following = file.read(_PIECE)
-            words = {"first": first, "last": not following, "executable": executable}
-            yield {"data": b64encode(data).decode(), **words}
-            if not following:
-                return
-            first, data = False, following

@@ -26,7 +26,7 @@ class Kind(IntEnum):
     """ASK … LEAVE go from the launcher to a host, ANSWER … RECORD from a host to the launcher, BEAT both ways."""
 
     BEAT = 1  # {"sent": launcher's clock, "wall": host's time of day}
-    ASK = 2  # {"id": N, "what": "facts" | "sources" | "listen" | "reach" | "compare" | "write", …}
+    ASK = 2  # {"id": N, "what": "facts" | "sources" | "listen" | "reach", …}
     LAUNCH = 3  # what to start, see ``HostJob``
     SIGNAL = 4  # {"signal": N}, {"kill": true} for SIGKILL
     SIZE = 5  # {"rows": R, "columns": C} of the launcher's terminal
