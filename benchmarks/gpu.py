@@ -72,7 +72,7 @@ if what == "forked":
     assert gc.get_freeze_count() > 0, "not forked"
     assert not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork(), "CUDA was in use before the fork"
     assert "/dev/nvidia-uvm" not in inherited, f"{inherited} were open before the rank asked for CUDA"
-one = what == "same" or (what == "late" and torch.cuda.device_count() == 1)
+one = what in ("same", "replicas") or (what == "late" and torch.cuda.device_count() == 1)
 if one and what == "late":  # NCCL refuses two ranks on one GPU of one host, but not of two
     os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo")
 device = torch.device("cuda", 0 if one else local) if cuda else torch.device("cpu")
@@ -120,17 +120,6 @@ if what in ("fit", "phases"):
     model = torch.nn.Sequential(torch.nn.Linear(64, width), middle, torch.nn.Linear(width, 1)).to(device)
     if what == "phases" or int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters())
-    samples = torch.utils.data.TensorDataset(torch.randn(1, 64).expand(1 << 20, 64))
-    for number, (batch,) in enumerate(torch.utils.data.DataLoader(samples, said.batch_size)):
-        model(batch.to(device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if what == "phases" and number == 60:
-            break
-    os._exit(0)
-dist.init_process_group("nccl" if cuda else "gloo")
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters())
     samples = torch.utils.data.TensorDataset(torch.randn(1, 64).expand(1 << 20, 64))
@@ -514,6 +503,16 @@ def late_rank(at: Place) -> str:
     return named
 
 
+def replicas(at: Place) -> str:
+    """Parameters that one rank has changed by itself are told of, without waiting for the GPU."""
+    ranks = ("2", "--device", at.device, "--ignore", "more-processes-than-gpus")
+    at.ddplaunch("run", *ranks, "--", "train.py", "replicas")
+    codes = [each["code"] for each in at.outcome()["findings"]]
+    if "replicas-differ" not in codes:
+        raise WrongError(f"findings: {codes}")
+    return "replicas-differ"
+
+
 def comm(at: Place) -> str:
     """`doctor --comm` measures collectives."""
     ranks = at.gpus if at.gpus > 1 else 2
@@ -571,6 +570,7 @@ ITEMS: dict[str, Callable[[Place], str]] = {
     "CUDA_VISIBLE_DEVICES": visible_devices,
     "late rank, flight recorder": late_rank,
     "doctor --comm": comm,
+    "parameters that differ": replicas,
     "--phases": phases,
     "MIG": mig,
     "fit": fits,

@@ -263,9 +263,10 @@ WRAPPED = TorchName(
     "torch.nn.parallel.distributed",
     "DistributedDataParallel.__init__",
     _SEEN,
-    "wraps a model; `rank_site/ddplaunch_observer.py` notes that one was wrapped",
-    "that ranks share data or exchange nothing in their first steps is not noticed",
+    "wraps a model; `rank_site/ddplaunch_observer.py` compares the parameters of ranks unless a hook sends others",
+    "whether ranks have the same parameters is not looked at",
     in_torchrun=False,
+    beside=("_comm_hooks",),
 )
 GROUPS = TorchName(
     "torch.distributed.distributed_c10d",

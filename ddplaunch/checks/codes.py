@@ -223,6 +223,11 @@ data-not-divided: Each rank trains on all samples
 gradients-not-averaged: Ranks share a process group, and nothing averages their gradients
     Each rank then trains a model of its own on its part of the samples, and their losses drift apart. The ranks' first
     steps show it where nothing went through the process group. Remedy: `DistributedDataParallel(model)`.
+replicas-differ: The parameters of the model are not the same on all ranks
+    DistributedDataParallel copies those of rank 0 to all when it wraps a model, and averages gradients from then on:
+    what one rank loads, initialises or multiplies by itself after that stays on it, and the ranks train different
+    models. Sums over parameters at the ranks' third step show it. Remedy: the same on all ranks, or on rank 0 before
+    the wrapper (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
 number-out-of-range: A number is outside its range
     torch counts in signed 64-bit integers, and a learning rate is a positive finite number.
 """

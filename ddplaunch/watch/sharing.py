@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from ddplaunch.values.words import count
 
 Note = Mapping[str, Any]
 Plan = Mapping[str, Any]
+_EQUAL = 1e-4  # of the sum of magnitudes: ranks with other GPUs may round otherwise
+# Their steps end before the ranks have the same parameters again, or leave them apart on purpose.
+_APART = frozenset(["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "OSS"])
 _STEPS = 4  # that every rank has noted: fewer may be those in which a script accumulates
 
 
@@ -49,6 +53,27 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
             "their losses drift apart",
             fix="`model = DistributedDataParallel(model)` before the first step; nothing, if the script averages more "
             "seldom than that; on the CPU `Accelerator()` needs `--env ACCELERATE_USE_CPU=true`",
+        )
+
+
+def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Ranks whose DistributedDataParallel does not have the same parameters, though they make the same steps."""
+    steps = {(note["steps"], *(one["kind"] for one in note["optimizers"])) for note in notes}
+    rates = {tuple(one["lr"][0] for one in note["optimizers"]) for note in notes}
+    if len(notes) < max(2, ranks) or len(steps) != 1 or len(rates) != 1 or _APART & {*map(str, *steps)}:
+        return  # with other rates they differ, as is told of the rates
+    if any(not note["ddp"] or note["others"] or not note.get("sums") for note in notes):
+        return
+    (first, size), name = notes[0]["sums"], notes[0]["rank"]
+    odd = [note["rank"] for note in notes if not abs(note["sums"][0] - first) <= _EQUAL * (size + 1e-12)]
+    if odd and all(math.isfinite(value) for note in notes for value in note["sums"]):
+        shown = "rank " + str(odd[0]) if len(odd) == 1 else f"{len(odd)} ranks, of which rank {odd[0]},"
+        yield warning(
+            "replicas-differ",
+            f"the model of {shown} is not that of rank {name}: after 3 steps the parameters differ",
+            why="DistributedDataParallel copies rank 0's parameters when it wraps the model, and averages gradients "
+            "from then on: what a rank loads, initialises or multiplies by itself behind that stays on it",
+            fix="do the same on all ranks, or on rank 0 before `DistributedDataParallel(model)`",
         )
 
 

@@ -340,6 +340,8 @@ loader = DataLoader(
     args.batch_size // sizes.get(fault, 1),
     sampler=DistributedSampler(data, world, rank) if fault != "plain" else None,
 )
+if fault == "loaded" and rank == 1:
+    model.module.load_state_dict({"weight": torch.ones(1, 4), "bias": torch.ones(1)})
 for (batch,) in loader:
     optimizer.zero_grad()
     loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
@@ -358,6 +360,7 @@ FAULTS = {
     "divided": ["each rank takes 4 samples at a time, the plan says 8 (/ 2, the world size)"],
     "plain": ["each of 2 ranks trains on all 80 samples: its DataLoader has a SequentialSampler"],
     "unwrapped": ["nothing was sent between 2 ranks in their first 4 steps"],
+    "loaded": ["the model of rank 1 is not that of rank 0: after 3 steps the parameters differ"],
     "apart": ["2 ranks train, and none has joined a process group: these are 2 separate trainings"],
     "ranks": [
         "the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)",

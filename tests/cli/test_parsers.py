@@ -155,7 +155,11 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
 @pytest.mark.parametrize(
     ("line", "what", "fix"),
     [
-        ("run 2 --batchsize 8 -- train.py", "no such option: `--batchsize`", "`ddplaunch run --help` lists the options"),
+        (
+            "run 2 --batchsize 8 -- train.py",
+            "no such option: `--batchsize`",
+            "`ddplaunch run --help` lists the options",
+        ),
         ("run 2 --batchsize 8 -- train.py", "--batch-size", "what belongs to the script goes after `--`"),
         ("run 2 --epochs=8 -- train.py", "no such option: `--epochs`", "to torchrun into `--torchrun-arg=…`"),
         ("run --nproc_per_node=4 -- train.py", "no such option: `--nproc_per_node`", "`ddplaunch run 4 -- train.py`"),

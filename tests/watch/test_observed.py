@@ -22,7 +22,7 @@ LOADER = {
     "samples": 100,
     "batches": [[1, 1], [2, 1], [3, 1], [4, 1]],
 }
-OPTIMIZER = {"steps": 4, "lr": [0.02], "initial_lr": [None], "max_lr": [None], "steady": True}
+OPTIMIZER = {"kind": "SGD", "steps": 4, "lr": [0.02], "initial_lr": [None], "max_lr": [None], "steady": True}
 
 
 def note(rank: int, loader: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -183,6 +183,11 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         "no-process-group: 2 ranks train, and none has joined a process group: these are 2 separate trainings",
     ),
+    "another model": (
+        [note(0, sums=[1.5, 20.0]), note(1, sums=[1.6, 20.0])],
+        {},
+        "replicas-differ: the model of rank 1 is not that of rank 0: after 3 steps the parameters differ",
+    ),
     "a process group that nothing uses": (
         both(ddp=False, exchanged=0),
         {},
@@ -239,6 +244,14 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         both({**ALL_PLAIN, "dataset": "torch.Subset"}, ddp=False, exchanged=0),
         {},
     ),
+    "the same model, rounded otherwise": ([note(0, sums=[1.5, 20.0]), note(1, sums=[1.501, 20.0])], {}),
+    "one rank's sums": ([note(0, sums=[1.5, 20.0]), note(1, sums=None)], {}),
+    "not a number": ([note(0, sums=[1.5, 20.0]), note(1, sums=[float("nan"), 20.0])], {}),
+    "a sharded optimizer": (
+        [note(rank, sums=[float(rank), 9.0], optimizer={"kind": "ZeroRedundancyOptimizer"}) for rank in range(2)],
+        {},
+    ),
+    "another step": ([note(0, sums=[1.5, 20.0]), note(1, sums=[2.5, 20.0], steps=2)], {}),
     "horovod": (both(process_group=None, ddp=False, others=["horovod"]), {}),
     "one of two has a group": ([note(0), note(1, process_group=None, ddp=False)], {}),
     "a note of another version": (both(optimizers=None, loaders=[{}], passes="?"), {}),

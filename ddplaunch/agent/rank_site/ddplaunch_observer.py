@@ -30,6 +30,7 @@ PATH = "DDPLAUNCH_OBSERVE"
 _STEPS = 4  # of the first optimizer; other optimizers are looked at meanwhile
 _WRITTEN_AT = (1, 2, _STEPS)  # a rank may end by `os._exit` at any time
 _MOST_STEPS = 64  # of all optimizers together
+_MOST_SUMMED = 64  # parameters, and values of each
 _MOST = 16  # optimizers, iterators and groups of parameters that are looked at
 #: What lets ranks work together without a process group of torch.
 _OTHERS = ("horovod", "mpi4py", "jax", "torch_xla", "bagua", "ray", "paddle")
@@ -64,7 +65,7 @@ class _Observer:
 
     def __init__(self, path: str) -> None:
         self._path, self._owner = path, os.getpid()
-        self._over = self._wrapped = False
+        self._over = False
         self._steps = 0  # of the first optimizer
         self._all_steps = 0
         self._main: int | None = None
@@ -72,11 +73,13 @@ class _Observer:
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._iterators: list[_Iterator] = []
         self._loaders: list[dict[str, Any]] = []
+        self._models: list[Any] = []  # references to what is distributed
         self._loaded: dict[int, Any] = {}  # rates of optimizers before something was loaded into them
         self._counted: Any = None  # the hook of a parameter
         self._passes = 0
         self._closure = False
         self._passes_of_steps: list[int] = []
+        self._sums: list[Any] = []  # of parameters, and the event of a GPU that has them
 
     def optimizers(self, module: Any) -> None:
         """Be told of every optimizer's steps, and of checkpoints that are loaded into one."""
@@ -88,10 +91,11 @@ class _Observer:
         notice(module._BaseDataLoaderIter, "__init__", self._iterator)
 
     def parallel(self, module: Any) -> None:
-        """Notice that there is a DistributedDataParallel."""
+        """Notice each DistributedDataParallel."""
+        import weakref
 
-        def wrapped(_: Any) -> None:
-            self._wrapped = True
+        def wrapped(model: Any) -> None:
+            self._models = [*self._models[-_MOST:], weakref.ref(model)]
 
         notice(module.DistributedDataParallel, "__init__", wrapped)
 
@@ -124,6 +128,8 @@ class _Observer:
             self._closure = self._closure or closure
             self._note_loaders()
             self._count_passes(optimizer)
+            if self._steps == _STEPS - 1:
+                self._sums = _sums([model for reference in self._models if (model := reference()) is not None])
         over = self._steps >= _STEPS or self._all_steps >= _MOST_STEPS
         if over or (id(optimizer) == self._main and self._steps in _WRITTEN_AT):
             self._write(over)
@@ -141,6 +147,7 @@ class _Observer:
             known["rises"] = known["rises"] or any(above)
         elif len(self._optimizers) < _MOST:
             self._optimizers[id(optimizer)] = {
+                "kind": type(optimizer).__name__,
                 "steps": 1,
                 "lr": rates,
                 "initial_lr": [_number(group.get("initial_lr")) for group in groups],
@@ -196,9 +203,10 @@ class _Observer:
             "process_group": _process_group(),
             "exchanged": now - self._begun if (now := _collectives()) is not None and self._begun is not None else None,
             "others": [name for name in _OTHERS if name in sys.modules],
-            "ddp": self._wrapped,
+            "ddp": bool(self._models),
             "optimizers": list(self._optimizers.values()),
             "loaders": self._loaders,
+            "sums": self._sums[0].tolist() if self._sums and all(event.query() for event in self._sums[1:]) else None,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "gpus": cuda.device_count() if (cuda := sys.modules["torch"].cuda).is_initialized() else 0,
             "passes": None if self._closure else self._passes_of_steps,
@@ -208,6 +216,41 @@ class _Observer:
         with open(descriptor, "w", encoding="ascii") as file:
             json.dump(note, file)
         os.replace(draft, self._path)  # noqa: PTH105 - pathlib is not imported in every rank
+
+
+def _sums(models: list[Any]) -> list[Any]:
+    """Return two sums over parameters that all ranks share, of values and of magnitudes, and the event of their GPU.
+
+    Nothing where ranks share none, or where a hook sends something else than gradients.
+    """
+    import torch
+
+    ranks = torch.distributed.get_world_size() if models else 0
+    if any(model.process_group.size() != ranks or getattr(model, "_comm_hooks", None) != [] for model in models):
+        return []
+    named = [(model, name, one) for model in models for name, one in model.module.named_parameters()]
+    shared = [one for model, name, one in named if _is_shared(one) and name not in model.parameters_to_ignore]
+    shared = shared[:: len(shared) // _MOST_SUMMED + 1] + shared[-1:]
+    devices = {parameter.device for parameter in shared}
+    on_gpu = {"cuda"} == {device.type for device in devices}
+    if len(devices) != 1 or (on_gpu and torch.cuda.is_current_stream_capturing()):
+        return []
+    with torch.no_grad():
+        first_values = [one.as_strided((min(one.numel(), _MOST_SUMMED),), (1,)).double() for one in shared]
+        values = torch.cat(first_values)
+        sums = torch.stack([values.sum(), values.abs().sum()]).to("cpu", non_blocking=True)
+    if not on_gpu:
+        return [sums]
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return [sums, event]
+
+
+def _is_shared(parameter: Any) -> bool:
+    import torch
+
+    plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
+    return plain and parameter.requires_grad and parameter.numel() > 0
 
 
 def _loader_of(iterator: Any) -> dict[str, Any]:
