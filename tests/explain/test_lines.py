@@ -112,14 +112,6 @@ def test_a_line_of_ten_megabytes_is_cut_in_its_middle() -> None:
     assert len(line.text) < 10_000 and line.text.endswith("the end")
 
 
-def test_a_traceback_below_a_stamp_is_of_the_rank_that_the_stamp_names() -> None:
-    text = "[2026-02-24 14:09:34 TP3] hit an exception: Traceback (most recent call last):\n"
-    text += '  File "/w/model.py", line 9, in load\n    raise ValueError("x")\nValueError: x\n'
-    text += "n1:4:5 [0] NCCL INFO a line of another process\n  and its indented one\n[2026-02-24 14:09:35] sigquit\n"
-    lines = lines_of(text.rstrip("\n"))
-    assert [line.speaker.rank for line in lines] == [3, 3, 3, 3, None, None, None]
-
-
 def test_a_host_is_named_behind_a_time_too() -> None:
     text = "".join(f"2025-03-30T01:12:1{at}.003Z worker-{at} | [rank{at}]: KeyError: {at}\n" for at in range(3))
     lines = lines_of(text.rstrip())

@@ -53,13 +53,6 @@ def test_what_the_agent_ended_is_marked() -> None:
         ("srun: error: gpu-4: task 3: Exited with exit code 2", 2, 3),
         ("srun: error: gpu-4: tasks 0-2: Killed", -9, None),
         ("  Process name: [[29973,1],5]\n  Exit code:    3", 3, 5),
-        (
-            "subprocess.CalledProcessError: Command '['python.exe']' returned non-zero exit status 3221225477.",
-            -11,
-            None,
-        ),
-        ("subprocess.CalledProcessError: Command '['python.exe']' returned non-zero exit status 3221226505.", -6, None),
-        ("Process finished with exit code -1073741510 (0xC000013A: interrupted by Ctrl+C)", -2, None),
         ("zsh: segmentation fault  python3 train.py", -11, None),
         ("zsh: illegal hardware instruction  python3 train.py", -4, None),
         ("run.sh: line 3:   441 Floating point exception(core dumped) python train.py", -8, None),
@@ -119,7 +112,7 @@ def test_what_a_status_alone_says(status: int, code: str, text: str) -> None:
     assert (exit_code(status), status_text(status)) == (code, text)
 
 
-@pytest.mark.parametrize(("said", "code"), [("1", 1), ("-1073741819 (0xC0000005)", -11), ("139", 139)])
+@pytest.mark.parametrize(("said", "code"), [("1", 1), ("139", 139)])
 def test_the_status_that_an_editor_shows(said: str, code: int) -> None:
     (found,) = exits(f"step 3\nProcess finished with exit code {said}\n")
     assert found.code == code

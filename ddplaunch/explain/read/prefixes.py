@@ -59,7 +59,6 @@ _ACTOR = re.compile(
     r"^\((?:(?:Worker_TP|VllmWorker rank=|[\w.-]+, rank=)(?P<weak>\d{1,7}),? )?"
     r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\d.]+))?\) ?"
 )
-_BEGUN = re.compile(r"^\[\d{4}-\d\d-\d\d[ T_][\d:.,]{8,}Z?(?: (?:TP|r)(\d{1,5}))?(?: [A-Z]{2}\d{1,5})*\] ?")
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
 _IN_FRONT = (
@@ -115,8 +114,6 @@ class Prefixes:
         bare = [self._behind_host(line) for line in timeless] if self._host else timeless
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
-        self._begun: int | None = None
-        self._inside = False
         told = sum(bool(_TASK_TELLS.match(line)) for line in bare)
         ranks = Counter(match[1] for line in bare if line[:1] == "[" and (match := _TASK.match(line)))
         few = "0" in ranks and len(ranks) * _OFTEN <= ranks.total()  # what counts anything else has other numbers
@@ -146,16 +143,6 @@ class Prefixes:
                 return front
         return None
 
-    def _of_record(self, text: str, who: Speaker) -> Speaker:
-        """Return who printed the rest of a record: only its first line has a stamp, the traceback below it has none."""
-        if match := _BEGUN.match(text):
-            self._begun, self._inside = None if match[1] is None else int(match[1]), True
-            return who
-        going_on, self._inside = self._inside or text[:1] == " ", text[:1] == " "
-        if not going_on:
-            self._begun = None
-        return who if self._begun is None else who._replace(rank=self._begun)
-
     def _behind_host(self, text: str) -> str:
         match = self._host.match(text) if self._host is not None else None
         return text if match is None else _STAMP.sub("", text[match.end() :], count=1)
@@ -163,8 +150,6 @@ class Prefixes:
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
         text = text[self._indent :] if self._indent else text
-        if who.rank is None and (self._begun is not None or text[:2] == "[2"):
-            who = self._of_record(text, who)
         if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who._replace(host=match[match.lastgroup or 0])
         if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):

@@ -19,9 +19,10 @@ _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*:
 _ENTRY = re.compile(r"^\[\d+\]:\s*$")
 _RULE = re.compile(r"^[-=*]{10,}$|^Root Cause")
 _RANKS = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_SIGNALS_MOST = 64
 _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 _RETURNED = re.compile(
-    r"(?:exits? with return code = |^Process finished with exit code |^status (?=\d{10}\.?$)"
+    r"(?:exits? with return code = |^Process finished with exit code "
     r"|Process finished with exit code (?=\d+ \(interrupted by signal ))(?P<code>-?\d+)"  # also in a sentence
 )
 _CRASHED = re.compile(  # Composer
@@ -76,8 +77,6 @@ _EXITS = (
 )
 _HOW = {"segmentation fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "terminated": 15,
         "out of memory": 9, "floating point exception": 8, "illegal hardware instruction": 4}  # fmt: skip
-#: What Windows says for SIGSEGV (an access violation, no stack left), SIGABRT and SIGINT, as unsigned numbers.
-_OF_WINDOWS = {0xC0000005: -11, 0xC00000FD: -11, 0xC0000409: -6, 0xC000013A: -2}
 #: What srun, and docker compose, say before they end what is left, at last by SIGKILL.
 _STEP_ENDED = re.compile(
     r"Aborting on container exit|Gracefully [Ss]topping"
@@ -233,8 +232,7 @@ def _told(match: re.Match[str], line: Line) -> RankExit:
     if name := parts.get("signal"):
         number = number_of_signal(name) or SIGNALS["SIGKILL"]
     status = int(parts.get("code") or -number)
-    status = status if status < 257 else status - 128  # PBS: 256 and the signal, where a shell has 128
-    code = _OF_WINDOWS.get(int(parts.get("code") or 0) % 2**32, status)
+    code = status if status < 257 else status - 128  # PBS: 256 and the signal, where a shell has 128
     return RankExit(code, line, rank, local, pid, parts.get("host") or line.speaker.host)
 
 
@@ -259,7 +257,7 @@ def signal_number(status: int) -> int:
 
     Shells print 128 + 11, ``sys.exit(-11)`` gives 245; 255 is what ``sys.exit(-1)`` gives.
     """
-    if status < 0:
+    if -_SIGNALS_MOST <= status < 0:  # Windows has statuses far below
         return -status
     return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 254 else 0
 
