@@ -36,17 +36,40 @@ from ddplaunch.values.words import duration_text, ranks_text
 if TYPE_CHECKING:
     from ddplaunch.explain.decide.collectives import Flight, Stuck, Waited
 
-_READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
-_WRITES = re.compile(r"pipe_write|pipe_wait_writable|sock_alloc_send|sk_stream_wait_memory")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
-_POLLS, _LOCKS = re.compile(r"poll_schedule|epoll_wait|ep_poll|do_select"), re.compile(r"lock_inode_wait|fcntl_setlk")
-_SOCKET = re.compile(r"unix_stream|skb_wait|sk_wait|inet_csk|tcp_")
+#: What a rank does in a function of the kernel, and what to do about the user's line.
+_IN_KERNEL = (
+    (
+        r"pipe_write|pipe_wait_writable|sock_alloc_send|sk_stream_wait_memory",
+        "writes into a pipe or socket from which nobody reads",
+        "look at what {} writes to: `communicate()` writes and reads at once, and a file takes it all",
+    ),
+    (
+        r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe",
+        "waits for input: into its terminal, pipe or FIFO nobody writes",
+        "look at what {} reads; ranks have no input to wait for",
+    ),
+    (
+        r"lock_inode_wait|fcntl_setlk",
+        "waits for the lock of a file that another process holds",
+        "`lslocks` shows who holds what {} asks for",
+    ),
+    (
+        r"poll_schedule|epoll_wait|ep_poll|do_select",
+        "waits until a socket or pipe has something for it",
+        "give what {} waits for a time-out",
+    ),
+    (
+        r"unix_stream|skb_wait|sk_wait|inet_csk|tcp_",
+        "waits for an answer over the network",
+        "give what {} asks a time-out",
+    ),
+)
 _COLLECTIVE_WHY = "a collective needs all ranks of its group: until the last one comes, the others wait"
 SAME_ORDER = "look for collectives under an `if` on the rank, a `break` or an exception that only some ranks take"
 EQUAL_BATCHES = (
     "give every rank equally many batches: DistributedSampler with `drop_last=True`, or `with Join([model]):`"
 )
-TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _TRANSPORT = "`--nccl-debug INFO` or `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` shows what the group waits for"
 _SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeout`, or a line of output now and then"
 _STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
@@ -108,39 +131,39 @@ def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | No
 
     ``stacks`` are of the moment when the first rank said so, ``recorded`` is what flight recorders say.
     """
-    missing = recorded.missing if recorded is not None else ()
-    suspects = missing or (() if found.rank is None else (found.rank,))
+    missing, last = (recorded.missing, recorded.last) if recorded is not None else ((), ())
+    suspects = set(missing or (() if found.rank is None else (found.rank,)))
     seen = [group for group in groups(stacks) if group.place.kind != "unknown" and not is_ending(group.stacks[0])]
     if recorded is not None and recorded.everyone and found.code == "collective-timeout":
         return _all_called_it(found, seen, recorded)
     late = [group for group in seen if not group.place.needs_others]
-    late = [group for group in late if not suspects or set(group.ranks) & set(suspects)]
+    late = [group for group in late if not suspects or suspects & set(group.ranks)]
     found = _with_those_late(found, late)
-    apart = [group for group in seen if not late and suspects and set(group.ranks) <= set(suspects)]
-    late += apart  # they wait too, but somewhere else
-    there = [each for each in late[:2] if each.place.path]
-    said = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {at_text(each)}" for each in there]
-    last = recorded.last if recorded is not None and not said else ()
-    alone = [each for each in last if each[0] in missing]
-    said += [f"rank {rank} had called its last collective as {place.text}" for rank, place in alone[:2]]
-    if not late and not said and not missing:
+    apart = [group for group in seen if not late and suspects.issuperset(group.ranks)]  # they wait, but elsewhere
+    there = [group for group in late or apart if group.place.path]
+    places = [(group.place, ranks_text(group.ranks)) for group in there]
+    where = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {at_text(each)}" for each in there]
+    if not where:
+        where = [
+            f"rank {rank} had called its last collective as {place.text}" for rank, place in last if rank in missing
+        ]
+        places = [(place, f"rank {rank}") for rank, place in last if place.path]
+    if not (late or apart or where or missing):
         return found
-    reason, fix = ("", SAME_ORDER) if apart else _reasons(late, {}) if late else ("", "")
+    reason, fix = _reasons(late, {}) if late else ("", SAME_ORDER if apart else "")
     fix = _STOPPED if fix.startswith("`kill") else fix  # by now it has been ended
-    if late and not fix and not apart and late[0].place.path:
+    if late and not fix and late[0].place.path:
         fix = f"look at what `{late[0].place.path}:{late[0].place.line}` waits for"
-    places = [(group.place, ranks_text(group.ranks)) for group in late] + [
-        (place, f"rank {rank}") for rank, place in last
-    ]
-    named = [(place, who) for place, who in places if place.path][:EVIDENCE]
-    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in named)
-    rank = _only(suspects or [rank for group in late for rank in group.ranks])
-    calls = calls_of(late[0].stacks[0]) if late else ()
+    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places[:EVIDENCE])
+    rank = _only([*suspects] or [rank for group in late for rank in group.ranks])
+    calls = calls_of((late or apart)[0].stacks[0]) if late or apart else ()
     return replace(
         found,
         what=recorded.what if recorded is not None and missing else found.what,
-        why="; ".join(filter(None, (*said, reason, found.why))),
-        fixes=tuple(each for each in (fix, *found.fixes) if each and not (late and "hangs shows where" in each)),
+        why="; ".join(filter(None, (*where[:2], reason, found.why))),
+        fixes=tuple(
+            each for each in (fix, *found.fixes) if each and not ((late or apart) and "hangs shows where" in each)
+        ),
         rank=found.rank if rank is None else rank,
         evidence=(*found.evidence, *evidence),
         calls=calls or found.calls,
@@ -230,19 +253,16 @@ def _in_one_call(waiting: Sequence[RankGroup], elsewhere: bool, since: str) -> D
 def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[int, float], since: str) -> Diagnosis:
     """Tell where the ranks are, first those that compute, because the others may wait for them unseen."""
     known = sorted(known, key=lambda group: not set(group.ranks) & busy.keys())
-    reason, fix = _reason(known[0], busy)
+    first, computing = known[0], [bool(set(group.ranks) & busy.keys()) for group in known]
+    reason, fix = _reason(first, busy)
     at = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in known[:3])
     why = reason or "no rank computes, reads or prints anything: each waits for something that does not come"
-    computing = [bool(set(group.ranks) & busy.keys()) for group in known]
-    stands_out = computing.count(True) == 1 if any(computing) else len(known[0].ranks) < len(known[-1].ranks)
-    rank = _only(known[0].ranks) if len(known) > 1 and stands_out else None
+    odd = computing.count(True) == 1 if any(computing) else len(first.ranks) < len(known[-1].ranks)
+    asleep = all("nanosleep" in stack.kernel for group in known for stack in group.stacks)
+    fixes = (fix or f"look at what `{first.place.path}:{first.place.line}` waits for", *((_SILENT,) if asleep else ()))
+    rank = _only(first.ranks if odd and len(known) > 1 else ranks)
     what = f"nothing has moved {since}: {at}"
-    place = known[0].place
-    fixes: tuple[str, ...] = (fix or f"look at what `{place.path}:{place.line}` waits for",)
-    if all("nanosleep" in stack.kernel for group in known for stack in group.stacks):
-        fixes = (*fixes, _SILENT)
-    rank, calls = _only(ranks) if rank is None else rank, calls_of(known[0].stacks[0])
-    return Diagnosis("hang", "likely", what, why, fixes, rank, calls=calls)
+    return Diagnosis("hang", "likely", what, why, fixes, rank, calls=calls_of(first.stacks[0]))
 
 
 def _nothing_known(stacks: Sequence[RankStack], since: str) -> Diagnosis:
@@ -299,25 +319,14 @@ def _waits_in_kernel(stack: RankStack, who: str, line: str) -> tuple[str, str]:
     if stack.reads and not stack.reads.startswith("socket:"):
         why = f"{who} reads from `{stack.reads}`, from which nothing comes{_function(stack.kernel)}"
         return why, f"look at what writes to `{stack.reads}`; ranks have no input to wait for"
-    if _WRITES.search(stack.kernel):
-        why = f"{who} writes into a pipe or socket from which nobody reads{_function(stack.kernel)}"
-        return why, f"look at what {line} writes to: `communicate()` writes and reads at once, and a file takes it all"
-    if not stack.reads and _READS.search(stack.kernel):
-        why = f"{who} waits for input: into its terminal, pipe or FIFO nobody writes{_function(stack.kernel)}"
-        return why, f"look at what {line} reads; ranks have no input to wait for"
     if waits_for_program(stack):
         below, fix = kept_below(stack)
         why = f"{who} waits for a program that it has started{below}"
         return why, fix or f"look at what {line} has started, which does not end"
-    if _LOCKS.search(stack.kernel):
-        why = f"{who} waits for the lock of a file that another process holds{_function(stack.kernel)}"
-        return why, f"`lslocks` shows who holds what {line} asks for"
-    if _POLLS.search(stack.kernel):
-        why = f"{who} waits until a socket or pipe has something for it{_function(stack.kernel)}"
-        return why, f"give what {line} waits for a time-out"
-    if stack.reads or _SOCKET.search(stack.kernel):
-        why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
-        return why, f"give what {line} asks a time-out"
+    waits = "sk_wait" if stack.reads else stack.kernel  # from a socket, by whatever function
+    for function, does, fix in _IN_KERNEL:
+        if re.search(function, waits):
+            return f"{who} {does}{_function(stack.kernel)}", fix.format(line)
     return (f"{who} waits for a lock or another thread{beside(stack)}" if "futex" in stack.kernel else ""), ""
 
 

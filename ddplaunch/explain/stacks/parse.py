@@ -20,10 +20,8 @@ from ddplaunch.values.words import ranks_text
 _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$"
 )
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
-_DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):")
-_DUMPED_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+)$')
 _NEAR = 12  # lines that may stand between a crash's first words and its stacks
 EVIDENCE = 4  # places that a diagnosis names
 _DUMPED = 400  # lines that the stacks of all threads may take
@@ -196,12 +194,10 @@ def place_of(stack: RankStack) -> CodePlace:
         return CodePlace(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
     if not frames:
         return CodePlace(stack.problem or "no Python frame", "unknown")
-    own = next((position for position, frame in enumerate(frames) if is_own(frame)), None)
-    if own is None:  # a program that is a library itself, as with `-m`
-        return CodePlace(_plain(frames[0]), _kind(frames), frames[0].file, frames[0].line)
-    frame, inner = frames[own], frames[:own]
-    kind = _kind(inner) if inner else "own"
-    call = _call(inner, kind)
+    own = next((position for position, frame in enumerate(frames) if is_own(frame)), 0)
+    frame, inner = frames[own], frames[:own]  # a program that is a library itself, as with `-m`, has no own frame
+    kind = _kind(inner or frames)
+    call = _call(inner, kind) if inner else ""
     text = f"{call} at {short(frame.file)}:{frame.line}" if call else _plain(frame)
     return CodePlace(text, kind, frame.file, frame.line)
 
@@ -211,19 +207,16 @@ def groups(stacks: Iterable[RankStack]) -> tuple[RankGroup, ...]:
 
     Groups that wait for others come after those that do not, and unknown places last; the smaller group comes first.
     """
-    by_place: dict[tuple[str, Kind], tuple[CodePlace, list[RankStack]]] = {}
-    for stack in stacks:
+    by_place: dict[tuple[str, Kind], RankGroup] = {}
+    for stack in sorted(stacks, key=lambda each: each.rank):
         place = place_of(stack)
-        by_place.setdefault((place.text, place.kind), (place, []))[1].append(stack)
-    found = [
-        RankGroup(place, tuple(sorted(members, key=lambda each: each.rank))) for place, members in by_place.values()
-    ]
-    return tuple(
-        sorted(
-            found,
-            key=lambda group: (group.place.kind == "unknown", group.place.needs_others, len(group.ranks), group.ranks),
-        )
-    )
+        group = by_place.setdefault((place.text, place.kind), RankGroup(place, ()))
+        by_place[place.text, place.kind] = replace(group, stacks=(*group.stacks, stack))
+
+    def order(group: RankGroup) -> tuple[bool, bool, int, tuple[int, ...]]:
+        return (group.place.kind == "unknown", group.place.needs_others, len(group.ranks), group.ranks)
+
+    return tuple(sorted(by_place.values(), key=order))
 
 
 def short(path: str) -> str:
@@ -271,10 +264,9 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
         return "import"
     for frame in reversed(inner):
         name = frame.function.rpartition(".")[2]
-        if name in _WRAPPERS or name.startswith("<"):
-            continue
-        owner = _CLASSES.get(short(frame.file))
-        return f"{owner}.{name}" if owner and name.startswith("__") else name
+        if name not in _WRAPPERS and not name.startswith("<"):
+            owner = _CLASSES.get(short(frame.file))
+            return f"{owner}.{name}" if owner and name.startswith("__") else name
     return ""
 
 
@@ -343,34 +335,23 @@ def evidence_of(found: Sequence[RankGroup]) -> tuple[Evidence, ...]:
 
 def calls_of(stack: RankStack) -> tuple[UserCall, ...]:
     """Return the user's calls that a rank of this machine is in, outermost first, with their lines of source."""
-    frames = [(each.file, each.line, each.function) for each in reversed(stack.main)]
-    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames])
+    return _calls(stack.main, True)
+
+
+def _calls(innermost_first: Sequence[Frame], read_files: bool) -> tuple[UserCall, ...]:
+    frames = [(each.file, each.line, each.function) for each in innermost_first[::-1]]
+    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames] if read_files else ())
 
 
 def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserCall, ...]:
     """Return the user's calls in the stacks that faulthandler prints below the first of ``lines``, none if it did not.
 
-    Of several threads it is the current one, else the last: faulthandler prints the main thread at the end. Other words
-    of the crash may stand between the first line and the stacks. A dump has no source lines: ``read_files`` takes them
-    from the files that it names.
+    Of several threads it is the current one, else the main one. Other words of the crash may stand between the first
+    line and the stacks. A dump has no source lines: ``read_files`` takes them from the files that it names.
     """
-    who = lines[0].speaker
-    near = [line for line in lines[:_NEAR] if line.speaker == who]
-    first = next((line for line in near if _DUMP.match(line.text)), None)
-    if first is None:
-        return ()
-    threads: list[list[tuple[str, int, str]]] = []
-    current: list[tuple[str, int, str]] | None = None
-    for line in lines[first.at - lines[0].at + 1 :][:_DUMPED]:
-        if line.speaker != who:
-            continue
-        if _DUMPED_THREAD.match(line.text):
-            threads.append([])
-            current = threads[-1] if line.text.startswith("Current") else current
-        elif threads and (match := _DUMPED_FRAME.match(line.text)):
-            threads[-1].append((match[1], int(match[2]), match[3]))
-        elif line.text and not line.text.startswith("  "):  # as `  <no Python frame>` does
-            break
-    chosen = current if current is not None else threads[-1] if threads else []
-    frames = chosen[::-1]
-    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames] if read_files else ())
+    texts = [line.text for line in lines[:_DUMPED] if line.speaker == lines[0].speaker]
+    begun = next((at for at, text in enumerate(texts[:_NEAR]) if _DUMP.match(text)), len(texts))
+    dump = "\n".join(texts[begun + 1 :])
+    current = dump.find("Current thread")
+    threads = from_faulthandler(dump[max(0, current) :])
+    return _calls(threads[0 if current < 0 else -1].frames, read_files) if threads else ()
