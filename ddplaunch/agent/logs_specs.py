@@ -26,7 +26,6 @@ from ddplaunch.agent.torch_patches import (
     Pause,
     RankCpus,
     logs_destination,
-    name_methods_quickly,
     notice_failures,
     notice_start,
     skip_the_spread,
@@ -140,7 +139,6 @@ class CapturedLogs(api.LogsSpecs):
         signals.before_ranks(session.signalled, ending.by_signal)
         self._signals = signals
         self._pause.install()
-        name_methods_quickly()
         notice_start(self._all_started)
         notice_failures(self._have_failed)
         wait_for_ranks(settings.grace_s)

@@ -85,14 +85,6 @@ AGENT_CLOCK = TorchName(
     "the module whose `sleep` is torchrun's pause between two looks at its ranks (`SimpleElasticAgent._invoke_run`)",
     "torchrun pauses for --monitor-interval also when all ranks have ended",
 )
-METHOD_NAME = TorchName(
-    _RENDEZVOUS,
-    "get_method_name",
-    _SINCE_2_4,
-    "names each event of a rendezvous, for which torch reads the source of the whole stack twice, some 10 ms",
-    "torch reads the source",
-    ("depth",),
-)
 SPREAD = TorchName(
     _RENDEZVOUS,
     "_delay",

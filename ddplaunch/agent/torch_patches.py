@@ -19,7 +19,6 @@ from ddplaunch.agent.torch_names import (
     CLOSE,
     CLOSE_RANK,
     JOIN,
-    METHOD_NAME,
     PARSE_ARGS,
     POPEN,
     SPREAD,
@@ -73,20 +72,6 @@ class Pause:
     def _close(self) -> None:
         while self._running:
             os.close(self._running.pop())
-
-
-def name_methods_quickly() -> None:
-    """Replace ``get_method_name`` by one that reads no files for the same answer."""
-    if METHOD_NAME.is_known():
-        METHOD_NAME.owner().get_method_name = method_name
-
-
-def method_name(depth: int = 2) -> str | None:
-    """Return the name of the function ``depth`` calls above this one; None if the stack is not that deep."""
-    try:
-        return sys._getframe(depth).f_code.co_name
-    except ValueError:
-        return None
 
 
 def skip_the_spread() -> None:

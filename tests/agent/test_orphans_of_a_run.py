@@ -63,6 +63,31 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, told: str) -> 
     assert set(of_run) <= set(ended.left_over)
 
 
+@pytest.mark.slow
+def test_what_torchrun_said_last_counts_though_its_death_is_seen_first(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "tests.agent.guarded_launcher",
+        str(tmp_path),
+        "speaks",
+        "import time; time.sleep(300)",
+    ]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as launcher:
+        assert launcher.stdout
+        pids = json.loads(launcher.stdout.readline())
+        left = [pids["guard"], *pids["ranks"]]
+        try:
+            assert launcher.wait(PATIENCE_S) == 0
+            os.kill(pids["guard"], signal.SIGCONT)
+            until(lambda: not any(map(runs, left)), "nothing is left")
+        finally:
+            for pid in filter(runs, left):
+                os.kill(pid, signal.SIGKILL)
+    ended = pickle.loads((tmp_path / "ended.pickle").read_bytes())
+    assert (ended.state, ended.error, ended.launcher_died) == ("failed", "its own words", False)
+
+
 def ended_with_its_launcher(launcher: subprocess.Popen[bytes], directory: Path, told: str) -> list[int]:
     """Kill the launcher and return the pids of the run, all of which have ended then."""
     assert launcher.stdout

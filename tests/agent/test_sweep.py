@@ -14,6 +14,7 @@ import pytest
 
 from ddplaunch.agent.guard.attempt import Attempt
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, rank_command, unannounced
+from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal, status_of_reaped
 from tests.agent.guarded import until
@@ -76,6 +77,9 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_mark_of_its_launch(name: str
         found = unannounced(own_processes(), mark, launcher)
         assert [one.pid for one in found] == [started[0].pid]
         assert unannounced(own_processes(), (name, ""), launcher) == []
+        for younger_by, pids in ((0, [started[0].pid]), (1, [])):  # what ran before torchrun is none of its ranks
+            torchrun = row(os.getpid(), 1, 1, found[0].start_ticks + younger_by)
+            assert [one.pid for one in unannounced(own_processes(), mark, torchrun)] == pids
         owners = {started[0].pid: Owner(started[0].pid, found[0])}
         until(lambda: len(of_ranks(own_processes(), owners)) == 2, "its child runs")
         sweeps = Sweeps()
@@ -217,3 +221,30 @@ def test_ends_are_seen_and_signals_sent_where_the_kernel_knows_no_pidfd(monkeypa
     attempt.complete((), succeeded=False)
     assert attempt.ranks[0].end().signal == signal.SIGKILL and attempt.first == attempt.ranks[0].end()
     child.wait()
+
+
+def test_the_status_of_another_process_of_the_same_number_is_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    seen = read_stat(child.pid)
+    assert seen is not None
+    for younger_by, exit_code in ((0, 3), (1, None)):
+        known = row(child.pid, 1, 1, seen.start_ticks - younger_by)
+        attempt = Attempt(0, [{"rank": 0, "local_rank": 0, "streams": ["out"]}])
+        with monkeypatch.context() as patched:
+            patched.setattr("ddplaunch.agent.guard.attempt.read_stat", lambda _, known=known: known)
+            (handle,) = attempt.started({"0": child.pid}, None)
+        attempt.has_ended(handle)
+        assert attempt.ranks[0].end().exit_code == exit_code
+    child.wait()
+
+
+def test_torchruns_word_counts_for_the_process_that_it_names() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for other_by, exit_code in ((0, 9), (1, None)):
+        attempt = Attempt(0, [{"rank": 0, "local_rank": 0, "streams": ["out"]}])
+        assert attempt.started({"0": gone.pid}, None) == [], "nobody saw its end"
+        said = RankFailure(rank=0, local_rank=0, pid=gone.pid + other_by, exit_code=9, timestamp_s=5)
+        attempt.complete([said], succeeded=False)
+        assert attempt.ranks[0].end().exit_code == exit_code

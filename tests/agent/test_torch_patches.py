@@ -31,7 +31,6 @@ from ddplaunch.agent.torch_names import (
     GROUPS,
     ITERATOR,
     JOIN,
-    METHOD_NAME,
     NOT_COMPILED,
     ON_SIGNAL,
     PARSE_ARGS,
@@ -50,8 +49,6 @@ from ddplaunch.agent.torch_names import (
 from ddplaunch.agent.torch_patches import (
     Pause,
     RankCpus,
-    method_name,
-    name_methods_quickly,
     notice_failures,
     notice_start,
     skip_the_spread,
@@ -68,7 +65,7 @@ PACKAGE = Path(ddplaunch.__file__).parent
 #: Private names of Python's own library; what they are for is said where they are used.
 PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
 PYTHONS |= {"_initializing", "_parent_process", "_pid", "_process_counter", "_registry", "_resource_tracker"}
-PYTHONS |= {"_run_module_as_main", "_set_native_id", "_startTime", "_xoptions"}
+PYTHONS |= {"_replace", "_run_module_as_main", "_set_native_id", "_startTime", "_xoptions"}
 #: Modules of torch that are looked up where somebody has imported them, and parts of the names in the list.
 LOOKED_UP = {"_C", "_distributed_c10d", "_dynamo"}
 LONG_S = 300.0  # no test waits for it
@@ -149,11 +146,6 @@ def touched(node: ast.AST) -> list[str]:
 def no_pause() -> None:
     Pause().install()
     assert AGENT_CLOCK.value() is None
-
-
-def methods_stay_slow() -> None:
-    name_methods_quickly()
-    assert METHOD_NAME.value() is None
 
 
 def nodes_are_spread() -> None:
@@ -291,7 +283,6 @@ def never(*_: object) -> None:
 
 WITHOUT: dict[TorchName, Callable[[], None]] = {
     AGENT_CLOCK: no_pause,
-    METHOD_NAME: methods_stay_slow,
     SPREAD: nodes_are_spread,
     JOIN: nodes_are_spread,
     START: starts_are_not_noticed,
@@ -334,7 +325,6 @@ def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeyp
             monkeypatch.setattr(each.owner(), each.name.rpartition(".")[2], each.value())
     monkeypatch.setattr(name.owner(), name.name.rpartition(".")[2], elsewise)
     assert unknown_names("3.0") == [name]
-    name_methods_quickly()
     skip_the_spread()
     notice_start(never)
     notice_failures(never)
@@ -403,20 +393,6 @@ def test_a_process_that_cannot_be_watched_leaves_pauses_as_they_are() -> None:
     began = time.monotonic()
     pause.sleep(0.1)
     assert time.monotonic() - began >= 0.1
-
-
-def test_methods_are_named_as_torch_names_them() -> None:
-    def of_torch(depth: int = 2) -> str | None:
-        return inspect.stack()[depth].function if len(inspect.stack()) > depth else None
-
-    def record() -> tuple[str | None, str | None]:
-        return method_name(), of_torch()
-
-    def next_rendezvous() -> tuple[str | None, str | None]:
-        return record()
-
-    assert next_rendezvous() == ("next_rendezvous", "next_rendezvous")
-    assert method_name(10_000) is None
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,11 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
         from ddplaunch.explain.explain_logs import explain_texts
 
         facts = _facts(settings, attempt, ended)
-        explanation = explain_texts(_sources(settings, attempt, ended), facts)
-        explanation = _located(explanation, settings, attempt, facts)
+        return _located(explain_texts(_sources(settings, attempt, ended), facts), settings, attempt, facts)
     except Exception as exception:  # what explains a failure must not hide it
-        return Explanation(_by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
-    if explanation.diagnosis is None:
-        return Explanation(_by_exit(attempt, ended, ""))
-    return explanation
+        what = f"the run failed, and explaining why failed too: {type(exception).__name__}: {exception}"
+        look = "`ddplaunch explain` reads all that was printed; the end of each rank's output is in the record"
+        return Explanation(Diagnosis("unknown", "unknown", what, "ddplaunch has a bug there", (look,)))
 
 
 def _located(
@@ -173,20 +171,6 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
     if slurms is None or slurms.code != "time-limit":
         return slurms or said
     return replace(said, code=slurms.code, what=slurms.what, evidence=slurms.evidence)
-
-
-def _by_exit(attempt: EndedAttempt | None, ended: EndedRun | None, also: str) -> Diagnosis | None:
-    """Return what can be said without any log: which rank ended first and how; None where nothing failed."""
-    first = None if attempt is None else first_failed(attempt.ranks, None, attempt.first)
-    look = "`ddplaunch explain` reads all that was printed; the end of each rank's output is in the record"
-    if first is not None:
-        how = f"was killed by {first.signal}" if first.signal else f"exited with status {first.exit_code}"
-        what = f"rank {first.rank} {how} before the others, and no line says why{also}"
-        return Diagnosis("unknown", "unknown", what, "its output names no cause that is known", (look,), first.rank)
-    if ended is None or ended.state in ("succeeded", "signal"):
-        return None
-    what = f"torchrun failed: {ended.error}" if ended.error else "torchrun ended without a word"
-    return Diagnosis("unknown", "unknown", f"{what.splitlines()[0]}{also}", "no rank failed by itself", (look,))
 
 
 def _launcher_err(settings: Settings) -> str:

@@ -239,8 +239,7 @@ class Told:
         self._say(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
 
 
-_EVERY_S = 1.0
-_LONGEST_S = 10.0  # between two looks
+_EVERY_S = 2.0  # between two looks
 
 
 class NumbersWatch:
@@ -255,15 +254,13 @@ class NumbersWatch:
         self._folder = ""
         self._ranks: tuple[int, ...] = ()
         self._next_s: float | None = None
-        self._pause_s = _EVERY_S
         self.looking = False
 
     def begin(self, attempt: int, ranks: Iterable[int]) -> None:
         """Wait for the notes of an attempt that has just started."""
         if self._settings.observe and self._settings.node_directory is not None:
             self._folder, self._ranks = f"{self._settings.node_directory}/attempt-{attempt}", tuple(ranks)
-            self._pause_s = _EVERY_S
-            self._next_s = time.monotonic() + self._pause_s
+            self._next_s = time.monotonic() + _EVERY_S
 
     def due_s(self) -> float | None:
         """Return when ``tick`` should be called next (time.monotonic()), None if never."""
@@ -274,8 +271,7 @@ class NumbersWatch:
         due_s = self.due_s()
         if due_s is None or time.monotonic() < due_s:
             return
-        self._pause_s = min(_LONGEST_S, self._pause_s * 1.2)
-        self._next_s = time.monotonic() + self._pause_s
+        self._next_s = time.monotonic() + _EVERY_S
         if all(os.path.exists(f"{self._folder}/rank-{rank}.observed.json") for rank in self._ranks):  # noqa: PTH110
             self.looking = True
             _thread.start_new_thread(self._compare, (self._folder, self._ranks))

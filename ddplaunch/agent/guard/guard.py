@@ -194,8 +194,7 @@ class GuardedRun:
     def _told(self) -> None:
         try:
             message, descriptors = receive(self._channel)
-        except OSError:  # ECONNRESET comes before what was still said
-            self._drain_messages()
+        except OSError:
             message, descriptors = None, []
         if message is None:
             self._launcher_gone()
@@ -203,7 +202,7 @@ class GuardedRun:
             self._hear(message, descriptors)
 
     def _drain_messages(self) -> None:
-        """Hear what torchrun said last: its death and its words may be seen in the other order."""
+        """Hear what torchrun said last: its death is seen before the second of two messages."""
         self._channel.setblocking(False)
         while not self._end:
             try:
@@ -230,7 +229,7 @@ class GuardedRun:
                 self._signal = message["signal"]
                 self._order_to_end()
                 if self._hang is None or not self._hang.stopped:  # it was a person, or a scheduler
-                    self._signals.tell_waiting(message["signal"], again="again" in message)
+                    self._signals.tell_waiting(message["signal"])
             case "end":
                 self._end = message
                 self._loop.forget(self._channel.fileno())

@@ -35,7 +35,6 @@ from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Severity
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
 _TAIL_BYTES = 1 << 16
@@ -73,28 +72,25 @@ def _tail(path: str) -> str:
     return read_end(path, _TAIL_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What was measured of this ``host``'s ranks, which stand still.
-
-    For how long, how much of a core each used meanwhile, and the number of the last optimizer step (0: nobody counts).
-    """
-
-    still_s: float
-    shares: Mapping[int, float]
-    steps: int
-    host: str
-
-
 def describe(
-    stacks: tuple[RankStack, ...], ranks: Mapping[int, RankLife], seen: Seen, attempt: str | None
+    stacks: tuple[RankStack, ...],
+    ranks: Mapping[int, RankLife],
+    still_s: float,
+    shares: Mapping[int, float],
+    steps: int,
+    host: str,
+    attempt: str | None,
 ) -> Diagnosis:
-    """Return the diagnosis of this node's ``ranks``; ``attempt`` is the folder of what they printed, None for none."""
+    """Return the diagnosis of this ``host``'s ranks, which have stood still for ``still_s``.
+
+    ``shares`` is how much of a core each used meanwhile, ``steps`` the number of the last optimizer step (0: nobody
+    counts), ``attempt`` the folder of what they printed, None for none.
+    """
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
-    busy = {rank: share for rank, share in seen.shares.items() if share > _BUSY}
+    busy = {rank: share for rank, share in shares.items() if share > _BUSY}
     elsewhere = any(_world_size(stack.pid) > len(ranks) for stack in stacks[:1])
     raised = _ended_parts(attempt, ranks)
-    return hang_diagnosis(stacks, NoProgress(seen.still_s, busy, left, seen.host, elsewhere, seen.steps, raised))
+    return hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, elsewhere, steps, raised))
 
 
 def _ended_parts(attempt: str | None, ranks: Iterable[int]) -> tuple[tuple[int, str, str], ...]:
@@ -162,16 +158,9 @@ def _world_size(pid: int) -> int:
     return int(size) if size.isdigit() else 0
 
 
-def time_is_up(
-    stacks: tuple[RankStack, ...], limit_s: float, still: Diagnosis | None, attempt: str | None
-) -> Diagnosis:
-    """Return the diagnosis of a run whose time was up; ``still`` says of one that stood still then why it did.
-
-    ``attempt`` is the folder of what its ranks printed, None for none.
-    """
+def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, attempt: str | None) -> Diagnosis:
+    """Return the diagnosis of a run whose time was up; ``attempt`` is the folder of what its ranks printed."""
     what = f"the run was ended after {duration_text(limit_s)}, as `--timeout` says"
-    if still is not None:
-        return replace(still, code="time-limit", what=what, why=f"by then {still.what}: {still.why}")
     found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
     where = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in found)
     why = "it had not ended by then" + (f": {where}" if where else "")

@@ -8,6 +8,7 @@ asks for a batch. Where nothing of that happens for the time-out, stacks that we
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import sys
@@ -35,7 +36,6 @@ _IDLE_SHARE = 0.05
 _IDLE_BYTES_PER_S = 32 << 10
 #: What torch and gloo call the threads that send what a collective sends (since torch 2.5); NCCL does not use files.
 _COLLECTIVE_THREADS = (b"pt_gloo_runloop", b"gloo_tcp_loop")
-_SEARCH_S = 1.0  # for a rank's memory, at first
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,6 @@ class RankWork:
         self._seen: dict[int, tuple[int, ...]] = {}
         self._threads: dict[int, tuple[int, list[str]]] = {}
         self._memories: dict[int, tuple[int, int]] = {}  # of a rank's pid: its interpreter, and a descriptor
-        self._search_at_s, self._search_s = 0.0, _SEARCH_S
 
     def look(self, pids: Iterable[int], *, counts: bool = True) -> None:
         """Note whether any of these ranks has got on since the last look; ``counts`` False: what it did was for us."""
@@ -123,18 +122,16 @@ class RankWork:
         return max((self._counted(pid)[0] for pid in pids), default=0)
 
     def find(self, pids: Collection[int]) -> None:
-        """Look for the memory in which ranks count, less and less often: an interpreter takes a while to start."""
+        """Look for the memory in which ranks count: an interpreter takes a while to start."""
         for pid in self._memories.keys() - set(pids):
             os.close(self._memories.pop(pid)[1])
-        now_s = time.monotonic()
-        if len(self._memories) == len(pids) or now_s < self._search_at_s:
+        if len(self._memories) == len(pids):
             return
         from ddplaunch.hosts.local.rank_stacks import open_memory
 
         for pid in pids:
             if pid not in self._memories and (found := open_memory(pid)) is not None:
                 self._memories[pid] = found
-        self._search_at_s, self._search_s = now_s + self._search_s, min(60.0, self._search_s * 1.5)
 
     def _look(self, pid: int) -> tuple[int, ...]:
         """Return what counts up; of files, only what the main thread and collectives do: others may watch for ever."""
@@ -160,8 +157,6 @@ class RankWork:
 
 
 _LOOKS, _MOST_LOOKS = 4, 8  # at stacks: over the time-out, and that are compared
-_LONGEST_STILL_S = 60.0  # when the time is up, to be called a hang
-_SHORTEST_STILL_S = 1.0
 _LONGER_S = 20.0  # than the grace: a torchrun that waits in C++ runs no handler
 
 
@@ -193,16 +188,14 @@ class HangWatch:
         limit_s = settings.timeout_s
         started_s = launcher.started_s if launcher else time.time()
         self._until_s = None if limit_s is None else time.monotonic() + limit_s - max(0.0, time.time() - started_s)
-        long_s = min(_LONGEST_STILL_S, max(_SHORTEST_STILL_S, (limit_s or 0.0) / 4))
-        self._still_s = settings.hang_timeout_s or long_s  # for how long nothing moves in a hang
-        self._every_s = min(15.0, max(0.1, self._still_s / 40))
+        self._hang_s = math.inf if settings.hang_timeout_s is None else settings.hang_timeout_s
+        self._every_s = min(15.0, max(0.1, self._hang_s / 40))
         self._attempt: Attempt | None = None
         self._began_s = self._next_s = time.monotonic()
         self._told_s: float | None = None
         self._work = RankWork()
         self._looks: list[Look] = []
         self._look_s = 0.0
-        self._stacks_file = ""
         self._kill_s: float | None = None
 
     def due_s(self) -> float | None:
@@ -228,10 +221,10 @@ class HangWatch:
         else:
             self._next_s = now_s + self._every_s
             self._measure()
-            if not self._pids() or self._silent_s() < self._still_s / 2:
+            if not self._pids() or self._silent_s() < self._hang_s / 2:
                 self._looks.clear()
             elif self._told_s is None and now_s >= self._look_s:
-                self._look_s = now_s + self._still_s / _LOOKS
+                self._look_s = now_s + self._hang_s / _LOOKS
                 self._in_thread(self._compare)
 
     def _silent_s(self) -> float:
@@ -276,71 +269,48 @@ class HangWatch:
 
     def _compare(self) -> None:
         """Look at the stacks once more; where nothing has changed for the whole time-out, it is a hang."""
-        silent_s = self._look_again()
-        if self._settings.hang_timeout_s is None or not self._stands_still(silent_s):
+        from ddplaunch.agent.guard.hang_report import IDLE_LOOKS, describe, hangs
+
+        pids = self._pids()
+        self._work.look(pids.values())
+        silent_s, before = self._silent_s(), usage(pids)
+        stacks = self._take(pids)
+        self._work.look(pids.values(), counts=False)  # they wrote their stacks
+        alike = self._looks if self._looks and self._looks[-1].before.cpu_s.keys() == pids.keys() else []
+        self._looks = [*alike, Look(before, stacks, usage(pids))][-_MOST_LOOKS:]
+        used, steps = shares(self._looks[-IDLE_LOOKS:]), self._work.steps(pids.values())
+        if silent_s < self._hang_s or not hangs([look.stacks for look in self._looks], idle(used), stepped=steps > 0):
             return
-        diagnosis = self._describe(silent_s)
+        ranks = self._attempt.ranks if self._attempt else {}
+        diagnosis = describe(stacks, ranks, silent_s, used, steps, self._host, self._folder())
         if self._silent_s() >= silent_s:
-            self._conclude(diagnosis)
+            self._conclude(diagnosis, self._write(stacks))
 
     def _time_is_up(self) -> None:
         from ddplaunch.agent.guard.hang_report import time_is_up
 
         self._measure()
-        silent_s = self._look_again()
-        still = self._describe(silent_s) if self._stands_still(silent_s) else None
-        if still is None:
-            self._write_stacks()
-        stacks = self._looks[-1].stacks
-        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, still, self._folder()))
+        stacks = self._take(self._pids())
+        self._write(stacks)
+        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, self._folder()))
 
-    def _look_again(self) -> float:
-        """Take the stacks of all ranks; return for how long none has got on."""
+    def _take(self, pids: Mapping[int, int]) -> tuple[RankStack, ...]:
         from ddplaunch.agent.guard.hang_report import take, with_workers
 
-        pids = self._pids()
-        self._work.look(pids.values())
-        silent_s, before = self._silent_s(), usage(pids)
-        stacks = with_workers(take(pids))
-        self._work.look(pids.values(), counts=False)  # they wrote their stacks
-        alike = self._looks if self._looks and self._looks[-1].before.cpu_s.keys() == pids.keys() else []
-        self._looks = [*alike, Look(before, stacks, usage(pids))][-_MOST_LOOKS:]
-        return silent_s
+        return with_workers(take(pids))
 
-    def _used(self) -> dict[int, float]:
-        from ddplaunch.agent.guard.hang_report import IDLE_LOOKS
-
-        return shares(self._looks[-IDLE_LOOKS:])
-
-    def _steps(self) -> int:
-        return self._work.steps(self._pids().values())
-
-    def _stands_still(self, silent_s: float) -> bool:
-        from ddplaunch.agent.guard.hang_report import hangs
-
-        stacks = [look.stacks for look in self._looks]
-        return silent_s >= self._still_s and hangs(stacks, idle(self._used()), stepped=self._steps() > 0)
-
-    def _describe(self, silent_s: float) -> Diagnosis:
-        from ddplaunch.agent.guard.hang_report import Seen, describe
-
-        self._write_stacks()
-        seen = Seen(silent_s, self._used(), self._steps(), self._host)
-        return describe(self._looks[-1].stacks, self._attempt.ranks if self._attempt else {}, seen, self._folder())
-
-    def _write_stacks(self) -> None:
-        """Write where the ranks are into the record, as ``node-K/stacks-TIME.txt``."""
+    def _write(self, stacks: tuple[RankStack, ...]) -> str:
+        """Write where the ranks are into the record, as ``node-K/stacks-TIME.txt``; return the file, "" for none."""
         from ddplaunch.agent.guard.hang_report import write
 
-        if self._settings.node_directory is not None:
-            self._stacks_file = write(self._looks[-1].stacks, self._settings.node_directory)
+        return write(stacks, self._settings.node_directory) if self._settings.node_directory else ""
 
     def _folder(self) -> str | None:
         """Return where the attempt's output is, None for nowhere."""
         node = self._settings.node_directory
         return f"{node}/attempt-{self._attempt.number}" if self._attempt and node else None
 
-    def _conclude(self, diagnosis: Diagnosis) -> None:
+    def _conclude(self, diagnosis: Diagnosis, stacks_file: str) -> None:
         from ddplaunch.agent.guard.hang_report import warning_text
 
         if self._over():
@@ -349,7 +319,7 @@ class HangWatch:
         if self._settings.on_hang == "stop":
             self._stop(diagnosis)
         else:
-            self._console.say(warning_text(diagnosis, self._stacks_file))
+            self._console.say(warning_text(diagnosis, stacks_file))
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """End the run as a person would, by SIGTERM to torchrun: ranks may save, and are killed after the grace."""

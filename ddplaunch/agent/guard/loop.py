@@ -135,15 +135,9 @@ class LauncherSignals:
             if now_s - self._own.get(number, -_TOLD_ALSO_S) >= _TOLD_ALSO_S:  # else every process got it, the ranks too
                 self._pass_on(number)
 
-    def tell_waiting(self, number: int, *, again: bool = False) -> None:
-        """Say once what is waited for when ``number`` has told torchrun to end: ranks may take a while to save.
-
-        ``again``: the guard before this one was told already, and may have read it from the pipe.
-        """
+    def tell_waiting(self, number: int) -> None:
+        """Say once what is waited for when ``number`` has told torchrun to end: ranks may take a while to save."""
         self._due.pop(number, None)  # torchrun passes it on itself
-        if again:
-            self.read()
-            self.interrupts = max(self.interrupts, int(number == signal.SIGINT))
         ranks = self._ranks()
         if self._told or self._settings.silent or not ranks:
             return

@@ -22,7 +22,6 @@ from ddplaunch.values.words import listed
 
 #: A longer line is shown in pieces, each with the prefix, so that the guard stays small.
 LONGEST_LINE_BYTES = 16 << 20
-_BUSY_BYTES = 1 << 14
 
 
 class Prefixed:
@@ -52,15 +51,11 @@ class Prefixed:
         return self._show(text) if text.strip(b"\r") else b""
 
     def _hold(self, data: bytes) -> None:
-        if not data:
-            return
-        self._open.append(data)
-        self._open_bytes += len(data)
-        if b"\r" in data and self._open_bytes > _BUSY_BYTES:  # a bar that runs for hours stays one line
-            held = b"".join(self._open)
-            last = b"\r" if held.endswith(b"\r") else b""
-            self._open = [finally_shown(held) + last]
-            self._open_bytes = len(self._open[0])
+        begin = data.rstrip(b"\r").rfind(b"\r") + 1
+        if begin:  # a bar that runs for hours stays one line
+            self._open, self._open_bytes = [], 0
+        self._open.append(data[begin:])
+        self._open_bytes += len(data) - begin
 
     def _show(self, text: bytes) -> bytes:
         lines = text.split(b"\n")
@@ -73,18 +68,8 @@ class Prefixed:
 
 
 def finally_shown(line: bytes) -> bytes:
-    """Return what a terminal shows of ``line`` after all its ``\\r``: later text covers earlier text, cell by cell.
-
-    A line with escape sequences (colours, "erase to the end") is its last part: cells cannot be counted there.
-    """
-    parts = line.split(b"\r")
-    if b"\x1b" in line:
-        return next((part for part in reversed(parts) if part.strip()), b"")
-    shown = ""
-    for part in parts:
-        over = part.decode("utf-8", "surrogateescape")
-        shown = over + shown[len(over) :]
-    return shown.encode("utf-8", "surrogateescape").rstrip(b" ") if len(parts) > 1 else line
+    """Return the last part of ``line`` that is not blank: after ``\\r`` a progress bar begins anew."""
+    return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
 
 
 _BUFFER = bytearray(1 << 18)

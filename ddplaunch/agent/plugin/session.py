@@ -267,8 +267,7 @@ class Session:
                 new = _start_guard(self._environ, self._stderr)
                 for op in ("launcher", "listen", "attempt", "started", "elsewhere", "signal", "end"):
                     if op in self._said:
-                        message, descriptors = self._said[op]
-                        send(new.channel, {**message, "again": True}, descriptors)
+                        send(new.channel, *self._said[op])
             except OSError:
                 if new is not None:
                     _part_with(new)  # one that is only forgotten takes it for the death of torchrun
