@@ -13,8 +13,6 @@ from ddplaunch.planning.launch import Launch
 from ddplaunch.script.script_report import Mistake, ScriptReport
 from ddplaunch.values.finding import warning
 
-_SMALL_BATCH = 16  # samples: below it the means and variances of a batch are noisy (Wu and He 2018, arXiv:1803.08494)
-
 
 def _of(code: str, script: ScriptReport, launch: Launch) -> Iterator[Mistake]:
     """Yield the mistakes of ``code`` where several ranks are launched, or nobody has said how many."""
@@ -41,21 +39,6 @@ def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
             why = "torchrun holds the store at a port that it chose, and ranks would wait at another one until the "
             why += "time-out"
             yield from _warn(mistake, what, why)
-
-
-def world_size_in_script(script: ScriptReport, launch: Launch) -> Findings:
-    """A world size or a rank is written into the script.
-
-    Ranks wait for others that nobody starts, or are left out, or all claim to be the same one. torchrun sets WORLD_SIZE
-    and RANK for each. Remedy: `init_process_group()` without `world_size` and `rank`.
-    """
-    size = launch.topology.world_size
-    for mistake in _of("world-size-in-script", script, launch):
-        why = f"this launch has {size} ranks: the others would be waited for, or left out"
-        if mistake.detail.lower().startswith("rank="):
-            why = "all ranks would claim to be one, and wait for the others"
-        if mistake.detail.lower() != f"world_size={size}":
-            yield from _warn(mistake, f"the script says {mistake.detail} to all ranks", why)
 
 
 def data_parallel_under_launcher(script: ScriptReport, launch: Launch) -> Findings:
@@ -96,20 +79,6 @@ def seed_of_all_ranks(script: ScriptReport, launch: Launch) -> Findings:
         yield from _warn(mistake, f"all ranks augment from one seed, `{mistake.detail}`", why)
 
 
-def batch_norm_of_one_rank(script: ScriptReport, launch: Launch) -> Findings:
-    """BatchNorm takes its statistics from the few samples of one rank.
-
-    DistributedDataParallel averages gradients, not the means of a batch. With fewer than 16 samples for each rank these
-    are noisy (Wu and He 2018, arXiv:1803.08494). Remedy: SyncBatchNorm, or a larger batch.
-    """
-    batch = launch.numbers.batch_size
-    if batch is not None and batch.value < _SMALL_BATCH:
-        for mistake in _of("batch-norm-of-one-rank", script, launch):
-            what = f"BatchNorm ({mistake.detail}) sees only the {batch.value} samples of its rank"
-            why = f"the statistics of {batch.value} samples are noisy, and DistributedDataParallel does not join them"
-            yield from _warn(mistake, what, why, "before the model is wrapped: `{}`")
-
-
 def group_not_destroyed(script: ScriptReport, launch: Launch) -> Findings:
     """The script never destroys its process group.
 
@@ -123,7 +92,7 @@ def group_not_destroyed(script: ScriptReport, launch: Launch) -> Findings:
             yield from _warn(mistake, "no `destroy_process_group` in the script", why, "last in the script: `{}`")
 
 
-_ADVICE = (seed_of_all_ranks, batch_norm_of_one_rank, group_not_destroyed)
+_ADVICE = (seed_of_all_ranks, group_not_destroyed)
 CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes", advice=_ADVICE)
 #: The family of what costs time or memory, or is only a bad habit: told by ``doctor`` and ``plan``.
 ADVICE = "advice"

@@ -1,27 +1,21 @@
-"""What stands in the place of an option: constants of the script, values that it sets, other units than samples."""
+"""Options that no number is passed to: the script sets their value itself, or counts it in other units than samples."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator
 
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN
 from ddplaunch.script.names import FunctionNodes, at, dotted, last, last_word, meaning_of, string
 from ddplaunch.script.program import Program, is_main_guard
-from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.script_report import FRAMEWORKS, DeclaredOption, Instead, Meaning
+from ddplaunch.script.script_report import FRAMEWORKS, DeclaredOption, Meaning
 
 # The variables that the result of parsing arguments goes by.
 _NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
 _NAMESPACES |= {"cfg", "config", "conf"}
 #: Functions that take a batch size for training.
 LOADERS = re.compile(r"(?i)loader|batchsampler|sampler$|^dataset$")
-_OPTIMIZERS = re.compile(r"(?i)adam|sgd|optim|rmsprop|lion\b|lamb\b|lars\b|adagrad|adafactor")
-_SINKS = {"batch_size": LOADERS, "lr": _OPTIMIZERS}
-_NOT_TRAINING = re.compile(r"(?i)val|test|eval|infer|gen|demo")
-_CONSTANTS: tuple[Meaning, ...] = ("batch_size", "lr", "accum", "warmup_steps")
 #: What says in which unit a batch is counted.
 UNIT_NAME = re.compile(r"batch_(?:size_)?(?:type|unit)")
 # Keys of DeepSpeed's configuration beside `train_batch_size`.
@@ -99,40 +93,6 @@ def counted_in(option: DeclaredOption, flow: Flow, is_batch: bool) -> str:
     return ""
 
 
-def constants_in(flow: Flow, script: str, have: Collection[Meaning | None]) -> Iterator[Instead]:
-    """Yield the constant of each other number: passed to what takes it, or assigned in ``script``."""
-    passed: dict[str, str] = {}
-    assigned: dict[str, str] = {}
-    for part in flow.parts if not set(_CONSTANTS) <= set(have) else ():
-        for name, value, sink, near in _named_values(part):
-            meaning = meaning_of(name.replace("_", "-").lower()) if _is_number(value) else None
-            if meaning is None or _NOT_TRAINING.search(f"{sink} {near}"):
-                continue
-            clause = f"`{name}` is {ast.unparse(value)} at {at(value, part.source)}"
-            if sink and meaning in _SINKS and _SINKS[meaning].search(sink):
-                passed.setdefault(meaning, clause)
-            elif not sink and part.source.shown == script:
-                assigned.setdefault(meaning, clause)
-    for meaning in _CONSTANTS:
-        if meaning not in have and (found := passed.get(meaning) or assigned.get(meaning)):
-            yield Instead(meaning, found)
-
-
 def _is_number(node: ast.AST | None) -> bool:
     value = node.value if isinstance(node, ast.Constant) else None
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-
-
-def _named_values(part: ReachablePart) -> Iterator[tuple[str, ast.expr, str, str]]:
-    """Yield each name with its value, the function that gets it, and the name that this function's result gets."""
-    for node in part.of(ast.Call, ast.Dict, ast.Assign):
-        if isinstance(node, ast.Call):
-            sink = "" if last(node.func) == "dict" else last(node.func)
-            statement = part.source.parents.get(node)
-            near = last(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-            yield from ((item.arg, item.value, sink, near) for item in node.keywords if item.arg)
-        elif isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                yield string(key) or "", value, "", ""
-        elif isinstance(node, ast.Assign):
-            yield from ((last(target), node.value, "", "") for target in node.targets)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.constants import LOADERS, constants_in, counted_in, handed_to_deepspeed, without_effect
+from ddplaunch.script.constants import LOADERS, counted_in, handed_to_deepspeed, without_effect
 from ddplaunch.script.flow import UNREAD, Flow, Use, is_of_samples
 from ddplaunch.script.names import is_number, is_one_of_names, last_word, meaning_of
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, Instead, LrRule, Meaning
@@ -95,8 +95,8 @@ def fits(name: str, meaning: str, option: DeclaredOption) -> bool:
     return meaning == "warmup_epochs" or (option.kind != "float" and not fraction)
 
 
-def understood(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Understood:
-    """Return what each option stands for, and what the file ``script`` or its program has for the other numbers."""
+def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
+    """Return what each option stands for, and why others take no number."""
     candidates = [candidate(option) for option in options]
     instead: list[Instead] = []
     computed = {option.dest for option in options if _NOT_TO_SET.search(option.help)}
@@ -114,8 +114,6 @@ def understood(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Un
     chosen = tuple(_without_ambiguous(meant, {doubt.meaning for doubt in reader.doubts}))
     have = {_family(option.meaning) for option in chosen} | {_family(meaning) for meaning in _shared(meant)}
     instead = [each for each in instead if each in reader.doubts or _family(each.meaning) not in have]
-    have |= {_family(each.meaning) for each in instead}
-    instead += constants_in(flow, script, have)
     return Understood(chosen, tuple(_ambiguous(meant, chosen)), tuple(instead))
 
 

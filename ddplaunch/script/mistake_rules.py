@@ -92,21 +92,6 @@ class Training:
         tests = (ast.unparse(test) for test, _ in self.flow.known.conditions(node, part))
         return not self.is_tried(node, part) and all("__name__" in test for test in tests)
 
-    def callers(self, function: Function, part: ReachablePart) -> list[Place]:
-        """Return the calls of a top-level function; none where it is a method, or named other than in a call."""
-        if part.source.definitions.get(function.name) is not function:
-            return []
-        calls: list[Place] = []
-        for home in self.parts:
-            for node in home.of(ast.Name, ast.Attribute) if function.name in home.source.text else ():
-                if last(node) != function.name or not isinstance(getattr(node, "ctx", None), ast.Load):
-                    continue
-                parent = home.source.parents.get(node)
-                if not isinstance(parent, ast.Call) or parent.func is not node:
-                    return []
-                calls.append((parent, home))
-        return calls
-
 
 def _mistake(code: str, node: ast.AST, part: ReachablePart, corrected: str, detail: str = "") -> Mistake:
     return Mistake(code, at(node, part.source), corrected, detail)
@@ -132,47 +117,30 @@ def _is_plain(call: ast.Call) -> bool:
 
 
 def meeting_place_written_down(training: Training) -> Iterator[Mistake]:
-    """An address, port, rank or size of the script's own in the place of torchrun's."""
+    """An address or port of the script's own in the place of torchrun's."""
     by_environment = False
     for call, part in training.groups:
         if _is_plain(call):
             method = string(_argument(call, "init_method", 1) or ast.Constant("env://")) or ""
             by_environment = by_environment or (method == "env://" and keyword(call, "store") is None)
-            yield from () if training.is_tried(call, part) else _literal_place(call, method, part)
+            if method.startswith("tcp://") and not training.is_tried(call, part):
+                # an address without size and rank is refused: the corrected line leaves out all three
+                corrected = _call_text(call, without=("init_method", "world_size", "rank"))
+                yield _mistake("rendezvous-in-script", call, part, corrected, method)
     for part in training.parts if by_environment else ():
         for node in part.of(ast.Assign):
             assert isinstance(node, ast.Assign)
             target, value = node.targets[0], string(node.value)
-            if isinstance(target, ast.Subscript) and is_environ(target.value, part) and value is not None:
-                name = string(target.slice)
-                if name in ("MASTER_PORT", "WORLD_SIZE", "RANK") and _comes_first(node, part, training):
-                    code = "rendezvous-in-script" if name == "MASTER_PORT" else "world-size-in-script"
-                    corrected = f'os.environ.setdefault("{name}", "{value}")'
-                    yield _mistake(code, node, part, corrected, f"{name}={value}")
-
-
-def _literal_place(call: ast.Call, method: str, part: ReachablePart) -> Iterator[Mistake]:
-    """Yield what a call of ``init_process_group`` says as a literal that only torchrun knows."""
-    if method.startswith("tcp://"):
-        # an address without size and rank is refused: the corrected line leaves out all three
-        corrected = _call_text(call, without=("init_method", "world_size", "rank"))
-        yield _mistake("rendezvous-in-script", call, part, corrected, method)
-        return
-    for name, position in (("world_size", 3), ("rank", 4)):
-        value = _argument(call, name, position)
-        if isinstance(value, ast.Constant) and isinstance(value.value, int) and value.value >= 0:
-            corrected = _call_text(call, without=("world_size", "rank"))
-            yield _mistake("world-size-in-script", call, part, corrected, f"{name}={value.value}")
+            named = isinstance(target, ast.Subscript) and is_environ(target.value, part) and string(target.slice)
+            if named == "MASTER_PORT" and value is not None and _comes_first(node, part, training):
+                corrected = f'os.environ.setdefault("MASTER_PORT", "{value}")'
+                yield _mistake("rendezvous-in-script", node, part, corrected, f"MASTER_PORT={value}")
 
 
 def _comes_first(node: ast.AST, part: ReachablePart, training: Training) -> bool:
-    """Return whether every rank certainly runs an assignment: under no condition, in what all ranks call."""
-    if not training.is_unconditional(node, part):
-        return False
-    function = training.function(node, part)
-    if isinstance(function, ast.Module):
-        return True
-    return any(_comes_first(call, home, training) for call, home in training.callers(function, part))
+    """Return whether an assignment certainly stands before a process group: at the top, or in a group's function."""
+    around = [part.source.tree, *(training.function(call, home) for call, home in training.groups)]
+    return training.is_unconditional(node, part) and training.function(node, part) in around
 
 
 def threads_of_one_process(training: Training) -> Iterator[Mistake]:
@@ -271,26 +239,6 @@ def same_seeds(training: Training) -> Iterator[Mistake]:
             return
 
 
-_NORM = re.compile(
-    r"torch\.nn\.(?:modules\.batchnorm\.)?BatchNorm[123]d|torchvision\.models\.(?:resnet\.)?(?:wide_)?resnet\d+\w*"
-)
-
-
-def norm_of_one_rank(training: Training) -> Iterator[Mistake]:
-    """BatchNorm over the samples of one rank."""
-    if not training.wraps or not training.lacks("SyncBatchNorm|sync_?bn|syncbn|convert_syncbn|GroupNorm"):
-        return
-    wrap, home = training.wraps[0]
-    for part in training.parts:
-        names = (dotted(call.func, part.aliases) for call in part.calls)
-        norm = next((name for name in names if _NORM.fullmatch(name)), None)
-        if norm is not None:
-            model = ast.unparse(wrap.args[0]) if wrap.args else "model"
-            corrected = f"{model} = torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
-            yield _mistake("batch-norm-of-one-rank", wrap, home, corrected, norm.rpartition(".")[2])
-            return
-
-
 def group_left(training: Training) -> Iterator[Mistake]:
     """A process group that nobody destroys."""
     if not training.groups or not training.lacks("destroy_process_group|os\\._exit|destroy\\(|cleanup_distributed"):
@@ -313,7 +261,6 @@ _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     threads_of_one_process,
     same_order,
     same_seeds,
-    norm_of_one_rank,
     group_left,
 )
 

@@ -110,16 +110,6 @@ class Roots:
             found += [self.file_of(importer, record, name) for name, _ in record.names if name != "*"]
         return [path for path in found if path is not None]
 
-    def is_local(self, package: str) -> bool:
-        """Return whether a file or directory of that name is in one of the roots."""
-        for root in self.directories:
-            entries = self._entries_of(root)
-            if f"{package}.py" in entries or (package in entries and (root / package).is_dir()):
-                return True
-            if any(entry.endswith(".so") and entry.startswith(f"{package}.") for entry in entries):
-                return True
-        return False
-
     def _may_have(self, name: str, directories: Sequence[Path]) -> bool:
         """Return whether one of the directories has the package or module; most imports are of installed ones."""
         return any(not self._entries_of(each).isdisjoint((name, f"{name}.py")) for each in directories)

@@ -135,6 +135,10 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
     aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
     if certain is not None and (alone or not aware):
         return GroupSetUp(at(certain[0], certain[1].source), alone)
+    by_torch = (place for place in outside.spawns if last(place[0].func) != "Process")
+    likely = next((place for place in by_torch if outside.obstacle(*place) is None), None)
+    if likely is not None and not aware and set_ups and all(_says_rank(call) for call, _ in set_ups):
+        return GroupSetUp(at(likely[0], likely[1].source), True)
     if not alone or certain is not None:
         return GroupSetUp()
     spawning = {as_text(test): place for place in outside.spawns for test, _ in flow.known.conditions(*place)}
@@ -230,23 +234,11 @@ class _Outside:
     def _references(self, function: Function, part: ReachablePart) -> Iterator[tuple[ast.expr, ReachablePart]]:
         """Yield the names that may stand for ``function``, other than those in its own body."""
         parent = part.source.parents.get(function)
-        method = isinstance(parent, ast.ClassDef)
         name = parent.name if isinstance(parent, ast.ClassDef) and function.name.startswith("__") else function.name
         for node, where in self._by_name().get(name, []):
             if self.flow.function_of(node, where) is function:
                 continue
-            if isinstance(node, ast.Name):
-                known = where.source is part.source or name in where.aliases or "*" in where.aliases
-            elif method or not isinstance(node.value, ast.Name):  # type: ignore[attr-defined]
-                known = True
-            else:
-                owner = where.aliases.get(node.value.id, "")  # type: ignore[attr-defined]
-                known = (
-                    part.source.path.stem in (*owner.split(".")[-1:], "__init__")
-                    or part.source.path.parent.name == (owner.rpartition(".")[2])
-                )
-            if known:
-                yield node, where
+            yield node, where
 
     def _by_name(self) -> dict[str, list[tuple[ast.expr, ReachablePart]]]:
         if self._named is None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import heapq
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -114,10 +113,6 @@ class Program:
                     return target, name if original == "*" else original
         return None
 
-    def defining(self, name: str) -> list[Path]:
-        """Return the files that define a function or class of the name."""
-        return [path for path, file in self.files.items() if name in file.definitions]
-
     def _defines(self, path: Path, name: str) -> bool:
         file = self.files.get(path)
         return file is not None and name in file.definitions
@@ -149,7 +144,7 @@ def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
     first.
     """
     start = LocalFile(root.path, root.shown, root.text, list(records_of(root.imports)), root)
-    program = Program(start, Roots(root.path, cwd, [*search, *_added_to_path(start)]), {root.path: start}, cwd=cwd)
+    program = Program(start, Roots(root.path, cwd, search), {root.path: start}, cwd=cwd)
     waiting: list[tuple[int, int, int, Path]] = []
     _queue_imports(program, start, 0, waiting)
     tried: set[Path] = set()
@@ -167,23 +162,6 @@ def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
             _queue_imports(program, imported, depth, waiting)
     _parse_within_limit(program)
     return program
-
-
-def _added_to_path(file: LocalFile) -> Iterator[Path]:
-    """Yield directories that the script, or its `_init_paths`, adds to ``sys.path`` by name, as in ``"../lib"``."""
-    texts = [file.text]
-    if any(record.module == "_init_paths" for record in file.records):
-        other = read_text(file.path.parent / "_init_paths.py")
-        texts += [other.text] if other is not None else []
-    for text in texts:
-        if not re.search(r"sys\.path\.(?:insert|append)", text):
-            continue
-        lines = [line for line in text.splitlines() if "path" in line.lower()]
-        for name in dict.fromkeys(re.findall(r"['\"]([\w./-]{1,80})['\"]", "\n".join(lines))):
-            for base in (file.path.parent, file.path.parent.parent):
-                directory = Path(os.path.normpath(base / name))
-                if directory.is_dir():
-                    yield directory
 
 
 def _queue_imports(program: Program, file: LocalFile, depth: int, waiting: list[tuple[int, int, int, Path]]) -> None:

@@ -15,7 +15,7 @@ from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
 from ddplaunch.script.meaning import candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
-from ddplaunch.script.names import dotted, last, records_of, string
+from ddplaunch.script.names import dotted, last, string
 from ddplaunch.script.options.calls import argparse_options
 from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
@@ -33,9 +33,7 @@ from ddplaunch.script.script_report import (
     FRAMEWORKS,
     HARMLESS,
     OWN_WAYS,
-    DeclaredAt,
     DeclaredOption,
-    Import,
     ScriptReport,
 )
 from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
@@ -108,13 +106,12 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     switched = used is None and not _LOCAL_RANK.isdisjoint(ranks.switches)
     if switched:
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
-    numbers = understood(options, flow, script.shown)
+    numbers = understood(options, flow)
     hidden = _hidden_imports(program)
     alone = used is None and ranks.spawns is None and not switched
     return ScriptReport(
         path=script.shown,
         options=numbers.options,
-        imports=tuple(_imports(program, script)),
         initialises=initialised,
         framework=used[0] if used is not None else None,
         spawns=ranks.spawns,
@@ -185,25 +182,6 @@ def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption 
     yield from argparse_options(part)
     yield from click_options(part)
     yield from configured_options(program, part)
-
-
-def _imports(program: Program, script: ParsedFile) -> Iterator[Import]:
-    """Yield the packages that the script needs in order to start: imports outside of any ``try … except``."""
-    seen: set[str] = set()
-    for node in _unguarded(script.tree.body):
-        for record in records_of([node]):
-            package = record.package
-            if package and package not in seen and package != "__future__" and not program.roots.is_local(package):
-                seen.add(package)
-                yield Import(package, DeclaredAt(script.shown, record.line))
-
-
-def _unguarded(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        if isinstance(statement, ast.Try) and not statement.handlers:
-            yield from _unguarded(statement.body)
-        else:
-            yield statement
 
 
 def _sees_everything(program: Program, parts: list[ReachablePart], hidden: bool) -> bool:

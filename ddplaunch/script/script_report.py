@@ -99,14 +99,6 @@ class Instead:
 
 
 @dataclass(frozen=True)
-class Import:
-    """One absolute import in the script, by top-level package."""
-
-    package: str
-    at: DeclaredAt
-
-
-@dataclass(frozen=True)
 class Mistake:
     """A line of the script that does not do with several ranks what it does with one.
 
@@ -144,7 +136,6 @@ class ScriptReport:
 
     path: str
     options: tuple[DeclaredOption, ...] = ()
-    imports: tuple[Import, ...] = ()
     initialises: DeclaredAt | None = None
     framework: str | None = None
     spawns: DeclaredAt | None = None

@@ -28,7 +28,7 @@ from ddplaunch.machine.facts import (
 from ddplaunch.planning.launch import Launch, Target, Topology
 from ddplaunch.planning.options import Options
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Import, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source
 
 GIB = 1024**3
@@ -165,7 +165,6 @@ def healthy_script(**replace: Any) -> ScriptReport:
     report = ScriptReport(
         path="train.py",
         options=(DeclaredOption(("--batch-size",), DeclaredAt("train.py", 31), meaning="batch_size"),),
-        imports=(Import("torch", DeclaredAt("train.py", 3)),),
         initialises=DeclaredAt("train.py", 12),
         reads_env=("LOCAL_RANK",),
     )

@@ -290,14 +290,6 @@ def test_a_switch_of_the_configuration_decides_whether_the_rate_is_scaled(
     assert launched(tmp_path, "--cfg", "x.yaml").args[-2:] == ("TRAIN.LR", rate)
 
 
-def test_a_module_in_a_directory_that_the_script_adds_to_its_path(tmp_path: Path) -> None:
-    paths = "import os, sys\nhere = os.path.dirname(__file__)\nsys.path.insert(0, os.path.join(here, '..', 'lib'))\n"
-    script = "import _init_paths\n" + dedent(YACS.format(opts="'opts'"))
-    write(tmp_path, {"tools/_init_paths.py": paths, "tools/train.py": script, "lib/defaults.py": YACS_DEFAULTS})
-    report = read_script(tmp_path / "tools/train.py", tmp_path)
-    assert "TRAIN.LR" in [each.flags[0] for each in report.options]
-
-
 MM = """
     import argparse
     from mmengine.config import Config, DictAction
@@ -371,25 +363,6 @@ def test_module_level_names_are_overridden_behind_a_file_of_them(tmp_path: Path)
     assert said.fix == "pass `--gradient_accumulation_steps` yourself behind `--`"
     rates = [each for args in ((), ("small.py",)) for each in read(tmp_path, *args).options if each.meaning == "lr"]
     assert [rate.default for rate in rates] == ["0.0006", None]
-
-
-NESTED = """
-    from dataclasses import dataclass, field
-    import tyro
-    @dataclass
-    class Optim:
-        lr: float = 1e-3
-    @dataclass
-    class Config:
-        batch_size: int = 4
-        optim: Optim = field(default_factory=Optim)
-    config = tyro.cli(Config)
-"""
-
-
-def test_a_section_of_nested_classes_stands_in_the_name(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": NESTED})
-    assert launched(tmp_path).args == ("--batch-size", "8", "--optim.lr", "0.004")
 
 
 HF = """

@@ -83,7 +83,7 @@ def _of(
             yield from _fields(program, definition, source, parser, called)
     else:
         for parameter in parameters(definition):
-            yield from _option(program, parameter, source, parser)
+            yield _option(parameter, source, parser)
         if definition.args.kwarg is not None:
             yield None
 
@@ -122,7 +122,6 @@ def _fields(
     source: ParsedFile,
     parser: str,
     called: DeclaredAt,
-    prefix: str = "",
     depth: int = 4,
 ) -> Iterator[DeclaredOption | None]:
     aliases = aliases_of(source)
@@ -135,7 +134,7 @@ def _fields(
             continue
         found = find_definition(program, source, last(base)) if depth and isinstance(base, ast.Name) else None
         if found is not None and isinstance(found[0], ast.ClassDef):
-            yield from _fields(program, found[0], found[1], parser, called, prefix, depth - 1)
+            yield from _fields(program, found[0], found[1], parser, called, depth - 1)
         elif last(base) not in ("object", "ABC"):
             yield None
     for item in own:
@@ -145,7 +144,7 @@ def _fields(
             metadata = keyword(default, "metadata")
             default = keyword(default, "default") or keyword(default, "default_factory")
         field = Parameter(item.target.id, item.annotation, default, item, _help_in(metadata))
-        yield from _option(program, field, source, parser, prefix, depth)
+        yield _option(field, source, parser)
 
 
 def _help_in(metadata: ast.expr | None) -> str:
@@ -154,20 +153,12 @@ def _help_in(metadata: ast.expr | None) -> str:
     return next((text_of(value) for key, value in items if key == "help"), "")
 
 
-def _option(
-    program: Program, parameter: Parameter, source: ParsedFile, parser: str, prefix: str = "", depth: int = 4
-) -> Iterator[DeclaredOption | None]:
-    """Yield the option of a field with a plain type, or those of the class that is its type; else None."""
+def _option(parameter: Parameter, source: ParsedFile, parser: str) -> DeclaredOption | None:
+    """Return the option of a field with a plain type; None of one whose type is a class of more fields."""
     kind = parameter.annotation
-    inner = _class_of(program, kind, source) if parser not in ("fire", "transformers") and depth else None
-    if inner is not None:
-        below = f"{prefix}{parameter.name}."
-        yield from _fields(program, inner[0], inner[1], parser, at(parameter.node, source), below, depth - 1)
-        return
     if parser != "fire" and kind is not None and not _is_plain(kind):
-        yield None
-        return
-    name = f"{prefix}{parameter.name}"
+        return None
+    name = parameter.name
     dashes, underscores = f"--{name.replace('_', '-')}", f"--{name}"
     flags = {
         "tyro": (dashes, underscores),
@@ -177,7 +168,7 @@ def _option(
     switch = parser == "tyro" and last(kind) == "bool"
     if switch:
         flags = (*flags, f"--no-{dashes[2:]}")
-    yield DeclaredOption(
+    return DeclaredOption(
         tuple(dict.fromkeys(flags)),
         at(parameter.node, source),
         takes_value=not switch,
@@ -190,19 +181,6 @@ def _option(
         parser=parser,
         front=parser != "jsonargparse",
     )
-
-
-def _class_of(
-    program: Program, annotation: ast.expr | None, source: ParsedFile
-) -> tuple[ast.ClassDef, ParsedFile] | None:
-    """Return the one class of fields in a type, also in ``Optional[…]``; None of a choice between several."""
-    nodes = ast.walk(annotation) if annotation is not None else ()
-    names = {last(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))} - _SIMPLE - {""}
-    found = [each for name in sorted(names) if (each := find_definition(program, source, name)) is not None]
-    if len(found) != 1 or not isinstance(found[0][0], ast.ClassDef):
-        return None
-    fields = [item for item in found[0][0].body if isinstance(item, ast.AnnAssign)]
-    return (found[0][0], found[0][1]) if fields else None
 
 
 def _is_plain(annotation: ast.expr) -> bool:
