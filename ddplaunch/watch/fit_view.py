@@ -12,7 +12,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import count, duration_text, listed, size_text
+from ddplaunch.values.words import count, duration_text, size_text
 
 _SCHEMA = 2
 _NEAR = 0.96  # batches are rounded
@@ -31,7 +31,6 @@ class FitTrial:
     note: str
     run_id: str
     took_s: float
-    changed_files: tuple[str, ...] = ()
     observed: tuple[Finding, ...] = ()
 
 
@@ -87,8 +86,6 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
     ]
     right = {"batch", "accum", "memory", "share", "samples/s"}
     lines = [*table(rows, terminal, right), "", *panel(_answer(found), terminal)]
-    if changed := sorted({path for trial in order for path in trial.changed_files}):
-        lines += terminal.lines(f"written by trials, and not kept: {listed(changed, 8)}", "  ", "    ")
     for finding in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
         lines += ["", *finding_text(finding, terminal).splitlines()]
     if found.command is not None:

@@ -10,7 +10,7 @@ from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.words import count, duration_text, listed, size_text
+from ddplaunch.values.words import count, duration_text, size_text
 from ddplaunch.watch.phases import PHASES, milliseconds, percent
 from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
 
@@ -39,7 +39,7 @@ def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
 def scale_text(
     sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: bool, dataset_size: int | None = None
 ) -> str:
-    """Return the table, what makes it unsure, a verdict for each size, and what was written elsewhere."""
+    """Return the table, what makes it unsure, and a verdict for each size."""
     base, lines = base_of(sizes), list[str]()
     if measured := [one for one in sizes if one.ranks]:
         names = [f"{one.size} {'process' if one.processes == 1 else 'processes'}" for one in measured]
@@ -58,8 +58,6 @@ def scale_text(
         others = [finding for finding in one.observed if finding is not one.apart and finding.what not in shown]
         lines += [finding_text(finding, terminal).rstrip("\n") for finding in others]
         shown.update(finding.what for finding in others)
-    if changed := sorted({path for one in sizes for path in one.changed_files}):
-        lines += ["", *terminal.lines(f"written by trials, and not kept: {listed(changed, 8)}")]
     return terminal.page(lines).lstrip("\n")
 
 

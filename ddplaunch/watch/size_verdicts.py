@@ -30,7 +30,7 @@ class SizeMeasured:
     ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
     ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
     the ranks of one machine share. ``settled`` is False where step times still moved, ``unwatched`` is True where
-    nobody saw how far its ranks were. ``changed_files`` are what it wrote and removed where it ran.
+    nobody saw how far its ranks were.
     ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not. ``observed`` is
     what its ranks were found to do at their first steps, as `run` tells it.
     Sizes are in bytes, times in seconds.
@@ -45,7 +45,6 @@ class SizeMeasured:
     lr: str | None = None
     cpus: int = 1
     settled: bool = True
-    changed_files: tuple[str, ...] = ()
     unwatched: bool = False
     workers: str = ""
     record: str = ""

@@ -145,14 +145,14 @@ def trial(*words: str, processes: int = 2, timeout_s: float = 120, run_words: tu
 
 
 @pytest.mark.slow
-def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path) -> None:
+def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = trial()
     measured = result.measured
     assert result.ending == "measured" and result.problem is None, result.findings
     assert [(rank.rank, rank.steps) for rank in measured.ranks] == [(0, 30), (1, 30)], "as many as asked for"
     assert measured.samples_per_s == pytest.approx(8 / measured.ranks[0].mean_s, rel=0.3)
     assert measured.ranks[0].step_s >= 0.005 and measured.peak_bytes
-    assert result.changed_files == ("beside-0", "beside-1", "out/log")
+    assert "written by trials, and not kept: beside-0, beside-1, out/log\n" in capfd.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
     assert (result.record / "outcome.json").exists()
 

@@ -131,7 +131,7 @@ FAILED = error("trial-failed", "it failed after 3 steps: boom", why="it raised",
 SIZES = [
     size(1),
     size(2, 0.105, spread=1.4),
-    size(4, 0.2, shares=changed(comm=0.5, forward=0.15, backward=0.25), changed_files=("model.pt",)),
+    size(4, 0.2, shares=changed(comm=0.5, forward=0.15, backward=0.25)),
     SizeMeasured("8", 8, problem=FAILED),
     size(8, 0.2, nodes=2, shares=changed(data=0.5, forward=0.15, backward=0.2)),
 ]

@@ -194,7 +194,7 @@ class _Search:
             return
         tried, note = self._judged(batch, trial)
         if tried is not None:
-            about = trial.run_id, trial.took_s, trial.changed_files, trial.observed
+            about = trial.run_id, trial.took_s, trial.observed
             self._trials.append(FitTrial(tried, self._accum(batch), trial.measured.steps, note, *about))
             tell(trial_text(self._trials[-1], self._headroom))
 

@@ -206,7 +206,6 @@ class _Sizes:
             lr=recorded.lr,
             cpus=recorded.cpus,
             settled=measured.settled,
-            changed_files=trial.changed_files,
             unwatched=trial.unwatched,
             workers=workers_typed(self._machines.first.script, "{}"),
             record=str(trial.record),

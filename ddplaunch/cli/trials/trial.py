@@ -47,7 +47,7 @@ from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageErr
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import TRIAL
-from ddplaunch.values.words import count, duration_text
+from ddplaunch.values.words import count, duration_text, listed
 
 #: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": its
 #: launch was refused; "timed-out": too few steps in the time that there is; "interrupted": by Ctrl-C.
@@ -90,8 +90,8 @@ class TrialRecord(NamedTuple):
 class Trial:
     """One trial that is over.
 
-    ``findings`` are what its launch said, ``observed`` what was found of how its ranks train. ``changed_files`` are
-    what it wrote and removed where it ran, below the working tree. ``unwatched`` says that time alone ended it.
+    ``findings`` are what its launch said, ``observed`` what was found of how its ranks train.
+    ``unwatched`` says that time alone ended it.
     ``problem`` is why nothing was measured, None where something was.
     """
 
@@ -103,7 +103,6 @@ class Trial:
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()
     observed: tuple[Finding, ...] = ()
-    changed_files: tuple[str, ...] = ()
     unwatched: bool = False
     took_s: float = 0.0
     problem: Finding | None = None
@@ -177,6 +176,7 @@ class Trials:
         """
         self.first, self.script, self.measure = first, tuple(script), measure
         self._keep, self._in_place = keep, in_place
+        self._changed = set[str]()  # what trials wrote and removed, below the working tree
         self._words = () if profile is None else tuple(spelled("--profile", profile))
         self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
 
@@ -191,6 +191,8 @@ class Trials:
             while trial is None or trial.ending != "interrupted":
                 trial = self._run(change)
                 change = series.send(trial)
+        if self._changed and not self._keep:
+            say(f"written by trials, and not kept: {listed(sorted(self._changed), 8)}")
         return trial is not None and trial.ending == "interrupted"
 
     def _run(self, change: Change) -> Trial:
@@ -209,7 +211,8 @@ class Trials:
                     end_run(child, record, _GRACE_S if grace is None else float(grace.value))
             if child.returncode == NOT_STARTED:
                 raise _no_place((place.temporary / "problem").read_text())
-            findings, changes = told_so_far(place.told).findings, place.changes()
+            findings = told_so_far(place.told).findings
+            self._changed.update(place.changes())
         finally:
             place.remove(keep=self._keep)
         steps.look()
@@ -226,7 +229,6 @@ class Trials:
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
             observed=_observed(record, outcome),
-            changed_files=changes,
             unwatched=unwatched,
             took_s=round(time.monotonic() - began_s, 2),
         )
