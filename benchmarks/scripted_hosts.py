@@ -1,7 +1,7 @@
 """Scripted hosts for ``benchmarks.fan_out``: one process that plays all of them; knows nothing of the launcher's code.
 
 For each host that the launcher starts ssh for, it gets the other ends of that session's pipes, speaks the protocol of
-``ddplaunch.hosts.session.frames`` as a host would, and takes its time as hosts do. It notes when what arrived.
+``ddplaunch.hosts.lines`` as a host would, and takes its time as hosts do. It notes when what arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.scripted_answers import LINE, address_of, facts_of, record_of
-from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.hosts.lines import GREETING, line_of, message_in
 
 DROPPED = b"kex_exchange_identification: Connection closed by remote host\n"
 
@@ -67,8 +67,8 @@ class Host:
         """``descriptors``: stdin, stdout and stderr of ssh, and where ssh's own status is written."""
         self.play, self.index = play, index
         self.incoming, self.outgoing, self.errors, self.status = descriptors
-        self.frames, self.running, self.open = Frames(), False, True
-        self.waiting: list[tuple[Kind, bytes]] = []
+        self.pending, self.running, self.open = b"", False, True
+        self.waiting: list[dict[str, Any]] = []
         self.up = False
         os.set_blocking(self.incoming, False)
 
@@ -76,8 +76,8 @@ class Host:
         """ssh is through: greet, and act on what the launcher has sent already."""
         self.up = True
         self.write(GREETING)
-        for kind, body in self.waiting:
-            self.act(kind, body)
+        for message in self.waiting:
+            self.act(message)
         self.waiting.clear()
 
     def read(self) -> None:
@@ -89,70 +89,75 @@ class Host:
         if not data:
             self.close(0)
             return
-        for kind, body in self.frames.feed(data):
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        for line in lines:
             if self.up:
-                self.act(kind, body)
+                self.act(message_in(line))
             else:
-                self.waiting.append((kind, body))
+                self.waiting.append(message_in(line))
 
-    def act(self, kind: Kind, body: bytes) -> None:
-        """Answer one frame, after the time that it takes."""
+    def act(self, order: dict[str, Any]) -> None:
+        """Answer one message, after the time that it takes."""
         play, script = self.play, self.play.script
-        order = unpack(body) if body else {}
-        if kind is Kind.ASK:
-            self.answer(order)
-        elif kind is Kind.BEAT:
-            play.after(script.round_trip_s, lambda: self.say(Kind.BEAT, {**order, "wall": time.time()}))
-        elif kind is Kind.LAUNCH:
+        what = order.get("what")
+        if what == "clock":
+            play.after(script.round_trip_s, lambda: self.say({**order, "wall": time.time()}))
+        elif what == "go on":
+            self.write(record_of(self.index, play.statuses[self.index]))
+            self.close(0)
+        elif what == "launch":
             play.seen.launched.append(time.monotonic())
             self.running = True
             if self.index == 0:
                 play.after(play.takes(script.start_s), self.print_line)
             if len(play.seen.launched) == play.count:
                 play.after(script.train_s, play.fail)
-        elif kind is Kind.SIGNAL:
+        elif what is not None:
+            self.answer(order)
+        elif "signal" in order:
             play.seen.told.append(time.monotonic())
             if self.running:
                 self.running = False
                 play.after(play.takes(script.end_s), lambda: self.end(143))
+        elif self.open:
+            os.write(self.errors, b"\0")
 
     def answer(self, order: dict[str, Any]) -> None:
         """Facts take their time; where to meet and what is reached is a matter of round trips."""
         what, play = order["what"], self.play
         address = address_of(self.index)
         if what == "facts":
-            play.after(play.takes(play.script.facts_s), lambda: self.tell_facts(order["id"]))
+            play.after(play.takes(play.script.facts_s), self.tell_facts)
             return
         answers: dict[str, dict[str, Any]] = {
+            "record": {"shared": False},
             "listen": {"port": order.get("port") or 29500, "addresses": [address]},
             "reach": {"reached": dict.fromkeys(order.get("addresses", ()), address)},
             "sources": {"files": dict.fromkeys(order.get("files", ()), "alike"), "tree": None},
         }
-        answer = {"id": order["id"], **answers[what]}
-        play.after(2 * play.script.round_trip_s, lambda: self.say(Kind.ANSWER, answer))
+        play.after(2 * play.script.round_trip_s, lambda: self.say(answers[what]))
 
-    def tell_facts(self, number: int) -> None:
+    def tell_facts(self) -> None:
         """Answer with the facts of a healthy node of eight GPUs."""
-        self.say(Kind.ANSWER, {"id": number, **facts_of(self.index)})
+        self.say(facts_of(self.index))
         self.play.seen.answered.append(time.monotonic())
 
     def print_line(self) -> None:
         """Print as rank 0 of a training does."""
         if self.running:
-            self.say(Kind.OUT, LINE)
+            self.write(LINE)
             self.play.after(1 / self.play.script.lines_per_s, self.print_line)
 
     def end(self, status: int) -> None:
-        """The program has ended: say so, and send the record."""
+        """The program has ended, and the session with it."""
         self.running = False
         self.play.seen.ended.append(time.monotonic())
-        self.say(Kind.ENDED, {"status": status, "killed": []})
-        self.say(Kind.RECORD, record_of(self.index, status))
-        self.say(Kind.RECORD)
+        self.play.statuses[self.index] = status
+        self.close(status)
 
-    def say(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
-        """Write one frame."""
-        self.write(pack(kind, body))
+    def say(self, message: dict[str, Any]) -> None:
+        """Write one message."""
+        self.write(line_of(message))
 
     def write(self, data: bytes) -> None:
         """Write all of it: a pipe holds more than a host ever says at once."""
@@ -187,6 +192,7 @@ class Hosts:
         self.selector.register(control, selectors.EVENT_READ, None)
         self.random = random.Random(seed)
         self.hosts: dict[int, Host] = {}
+        self.statuses: dict[int, int] = {}
         self.logging_in = 0
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()

@@ -1,26 +1,28 @@
 """``python -m ddplaunch.cli.part_here NODE RECORD``: this host's part of a command typed where its run was launched.
 
-It reads one question on stdin and answers it on stdout, in frames; what it sends after that ends when stdin does. Only
-the launch with the token of the question is meant, not another of its id.
+It reads one question on stdin and answers it on stdout, in messages; what it sends after that ends when stdin does.
+Only the launch with the token of the question is meant, not another of its id.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import sys
+import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.hosts.lines import GREETING, Lines, line_of, message_in
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 
-_READ = 1 << 16
+_LONGEST_LINE = 1 << 20
+_UNUSED_S = 3600.0
+_KEPT = 256 << 20  # bytes of one file's end; sending more takes too long
 
 
 class Part:
@@ -28,40 +30,33 @@ class Part:
 
     def __init__(self, incoming: int, outgoing: int, node: int, record: str) -> None:
         """Greet, and read the question."""
-        self._incoming, self._outgoing = incoming, outgoing
+        self._lines, self.output = Lines(incoming, _LONGEST_LINE), os.fdopen(outgoing, "wb")
         self.node, self._record = node, record
-        self._frames = Frames()
-        self._write(GREETING)
+        self.output.write(GREETING)
+        self.output.flush()
         self.order = self._heard()
 
     def _heard(self) -> dict[str, Any]:
         """Return the next thing that is said; end where nobody is there to say it."""
-        while data := os.read(self._incoming, _READ):
-            for _, body in self._frames.feed(data):
-                return unpack(body) if body else {}
-        sys.exit(0)
+        line = self._lines.next(time.monotonic() + _UNUSED_S)
+        return sys.exit(0) if line is None else message_in(line)
 
     def answer_and_go_on(self, body: dict[str, Any]) -> None:
-        """Send the answer, and wait until all hosts have given theirs: from then on frames are listened to."""
-        self.send(Kind.ANSWER, body)
+        """Send the answer, and wait until all hosts have given theirs: from then on messages are listened to."""
+        self.send(body)
         self._heard()
 
-    def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
-        """Send one frame. Raises OSError where nobody reads any more."""
-        self._write(pack(kind, body))
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._outgoing, view) :]
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises OSError where nobody reads any more."""
+        self.output.write(line_of(message))
+        self.output.flush()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait so many seconds; return at once, and False, where whoever asked has gone."""
         until_s = time.monotonic() + timeout_s
-        while select.select([self._incoming], [], [], max(0.0, until_s - time.monotonic()))[0]:
-            if not os.read(self._incoming, _READ):
-                return False
-        return True
+        while self._lines.next(until_s) is not None:
+            continue
+        return not self._lines.ended
 
     def runs(self) -> Iterator[RunProcesses]:
         """Yield what lives here of the launch, of this user; a pasted torchrun has no token, and its id has to do."""
@@ -98,7 +93,7 @@ def stop(part: Part) -> None:
         said = stop_json(run.run_id, stop_run(run, float(part.order["grace_s"])))
         for key, listed in found.items():
             listed += said[key]
-    part.send(Kind.ANSWER, found)
+    part.send(found)
 
 
 def stacks(part: Part) -> None:
@@ -107,7 +102,7 @@ def stacks(part: Part) -> None:
     from ddplaunch.values.codec import plain
 
     run = next((each for each in part.runs() if each.ranks), None)
-    part.send(Kind.ANSWER, {"seen": None if run is None else plain(ranks_seen(run))})
+    part.send({"seen": None if run is None else plain(ranks_seen(run))})
 
 
 def samples(part: Part) -> None:
@@ -125,14 +120,14 @@ def samples(part: Part) -> None:
     next(watched)  # rates begin with the second
     while part.wait(interval_s) and (newest := next(watched, None)) is not None:
         for sample in newest.values():
-            part.send(Kind.OUT, json.dumps(plain(sample)).encode())
+            part.send(plain(sample))
 
 
 def logs(part: Part) -> None:
     """Send the output of ``ranks`` (null: all) that is recorded here: the last ``lines`` (null: all) of each file; with
     ``follow`` also what comes until the run is over.
 
-    Each frame begins with a line of JSON that says whose output it is.
+    Each message says whose output it is; its text has a character for each byte.
     """
     from ddplaunch.cli.commands.logs import is_over
     from ddplaunch.records.log_files import blocks, follow, log_parts
@@ -149,18 +144,29 @@ def logs(part: Part) -> None:
         if file is None and not part.wait(0):
             return
         if file is not None and file.node == part.node:
-            head = {"attempt": file.attempt, "name": file.path.name}
-            part.send(Kind.OUT, json.dumps(head).encode() + b"\n" + data)
+            part.send({"attempt": file.attempt, "name": file.path.name, "text": data.decode("latin-1")})
 
 
 def record(part: Part) -> None:
-    """Send the record as it is now, as pieces of an archive; nothing where the launcher has the same one."""
-    from ddplaunch.hosts.remote import pieces
+    """Send the record as it is now, as an archive; nothing where the launcher has the same one."""
+    directory, shared = part.directory, part.shared
+    part.answer_and_go_on({"shared": shared})
+    if directory is not None and not shared:
+        send_record(directory, part.output)
 
-    directory, marker = part.directory, part.order.get("marker")
-    part.answer_and_go_on({"shared": part.shared})
-    for piece in pieces(None if directory is None else str(directory), None if marker is None else str(marker)):
-        part.send(Kind.RECORD, piece)
+
+def send_record(directory: Path, output: IO[bytes]) -> None:
+    """Write an archive of the record, small files before large ones: who stops waiting then has most of what explains
+    a failure. Of a very large file only the end is sent. A file that cannot be read is left out.
+    """
+    files = [path for path in directory.rglob("[!.]*") if path.is_file() and not path.is_symlink()]
+    with tarfile.open(fileobj=output, mode="w|") as archive:
+        for path in sorted(files, key=lambda path: path.stat().st_size):
+            with suppress(PermissionError, FileNotFoundError), path.open("rb") as file:
+                member = archive.gettarinfo(arcname=str(path.relative_to(directory)), fileobj=file)
+                file.seek(max(0, member.size - _KEPT))
+                member.size = min(member.size, _KEPT)
+                archive.addfile(member, file)
 
 
 _ANSWERS = {each.__name__: each for each in (stop, stacks, samples, logs, record)}
@@ -170,12 +176,12 @@ def main(node: str, directory: str) -> int:
     """Answer at the other end of stdin and stdout."""
     os.environ.pop("PYTHONSAFEPATH", None)  # the launcher set it for this interpreter alone
     outgoing = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not stand between frames
+    os.dup2(2, 1)  # what a library prints must not stand between messages
     try:
         part = Part(0, outgoing, int(node), directory)
         answer = _ANSWERS.get(str(part.order.get("what")))
         if answer is None:
-            part.send(Kind.ANSWER, {"problem": f"this host's ddplaunch knows no `{part.order.get('what')}`"})
+            part.send({"problem": f"this host's ddplaunch knows no `{part.order.get('what')}`"})
         else:
             answer(part)
     except (BrokenPipeError, ConnectionResetError):  # whoever asked has seen enough

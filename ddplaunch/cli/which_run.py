@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,7 +13,6 @@ from pathlib import Path
 
 from ddplaunch.cli.streams import say, tell_findings
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.machine.files import boot_id, read_plain
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
@@ -240,17 +241,17 @@ def with_what_hosts_have(directory: Path) -> Iterator[Path]:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-"))) / directory.name
             for path in directory.glob("*.json"):
                 replace_file(place / path.name, read_plain(path, 64 << 20).decode())
-        _bring(launched, place)
+        bring(launched, place)
         yield place
 
 
-def _bring(launched: Launched, place: Path) -> None:
-    """Put what the hosts have recorded into ``place``."""
+def bring(launched: Launched, place: Path, deadline_s: float = math.inf) -> None:
+    """Put what the hosts have recorded into ``place``, as far as it comes in time."""
+    until_s = time.monotonic() + deadline_s
     brought = Pieces(place)
     with EachHost(launched, "record") as hosts:
-        while hosts.open:
-            for each, kind, body in hosts.frames(1.0):
-                if kind is Kind.RECORD:
-                    brought.keep(each.node, body)
+        while hosts.open and time.monotonic() < until_s:
+            for each, piece in hosts.arrived(1.0):
+                brought.keep(each.node, piece)
     tell_findings(hosts.problems)
     brought.unpack()

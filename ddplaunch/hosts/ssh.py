@@ -22,7 +22,7 @@ _OPTIONS = (
     "BatchMode=yes",  # no question that nobody is there to answer
     f"ConnectTimeout={CONNECT_S}",
     "ServerAliveInterval=15",
-    "ServerAliveCountMax=4",  # as long as SILENCE_S of `frames`
+    "ServerAliveCountMax=4",  # as long as SILENCE_S of `lines`
     "ClearAllForwardings=yes",  # a LocalForward of the user's would collide with their other session
     "RequestTTY=no",
     "RemoteCommand=none",
@@ -31,18 +31,17 @@ _OPTIONS = (
 )
 
 
-#: Takes ddplaunch as a zip archive into the user's cache directory, unless it is there, by the frames of a session.
+#: Takes ddplaunch as a zip archive into the user's cache directory, unless it is there, by the messages of a session.
 _RECEIVER = """
-import base64, io, json, os, shutil, struct, sys, tempfile, zipfile
+import base64, io, json, os, shutil, sys, tempfile, zipfile
 came, goes = sys.stdin.buffer, sys.stdout.buffer
 def told():
-    head = came.read(5)
-    return json.loads(came.read(struct.unpack("!IB", head)[0])) if len(head) == 5 else sys.exit(0)
+    line = came.readline()
+    return json.loads(line) if line else sys.exit(0)
 def tell(**body):
-    body = json.dumps(body).encode()
-    goes.write(struct.pack("!IB", len(body), 16) + body)
+    goes.write(json.dumps(body).encode() + b"\\n")
     goes.flush()
-goes.write(b"\\0ddplaunch-host-1\\n")
+goes.write(b"\\0ddplaunch-host-2\\n")
 home = os.path.expanduser("~")
 name = told()["name"]
 try:
@@ -141,6 +140,10 @@ _CLOSED = re.compile(
 _DROPPED = re.compile(r"(?:kex|ssh)_exchange_identification|Connection (?:closed|reset) by UNKNOWN port")
 _REFUSED_BEHIND = re.compile(
     r"open failed|stdio forwarding failed|Could not resolve|timed out|Connection refused|Permission denied|verification"
+)
+_ENDS = re.compile(
+    r"^(?:client_loop|ssh|packet_write_\w+|Write failed|Received disconnect|Disconnected|Timeout, server"
+    r"|(?:Shared )?[Cc]onnection (?:to|closed|reset|refused|timed out))\b"
 )
 _REMOVAL = re.compile(r"^\s*(ssh-keygen -f .+ -R .+?)\s*$", re.MULTILINE)
 _NO_PYTHON = re.compile(r"(?:No such file or directory|not found|Permission denied|Unknown command)")
@@ -325,6 +328,11 @@ def _connection_failure(host: str, login: str, status: int | None, said: str) ->
         fix=f"`{login} true` has to work first",
         where=host,
     )
+
+
+def own_words(said: str) -> str:
+    """Return the last line in which ssh itself says why it ends, nothing for none."""
+    return _last_line(said, _ENDS)
 
 
 def _last_line(said: str, pattern: re.Pattern[str] = _ANYTHING) -> str:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.hosts.lines import message_in
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.hosts.session.frames import unpack
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.sample import HostSample, RankSample, Sample, sample_of
@@ -140,8 +140,8 @@ def samples_of_hosts(hosts: EachHost, interval_s: float) -> Samples:
     newest: dict[int, tuple[float, Sample]] = {}
     until_s = time.monotonic() + interval_s + _FRESH_S
     while hosts.open:
-        for place, _, body in hosts.frames(max(0.0, until_s - time.monotonic())):
-            if (sample := sample_of(unpack(body))) is not None:
+        for place, line in hosts.arrived(max(0.0, until_s - time.monotonic())):
+            if (sample := sample_of(message_in(line))) is not None:
                 newest[place.node] = time.monotonic(), sample
         now_s = time.monotonic()
         if now_s >= until_s or len(newest) == len(hosts.answers):

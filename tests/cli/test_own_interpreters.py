@@ -106,7 +106,7 @@ def test_over_ssh_too(tmp_path: Path, folder: str) -> None:
 
 def test_what_brings_ddplaunch_to_a_host_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
     done, executed = trapped(tmp_path, ["sh", "-c", receiver("node-1", sys.executable)[-1]])
-    assert executed == "" and done.stdout.endswith("ddplaunch-host-1\n"), done.stderr
+    assert executed == "" and done.stdout.endswith("ddplaunch-host-2\n"), done.stderr
 
 
 def interpreters() -> list[tuple[str, list[ast.expr]]]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import resource
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddplaunch.hosts.lines import GREETING, line_of
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.collect import Question, ask_all
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.fan_out import TRIES, FanOut, Window, delay_s
-from ddplaunch.hosts.session.frames import GREETING, Kind, pack
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.machine.facts import ProbeRequest
@@ -27,7 +27,7 @@ from tests.hosts.launching import links
 __all__ = ["links"]  # a fixture
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
-ANSWER = (GREETING + pack(Kind.ANSWER, {"id": 0, "ok": True})).hex()
+ANSWER = (GREETING + line_of({"ok": True})).hex()
 SAYS = f"import sys, time; sys.stdout.buffer.write(bytes.fromhex('{ANSWER}')); sys.stdout.flush(); time.sleep(600)"
 
 
@@ -46,10 +46,10 @@ def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
 
 def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path) -> None:
     command = answering(tmp_path, 2)
-    order = FanOut(links, lambda name: links.open(name, command(name)), {"id": 0}, 60, most=4)
+    order = FanOut(links, lambda name: links.open(name, command(name)), {"what": "facts"}, 60, most=4)
     reached = order.ask([f"host{number}" for number in range(6)])
     assert [each.name for each in reached] == [f"host{number}" for number in range(6)]
-    assert all(each.answer == {"id": 0, "ok": True} and each.tries == 3 for each in reached)
+    assert all(each.answer == {"ok": True} and each.tries == 3 for each in reached)
 
 
 def test_a_host_that_drops_every_connection_is_a_finding(
@@ -76,7 +76,7 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     def start(name: str) -> Link:
         return links.open(name, ["sleep", "600"] if name.startswith("dead") else command(name))
 
-    reached = Watched(links, start, {"id": 0}, 2.5, most=2).ask(["dead0", "dead1", "dead2", "live0", "live1"])
+    reached = Watched(links, start, {"what": "facts"}, 2.5, most=2).ask(["dead0", "dead1", "dead2", "live0", "live1"])
     assert [each.answer is None for each in reached] == [True, True, True, False, False]
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
@@ -85,7 +85,7 @@ def test_another_end_is_no_drop(links: Links) -> None:
     def start(name: str) -> Link:
         return links.open(name, ["sh", "-c", "echo Permission denied >&2; exit 255"])
 
-    (reached,) = FanOut(links, start, {"id": 0}, 60).ask(["gpu-x"])
+    (reached,) = FanOut(links, start, {"what": "facts"}, 60).ask(["gpu-x"])
     assert (reached.tries, reached.status, reached.answer) == (1, 255, None)
 
 
@@ -153,7 +153,7 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
         return links.open(name, ["sleep", "600"])
 
     with pytest.raises(RefusedError) as refused:
-        FanOut(links, start, {"id": 0}, 60).ask(["host0", "host1", "host2"])
+        FanOut(links, start, {"what": "facts"}, 60).ask(["host0", "host1", "host2"])
     assert refused.value.findings[0].what == (
         "after 2 sessions this machine starts no more: Resource temporarily unavailable"
     )
@@ -180,11 +180,11 @@ def test_a_host_without_an_echo_is_waited_for_once(
 ) -> None:
     monkeypatch.setattr("ddplaunch.hosts.session.collect._ECHO_S", 0.1)
     link = links.open("gpu-x", answering(tmp_path, 0)("gpu-x"))  # it answers what it is asked, and echoes no beat
-    sent: list[Kind] = []
+    sent: list[Any] = []
 
-    def send(kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
-        sent.append(kind)
+    def send(message: Mapping[str, Any]) -> None:
+        sent.append(message["what"])
 
     link.send = send  # type: ignore[method-assign]
     assert collect._clocks(links, [link]) == {}
-    assert sent == [Kind.BEAT]
+    assert sent == ["clock"]

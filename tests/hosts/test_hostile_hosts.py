@@ -7,15 +7,13 @@ import random
 import sys
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
+from ddplaunch.hosts.lines import GREETING, message_in
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.collect import Question, ask_all, meet
-from ddplaunch.hosts.session.fan_out import body_of
-from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.hosts.session.start_hosts import LaunchOnHosts
 from ddplaunch.machine.facts import ProbeRequest
@@ -57,15 +55,16 @@ def body(chance: random.Random) -> bytes:
 class Peer:
     """A session in which everything that is sent is lost."""
 
-    name, closed, last_words = "host", False, ""
+    name, closed, last_words, said, heard_s = "host", False, "", b"", 0.0
+    status: int | None = 0
 
     def send(self, *_: object) -> None:
         """Send nothing."""
 
     launch = kill = close = send
 
-    def reap(self, _: float) -> int:
-        return 0
+    def reap(self, _: float) -> int | None:
+        return self.status
 
 
 class Sessions:
@@ -86,34 +85,16 @@ class Sessions:
     watch = unwatch = close
 
 
-def test_frames_are_whole_or_refused() -> None:
-    for seed in range(300):
-        chance = random.Random(seed)
-        sent = b"".join(pack(chance.choice(list(Kind)), body(chance)) for _ in range(5))
-        at = chance.randrange(len(sent))
-        changed = sent[:at] + chance.randbytes(chance.randrange(9)) + sent[at + chance.randrange(9) :]
-        data = chance.randbytes(20) + GREETING + changed
-        cuts = sorted({0, len(data), *(chance.randrange(len(data)) for _ in range(8))})
-        frames, seen = Frames(greeting=True), 0
-        try:
-            for begin, end in pairwise(cuts):
-                seen += sum(len(each) for _, each in frames.feed(data[begin:end]))
-        except ValueError:
-            continue
-        assert seen <= len(data)
-
-
 def test_a_launch_ends_whatever_a_host_says() -> None:
     for seed in range(300):
         chance = random.Random(seed)
-        peer = cast(Link, Peer())
-        said = [
-            Event(peer, chance.choice((Kind.ENDED, Kind.OUT, Kind.RECORD, Kind.BEAT)), body(chance)) for _ in "12345"
-        ]
-        links = cast(Links, Sessions(iter([*said, Event(peer, None)])))
-        made = LaunchOnHosts(links, [peer], lambda *_: None, lambda *_: None, 1.0)
+        peer: Any = Peer()
+        peer.status = chance.choice((None, -9, 0, 7, 255, 256))
+        said = [Event(peer, chance.choice(("message", "out", "err")), body(chance)) for _ in "12345"]
+        links = cast(Links, Sessions(iter([*said, Event(peer, "end")])))
+        made = LaunchOnHosts(links, [peer], lambda *_: None, 1.0)
         (end,) = made.run([{}])
-        assert end.lost is not None or end.status in (0, 7, 255)
+        assert end.status == peer.status if peer.status in (0, 7) else end.lost is not None
 
 
 def test_a_meeting_is_one_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +103,7 @@ def test_a_meeting_is_one_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
         def replies(_: object, asked: list[Peer], *__: object, chance: random.Random = chance) -> Iterator[Any]:
             for each in asked:
-                yield each.name, body_of(Event(cast(Link, each), Kind.ANSWER, body(chance)))
+                yield each.name, message_in(body(chance))
 
         monkeypatch.setattr(collect, "replies", replies)
         first, second = Peer(), Peer()
@@ -139,7 +120,7 @@ SAYS = "import sys; sys.stdout.buffer.write(bytes.fromhex(sys.argv[1])); sys.std
 def test_a_question_to_such_a_host_is_answered_by_a_finding() -> None:
     for seed in range(8):
         chance = random.Random(seed)
-        said = GREETING + b"".join(pack(chance.choice((Kind.ANSWER, Kind.BEAT)), body(chance)[:9000]) for _ in range(3))
+        said = GREETING + b"".join(body(chance)[:9000] + b"\n" for _ in range(3))
         words = [sys.executable, "-ISc", SAYS, said.hex()]
         with Links() as links:
             gathered = ask_all(links, ["host"], partial(links.open, argv=words), Question(ProbeRequest(), "python"))

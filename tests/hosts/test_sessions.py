@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.remote import pieces
+from ddplaunch.cli.part_here import send_record
+from ddplaunch.hosts.lines import GREETING, Lines, line_of, message_in
 from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
-from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command, failure
 from ddplaunch.machine.facts import ProbeRequest
@@ -28,26 +28,37 @@ from tests.hosts.launching import SERVICE, links, stand_in
 __all__ = ["links"]  # a fixture
 
 
-def test_frames_arrive_in_pieces_and_behind_noise() -> None:
-    sent = GREETING + pack(Kind.OUT, b"\0binary\n") + pack(Kind.ENDED, {"status": 3}) + pack(Kind.RECORD)
-    frames, found = Frames(greeting=True), []
-    for byte in b"Welcome to the cluster!\n" + sent:
-        found += list(frames.feed(bytes([byte])))
-    assert found == [(Kind.OUT, b"\0binary\n"), (Kind.ENDED, b'{"status": 3}'), (Kind.RECORD, b"")]
-    assert frames.before == b"Welcome to the cluster!\n"
+def test_messages_arrive_in_pieces_and_behind_noise(links: Links) -> None:
+    link, found = links.open("host", ["true"]), []
+    for byte in b"Welcome to the cluster!\n" + GREETING + line_of({"id": 1}) + b"\n[1]\n":
+        found += list(link.lines(bytes([byte])))
+    assert list(map(message_in, found)) == [{"id": 1}, {}, {}]
+    assert link.before == b"Welcome to the cluster!\n"
+
+
+def test_what_comes_without_the_greeting_is_no_message(links: Links) -> None:
+    link = links.open("host", ["true"])
+    assert list(link.lines(line_of({"facts": "forged"}) * 1000)) == [] and not link.greeted
+    assert list(link.lines(GREETING[1:] + line_of({"facts": "forged"}))) == []
+    assert list(link.lines(GREETING)) == [] and link.greeted
+
+
+def test_a_line_that_never_ends_is_refused(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.session.links._LONGEST_LINE", 100)
+    link = links.open("host", ["true"])
+    list(link.lines(GREETING))
+    with pytest.raises(ValueError, match="a line of more than 100 bytes"):
+        list(link.lines(b"x" * 101))
+    reading, writing = os.pipe()
+    os.write(writing, b"short\n" + b"y" * 60)
+    lines = Lines(reading, 50)
+    assert lines.next(time.monotonic() + 5) == b"short"
+    assert lines.next(time.monotonic() + 5) is None and lines.ended
 
 
 def test_text_that_is_not_utf8_crosses() -> None:
     name = os.fsdecode(b"caf\xe9")
-    ((_, body),) = Frames().feed(pack(Kind.ASK, {"name": name}))
-    assert unpack(body) == {"name": name}
-
-
-def test_what_is_no_frame_is_refused() -> None:
-    with pytest.raises(ValueError, match="a frame of"):
-        list(Frames().feed(b"\xff" * 16))
-    with pytest.raises(ValueError):
-        unpack(b"[1]")
+    assert message_in(line_of({"name": name})) == {"name": name}
 
 
 def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
@@ -134,34 +145,47 @@ ORDER = {"python": sys.executable, "run_id": "none-such", "grace_s": 0.5, "launc
 def launched(links: Links, tmp_path: Path, program: str) -> Link:
     """Start the service with an interpreter in which ``on_host`` is ``program``."""
     link = links.open("host", SERVICE)
-    link.send(Kind.LAUNCH, {**ORDER, "python": stand_in(tmp_path, program)})
+    link.launch({**ORDER, "python": stand_in(tmp_path, program)})
     return link
 
 
-def until_ended(links: Links) -> dict[str, bytes]:
-    """Return what was printed, and the body of ENDED."""
-    found = {"out": b"", "err": b"", "ended": b""}
+def until_ended(links: Links) -> tuple[bytes, bytes, int | None]:
+    """Return what was printed, behind the greeting, and the status of the session."""
+    out = err = b""
     end = time.monotonic() + 60
-    while not found["ended"] and time.monotonic() < end:
+    while time.monotonic() < end:
         for event in links.wait(1.0):
-            if event.kind is not None and event.kind.name.lower() in found:
-                found[event.kind.name.lower()] += event.body
-    return found
+            out += event.body if event.kind == "out" else b""
+            err += event.body if event.kind == "err" else b""
+            if event.kind == "end":
+                return out.removeprefix(GREETING), err, event.link.reap(10)
+    raise AssertionError("it did not end")
 
 
 def test_output_and_status_arrive(links: Links, tmp_path: Path) -> None:
-    launched(links, tmp_path, "printf 'a\\0b'; echo oops >&2; exit 7")
-    found = until_ended(links)
-    assert (found["out"], found["err"]) == (b"a\0b", b"oops\n")
-    assert unpack(found["ended"])["status"] == 7
+    link = launched(links, tmp_path, "printf 'a\\0b'; echo oops >&2; sleep 1; exit 7")
+    for _ in range(5):
+        link.send({})  # beats are answered, and the answers are not shown
+    assert until_ended(links) == (b"a\0b", b"oops\n", 7)
+
+
+def test_the_status_that_ssh_keeps_for_itself_is_not_taken_for_a_loss(links: Links, tmp_path: Path) -> None:
+    launched(links, tmp_path, "exit 255")
+    assert until_ended(links)[2] == 254
+
+
+def test_what_cannot_be_started_says_why(links: Links, tmp_path: Path) -> None:
+    links.open("host", SERVICE).launch({**ORDER, "python": str(tmp_path / "none")})
+    out, err, status = until_ended(links)
+    assert (out, status) == (b"", 126) and b"No such file or directory" in err
 
 
 def test_a_program_that_ignores_sigterm_is_killed_when_asked(links: Links, tmp_path: Path) -> None:
     link = launched(links, tmp_path, "trap '' TERM; echo up; while :; do sleep 0.1; done")
-    while not any(event.kind is Kind.OUT for event in links.wait(1.0)):
+    while not any(b"up" in event.body for event in links.wait(1.0)):
         continue
-    link.send(Kind.SIGNAL, {"kill": True})
-    assert unpack(until_ended(links)["ended"])["status"] == 128 + signal.SIGKILL
+    link.send({"signal": signal.SIGKILL})
+    assert until_ended(links)[2] == 128 + signal.SIGKILL
 
 
 def test_the_program_ends_with_its_service(links: Links, tmp_path: Path) -> None:
@@ -190,28 +214,46 @@ def test_record_is_packed_and_unpacked(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{name}\n" * 1000)
     for node in (0, 1):
+        sent = io.BytesIO()
+        send_record(there, sent)
         kept = Pieces(here)
-        for piece in pieces(str(there), None):
-            kept.keep(node, piece)
+        kept.keep(node, sent.getvalue())
         kept.unpack()
         assert kept.problem is None
     found = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
     assert found == ["node-0/launcher.err", "node-1/attempt-0/rank-1.out", "outcome.json"]
     assert (here / "outcome.json").read_text() == "outcome.json\n" * 1000
-    (there / ".marker").touch()
-    assert list(pieces(str(there), ".marker")) == []  # one file system: it is there already
 
 
-def test_archive_cannot_leave_its_place(tmp_path: Path) -> None:
+def test_of_a_large_file_the_end_is_sent_and_small_files_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddplaunch.cli.part_here._KEPT", 5)
+    (tmp_path / "large").write_bytes(b"the long story of its end")
+    (tmp_path / "small").write_bytes(b"s")
+    sent = io.BytesIO()
+    send_record(tmp_path, sent)
+    with tarfile.open(fileobj=io.BytesIO(sent.getvalue())) as archive:
+        files = [(each.name, archive.extractfile(each).read()) for each in archive]  # type: ignore[union-attr]
+    assert files == [("small", b"s"), ("large", b"s end")]
+
+
+@pytest.mark.parametrize(
+    ("node", "names", "written"),
+    [
+        (1, ("node-1/../../evil", "/evil", "node-2/other", "run.json", "node-1/fine"), {"here/node-1/fine"}),
+        (0, ("../evil", "{}/evil", "run.json", "node-0/run.json", "fine"), {"here/fine"}),
+    ],
+)
+def test_archive_cannot_leave_its_place(tmp_path: Path, node: int, names: tuple[str, ...], written: set[str]) -> None:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
-        for name in ("node-1/../../evil", "/evil", "node-2/other", "node-1/fine"):
-            info = tarfile.TarInfo(name)
+        for name in names:
+            info = tarfile.TarInfo(name.format(tmp_path))
             info.size = 2
             archive.addfile(info, io.BytesIO(b"hi"))
-    here = tmp_path / "here"
-    here.mkdir()
-    kept = Pieces(here)
-    kept.keep(1, data.getvalue())
+    (tmp_path / "here" / "node-1").mkdir(parents=True)
+    kept = Pieces(tmp_path / "here")
+    kept.keep(node, data.getvalue())
     kept.unpack()
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["here/node-1/fine"]
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == written

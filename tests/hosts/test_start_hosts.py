@@ -27,8 +27,9 @@ class Launch:
     def run(self) -> tuple[HostEnd, int | None]:
         order = {"python": self._python, "run_id": "none-such", "grace_s": 60.0, "launch": {}, "record": None}
         with Links() as links:
-            made = LaunchOnHosts(links, [links.open("host", SERVICE)], self._show, lambda *_: None, 60.0, self._say)
-            (end,) = made.run([{**order, "marker": None}])
+            made = LaunchOnHosts(links, [links.open("host", SERVICE)], self._show, 60.0, self._say)
+            with made.handling():
+                (end,) = made.run([{**order, "marker": None}])
         return end, made.interrupted
 
     def _show(self, node: int, stream: str, data: bytes) -> None:

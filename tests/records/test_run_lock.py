@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.session.frames import Frames, Kind, pack, unpack
+from ddplaunch.hosts.lines import GREETING, line_of, message_in
 from ddplaunch.hosts.session.job import HostJob
 from ddplaunch.machine.processes.process_table import process_table, read_process
 from ddplaunch.machine.processes.run_processes import runs_in
@@ -256,11 +256,11 @@ def test_what_lives_of_a_launch_is_not_that_of_another_directory(start_run: Star
 
 def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int], list[int]]) -> None:
     run_id, first, second = twins
-    question = pack(Kind.ASK, {"what": "stop", "run_id": run_id, "launch": "aaaa", "grace_s": 5})
+    question = line_of({"what": "stop", "run_id": run_id, "launch": "aaaa", "grace_s": 5})
     words = [sys.executable, "-m", "ddplaunch.cli.part_here", "0", ""]
     done = subprocess.run(words, input=question, capture_output=True, check=True)
-    ((kind, answer),) = Frames(greeting=True).feed(done.stdout)
-    assert kind is Kind.ANSWER and {each["pid"] for each in unpack(answer)["ended"]} >= set(first)
+    answer = message_in(done.stdout.removeprefix(GREETING))
+    assert {each["pid"] for each in answer["ended"]} >= set(first)
     assert not alive(first) and alive(second)
 
 
@@ -269,7 +269,7 @@ def test_a_host_whose_program_has_ended_ends_nothing_of_another_launch(
 ) -> None:
     run_id, first, second = twins
     job = HostJob.__new__(HostJob)
-    job.run_id, job._token = run_id, "aaaa"
+    job._run = (run_id, os.geteuid(), "aaaa")
     left = {process.pid for process in job._left()}
     assert left >= set(first) and not left & set(second)
 

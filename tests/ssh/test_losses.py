@@ -19,12 +19,13 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 def test_what_goes_without_a_word(tmp_path: Path) -> None:
     """The first host loses its power, another its cable at once.
 
-    With restarts, the torchruns of the others wait for the store of the first host, deaf to signals.
+    With restarts, the torchruns of the others wait for the store of the first host, deaf to signals, and are killed
+    when their grace is over.
     """
     with lab(3, tmp_path) as made:
         made.write("wait.py", WAIT)
         dead, cut_off, left = made.hosts
-        run = Launched(made, "losses", "3x1", "--max-restarts", "1", "--grace", "90")
+        run = Launched(made, "losses", "3x1", "--max-restarts", "1", "--grace", "5")
         run.all_ready()
         made.power_off(dead)
         made.cut(cut_off)

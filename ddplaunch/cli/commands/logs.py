@@ -15,7 +15,6 @@ from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere, which_run
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import Launched, read_processes
@@ -96,11 +95,10 @@ def _from_hosts(
     nodes, told = {place.node for place in away.places}, 0
     for file, data in here:
         if file is None:
-            for place, kind, body in hosts.frames(0.0):
-                if kind is Kind.OUT:
-                    head, _, output = body.partition(b"\n")
-                    said = json.loads(head)
-                    yield log_file(Path(), place.node, int(said["attempt"]), str(said["name"])), output
+            for place, line in hosts.arrived(0.0):
+                printed = json.loads(line)
+                file_there = log_file(Path(), place.node, int(printed["attempt"]), str(printed["name"]))
+                yield file_there, printed["text"].encode("latin-1")
             tell_findings(hosts.problems[told:])
             told = len(hosts.problems)
         if file is None or file.node not in nodes:

@@ -29,6 +29,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
 from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.which_run import bring
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
 from ddplaunch.planning.hosts_plan import named, options_json, sized
@@ -36,7 +37,7 @@ from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import steady_s
-from ddplaunch.records.hosts_record import Pieces, without_skew, write_for_all
+from ddplaunch.records.hosts_record import without_skew, write_for_all
 from ddplaunch.records.launchers import Launched, Place, holding, launched_by_me
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.own_files import open_to_write
@@ -53,6 +54,7 @@ from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
 
 _GRACE_S = 30.0
+_RECORD_S = 60.0  # how long the records of all hosts may take
 
 
 def run_on_hosts(
@@ -138,12 +140,13 @@ def _stay(
     ``chosen`` is whether `--show` says whose output is shown.
     """
     directory, grace_s = launched.directory, launched.grace_s
-    console, pieces = HostsConsole(tuple(place.host for place in launched.places), chosen), Pieces(directory)
-    running = LaunchOnHosts(links, hosts, console.show, pieces.keep, grace_s, console.say)
-    with holding(launched):
+    console = HostsConsole(tuple(place.host for place in launched.places), chosen)
+    running = LaunchOnHosts(links, hosts, console.show, grace_s, console.say)
+    with holding(launched), running.handling():
         ends = running.run(orders)
         console.close()
-        pieces.unpack()
+        ended = tuple(place for place, end in zip(launched.places, ends, strict=True) if end.lost is None)
+        bring(replace(launched, places=ended), directory, _RECORD_S)
         if launched.marker is not None:
             (directory / launched.marker).unlink(missing_ok=True)
         return _conclude(launched, ends, running.interrupted)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 
+from ddplaunch.hosts.lines import Lines
 from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.door import Caller, Door, keep_alive
 from ddplaunch.hosts.roll_call.messages import (
@@ -231,7 +232,7 @@ def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
 
 def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float, left_s: float) -> Verdict:
     with _connected(call, left_s) as connection:
-        lines = _Lines(connection)
+        lines = Lines(connection.fileno(), 16 * LONGEST_LINE)
         line = lines.next(time.monotonic() + min(_GREETING_S, left_s))
         first = None if line is None else greeted(line)
         if first is None:
@@ -249,7 +250,7 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
         return _verdict(call, lines, show, started, lambda line: unsealed(line, secret, "verdict", first.nonce, nonce))
 
 
-def _verdict(call: Call, lines: _Lines, show: Show, started: float, proved: Callable[[bytes], bytes | None]) -> Verdict:
+def _verdict(call: Call, lines: Lines, show: Show, started: float, proved: Callable[[bytes], bytes | None]) -> Verdict:
     """Return the verdict that is ``proved``. Once this node has joined, only node 0's time counts."""
     status: Status | None = None
     while True:
@@ -267,33 +268,6 @@ def _verdict(call: Call, lines: _Lines, show: Show, started: float, proved: Call
             raise _NotThere(f"node 0 at {call.place} went away")
         if status is not None:
             show(replace(status, waited_s=waited))
-
-
-class _Lines:
-    """Lines of a connection, with a deadline for each."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._pending = b""
-        self.ended = False
-
-    def next(self, until: float) -> bytes | None:
-        """Return the next line; None when the time is over, or with ``ended`` set when no more will come."""
-        while b"\n" not in self._pending:
-            left = until - time.monotonic()
-            if left <= 0 or self.ended:
-                return None
-            self._connection.settimeout(left)
-            try:
-                data = self._connection.recv(LONGEST_LINE)
-            except TimeoutError:
-                return None
-            except OSError:
-                data = b""
-            self.ended = not data or len(self._pending) > 16 * LONGEST_LINE
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
 
 
 def _connected(call: Call, left_s: float) -> socket.socket:

@@ -66,10 +66,6 @@ class Door:
         self._selector.register(self._server, selectors.EVENT_READ)
         self.callers: list[Caller] = []
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when ``lines`` has something to do."""
-        return self._selector.fileno()
-
     def close(self) -> None:
         """Close everything."""
         self._stop_listening()
@@ -89,11 +85,6 @@ class Door:
             if late or not caller.open:
                 self.drop(caller)
                 yield caller, None
-
-    def greet(self) -> None:
-        """Greet those who have come; what they say is not listened to."""
-        for _ in self.lines(0.0):
-            pass
 
     def drop(self, caller: Caller) -> None:
         """Close a connection."""

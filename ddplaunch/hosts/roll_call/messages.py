@@ -12,14 +12,13 @@ secret itself never travels.
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import stat
 from collections.abc import Mapping
 from dataclasses import field, replace
 from hashlib import pbkdf2_hmac
-from typing import Any
 
+from ddplaunch.hosts.lines import line_of, message_in
 from ddplaunch.records.user_key import derived, user_key
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, Severity, usage
@@ -121,12 +120,12 @@ class Greeting:
 def greeting(nonce: str = "", secret: Secret | None = None) -> bytes:
     """Return the line with which node 0 greets a connection."""
     wanted = {} if secret is None else {"secret": secret.name}
-    return _line({_GREETING: PROTOCOL, "nonce": nonce, **wanted})
+    return line_of({_GREETING: PROTOCOL, "nonce": nonce, **wanted})
 
 
 def greeted(line: bytes) -> Greeting | None:
     """Return the greeting in ``line``, None for any other line."""
-    said = _object(line)
+    said = message_in(line)
     number, nonce, secret = said.get(_GREETING), said.get("nonce", ""), said.get("secret")
     if type(number) is not int or type(nonce) is not str or not (secret is None or type(secret) is str):
         return None
@@ -147,17 +146,17 @@ def unsealed(line: bytes, secret: Secret | None, *context: str) -> bytes | None:
 
 def hello_line(hello: Hello, nonce: str = "") -> bytes:
     """Return a hello as a line, with the fresh number of its node."""
-    return _line({"hello": codec.plain(hello), "nonce": nonce})
+    return line_of({"hello": codec.plain(hello), "nonce": nonce})
 
 
 def nonce_of(line: bytes) -> str:
     """Return the fresh number in a hello."""
-    return str(_object(line).get("nonce", ""))[:_TEXT_CHARS]
+    return str(message_in(line).get("nonce", ""))[:_TEXT_CHARS]
 
 
 def read_hello(line: bytes) -> Hello | None:
     """Return the hello in ``line``; None for anything that a stranger might send."""
-    said = _object(line).get("hello")
+    said = message_in(line).get("hello")
     try:
         hello = codec.from_plain(said, Hello)
     except ValueError:
@@ -182,12 +181,12 @@ def read_hello(line: bytes) -> Hello | None:
 def status_line(status: Status) -> bytes:
     """Return node 0's progress as a line."""
     shown = status.missing[:64]
-    return _line({"waiting": {"expected": status.expected, "joined": status.joined, "names": shown}})
+    return line_of({"waiting": {"expected": status.expected, "joined": status.joined, "names": shown}})
 
 
 def read_status(line: bytes, waited_s: float) -> Status | None:
     """Return the progress in ``line``, None where it is something else."""
-    said = _object(line).get("waiting")
+    said = message_in(line).get("waiting")
     if not isinstance(said, dict) or not isinstance(said.get("names"), list):
         return None
     if not all(type(said.get(name)) is int and 0 <= said[name] < 1 << 31 for name in ("expected", "joined")):
@@ -201,12 +200,12 @@ def verdict_line(verdict: Verdict) -> bytes:
     found = [
         [each.code, each.severity.value, each.what, each.why, each.fix, list(each.where)] for each in verdict.findings
     ]
-    return _line({"verdict": verdict.go, "rendezvous_id": verdict.rendezvous_id, "findings": found})
+    return line_of({"verdict": verdict.go, "rendezvous_id": verdict.rendezvous_id, "findings": found})
 
 
 def read_verdict(line: bytes) -> Verdict | None:
     """Return the verdict in ``line``, None where it is something else."""
-    said = _object(line)
+    said = message_in(line)
     go, identity = said.get("verdict"), said.get("rendezvous_id")
     if type(go) is not bool or not (identity is None or _is_name(identity)):
         return None
@@ -223,18 +222,6 @@ def read_verdict(line: bytes) -> Verdict | None:
 def _is_name(value: object) -> bool:
     """Whether it may stand in torchrun's arguments: no program can be given a NUL."""
     return type(value) is str and len(value) <= _TEXT_CHARS and value.isprintable()
-
-
-def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"  # ASCII: other bytes are escaped
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def secrets_of(environ: Mapping[str, str], file: str | None, whence: str) -> tuple[Secret, ...]:

@@ -2,40 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.hosts.roll_call.door import Door
 from ddplaunch.machine import network
 
 _LARGEST_SCRIPT = 16 << 20
 _PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from which outgoing connections take theirs
 _REACH_S = 3.0
 _GIT_S = 3.0
+_CLOSES_S = 0.5
 
 
-def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Door | None]:
-    """Return the answer, and a door that the host has to keep open, at which others get the nonce.
+class Answers:
+    """What a host says before a launch, and the port at which it meets the others meanwhile."""
 
-    Raises whatever goes wrong.
-    """
-    what = order.get("what")
-    if what == "facts":
-        return facts(order), None
-    if what == "listen":
-        return listen(order)
-    if what == "reach":
-        found = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
-        return {"reached": {name: own for name, own, _ in found}, "at": {name: peer for name, _, peer in found}}, None
-    if what == "sources":
-        files = {str(path): digest_of_file(Path(path)) or "missing" for path in order["files"]}
-        return {"files": files, "tree": work_tree()}, None
-    raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
+    def __init__(self) -> None:
+        """Meet nobody yet."""
+        self._meeting: socket.socket | None = None
+
+    def to(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer. Raises whatever goes wrong."""
+        what = order["what"]
+        if what == "clock":
+            return {**order, "wall": time.time()}
+        self.close_meeting()
+        if what == "facts":
+            return facts(order)
+        if what == "listen":
+            return self._listen(order)
+        if what == "reach":
+            found = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
+            return {"reached": {name: own for name, own, _ in found}, "at": {name: peer for name, _, peer in found}}
+        if what == "sources":
+            files = {str(path): digest_of_file(Path(path)) or "missing" for path in order["files"]}
+            return {"files": files, "tree": work_tree()}
+        raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
+
+    def _listen(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
+        asked = order.get("port")
+        try:
+            self._meeting = _listening(asked)
+        except OSError as error:
+            return {"port_problem": error.strerror or str(error), "port": asked}
+        threading.Thread(target=_greet, args=(self._meeting, str(order["nonce"]).encode()), daemon=True).start()
+        found = [each for each in network.probe_interfaces() if each.up and not each.loopback]
+        found.sort(key=lambda each: -(each.speed_mbps or 0))
+        addresses = [address for each in found for address in each.addresses if not address.lower().startswith("fe80")]
+        addresses.sort(key=lambda address: ":" in address)
+        return {"port": self._meeting.getsockname()[1], "addresses": addresses}
+
+    def close_meeting(self) -> None:
+        """Give the port back."""
+        if self._meeting is not None:
+            with contextlib.suppress(OSError):
+                self._meeting.shutdown(socket.SHUT_RDWR)  # which ends accept(2)
+            self._meeting.close()
+            self._meeting = None
+
+
+def _greet(server: socket.socket, nonce: bytes) -> None:
+    """Tell everybody who connects the nonce, until the port is closed."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with contextlib.suppress(OSError), connection:
+            connection.settimeout(_CLOSES_S)
+            connection.sendall(nonce)
+            connection.recv(1)  # the other side closes first, so that TIME_WAIT is there
 
 
 def facts(order: dict[str, Any]) -> dict[str, Any]:
@@ -146,22 +190,6 @@ def machine() -> str:
         except OSError:
             parts.append(socket.gethostname())
     return " ".join(parts)
-
-
-def listen(order: dict[str, Any]) -> tuple[dict[str, Any], Door | None]:
-    """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
-    asked = order.get("port")
-    try:
-        server = _listening(asked)
-    except OSError as error:
-        return {"port_problem": error.strerror or str(error), "port": asked}, None
-    found = [each for each in network.probe_interfaces() if each.up and not each.loopback]
-    found.sort(key=lambda each: -(each.speed_mbps or 0))
-    addresses = [address for each in found for address in each.addresses if not address.lower().startswith("fe80")]
-    addresses.sort(key=lambda address: ":" in address)
-    return {"port": server.getsockname()[1], "addresses": addresses}, Door(
-        server, lambda _: str(order["nonce"]).encode()
-    )
 
 
 def _listening(port: int | None) -> socket.socket:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.hosts.session.fan_out import FanOut, body_of
-from ddplaunch.hosts.session.frames import Kind
+from ddplaunch.hosts.lines import message_in
+from ddplaunch.hosts.session.fan_out import FanOut
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import failure, misunderstood
 from ddplaunch.machine.facts import Facts, ProbeRequest
@@ -60,7 +60,6 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
     ``start`` opens the session of one host. Raises OSError where there is no ssh.
     """
     order = {
-        "id": 0,
         "what": "facts",
         "request": codec.to_json(replace(question.request, torch_needs_gpu=True, packages=True)),
         "cwd": question.cwd,
@@ -92,8 +91,8 @@ def with_sources(
     machine. A host that does not answer in time is not compared.
     """
     for link in gathered.links:
-        link.send(Kind.ASK, {"id": 3, "what": "sources", "files": list(files)})
-    answers = dict(replies(links, gathered.links, Kind.ANSWER, _MEET_S))
+        link.send({"what": "sources", "files": list(files)})
+    answers = dict(replies(links, gathered.links, _MEET_S))
     reports = []
     for report in gathered.reports:
         said = answers.get(report.name, {})
@@ -104,16 +103,16 @@ def with_sources(
     return replace(gathered, reports=tuple(reports))
 
 
-def replies(links: Links, asked: Sequence[Link], kind: Kind, deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and body of each host's first frame of this kind, as far as they arrive in time."""
+def replies(links: Links, asked: Sequence[Link], deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and answer of each host, as far as they arrive in time."""
     waiting = {link for link in asked if not link.closed}
     until = time.monotonic() + deadline_s
     while waiting and (left := until - time.monotonic()) > 0:
         for event in links.wait(left):
-            if event.link in waiting and event.kind in (kind, None):
+            if event.link in waiting:
                 waiting.discard(event.link)
-                if event.kind is not None:
-                    yield event.link.name, body_of(event)
+                if event.kind == "message":
+                    yield event.link.name, message_in(event.body)
 
 
 def _report(
@@ -148,9 +147,9 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
     best: dict[str, tuple[float, float]] = {}
     for _ in range(_SAMPLES):
         for link in asked:
-            link.send(Kind.BEAT, {"sent": time.time()})
+            link.send({"what": "clock", "sent": time.time()})
         echoed = set()
-        for name, beat in replies(links, asked, Kind.BEAT, _ECHO_S):
+        for name, beat in replies(links, asked, _ECHO_S):
             try:
                 clock = clock_of(beat, time.time())
             except (KeyError, TypeError, ValueError, OverflowError):  # no clock's answer: as if it had not echoed
@@ -185,8 +184,8 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     """
     first, *others = asked
     nonce = secrets.token_hex(8)
-    first.send(Kind.ASK, {"id": 1, "what": "listen", "port": port, "nonce": nonce})
-    answer = dict(replies(links, [first], Kind.ANSWER, _MEET_S)).get(first.name, {"problem": "no answer"})
+    first.send({"what": "listen", "port": port, "nonce": nonce})
+    answer = dict(replies(links, [first], _MEET_S)).get(first.name, {"problem": "no answer"})
     if "problem" in answer:
         return (misunderstood(first.name, str(answer["problem"])),)
     if "port_problem" in answer:
@@ -204,8 +203,8 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
         return (misunderstood(first.name, "it names no port and addresses"),)
     addresses = [address] if address else list(map(str, listed))
     for link in others:
-        link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
-    answers = dict(replies(links, others, Kind.ANSWER, _MEET_S))
+        link.send({"what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
+    answers = dict(replies(links, others, _MEET_S))
     reached = {link.name: _texts(answers.get(link.name, {}).get("reached")) for link in others}
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):
@@ -245,9 +244,9 @@ def bootstrapped(
                 archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
         order = {"archive": b64encode(data.getvalue()).decode()}
         for link in wanting:
-            link.send(Kind.ASK, order)
+            link.send(order)
         told |= {link.name: {"problem": link.last_words or "no answer came in time"} for link in wanting}
-        told |= dict(replies(links, wanting, Kind.ANSWER, _WRITE_S))
+        told |= dict(replies(links, wanting, _WRITE_S))
     for each in reached:
         links.close(each.link)
     problems = [(name, answer["problem"]) for name, answer in told.items() if "folder" not in answer]

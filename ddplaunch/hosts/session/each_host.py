@@ -1,6 +1,7 @@
 """What each host of a run knows of it, asked from where the run was launched, by a session of its own each.
 
-At the other end is ``python -m ddplaunch.cli.part_here``, which answers one question and may go on to send frames. It
+At the other end is ``python -m ddplaunch.cli.part_here``, which answers one question and may go on to send
+messages, or its record as an archive. It
 ends when its session does, and nothing of the run depends on it.
 """
 
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddplaunch.hosts.session.fan_out import FanOut, Reached
-from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.hosts.session.links import Event, Link, Links, allow_many
 from ddplaunch.hosts.ssh import command, failure, misunderstood, ssh_missing
 from ddplaunch.records.launchers import Launched, Place
@@ -51,7 +51,7 @@ class EachHost:
             for each in reached:
                 self._take_answer(each)
             for link in self._by_link:
-                link.send(Kind.ASK)  # to go on; before, nobody would have listened
+                link.send({"what": "go on"})  # before, nobody would have listened
             begun.pop_all()
         return self
 
@@ -73,6 +73,7 @@ class EachHost:
         else:
             self.answers[place.node] = answer
             self._by_link[reached.link] = place
+            reached.link.started = self._order["what"] == "record"
             return
         self._links.close(reached.link)
 
@@ -81,13 +82,16 @@ class EachHost:
         """Whether a host may still send something."""
         return bool(self._by_link)
 
-    def frames(self, timeout_s: float) -> Iterator[tuple[Place, Kind, bytes]]:
-        """Yield what has arrived, after ``timeout_s`` seconds at the latest; a session that is over is forgotten."""
+    def arrived(self, timeout_s: float) -> Iterator[tuple[Place, bytes]]:
+        """Yield the messages, or pieces of records, that have arrived, after ``timeout_s`` seconds at the latest.
+
+        A session that is over is forgotten.
+        """
         for event in self._links.wait(timeout_s):
             place = self._by_link.get(event.link)
-            if place is not None and event.kind is not None:
-                yield place, event.kind, event.body
-            elif place is not None:
+            if place is not None and event.kind in ("message", "out"):
+                yield place, event.body
+            elif place is not None and event.kind == "end":
                 self._over(event, place)
 
     def _over(self, event: Event, place: Place) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddplaunch.hosts.session.frames import Kind, unpack
+from ddplaunch.hosts.lines import message_in
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.values.finding import RefusedError, error
@@ -44,8 +44,8 @@ class Reached:
 
     @property
     def said(self) -> str:
-        """The text that ssh and the shell's start-up files wrote in front of the first frame."""
-        return (self.link.frames.before + b"\n" + self.link.said).decode("utf-8", "replace")
+        """The text that ssh and the shell's start-up files wrote before the first message."""
+        return (self.link.before + b"\n" + self.link.said).decode("utf-8", "replace")
 
 
 class Window:
@@ -143,7 +143,7 @@ class FanOut:
         host.tries, host.tried_s = host.tries + 1, time.monotonic()
         self._by_link[host.link] = host
         self._connecting.add(host)
-        host.link.send(Kind.ASK, self._order)
+        host.link.send(self._order)
 
     def _wait_s(self, fresh: deque[Reached], now: float) -> float:
         """Return how long nothing is due."""
@@ -160,17 +160,17 @@ class FanOut:
         host = self._by_link.get(event.link)
         if host is None or host.settled or event.link is not host.link:
             return
-        if event.kind is Kind.ANSWER:
+        if event.kind == "message":
             self._joined(host)
-            self._settle(host, body_of(event), None)
-        elif event.kind is None:
+            self._settle(host, message_in(event.body), None)
+        elif event.kind == "end":
             self._session_over(host, event.link)
 
     def _session_over(self, host: Reached, link: Link) -> None:
         self._connecting.discard(host)
         status = link.reap(_PATIENCE_S)
         now = time.monotonic()
-        if not link.frames.greeted and was_dropped(status, host.said):
+        if not link.greeted and was_dropped(status, host.said):
             self._window.dropped(now)
             at = now + delay_s(host.tries, host.index)
             if host.tries < TRIES and at < host.until_s:
@@ -186,7 +186,7 @@ class FanOut:
 
     def _count_joined(self, now: float) -> None:
         for host in tuple(self._connecting):
-            if host.link.frames.greeted:
+            if host.link.greeted:
                 self._joined(host)
             elif now - host.tried_s > _SLOT_S:
                 self._connecting.discard(host)
@@ -201,11 +201,3 @@ class FanOut:
             host = self._deadlines.popleft()
             if not host.settled:
                 self._settle(host, None, None)
-
-
-def body_of(event: Event) -> dict[str, Any]:
-    """Return the answer in an event; what cannot be read is a `problem`."""
-    try:
-        return unpack(event.body)
-    except ValueError as problem:
-        return {"problem": str(problem)}

@@ -1,4 +1,10 @@
-"""The launcher's ssh sessions with many hosts: starts ssh, sends frames, returns what arrives, keeps them alive."""
+"""The launcher's ssh sessions with many hosts: starts ssh, sends messages, returns what arrives, keeps them alive.
+
+Both sides send messages of ``ddplaunch.hosts.lines``. A shell's start-up files may print before the host's first one;
+``GREETING`` says where that ends. Once a host has started what it was asked for, stdout and stderr of the session are
+that program's, its exit status is the session's, and a NUL on stderr answers each message. Both sides give up when they
+have heard nothing for ``SILENCE_S``.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,17 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from ddplaunch.hosts.session.frames import BEAT_S, SILENCE_S, Frames, Kind, pack
+from ddplaunch.hosts.lines import GREETING, SILENCE_S, line_of
 from ddplaunch.hosts.ssh import environment
 from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
+BEAT_S = 2.0
+_LONGEST_LINE = 64 << 20
+_NOISE = 4096
 _READ = 1 << 18
 _SAID = 1 << 16
 _CLOSING_S = 0.5  # for all together; a host that is gone is not waited for
@@ -25,15 +34,18 @@ _OWN_DESCRIPTORS = 128  # this interpreter's, and those of sessions while they a
 
 @dataclass(frozen=True)
 class Event:
-    """A frame that arrived from a host. ``kind`` None: its session has ended."""
+    """What arrived from a host: a message as a line, output of what it started, or the end of its session."""
 
     link: Link
-    kind: Kind | None
+    kind: Literal["message", "out", "err", "end"]
     body: bytes = b""
 
 
 class Link:
-    """One host's session. ``said`` is the end of what ssh and the shell there wrote to stderr."""
+    """One host's session. ``before`` is what the shell there printed before the greeting, ``said`` the end of stderr.
+
+    ``started``: stdout and stderr are those of a program now.
+    """
 
     def __init__(self, name: str, argv: Sequence[str], unsent: set[Link], folder: str = "") -> None:
         """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued.
@@ -50,7 +62,9 @@ class Link:
             env=environment(),
         )
         self.said = b""
-        self.frames = Frames(greeting=True)
+        self.greeted, self.before = False, b""
+        self.started = False
+        self._pending = b""
         self.queue = bytearray()
         self._unsent = unsent
         self.heard_s = time.monotonic()
@@ -61,17 +75,17 @@ class Link:
         for stream in (self._input, *self.outputs):
             os.set_blocking(stream.fileno(), False)
 
-    def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
-        """Queue one frame; nothing where the session is over."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Queue one message; nothing where the session is over."""
         if not self.closed:
-            self.queue += pack(kind, body)
+            self.queue += line_of(message)
             self._unsent.add(self)
             self.flush()
 
     def launch(self, order: dict[str, Any]) -> None:
         """Have the host start what ``order`` says; from now on its silence counts."""
-        self.heard_s = time.monotonic()
-        self.send(Kind.LAUNCH, order)
+        self.heard_s, self.said, self.started = time.monotonic(), b"", True
+        self.send({"what": "launch", **order})
 
     def flush(self) -> None:
         """Write what the pipe takes."""
@@ -85,6 +99,18 @@ class Link:
                 break
             del self.queue[:written]
         self._unsent.discard(self)
+
+    def lines(self, data: bytes) -> Iterator[bytes]:
+        """Yield the messages that are whole with ``data``. Raises ValueError for one that never ends."""
+        self._pending += data
+        if not self.greeted:
+            self.before, found, after = self._pending.partition(GREETING)
+            self.greeted, self._pending = bool(found), after if found else self.before[-_NOISE:]
+        if self.greeted and b"\n" in data:
+            *whole, self._pending = self._pending.split(b"\n")
+            yield from whole
+        if len(self._pending) > _LONGEST_LINE:
+            raise ValueError(f"a line of more than {_LONGEST_LINE} bytes")
 
     @property
     def last_words(self) -> str:
@@ -175,7 +201,7 @@ class Links:
         if now >= self._beat_at_s:
             self._beat_at_s = now + BEAT_S
             for link in wanted:
-                link.send(Kind.BEAT, {"sent": time.time()})
+                link.send({})
         silent = [link for link in wanted if now - link.heard_s > SILENCE_S]
         for link in silent:
             link.kill()
@@ -204,18 +230,21 @@ class Links:
             data = b""
         if not data:
             self._selector.unregister(stream)
-            return [Event(link, None)] if link.ended() else []
-        if stream is link.process.stderr:
-            link.said = (link.said + data)[-_SAID:]
-            return []
+            return [Event(link, "end")] if link.ended() else []
         link.heard_s = time.monotonic()
+        if stream is link.process.stderr:
+            data = data.replace(b"\0", b"")
+            link.said = (link.said + data)[-_SAID:]
+            return [Event(link, "err", data)] if data and link.started else []
+        if link.started:
+            return [Event(link, "out", data)]
         try:
-            return [Event(link, kind, body) for kind, body in link.frames.feed(data)]
+            return [Event(link, "message", line) for line in link.lines(data)]
         except ValueError as problem:
-            link.said += f"\n{link.name} sent what is no frame: {problem}\n".encode()
+            link.said += f"\n{link.name} sent what is no message: {problem}\n".encode()
             self._selector.unregister(stream)
             link.kill()
-            return [Event(link, None)] if link.ended() else []
+            return [Event(link, "end")] if link.ended() else []
 
 
 def allow_many(hosts: int) -> None:

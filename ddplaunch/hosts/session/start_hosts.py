@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
+from ddplaunch.hosts.lines import OF_SSH, SILENCE_S
 from ddplaunch.hosts.session.links import Event, Link, Links
+from ddplaunch.hosts.ssh import own_words
 from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed, signal_name
@@ -21,9 +22,7 @@ _STILL_S = 55.0  # after SILENCE_S without a beat hosts end what they run; one c
 _RECENT_S = 60.0
 _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come to their own end first
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
-_RECORD_S = 60.0  # how long the records of all hosts may take
 _TURN_S = 0.2
-_SAID = 1 << 16
 _QUIET_S = 2.0  # after Ctrl-C, before it is said what is waited for
 
 
@@ -42,7 +41,6 @@ class HostEnd:
     lost: str | None = None
     told: int | None = None
     heard_s: float = 0.0
-    recorded: bool = False
     still_s: float = 0.0
     said: bytes = b""
 
@@ -50,11 +48,6 @@ class HostEnd:
     def ended(self) -> bool:
         """Whether nothing runs there any more, as far as can be known."""
         return self.status is not None or self.lost is not None
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing more is to come from there."""
-        return self.lost is not None or (self.status is not None and self.recorded)
 
 
 class LaunchOnHosts:
@@ -65,12 +58,11 @@ class LaunchOnHosts:
         links: Links,
         hosts: Sequence[Link],
         show: Callable[[int, Literal["out", "err"], bytes], None],
-        keep: Callable[[int, bytes], None],
         grace_s: float,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``show`` gets the output of a node, ``keep`` the pieces of its record, ``say`` what this launcher says."""
-        self._links, self._show, self._keep, self._grace_s, self._say = links, show, keep, grace_s, say
+        """``show`` gets the output of a node, ``say`` what this launcher says."""
+        self._links, self._show, self._grace_s, self._say = links, show, grace_s, say
         self._known = {link: HostEnd(node, link.name, None, heard_s=steady_s()) for node, link in enumerate(hosts)}
         self._due: dict[Callable[[], None], float] = {}  # what is to be done, and when by time.monotonic
         self._signals: list[int] = []
@@ -78,17 +70,16 @@ class LaunchOnHosts:
         self.interrupted: int | None = None
 
     def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
-        """Start every host's order, and return when each host has ended or is lost."""
-        with self._handling():
-            for link, order in zip(self._known, orders, strict=True):
-                link.launch(order)
-            while not all(known.done for known in self._known.values()):
-                arrived = self._links.wait(_TURN_S)
-                self._standstill.look()
-                for event in arrived:
-                    self._take(event)
-                self._heed_signals()
-                self._keep_time(time.monotonic())
+        """Start every host's order, and return when each host has ended or is lost; within ``handling``."""
+        for link, order in zip(self._known, orders, strict=True):
+            link.launch(order)
+        while self._running():
+            arrived = self._links.wait(_TURN_S)
+            self._standstill.look()
+            for event in arrived:
+                self._take(event)
+            self._heed_signals()
+            self._keep_time(time.monotonic())
         return tuple(self._known.values())
 
     def _note(self, link: Link, **news: Any) -> None:
@@ -96,40 +87,31 @@ class LaunchOnHosts:
 
     def _take(self, event: Event) -> None:
         link, known = event.link, self._known.get(event.link)
-        if known is None or known.done:
+        if known is None or known.ended:
             return
-        said = (known.said + event.body)[-_SAID:] if event.kind is Kind.ERR else known.said
-        self._note(link, heard_s=steady_s(), said=said)
-        if event.kind is None:
+        if event.kind == "end":
             self._session_over(link)
-        elif event.kind in (Kind.OUT, Kind.ERR):
-            self._show(known.node, "out" if event.kind is Kind.OUT else "err", event.body)
-        elif event.kind is Kind.ENDED:
-            status = _status_in(event.body)
-            if status is None:
-                link.kill()
-                self._session_over(link, "it sent an end without a status")
-                return
-            self._note(link, status=status)
-            if status:
-                self._end_others_after(_SETTLE_S)
-        elif event.kind is Kind.RECORD:
-            if event.body:
-                self._keep(known.node, event.body)
-            else:
-                self._leave(link)
+            return
+        if event.kind != "message":
+            self._show(known.node, event.kind, event.body)
 
-    def _leave(self, link: Link) -> None:
-        """Say that the record is complete, or that no more of it is waited for."""
-        self._note(link, recorded=True)
-        link.send(Kind.LEAVE)
-        self._links.close(link)
+    def _session_over(self, link: Link) -> None:
+        """Note how the program ended: the session ends with its status, or is lost."""
+        status = link.reap(_CLOSED_S)
+        if status is None or not 0 <= status < OF_SSH:
+            self._lose(link, _why_lost(link, status))
+            return
+        self._over(link, status=status)
+        if status:
+            self._end_others_after(_SETTLE_S)
 
-    def _session_over(self, link: Link, why: str | None = None) -> None:
-        if self._known[link].status is None:
-            self._note(link, lost=why or _why_over(link), still_s=self._standstill.recent_s())
-            self._end_others_after(0.0)
-        self._note(link, recorded=True)
+    def _lose(self, link: Link, why: str) -> None:
+        self._over(link, lost=why, still_s=self._standstill.recent_s())
+        self._end_others_after(0.0)
+
+    def _over(self, link: Link, **how: Any) -> None:
+        heard_s = steady_s() - (time.monotonic() - link.heard_s)
+        self._note(link, said=link.said, heard_s=heard_s, **how)
         self._links.close(link)
 
     def _end_others_after(self, delay_s: float) -> None:
@@ -141,11 +123,8 @@ class LaunchOnHosts:
 
     def _keep_time(self, now: float) -> None:
         """Do what is due."""
-        for link in self._links.keep_alive([link for link, known in self._known.items() if not known.done]):
-            self._session_over(link, f"nothing was heard of it for {SILENCE_S:.0f} s")
-            self._end_others_after(0.0)
-        if not self._running():
-            self._due.setdefault(self._miss_records, now + _RECORD_S)
+        for link in self._links.keep_alive(self._running()):
+            self._lose(link, f"nothing was heard of it for {SILENCE_S:.0f} s")
         for action, at in tuple(self._due.items()):
             if now >= at:
                 del self._due[action]
@@ -162,13 +141,7 @@ class LaunchOnHosts:
 
     def _give_up(self) -> None:
         for link in self._running():
-            self._note(link, lost=f"it did not end within {_KILLED_S:.0f} s after SIGKILL")
-            self._links.close(link)
-
-    def _miss_records(self) -> None:
-        for link, known in tuple(self._known.items()):
-            if not known.done:
-                self._leave(link)
+            self._over(link, lost=f"it did not end within {_KILLED_S:.0f} s after SIGKILL")
 
     def _tell(self, number: int) -> None:
         """Ask every host that still runs to end; SIGKILL follows when the grace is over."""
@@ -176,23 +149,18 @@ class LaunchOnHosts:
         for link in self._running():
             if self._known[link].told is None:
                 self._note(link, told=number)
-                link.send(Kind.SIGNAL, {"signal": number})
+                link.send({"signal": number})
 
     def _kill(self) -> None:
         self._due.setdefault(self._give_up, time.monotonic() + _KILLED_S)
         for link in self._running():
             self._note(link, told=signal.SIGKILL)
-            link.send(Kind.SIGNAL, {"kill": True})
+            link.send({"signal": signal.SIGKILL})
 
     def _heed_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
-            if number == signal.SIGWINCH:
-                size = terminal_size()
-                if size is not None:
-                    for link in self._known:
-                        link.send(Kind.SIZE, size)
-            elif self.interrupted is None:
+            if self.interrupted is None:
                 self._say("")  # a terminal shows ^C where the cursor was
                 self.interrupted = number
                 self._due[self._say_what_is_waited_for] = time.monotonic() + _QUIET_S
@@ -201,12 +169,12 @@ class LaunchOnHosts:
                 self._kill()
 
     @contextlib.contextmanager
-    def _handling(self) -> Iterator[None]:
-        """Take the signals that end or resize a launch, but those that `nohup` or a shell without job control ignores.
+    def handling(self) -> Iterator[None]:
+        """Take the signals that end a launch, but those that `nohup` or a shell without job control ignores.
 
         Ctrl-Z is ignored: a stopped launcher looks like a dead one.
         """
-        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         numbers = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
@@ -226,21 +194,12 @@ class LaunchOnHosts:
                 signal.signal(number, handler)
 
 
-def _status_in(body: bytes) -> int | None:
-    """Return the exit status that a host tells, None where it tells none."""
-    try:
-        status = unpack(body).get("status")
-    except ValueError:
-        return None
-    return status if type(status) is int and 0 <= status < 256 else None
-
-
-def _why_over(link: Link) -> str:
-    """Return as a clause why a session is over: what ssh said last, else how ssh ended."""
-    status = link.reap(_CLOSED_S)
+def _why_lost(link: Link, status: int | None) -> str:
+    """Return as a clause why a session is lost: what ssh said of it last, else how ssh ended."""
     if status is not None and status < 0:
         return f"the ssh to it was killed by {signal_name(-status)}"
-    return link.last_words.rstrip(".") or "its session ended without a word, as when ddplaunch there is killed"
+    words = own_words(link.said.decode("utf-8", "replace"))
+    return words.rstrip(".") or "its session ended without a word, as when ddplaunch there is killed"
 
 
 class Standstill:
