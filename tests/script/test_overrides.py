@@ -94,8 +94,9 @@ def test_what_hydra_composes_or_makes_is_left_to_who_names_its_keys(tmp_path: Pa
     reasons = {each.number: each.reason for each in forward((), PLAN, report).missing}
     assert reasons["lr"] == "no option for it was found, and a part of train.py cannot be read"
     said = Options(batch_option=Resolved("data.batch_size", FLAG))
-    report = understood_as_said(report, said, Target("script", "train.py"))
-    assert forward(("seed=1",), PLAN, report).args == ("seed=1", "data.batch_size=8")
+    named = understood_as_said(report, said, Target("script", "train.py"))
+    assert isinstance(named, ScriptReport)
+    assert forward(("seed=1",), PLAN, named).args == ("seed=1", "data.batch_size=8")
 
 
 def test_of_two_batches_of_a_configuration_none_is_meant(tmp_path: Path) -> None:

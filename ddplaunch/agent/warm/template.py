@@ -134,7 +134,9 @@ class Template:
         """Wait until the template is gone; after ``leaves_s`` it is killed. What it had forked ends with it."""
         self.close()
         process, self._process = self._process, None
-        for limit_s in (leaves_s, _KILLED_S) if process is not None else ():
+        if process is None:
+            return
+        for limit_s in (leaves_s, _KILLED_S):
             try:
                 process.wait(limit_s)
                 return
