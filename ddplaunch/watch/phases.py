@@ -33,6 +33,7 @@ _WAITED = 0.1  # ... if they wait this share of the step more than it does
 _MOST_OF_IT = 0.5  # ... and what it takes longer is this share of what they wait
 _BOUND = 0.25  # what takes this share of the time is what holds the steps back
 _COMPUTES = 0.5
+_CROWDED = 2  # times as many threads as CPUs: what ranks wait for each other is that
 _FEW, _MOMENT_S = 10, 1.0  # of fewer steps in less time a rank may be late by chance
 _ALL_WAIT = 0.5  # of what the late rank waits for data: who waits as long has the same to mend
 
@@ -265,9 +266,10 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
     shares = mean_shares(ranks)
     threads = threads_of(ranks)
     computes = sum(shares[name] or 0 for name in ("forward", "backward", "optimizer"))
-    # First, and beside what they wait for each other, because such ranks are late in turn.
-    works, waits_for_ranks = 1 - (shares["comm"] or 0), shares["comm"] or 0
-    mostly_computes = computes >= max(_COMPUTES * works, waits_for_ranks)
+    # First, because such ranks are late in turn, and the others wait for them.
+    waits_for_ranks = shares["comm"] or 0
+    mostly_computes = computes >= _COMPUTES * (1 - waits_for_ranks)
+    mostly_computes &= computes >= waits_for_ranks or threads >= _CROWDED * cpus
     if threads > cpus and mostly_computes and all(one.facts.get("device") == "cpu" for one in ranks):
         return warning(
             "threads-exceed-cpus",

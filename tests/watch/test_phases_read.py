@@ -120,6 +120,17 @@ def test_what_holds_ranks_back(code: str, golden: Golden) -> None:
     golden(f"phases-{code}", findings_text((found,), Terminal(80)) + "\n")
 
 
+def test_many_threads_come_before_the_late_rank_that_they_make() -> None:
+    """As seen at loads of 15 and 22: ranks with 64 threads each on 2 CPUs, of which now one, now the other is late."""
+    for threads, code in ((64, "threads-exceed-cpus"), (1, "communication-bound")):
+        ranks = [rank(number, 0.1, 0.014, 0.034, 0.006, 0.044, threads=threads) for number in range(2)]
+        found = held_back(ranks, 2)
+        assert found is not None and found.code == code
+    late = [rank(0, 0.1, 0.031, 0.045, 0.0, 0.023, threads=64), rank(1, 0.1, 0.012, 0.027, 0.0, 0.06, threads=64)]
+    found = held_back(late, 2)
+    assert found is not None and found.code == "threads-exceed-cpus"
+
+
 def test_nothing_is_said_of_ranks_that_compute() -> None:
     healthy = [rank(number, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4) for number in range(2)]
     assert held_back(healthy, 8) is None
