@@ -16,6 +16,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.end.evidence import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.plugin.outlets import drain, path_of, read_console
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
@@ -25,6 +26,7 @@ from ddplaunch.agent.torch_names import ON_SIGNAL, unknown_names
 from ddplaunch.agent.torch_patches import (
     Pause,
     RankCpus,
+    limit_files_of_ranks,
     logs_destination,
     notice_failures,
     notice_start,
@@ -129,6 +131,7 @@ class CapturedLogs(api.LogsSpecs):
         end_with_this_program()
         os.environ.pop(TYPED, None)
         os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start
+        limit_files_of_ranks(raise_limit())
         session.start()
         session.lost = lambda: _lost(session)
         session.watch()

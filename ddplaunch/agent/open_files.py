@@ -1,7 +1,8 @@
-"""The limit of open files, of which recording takes only what torchrun and its ranks leave."""
+"""The limit of open files: all that may be had, and for recording only what torchrun and its ranks leave."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -9,6 +10,14 @@ from pathlib import Path
 
 #: What torchrun opens after the plug-in: its store, the rendezvous, modules, a pipe for each start. 18 were counted.
 _TORCHRUN = 32
+
+
+def raise_limit() -> tuple[int, int]:
+    """Raise this process's soft limit as far as the hard one; return both as they were (getrlimit(2))."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # the kernel's own limit, fs.nr_open, was lowered since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft, hard
 
 
 def require(count: int) -> None:

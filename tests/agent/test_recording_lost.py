@@ -63,13 +63,13 @@ def test_few_descriptors_cost_the_record_alone(limit: int, status: int, tmp_path
     assert lacks == bool(outcome(tmp_path).notes) == (limit < 96) and (not lacks or "rank 1 limits" in said), said
 
 
-def test_ranks_have_the_limit_of_open_files_that_was_typed(tmp_path: Path) -> None:
+def test_the_soft_limit_is_raised_for_recording_and_not_for_ranks(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1000:
         skip(f"{hard} open files are allowed")
-    code, _ = limited(200, hard, tmp_path, 0)
+    code, said = limited(40, hard, tmp_path, 0)
     recorded = (tmp_path / ".ddplaunch" / "runs" / "run" / "node-0" / "attempt-0" / "rank-1.out").read_text()
-    assert code == 0 and f"limits (200, {hard})" in recorded and not outcome(tmp_path).notes
+    assert code == 0 and f"limits (40, {hard})" in recorded and not outcome(tmp_path).notes, said
 
 
 #: A point of each kind: what each process opens, creates and writes, and what recording cannot be without.

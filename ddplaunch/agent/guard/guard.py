@@ -10,7 +10,6 @@ import _thread
 import contextlib
 import importlib
 import os
-import resource
 import signal
 import socket
 import time
@@ -23,6 +22,7 @@ from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, rank_command, unannounced
+from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.protocol import RankFailure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
@@ -367,9 +367,7 @@ def _prepare_process() -> None:
     """Name this process for process tables, and let it open as many files as it may."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("ddplaunch-guard")
-    with contextlib.suppress(OSError, ValueError):  # the kernel's own limit, fs.nr_open, was lowered since
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_limit()
 
 
 def _get_ready() -> None:
