@@ -192,13 +192,13 @@ def is_same_file(first: int, second: int) -> bool:
 def gpu_devices(pid: int | str, proc: str = "/proc") -> list[str]:
     """Return the devices of NVIDIA's or AMD's compute driver that a process has open; none where nobody may look.
 
-    CUDA and NVML open /dev/nvidiactl and /dev/nvidiaN, HIP opens /dev/kfd.
+    CUDA and NVML open /dev/nvidiactl and /dev/nvidiaN, on WSL2 /dev/dxg; HIP opens /dev/kfd. They stay open.
     """
     folder, targets = f"{proc}/{pid}/fd", []
     for name in names(folder):
         with contextlib.suppress(OSError):  # closed meanwhile
             targets.append(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
-    return [path for path in targets if path.startswith("/dev/nvidia") or path == "/dev/kfd"]
+    return [path for path in targets if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dxg"))]
 
 
 def boot_id() -> str | None:

@@ -1,11 +1,9 @@
 """What makes a start cold, each with a case that does not; the pieces that need no torchrun."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,7 @@ FIT = AgentFacts(
     unbuffered=True,
     python_threads=1,
     traced=False,
-    cuda=None,
+    gpu=None,
     has_streams=True,
     starts_ranks_as_known=True,
     caller=None,
@@ -51,7 +49,7 @@ def test_a_fit_process_is_forked() -> None:
         ({"unbuffered": False}, "`-u`"),
         ({"python_threads": 2}, "2 threads"),
         ({"traced": True}, "debugger"),
-        ({"cuda": "/dev/nvidiactl"}, "/dev/nvidiactl is in use"),
+        ({"gpu": "/dev/nvidiactl"}, "/dev/nvidiactl is in use"),
         ({"has_streams": False}, "closed"),
         ({"caller": "/home/me/launch.py"}, "/home/me/launch.py has called"),
         ({"starts_ranks_as_known": False}, "this torch"),
@@ -175,26 +173,6 @@ def test_a_process_is_shown_as_what_it_stands_for() -> None:
         os.close(reading)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-@pytest.mark.parametrize(("answer", "found"), [(3, None), (0, "CUDA"), (201, "CUDA")])
-def test_cuda_is_in_use_when_the_driver_was_initialized(tmp_path: Path, answer: int, found: str | None) -> None:
-    """3 is CUDA_ERROR_NOT_INITIALIZED; 201, no context yet, comes after cuInit only."""
-    compiler = shutil.which("cc")
-    assert compiler is not None
-    (tmp_path / "cuda.c").write_text(f"int cuCtxGetCurrent(void **context) {{ *context = 0; return {answer}; }}")
-    library = str(tmp_path / "libcuda.so.1")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
-    program = (
-        f"import ctypes; ctypes.CDLL({library!r})\nfrom ddplaunch.agent.warm import kernel; print(kernel.cuda_in_use())"
-    )
-    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert result.stdout == f"{found}\n"
-
-
-def test_cuda_is_not_in_use_without_a_driver() -> None:
-    assert kernel.cuda_in_use() is None
 
 
 @pytest.mark.parametrize(

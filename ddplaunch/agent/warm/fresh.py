@@ -37,7 +37,7 @@ import sys
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,7 +52,6 @@ from ddplaunch.agent.rank_site.sitecustomize import (
 )
 from ddplaunch.agent.torch_names import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
-from ddplaunch.values.frozen import dataclass
 
 Program = Callable[[], object]
 
@@ -111,24 +110,11 @@ def _status(failed: int) -> int:
     return 1 if failed else 0
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a rank comes from.
-
-    ``launcher_path`` is what torchrun's own interpreter had put in front of ``sys.path``, ``launcher_modules`` what was
-    found there, ``seed`` torch's at the first fork.
-    """
-
-    launcher_path: str | None
-    launcher_modules: tuple[str, ...]
-    seed: int | None
-
-
-def become(request: Request, origin: Origin) -> Program:
+def become(request: Request, seed: int | None) -> Program:
     """Make this process what `python -u …` would be before its first line; return what runs that line.
 
-    Touches as little as it can: each page that it writes to is one more that ranks do not share. Raises OSError if the
-    script cannot be read.
+    ``seed`` was torch's at the first fork. Touches as little as it can: each page that it writes to is one more that
+    ranks do not share. Raises OSError if the script cannot be read.
     """
     if request.cpus is not None:
         with contextlib.suppress(OSError):  # the cpuset is another one by now
@@ -146,8 +132,6 @@ def become(request: Request, origin: Origin) -> Program:
     program, first = _program(request)
     if first is not None:
         sys.path.insert(0, first)
-    if first != origin.launcher_path:
-        forget(origin.launcher_modules)
     _signals()
     _faulthandler()
     ddplaunch_marks.keep_data_workers()
@@ -159,7 +143,7 @@ def become(request: Request, origin: Origin) -> Program:
         ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
     _threads()
     _processes()
-    _random(origin.seed)
+    _random(seed)
     _logging()
     return program
 
@@ -178,27 +162,6 @@ def _program(request: Request) -> tuple[Program, str | None]:
     if pkgutil.get_importer(path) is not None:  # a folder, or an archive
         return module("__main__", named_by_user=False), path
     return script(path), None if safe else str(Path(path).resolve().parent)
-
-
-def found_in(folder: str) -> list[str]:
-    """Return the modules that torchrun found in its own first folder, ``folder``, where a rank may not look."""
-    home = Path(folder).resolve()
-    if home in {Path(entry).resolve() for entry in sys.path}:
-        return []
-    tops = set()
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and "." not in name and name != "__main__":
-            place = Path(file).parent.parent if Path(file).stem == "__init__" else Path(file).parent
-            if place.resolve() == home:
-                tops.add(name)
-    return [name for name in sys.modules if name.partition(".")[0] in tops]
-
-
-def forget(names: Iterable[str]) -> None:
-    """Drop these modules; who has them already keeps them."""
-    for name in names:
-        sys.modules.pop(name, None)
 
 
 def _main_module() -> None:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.machine.files import gpu_devices
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
@@ -18,7 +17,6 @@ _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGKILL = 9
-_CUDA_ERROR_NOT_INITIALIZED = 3
 #: Where /proc/PID/stat holds the borders of a process's memory, counted as proc(5) does, in the order of the struct.
 _BORDERS = (26, 27, 45, 46, 47, None, 28, 48, 49, 50, 51)
 
@@ -87,25 +85,6 @@ def close_all_but(kept: int) -> None:
 def flush_c_streams() -> None:
     """Write out what C code left in stdio's buffers, which every forked child would write once more."""
     ctypes.CDLL(None).fflush(None)
-
-
-def cuda_in_use() -> str | None:
-    """Return what this process has opened of CUDA, NVML or HIP, which does not survive a fork; None if nothing.
-
-    Asks the driver itself, when it is mapped: before cuInit every call answers CUDA_ERROR_NOT_INITIALIZED
-    (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__INITIALIZE.html).
-    """
-    if devices := gpu_devices("self"):
-        return devices[0]
-    if "libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
-        return None
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        context = ctypes.c_void_p()
-        answer = driver.cuCtxGetCurrent(ctypes.byref(context))
-    except (OSError, AttributeError):
-        return None
-    return None if answer == _CUDA_ERROR_NOT_INITIALIZED else "CUDA"
 
 
 def fork_on_trial() -> int:

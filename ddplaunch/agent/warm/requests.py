@@ -4,50 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import marshal
+import os
 import socket
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import numbers_of
 
-_LENGTH = struct.Struct("=Q")
 _DESCRIPTORS = 8
 
 
 def send(channel: socket.socket, value: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
     """Send one value of plain built-in types, with descriptors. Raises OSError if the other side is gone.
 
-    marshal, because both sides are the same interpreter, and it keeps the surrogates of undecodable names.
+    marshal, because both sides are the same interpreter, and it keeps the surrogates of undecodable names; in memory of
+    its own, because an environment may be larger than what a socket takes in one piece.
     """
-    data = marshal.dumps(value)
-    socket.send_fds(channel, [_LENGTH.pack(len(data))], list(descriptors))
-    channel.sendall(data)
+    with open(os.memfd_create("ddplaunch-warm"), "wb") as memory:
+        marshal.dump(value, memory)
+        memory.flush()
+        socket.send_fds(channel, [b"+"], [memory.fileno(), *descriptors])
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return one value and its descriptors; None when the other side is gone."""
     try:
-        head, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _DESCRIPTORS)
-        head += _read(channel, _LENGTH.size - len(head)) if head else b""
-        if len(head) < _LENGTH.size:
-            return None
-        (size,) = _LENGTH.unpack(head)
-        data = _read(channel, size)
+        head, descriptors, _, _ = socket.recv_fds(channel, 1, _DESCRIPTORS)
     except ConnectionError:
         return None
-    return (marshal.loads(data), descriptors) if len(data) == size else None
-
-
-def _read(channel: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = channel.recv(size - len(data))
-        if not part:
-            break
-        data += part
-    return bytes(data)
+    if not head:
+        return None
+    with open(descriptors[0], "rb") as memory:
+        memory.seek(0)
+        return marshal.load(memory), descriptors[1:]
 
 
 @dataclass(frozen=True)

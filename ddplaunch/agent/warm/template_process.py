@@ -23,6 +23,7 @@ from ddplaunch.agent.torch_patches import torchrun_args
 from ddplaunch.agent.warm import fresh, kernel, requests
 from ddplaunch.agent.warm.fresh import Program, leave_libraries_alone
 from ddplaunch.agent.warm.requests import Request
+from ddplaunch.machine.files import gpu_devices
 from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
 
@@ -67,8 +68,8 @@ def _unfit() -> str | None:
     threads = kernel.native_threads()
     if threads > 1:
         return f"{threads} threads run"
-    cuda = kernel.cuda_in_use()
-    return f"{cuda} is in use" if cuda else None
+    devices = gpu_devices("self")
+    return f"{devices[0]} is in use" if devices else None
 
 
 _STARTED, _GONE = 0, 1
@@ -103,12 +104,11 @@ class TemplateProcess:
 
     def _leave_home(self) -> None:
         """Take out what came with torchrun's process and with ddplaunch."""
-        home, modules = self.launcher_path, []
-        if home is not None:
-            sys.path.remove(home)
-            modules = fresh.found_in(home)
-        self.origin = fresh.Origin(home, tuple(modules), fresh.torch_seed())
-        fresh.forget([name for name in sys.modules if name.partition(".")[0] == "ddplaunch"])
+        if self.launcher_path is not None:
+            sys.path.remove(self.launcher_path)
+        self.seed = fresh.torch_seed()
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ddplaunch"]:
+            del sys.modules[name]
 
     def _preload(self, names: Sequence[str]) -> list[str]:
         """Import modules; return a line for each that could not be. End if this process must not be forked then."""
@@ -180,7 +180,7 @@ class TemplateProcess:
             os.fchdir(descriptors[3])
             for descriptor in descriptors:
                 os.close(descriptor)
-            program = fresh.become(request, self.origin)
+            program = fresh.become(request, self.seed)
             kernel.is_shown_as(Path(request.args[0]).name, request.args, request.environ)
         except Exception:
             program = None

@@ -12,8 +12,8 @@ from pathlib import Path
 from ddplaunch.agent.rank_site import VARIABLE
 from ddplaunch.agent.rank_site.sitecustomize import restore
 from ddplaunch.agent.torch_names import POPEN
-from ddplaunch.agent.warm import kernel
 from ddplaunch.agent.warm.requests import Request, is_python_command
+from ddplaunch.machine.files import gpu_devices
 from ddplaunch.values.frozen import dataclass
 
 #: Read by C libraries when they are loaded: a rank that is forked later has what torchrun's process had.
@@ -39,7 +39,7 @@ class AgentFacts:
     unbuffered: bool
     python_threads: int
     traced: bool
-    cuda: str | None
+    gpu: str | None
     has_streams: bool
     starts_ranks_as_known: bool
     caller: str | None
@@ -57,7 +57,7 @@ def why_no_template(facts: AgentFacts) -> str | None:
         (not facts.unbuffered, "torchrun's interpreter was not started with `-u`, as ranks are"),
         (facts.python_threads > 1, f"torchrun's process has {facts.python_threads} threads already"),
         (facts.traced, "a debugger or profiler follows torchrun's process"),
-        (facts.cuda is not None, f"{facts.cuda} is in use in torchrun's process already, and does not survive a fork"),
+        (facts.gpu is not None, f"{facts.gpu} is in use in torchrun's process already, and does not survive a fork"),
         # the template leaves all frames: whatever the caller has in `with` or `finally` would happen twice
         (facts.caller is not None, f"{facts.caller} has called torchrun's functions; `python -m` has to start them"),
         (not facts.has_streams, "torchrun's stdin, stdout or stderr is closed"),
@@ -119,7 +119,7 @@ def agent_facts() -> AgentFacts:
         unbuffered=bool(getattr(sys.__stdout__, "write_through", False)),
         python_threads=threading.active_count(),
         traced=sys.gettrace() is not None or sys.getprofile() is not None,
-        cuda=kernel.cuda_in_use(),
+        gpu=next(iter(gpu_devices("self")), None),
         has_streams=None not in (sys.stdin, sys.stdout, sys.stderr),
         starts_ranks_as_known=POPEN.is_known(),
         caller=foreign_caller([frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]),
