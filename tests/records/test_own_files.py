@@ -188,7 +188,6 @@ def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path
 
 #: What may write without ``own_files``, because it is no record: /proc, /dev, folders of its own.
 ELSEWHERE = {
-    "cli/commands/convert.py",  # the user's own script, and a copy of it that must not exist
     "api/child.py",  # in a temporary folder of its own
     "api/rank_call.py",  # as the one before
     "agent/guard/guard.py",  # /proc/self/comm
