@@ -1,7 +1,7 @@
 """Scripted hosts for ``benchmarks.fan_out``: one process that plays all of them; knows nothing of the launcher's code.
 
 For each host that the launcher starts ssh for, it gets the other ends of that session's pipes, speaks the protocol of
-``ddplaunch.hosts.lines`` as a host would, and takes its time as hosts do. It notes when what arrived.
+``ddplaunch.hosts.json_lines`` as a host would, and takes its time as hosts do. It notes when what arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.scripted_answers import LINE, address_of, facts_of, record_of
-from ddplaunch.hosts.lines import GREETING, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, line_of, message_in
 
 DROPPED = b"kex_exchange_identification: Connection closed by remote host\n"
 

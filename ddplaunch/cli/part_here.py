@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from ddplaunch.hosts.lines import GREETING, Lines, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, LineReader, line_of, message_in
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 
@@ -30,7 +30,7 @@ class Part:
 
     def __init__(self, incoming: int, outgoing: int, node: int, record: str) -> None:
         """Greet, and read the question."""
-        self._lines, self.output = Lines(incoming, _LONGEST_LINE), os.fdopen(outgoing, "wb")
+        self._lines, self.output = LineReader(incoming, _LONGEST_LINE), os.fdopen(outgoing, "wb")
         self.node, self._record = node, record
         self.output.write(GREETING)
         self.output.flush()

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.hosts.lines import GREETING, OF_SSH, SILENCE_S, Lines, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, OF_SSH, SILENCE_S, LineReader, line_of, message_in
 
 _UNUSED_S = 300.0  # before anything was started; the launcher may be waiting for other hosts
 _LONGEST_LINE = 16 << 20
@@ -23,7 +23,7 @@ _TICK_S = 0.1
 _CANNOT_START = 126
 
 
-def serve(lines: Lines, outgoing: int) -> int:
+def serve(lines: LineReader, outgoing: int) -> int:
     """Answer until the launcher is gone, or has said what to start; return the exit status of that."""
     from ddplaunch.hosts.session.answers import Answers
 
@@ -45,7 +45,7 @@ def serve(lines: Lines, outgoing: int) -> int:
     return 0
 
 
-def launch(order: dict[str, Any], lines: Lines, outgoing: int) -> int:
+def launch(order: dict[str, Any], lines: LineReader, outgoing: int) -> int:
     """Start what ``order`` says, end it when the launcher says so or is lost, and return its exit status."""
     from ddplaunch.hosts.session.job import HostJob
 
@@ -96,7 +96,7 @@ def main() -> int:
     os.close(null)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return serve(Lines(incoming, _LONGEST_LINE), outgoing)
+    return serve(LineReader(incoming, _LONGEST_LINE), outgoing)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.lines import GREETING, line_of
+from ddplaunch.hosts.json_lines import GREETING, line_of
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.collect import Question, ask_all
 from ddplaunch.hosts.session.each_host import EachHost

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from ddplaunch.hosts.lines import GREETING, message_in
+from ddplaunch.hosts.json_lines import GREETING, message_in
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.collect import Question, ask_all, meet
 from ddplaunch.hosts.session.links import Event, Link, Links

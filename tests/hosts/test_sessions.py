@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.part_here import send_record
-from ddplaunch.hosts.lines import GREETING, Lines, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, LineReader, line_of, message_in
 from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command, failure
@@ -51,7 +51,7 @@ def test_a_line_that_never_ends_is_refused(links: Links, monkeypatch: pytest.Mon
         list(link.lines(b"x" * 101))
     reading, writing = os.pipe()
     os.write(writing, b"short\n" + b"y" * 60)
-    lines = Lines(reading, 50)
+    lines = LineReader(reading, 50)
     assert lines.next(time.monotonic() + 5) == b"short"
     assert lines.next(time.monotonic() + 5) is None and lines.ended
 

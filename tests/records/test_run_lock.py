@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.lines import GREETING, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, line_of, message_in
 from ddplaunch.hosts.session.job import HostJob
 from ddplaunch.machine.processes.process_table import process_table, read_process
 from ddplaunch.machine.processes.run_processes import runs_in

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 
-from ddplaunch.hosts.lines import Lines
+from ddplaunch.hosts.json_lines import LineReader
 from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.door import Caller, Door, keep_alive
 from ddplaunch.hosts.roll_call.messages import (
@@ -232,7 +232,7 @@ def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
 
 def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float, left_s: float) -> Verdict:
     with _connected(call, left_s) as connection:
-        lines = Lines(connection.fileno(), 16 * LONGEST_LINE)
+        lines = LineReader(connection.fileno(), 16 * LONGEST_LINE)
         line = lines.next(time.monotonic() + min(_GREETING_S, left_s))
         first = None if line is None else greeted(line)
         if first is None:
@@ -250,7 +250,9 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
         return _verdict(call, lines, show, started, lambda line: unsealed(line, secret, "verdict", first.nonce, nonce))
 
 
-def _verdict(call: Call, lines: Lines, show: Show, started: float, proved: Callable[[bytes], bytes | None]) -> Verdict:
+def _verdict(
+    call: Call, lines: LineReader, show: Show, started: float, proved: Callable[[bytes], bytes | None]
+) -> Verdict:
     """Return the verdict that is ``proved``. Once this node has joined, only node 0's time counts."""
     status: Status | None = None
     while True:

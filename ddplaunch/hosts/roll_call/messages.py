@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from hashlib import pbkdf2_hmac
 
-from ddplaunch.hosts.lines import line_of, message_in
+from ddplaunch.hosts.json_lines import line_of, message_in
 from ddplaunch.records.user_key import derived, user_key
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, Severity, usage

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.hosts.lines import message_in
+from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session.fan_out import FanOut
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import failure, misunderstood

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddplaunch.hosts.lines import message_in
+from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.values.finding import RefusedError, error

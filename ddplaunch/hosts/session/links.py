@@ -1,9 +1,9 @@
 """The launcher's ssh sessions with many hosts: starts ssh, sends messages, returns what arrives, keeps them alive.
 
-Both sides send messages of ``ddplaunch.hosts.lines``. A shell's start-up files may print before the host's first one;
-``GREETING`` says where that ends. Once a host has started what it was asked for, stdout and stderr of the session are
-that program's, its exit status is the session's, and a NUL on stderr answers each message. Both sides give up when they
-have heard nothing for ``SILENCE_S``.
+Both sides send messages of ``ddplaunch.hosts.json_lines``. A shell's start-up files may print before the host's first
+one; ``GREETING`` says where that ends. Once a host has started what it was asked for, stdout and stderr of the session
+are that program's, its exit status is the session's, and a NUL on stderr answers each message. Both sides give up when
+they have heard nothing for ``SILENCE_S``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ddplaunch.hosts.lines import GREETING, SILENCE_S, line_of
+from ddplaunch.hosts.json_lines import GREETING, SILENCE_S, line_of
 from ddplaunch.hosts.ssh import environment
 from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass

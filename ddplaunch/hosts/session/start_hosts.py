@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ddplaunch.hosts.lines import OF_SSH, SILENCE_S
+from ddplaunch.hosts.json_lines import OF_SSH, SILENCE_S
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.hosts.ssh import own_words
 from ddplaunch.records.first_failure import steady_s

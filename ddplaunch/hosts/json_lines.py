@@ -32,7 +32,7 @@ def message_in(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class Lines:
+class LineReader:
     """Lines of a pipe or connection, with a deadline for each. ``heard_s`` is when something came, monotonic."""
 
     def __init__(self, descriptor: int, most_bytes: int) -> None:
