@@ -51,9 +51,6 @@ host-answer-unknown: This ddplaunch does not understand the answer of a host
 host-session-failed: The session on a host ended before the host answered
     ssh worked, but ddplaunch did not start there; the last line that it printed says why. Remedy: start `PYTHON -m
     ddplaunch.machine` there by hand.
-bootstrap-failed: A host did not take the ddplaunch that `--bootstrap` brings
-    Its home is full or read-only, or the folder belongs to somebody else. Remedy: room in `~/.cache` there, or another
-    `XDG_CACHE_HOME`.
 host-left-out: A host did not answer, and the launch continues without it
     `--nnodes MIN:MAX` allows it: enough hosts answered.
 host-lost: The session with a host ended, or fell silent, while its ranks were running

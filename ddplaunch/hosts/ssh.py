@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.values.finding import Finding, error
-from ddplaunch.values.variable_names import command_from_folder, own_command
+from ddplaunch.values.variable_names import own_command
 
 CONNECT_S = 10
 _TO_BUILD = ("bin", "ddplaunch", "LICENSE", "README.md", "pyproject.toml")  # what pip needs of a clone
@@ -31,63 +30,16 @@ _OPTIONS = (
 )
 
 
-#: Takes ddplaunch as a zip archive into the user's cache directory, unless it is there, by the messages of a session.
-_RECEIVER = """
-import base64, io, json, os, shutil, sys, tempfile, zipfile
-came, goes = sys.stdin.buffer, sys.stdout.buffer
-def told():
-    line = came.readline()
-    return json.loads(line) if line else sys.exit(0)
-def tell(**body):
-    goes.write(json.dumps(body).encode() + b"\\n")
-    goes.flush()
-goes.write(b"\\0ddplaunch-host-2\\n")
-home = os.path.expanduser("~")
-name = told()["name"]
-try:
-    cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "ddplaunch")
-    place = os.path.join(cache, name)
-    os.makedirs(cache, 0o700, exist_ok=True)
-    if os.path.exists(place) and os.stat(place).st_uid != os.geteuid():
-        raise PermissionError(1, "it belongs to somebody else", place)
-    if not os.path.exists(place):
-        tell(wanted=True)
-        data = io.BytesIO(base64.b64decode(told()["archive"]))
-        draft = tempfile.mkdtemp(prefix=".draft-", dir=cache)
-        try:
-            with zipfile.ZipFile(data) as archive:
-                archive.extractall(draft)
-            os.rename(draft, place)
-        except OSError:
-            shutil.rmtree(draft, ignore_errors=True)
-            if not os.path.exists(place):
-                raise
-    tell(folder=place)
-except OSError as error:
-    tell(problem="%s: %s" % (error.strerror, error.filename))
-told()
-"""
-
-
-def receiver(host: str, python: str) -> list[str]:
-    """Return the words that start on ``host`` what takes ddplaunch there, in an interpreter without it."""
-    code = b64encode(_RECEIVER.encode()).decode()  # csh takes no line breaks
-    words = shlex.join([python, "-I", "-c", f"import base64; exec(base64.b64decode('{code}'))"])
-    return ["ssh", "-T", *_options(), "--", host, f"exec {words}"]
-
-
 def _options() -> list[str]:
     return [word for option in _OPTIONS for word in ("-o", option)]
 
 
-def command(host: str, python: str, *module: str, folder: str = "") -> list[str]:
+def command(host: str, python: str, *module: str) -> list[str]:
     """Return the words that start a module with its arguments on ``host``, or else the service.
 
-    ``folder`` is where ddplaunch lies there, if not in the environment of ``python``. A shell of any kind understands
-    the last word.
+    A shell of any kind understands the last word.
     """
-    started = module or ("ddplaunch.hosts.remote",)
-    words = command_from_folder(python, folder, *started) if folder else own_command(python, *started)
+    words = own_command(python, *(module or ("ddplaunch.hosts.remote",)))
     if "-P" in words:  # there the interpreter may be older
         words.remove("-P")
     options = _options()
@@ -169,8 +121,7 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
             f"`{python}` has no module `{(module[1] or module[2]).partition('.')[0]}`",
             why="every host runs its part of the launch with the same ddplaunch, in the environment that trains",
             fix=f"`{_installing(host, python, (module[1] or module[2]).partition('.')[0])}`, or name the interpreter "
-            "that has it by `--python PATH`"
-            + (", or add `--bootstrap`" if (module[1] or "").startswith("ddplaunch") else ""),
+            "that has it by `--python PATH`",
             where=host,
         )
     if status in (126, 127) or (status != 255 and python in said and _NO_PYTHON.search(said)):

@@ -67,15 +67,6 @@ def user_name(uid: int, root: str = "/", environ: Mapping[str, str] | None = Non
     return own_name or str(uid)
 
 
-def look_beside() -> None:
-    """Let libraries be found that `--bootstrap` brought with ddplaunch, where the environment has none of the name."""
-    import sys
-
-    library_folder = __file__.rpartition("/ddplaunch/")[0] + "/beside"
-    if library_folder not in sys.path and os.path.isdir(library_folder):  # noqa: PTH112
-        sys.path.append(library_folder)
-
-
 def owner_name(uid: int) -> str:
     """Return the user's name as the name service tells it, which may take a while; ``uid 1234`` if it has none."""
     try:

@@ -220,7 +220,6 @@ def listening(port: int, backlog: int) -> socket.socket:
 
 def _holder(port: int) -> int | None:
     """Return the pid of a process that listens on the port, else of one with a connection from it."""
-    files.look_beside()
     try:
         import psutil  # 17 ms, which only a taken port costs
     except ImportError:

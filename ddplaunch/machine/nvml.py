@@ -49,7 +49,6 @@ def start_nvml() -> tuple[Any | Unavailable, str | None]:
         missing = "cannot open shared object file" in str(error)
         reason = f"`{LIBRARY}` of the NVIDIA driver is not installed" if missing else f"NVML does not load: {error}"
         return Unavailable(reason), None if missing else str(error)
-    files.look_beside()
     try:
         import pynvml as api
     except ImportError as error:

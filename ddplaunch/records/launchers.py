@@ -31,8 +31,7 @@ _GRACE_S = 30.0
 class Place:
     """One host of a run: its node rank, what ssh is given, the interpreter there, and the run's directory there.
 
-    ``clock_ahead_s`` is how far its clock is before the launcher's, ``folder`` where `--bootstrap` put ddplaunch there.
-    Notes of earlier versions do not say the directory.
+    ``clock_ahead_s`` is how far its clock is before the launcher's. Notes of earlier versions do not say the directory.
     """
 
     node: int
@@ -40,7 +39,6 @@ class Place:
     python: str
     record: str = ""
     clock_ahead_s: float = 0.0
-    folder: str = ""
 
 
 @dataclass(frozen=True)

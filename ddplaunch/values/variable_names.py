@@ -19,21 +19,6 @@ def own_command(python: str, module: str, *arguments: str, version: tuple[int, .
     return [python, "-c", _FIRST + _CODE.format(module), *arguments]
 
 
-_FROM_FOLDER = (
-    "import os, runpy; sys.path.insert(0, sys.argv[1]); "
-    "os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, (os.environ.get('PYTHONPATH'), sys.argv[1]))); "
-    "del sys.argv[:2]; runpy.run_module(sys.argv[0], None, '__main__', True)"
-)
-
-
-def command_from_folder(python: str, folder: str, module: str, *arguments: str) -> list[str]:
-    """Return the words that start a module of a ddplaunch that lies in ``folder``, in an interpreter without one.
-
-    What it starts finds it there, too.
-    """
-    return [python, "-c", _FIRST + _FROM_FOLDER, folder, module, *arguments]
-
-
 #: The name of the run, in the environment of torchrun, its guard and its ranks.
 RUN_ID = "DDPLAUNCH_RUN_ID"
 #: A random token of one launch. Whatever is ended is known by it: a name may be given twice.

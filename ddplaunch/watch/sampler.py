@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ddplaunch.machine.files import look_beside
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
 from ddplaunch.machine.processes.process_table import (
     Process,
@@ -102,13 +101,9 @@ def _rounded(percent: float | None) -> float | None:
 
 def host_sample() -> HostSample:
     """Return the state of this host; its CPU percentage is the mean since the last call, or the import of psutil."""
-    look_beside()
-    try:
-        import psutil  # 17 ms, once: `stacks` needs only the ranks
-    except ImportError:  # brought to a host of another kind
-        percent = None
-    else:
-        percent = psutil.cpu_percent()
+    import psutil  # 17 ms, once: `stacks` needs only the ranks
+
+    percent = psutil.cpu_percent()
     memory = known(probe_memory(), None)
     return HostSample(
         cpus=probe_cpu().usable,

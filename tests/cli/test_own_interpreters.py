@@ -12,7 +12,7 @@ import pytest
 
 import ddplaunch
 from ddplaunch.cli.parsing.command import COMMANDS
-from ddplaunch.hosts.ssh import command, receiver
+from ddplaunch.hosts.ssh import command
 from ddplaunch.values.variable_names import own_command
 
 PACKAGE = Path(ddplaunch.__file__).parent
@@ -95,18 +95,12 @@ def test_both_ways_of_starting_a_module_keep_the_directory_out(tmp_path: Path, v
     assert done.stdout.startswith("{"), done.stderr
 
 
-@pytest.mark.parametrize("folder", ["", str(PACKAGE.parent)], ids=["installed", "brought"])
-def test_over_ssh_too(tmp_path: Path, folder: str) -> None:
+def test_over_ssh_too(tmp_path: Path) -> None:
     """The last word is for the shell of the other side, in whatever directory its login ends up."""
-    service = command("node-1", sys.executable, "ddplaunch.machine", folder=folder)[-1]
+    service = command("node-1", sys.executable, "ddplaunch.machine")[-1]
     done, executed = trapped(tmp_path, ["sh", "-c", service])
     assert executed == "", executed
     assert done.stdout.startswith("{"), done.stderr
-
-
-def test_what_brings_ddplaunch_to_a_host_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
-    done, executed = trapped(tmp_path, ["sh", "-c", receiver("node-1", sys.executable)[-1]])
-    assert executed == "" and done.stdout.endswith("ddplaunch-host-2\n"), done.stderr
 
 
 def interpreters() -> list[tuple[str, list[ast.expr]]]:

@@ -139,9 +139,8 @@ def test_files_of_many_hosts() -> None:
         allow_many(100)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300
         if hard != resource.RLIM_INFINITY:
-            with pytest.raises(RefusedError) as refused:
-                allow_many(hard)
-            assert refused.value.findings[0].code == "hosts-too-many"
+            allow_many(hard)  # ``FanOut`` refuses where that is not enough
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

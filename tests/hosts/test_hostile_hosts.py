@@ -82,8 +82,6 @@ class Sessions:
     def keep_alive(self, wanted: object) -> list[Link]:
         return []
 
-    watch = unwatch = close
-
 
 def test_a_launch_ends_whatever_a_host_says() -> None:
     for seed in range(300):

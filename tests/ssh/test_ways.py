@@ -137,11 +137,8 @@ def test_ranks_on_hosts_have_saved_beside_their_data_workers(debian: Lab) -> Non
     debian.nothing_left("saving", 60)
 
 
-def test_hosts_without_ddplaunch_get_it_for_a_launch_or_by_what_is_typed(debian: Lab) -> None:
-    """Their environment has all but ddplaunch, and builds without an index, since these hosts reach none.
-
-    `--bootstrap` leaves it alone.
-    """
+def test_hosts_without_ddplaunch_get_it_by_what_is_typed(debian: Lab) -> None:
+    """Their environment has all but ddplaunch, and builds without an index, since these hosts reach none."""
     there = debian.folder / "there"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", there], check=True, timeout=60)
     (site,) = there.glob("lib/python*/site-packages")
@@ -152,17 +149,6 @@ def test_hosts_without_ddplaunch_get_it_for_a_launch_or_by_what_is_typed(debian:
     words = ("--hosts", debian.names, "--python", str(there / "bin/python"))
     said = said_of(debian, *words, status=4, COLUMNS="9999")
     assert said.count("error[host-without-ddplaunch]") == 1, said
-    cache = {"XDG_CACHE_HOME": str(debian.work / "cache")}
-    with debian.configured(f"Host *\n  SetEnv XDG_CACHE_HOME={debian.work / 'cache'}\n"):
-        run = Launched(debian, "brought", "2x1", *words, "--bootstrap", script=("train.py",), **cache)
-        trained(debian, run)
-        assert run.outcome["state"] == "succeeded" and not run.outcome["notes"], run.said
-        (kept,) = (debian.own(debian.hosts[1]) / "cache" / "ddplaunch").iterdir()
-        assert kept.stat().st_mode & 0o777 == 0o700
-        before = kept.stat().st_ino
-        assert "# on alpha1, in" in said_of(debian, *words, "--bootstrap", status=0)
-        assert [each.stat().st_ino for each in kept.parent.iterdir()] == [before]
-    assert "error[host-without-ddplaunch]" in said_of(debian, *words, status=4)
     typed = said.partition("fix: `")[2].partition("`, or name")[0]
     assert typed.startswith("for host in alpha0 alpha1; do "), said
     done = debian.login.run(["sh", "-c", typed], Path("/"), clean_environment())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from ddplaunch.cli.prepare import (
 )
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import digest_of_file
-from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, bootstrapped, meet, with_sources
+from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet, with_sources
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import alike, command, receiver, ssh_missing
+from ddplaunch.hosts.ssh import alike, command, ssh_missing
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
@@ -53,7 +53,6 @@ class AskedHosts:
     chdir: str | None = None
     python: str | None = None
     join_timeout: float | None = None
-    bootstrap: bool | None = None
 
     @property
     def interpreter(self) -> str:
@@ -162,26 +161,14 @@ class LaunchedHosts:
             env=forwarded(os.environ),
             deadline_s=deadline_s,
         )
-        try:
-            return ask_all(self._links, list(self._hosts), self._starting(deadline_s), question)
-        except FileNotFoundError as exception:
-            raise UsageError(ssh_missing()) from exception
-
-    def _starting(self, deadline_s: float) -> Callable[[str], Link]:
-        """Return what begins the session with a host, after `--bootstrap` has put ddplaunch there."""
-        links, python, folders = self._links, self._asked.interpreter, dict[str, str]()
-        if self._asked.bootstrap:
-
-            def receive(name: str) -> Link:
-                return links.open(name, receiver(name, python))
-
-            folders |= bootstrapped(links, list(self._hosts), receive, deadline_s)
 
         def start(name: str) -> Link:
-            folder = folders.get(name, "")
-            return links.open(name, command(name, python, folder=folder), folder)
+            return self._links.open(name, command(name, self._asked.interpreter))
 
-        return start
+        try:
+            return ask_all(self._links, list(self._hosts), start, question)
+        except FileNotFoundError as exception:
+            raise UsageError(ssh_missing()) from exception
 
     def meeting(self, gathered: Gathered) -> Meeting | tuple[Finding, ...]:
         """Return where the hosts that answered meet, or what keeps them from it."""

@@ -124,7 +124,7 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -
     typed = {"script": script, "argv": hide_words(sys.argv), "marker": marker, "token": token}
     orders = [_order(node, part, typed, grace_s) for node, part in enumerate(parts)]
     places = [
-        Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s, part.link.folder)
+        Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s)
         for node, part in enumerate(parts)
     ]
     launched = launched_by_me(directory, first.run_id, places, grace_s, token, marker, begun_s)

@@ -102,12 +102,6 @@ HOSTS = (
         "Time for hosts to answer [20]; without --hosts, for all nodes to join [600; 0: do not wait].",
         "TIME",
     ),
-    Flag(
-        "bootstrap",
-        "switch",
-        SEVERAL_HOSTS,
-        "Bring ddplaunch to hosts without it, below ~/.cache there.",
-    ),
 )
 
 

@@ -237,24 +237,20 @@ def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place:
 
     ``turned_away`` counts callers that did not prove the secret of the launch.
     """
-    if turned_away:
-        return error(
-            "nodes-missing",
-            f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s; missing: "
-            f"{listed(missing, 8)}",
-            why=f"{count(turned_away, 'caller')} did not prove the secret of this launch, and "
-            f"{'was' if turned_away == 1 else 'were'} turned away: nodes with another one, or strangers",
-            fix="the same `--join-secret FILE` on every node, or the same value of DDPLAUNCH_JOIN_SECRET",
-            where=tuple(missing),
-        )
-    return error(
-        "nodes-missing",
-        f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s; missing: {listed(missing, 8)}",
-        why=f"every node connects to {place} before anything is launched; these never did, or went away",
-        fix="look at what the command says on the missing nodes, start it there, or wait longer for them with "
-        "`--join-timeout 30m`",
-        where=tuple(missing),
+    why = f"every node connects to {place} before anything is launched; these never did, or went away"
+    fix = (
+        "look at what the command says on the missing nodes, start it there, or wait longer for them with "
+        "`--join-timeout 30m`"
     )
+    if turned_away:
+        why = (
+            f"{count(turned_away, 'caller')} did not prove the secret of this launch, and "
+            f"{'was' if turned_away == 1 else 'were'} turned away: nodes with another one, or strangers"
+        )
+        fix = "the same `--join-secret FILE` on every node, or the same value of DDPLAUNCH_JOIN_SECRET"
+    joined = f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s"
+    what = f"{joined}; missing: {listed(missing, 8)}"
+    return error("nodes-missing", what, why=why, fix=fix, where=tuple(missing))
 
 
 def node_0_missing(place: str, reason: str, waited_s: float) -> Finding:

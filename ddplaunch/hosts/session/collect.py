@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
 import secrets
 import time
-import zipfile
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ddplaunch import __version__
 from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session.fan_out import FanOut
 from ddplaunch.hosts.session.links import Link, Links
@@ -22,11 +16,10 @@ from ddplaunch.hosts.ssh import failure, misunderstood
 from ddplaunch.machine.facts import Facts, ProbeRequest
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, named
 from ddplaunch.values import codec
-from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 
 _MEET_S = 10.0
-_WRITE_S = 60.0
 _SAMPLES = 3  # of the clock at most; the one that took the least time counts
 _SURE_S = 0.02
 _ECHO_S = 2.0  # for the echoes of all hosts
@@ -222,68 +215,3 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
             where=tuple(cut_off),
         ),
     )
-
-
-def bootstrapped(
-    links: Links, names: Sequence[str], start: Callable[[str], Link], deadline_s: float
-) -> Mapping[str, str]:
-    """Put this ddplaunch into the user's cache directory on every host that lacks it; return its folder there by host.
-
-    ``start`` begins `ddplaunch.hosts.ssh.receiver`. A host that cannot be reached is left to the launch, which names
-    it. Raises RefusedError where a host takes no files.
-    """
-    members = dict(_own_files())
-    digest = hashlib.sha256(repr(sorted(members.items())).encode()).hexdigest()[:12]
-    reached = FanOut(links, start, {"name": f"{__version__}-{digest}"}, deadline_s).ask(names)
-    told = {each.name: each.answer for each in reached if each.answer is not None}
-    wanting = [each.link for each in reached if each.answer is not None and each.answer.get("wanted")]
-    if wanting:
-        data = io.BytesIO()
-        with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in members.items():
-                archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-        order = {"archive": b64encode(data.getvalue()).decode()}
-        for link in wanting:
-            link.send(order)
-        told |= {link.name: {"problem": link.last_words or "no answer came in time"} for link in wanting}
-        told |= dict(replies(links, wanting, _WRITE_S))
-    for each in reached:
-        links.close(each.link)
-    problems = [(name, answer["problem"]) for name, answer in told.items() if "folder" not in answer]
-    if problems:
-        raise RefusedError(*(_not_brought(name, str(problem)) for name, problem in problems))
-    return {name: str(answer["folder"]) for name, answer in told.items()}
-
-
-def _not_brought(host: str, problem: str) -> Finding:
-    return error(
-        "bootstrap-failed",
-        f"ddplaunch cannot be put on {host}: {problem}",
-        why="`--bootstrap` puts it into `~/.cache/ddplaunch` there, or below `XDG_CACHE_HOME`",
-        fix=f"`ssh {host} df -h .cache` and `ls -ld` there; or install ddplaunch in the environment there",
-        where=host,
-    )
-
-
-def _own_files() -> Iterator[tuple[str, bytes]]:
-    """Yield what a host needs of this ddplaunch, by names in an archive: the package, what torchrun finds its plug-in
-    by, and the two libraries that read GPUs and sockets, for hosts that have none.
-    """
-    from importlib import metadata, util
-
-    package = Path(__file__).parents[2]
-    for path in sorted(package.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield str(path.relative_to(package.parent)), path.read_bytes()
-    for name in ("METADATA", "entry_points.txt"):
-        text = metadata.distribution("ddplaunch").read_text(name) or ""
-        yield f"ddplaunch-{__version__}.dist-info/{name}", text.encode()
-    for library in ("pynvml", "psutil"):
-        found = util.find_spec(library)
-        origin = Path(found.origin) if found is not None and found.origin else None
-        if origin is not None and origin.name == "__init__.py":
-            inside = (each for each in sorted(origin.parent.rglob("*")) if each.is_file())
-            for path in (each for each in inside if not {"__pycache__", "tests"} & set(each.parts)):
-                yield f"beside/{library}/{path.relative_to(origin.parent)}", path.read_bytes()
-        elif origin is not None:
-            yield f"beside/{origin.name}", origin.read_bytes()

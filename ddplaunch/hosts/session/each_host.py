@@ -62,7 +62,7 @@ class EachHost:
     def _start(self, name: str) -> Link:
         place = self._places[name]
         words = (_PART_HERE, str(place.node), place.record)
-        return self._links.open(name, command(name, place.python, *words, folder=place.folder))
+        return self._links.open(name, command(name, place.python, *words))
 
     def _take_answer(self, reached: Reached) -> None:
         place, answer = self._places[reached.name], reached.answer

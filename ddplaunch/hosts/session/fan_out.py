@@ -136,8 +136,8 @@ class FanOut:
                 "hosts-too-many",
                 f"after {len(self._by_link)} sessions this machine starts no more: {problem.strerror}",
                 why="each host takes an ssh client and four open files of this machine for as long as it runs",
-                fix="`ulimit -u` and `ulimit -n` show the limits; raise them, or launch from inside a Slurm "
-                "allocation, where one `srun` reaches all hosts",
+                fix="`ulimit -Hu` and `ulimit -Hn` show the limits; raise them by `nproc` and `nofile` in "
+                "`/etc/security/limits.conf`, or launch inside a Slurm allocation, where one `srun` reaches all hosts",
             )
             raise RefusedError(refused) from problem
         host.tries, host.tried_s = host.tries + 1, time.monotonic()

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from ddplaunch.hosts.json_lines import GREETING, SILENCE_S, line_of
 from ddplaunch.hosts.ssh import environment
-from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
 BEAT_S = 2.0
@@ -47,12 +46,9 @@ class Link:
     ``started``: stdout and stderr are those of a program now.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], unsent: set[Link], folder: str = "") -> None:
-        """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued.
-
-        ``folder`` is where ddplaunch lies on the host, if it was brought there.
-        """
-        self.name, self.folder = name, folder
+    def __init__(self, name: str, argv: Sequence[str], unsent: set[Link]) -> None:
+        """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued."""
+        self.name = name
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -169,21 +165,13 @@ class Links:
             if link.process.returncode is None:
                 link.reap(max(0.0, until - time.monotonic()))
 
-    def open(self, name: str, argv: Sequence[str], folder: str = "") -> Link:
+    def open(self, name: str, argv: Sequence[str]) -> Link:
         """Start a session. Raises OSError where there is no ssh."""
-        link = Link(name, argv, self._unsent, folder)
+        link = Link(name, argv, self._unsent)
         self.all.append(link)
         for stream in link.outputs:
             self._selector.register(stream, selectors.EVENT_READ, link)
         return link
-
-    def watch(self, descriptor: int) -> None:
-        """Return from ``wait`` when ``descriptor``, which does not block, is readable; what is in it is thrown away."""
-        self._selector.register(descriptor, selectors.EVENT_READ, None)
-
-    def unwatch(self, descriptor: int) -> None:
-        """Watch it no more."""
-        self._selector.unregister(descriptor)
 
     def close(self, link: Link) -> None:
         """End one session."""
@@ -215,10 +203,7 @@ class Links:
             timeout_s = min(timeout_s, 0.02)
         events: list[Event] = []
         for key, _ in self._selector.select(max(0.0, timeout_s)):
-            if key.data is None:
-                os.read(key.fd, _READ)
-            else:
-                events += self._read(key.data, key.fileobj)
+            events += self._read(key.data, key.fileobj)
         return events
 
     def _read(self, link: Link, stream: Any) -> list[Event]:
@@ -248,20 +233,12 @@ class Links:
 
 
 def allow_many(hosts: int) -> None:
-    """Raise the soft limit of open files to what ``hosts`` sessions need. Raises RefusedError beyond the hard limit."""
+    """Raise the soft limit of open files to what ``hosts`` sessions need, or as far as the hard limit lets it."""
     import resource  # not on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise RefusedError(
-            error(
-                "hosts-too-many",
-                f"{hosts} hosts need {wanted} open files here, and {hard} are allowed",
-                why="each host takes three for its ssh session, and one for its record",
-                fix=f"as root `prlimit --pid $$ --nofile={wanted}` in this shell, or a `nofile` line in "
-                "`/etc/security/limits.conf` and a new login",
-            )
-        )
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

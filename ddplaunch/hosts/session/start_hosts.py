@@ -178,18 +178,9 @@ class LaunchOnHosts:
         numbers = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-        reading, writing = os.pipe()
-        for descriptor in (reading, writing):
-            os.set_blocking(descriptor, False)
-        woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         try:
-            self._links.watch(reading)
             yield
         finally:
-            signal.set_wakeup_fd(woken)
-            self._links.unwatch(reading)
-            os.close(reading)
-            os.close(writing)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
