@@ -35,6 +35,9 @@ def said(line: str) -> Translation:
         ("torchrun --nproc_per_node 2 -- train.py --x", "run 2 -- train.py --x"),
         ("torchrun --master_port=29501 --nproc_per_node=4 train.py", "run 4 --master-port 29501 -- train.py"),
         ("torchrun --nproc_per_node 2 --rdzv-endpoint=localhost:0 train.py", "run 2 -- train.py"),
+        ("torchrun --nproc_per_node 2 --standalone --master_port 29501 train.py", "run 2 -- train.py"),
+        ("MASTER_PORT=29501 torchrun --nproc_per_node 2 train.py", "run 2 --master-port 0 -- train.py"),
+        ("MASTER_PORT=29501 torchrun --master_port 29502 train.py", "run 1 --master-port 29502 -- train.py"),
         (
             "torchrun --nproc_per_node=4 --nnodes=2 --node_rank=1 --master_addr=h --master_port=1 train.py",
             "run 2x4 --node-rank 1 --master-addr h --master-port 1 -- train.py",
@@ -59,6 +62,10 @@ def said(line: str) -> Translation:
             "accelerate launch --multi_gpu --num_processes 8 --num_machines=2 --machine_rank 1 --main_process_ip h "
             "--main_process_port 5 --mixed_precision fp16 train.py",
             "run 2x4 --node-rank 1 --master-addr h --master-port 5 --env ACCELERATE_MIXED_PRECISION=fp16 -- train.py",
+        ),
+        (
+            "accelerate launch --num_processes 2 --debug --num_cpu_threads_per_process 4 t.py",
+            "run 2 --env ACCELERATE_DEBUG_MODE=true --env OMP_NUM_THREADS=4 -- t.py",
         ),
         (
             "accelerate launch --num_processes 2 --gradient_accumulation_steps 4 t.py",
@@ -119,7 +126,11 @@ def test_no_launch(line: str) -> None:
     [
         ("torchrun --frob 3 t.py", "`--frob`"),
         ("torchrun --nproc_per_node 3", "`torchrun` without a script"),
-        ("torchrun t.py --nnodes", ""),
+        ("torchrun t.py --nnodes 2 --node_rank 1", "`--nnodes` behind the script"),
+        ("torchrun t.py --node-rank=1", "`--node-rank` behind the script"),
+        ("accelerate launch t.py --num_machines 2", "`--num_machines` behind the script"),
+        ("torchrun --nnodes 2 --master_addr h t.py --nnodes 2", ""),
+        ("torchrun t.py --nnodes=1 --node_rank 0 --nodes 3", ""),
         ("torchrun --nnodes", "`--nnodes`"),
         ("accelerate launch --tpu t.py", "`--tpu`"),
         ("accelerate launch --cpu --num_processes 2 t.py", "`--cpu`"),
@@ -153,7 +164,6 @@ def test_what_is_dropped_has_a_reason() -> None:
     assert [note.what for note in found.dropped] == [
         "`--rdzv-backend c10d`",
         "`--rdzv-id 5`",
-        "`--standalone`",
         "`--node-rank 0`",
     ]
     assert all(note.why for note in found.dropped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ SCRIPTS = {
     "options in a variable": 'N=${1:-2}\nD="--nproc_per_node $N \\\n --node_rank 0"\ntorchrun $D train.py "$@"\n',
     "an array of arguments": 'A=(--lr 1 "a b")\nMODE=x torchrun --nproc_per_node=2 train.py "${A[@]}" \'{lr}\'\n',
     "launch": "export MODE=y\npython -m torch.distributed.launch --nproc_per_node=2 train.py --x 1 > log 2>&1\n",
+    "a port that others have": "export MASTER_PORT=TAKEN\ntorchrun --standalone --nproc_per_node=2 train.py --y\n",
     "a port and a wrapper": "$WRAPPER torchrun --nproc_per_node 2 --master_port PORT train.py --y\n",
     "a size of a sourced file": '. ./sizes.sh\ntorchrun --nproc_per_node $N $(dirname "$0")/train.py -c=$1 ${@:2}\n',
     "eval and a here-document": 'cat > inner.sh <<END\ntorchrun --nproc_per_node=2 train.py \\$1 "$1"\nEND\n'
@@ -41,7 +43,8 @@ def test_both_start_the_same_ranks(tmp_path: Path, name: str) -> None:
         file = tmp_path / "bin" / program
         file.write_text(f'#!/bin/sh\nexec {sys.executable} {module and "-m " + module} "$@"\n')
         file.chmod(0o755)
-    old = SCRIPTS[name].replace("PORT", str(free_port())).encode()
+    taken = socket.create_server(("", 0))
+    old = SCRIPTS[name].replace("TAKEN", str(taken.getsockname()[1])).replace(" PORT ", f" {free_port()} ").encode()
     new = changed(old, sites_of(old))
     assert new != old
     ranks = []
@@ -58,4 +61,5 @@ def test_both_start_the_same_ranks(tmp_path: Path, name: str) -> None:
         )
         assert (folder / "ranks.txt").exists(), done.stderr
         ranks.append(sorted((folder / "ranks.txt").read_text().splitlines()))
+    taken.close()
     assert ranks[0] == ranks[1] and len(ranks[0]) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -182,6 +184,47 @@ def test_where_a_script_is_no_whole_commands_is_said(text: str, lines: str | Non
 def test_scripts_nest_and_grow() -> None:
     for data in (b"$(" * 5_000, b"( " * 5_000 + b"torchrun t.py", b'"${' * 5_000, b"{\n" * 5_000):
         sites_of(data)
+
+
+EXPORTED = {
+    **{"MASTER_ADDR": "192.0.2.9", "MASTER_PORT": "12399", "NNODES": "7", "NODE_RANK": "1", "WORLD_SIZE": "14"},
+    **{"RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "5", "PET_NNODES": "3", "OMP_NUM_THREADS": "2"},
+}
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "torchrun --standalone --nproc_per_node 2",
+        "torchrun --nproc_per_node 2 --rdzv_endpoint localhost:0",
+        "torchrun --nnodes 2 --node_rank 0 --master_addr 127.0.0.1",
+        "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:29400",
+        "python -m torch.distributed.launch --nproc_per_node 2",
+        "accelerate launch --num_processes 2",
+        "accelerate launch --num_processes 4 --num_machines 2 --machine_rank 0 --main_process_ip 127.0.0.1",
+    ],
+)
+def test_what_the_launcher_did_not_read_changes_nothing(
+    call: Call, monkeypatch: pytest.MonkeyPatch, launch: str
+) -> None:
+    exports = "".join(f"export {name}={value}\n" for name, value in EXPORTED.items())
+    data = f"{exports}{launch} train.py\n".encode()
+    sites = sites_of(data)
+    unknown = {note.what: note.why for site in sites for note in site.said.unknown}
+    words = shlex.split(changed(data, sites).decode().splitlines()[-1])
+    split = words.index("--")
+    place = [] if "NODE_RANK" not in unknown.get("the rank of each node", "") else ["--node-rank", "0"]
+    line = ["plan", *words[2:split], *place, "--json", "--no-checks", "--run-id", "a", *words[split:]]
+    before = json.loads(call(*line).out)
+    for name, value in EXPORTED.items():
+        monkeypatch.setenv(name, value)
+    after = json.loads(call(*line).out)
+    assert [after[part] for part in ("argv", "target")] == [before[part] for part in ("argv", "target")]
+
+
+def test_a_line_in_a_shell_that_exports_a_port(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "12399")
+    assert call("convert", "--", "torchrun", "train.py").out == "ddplaunch run 1 --master-port 0 -- train.py\n"
 
 
 @pytest.mark.parametrize("content", [b"\x7fELF\0\0", None])

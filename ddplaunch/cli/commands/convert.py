@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
+from ddplaunch.planning.convert.launcher_options import PORT
 from ddplaunch.planning.convert.translation import Site, Translation, changed
 from ddplaunch.planning.flag import Flag
 from ddplaunch.ui.shell import diff_text, line_text, not_converted, notes_text
@@ -47,7 +49,7 @@ def convert(line: list[str] | None, files: list[str]) -> int:
 
 
 def _line(words: list[Word]) -> ExitStatus:
-    said = translate(words)
+    said = translate(words, {PORT: words[0]} if PORT in os.environ else None)
     if said is None:
         raise _no_launcher("that line")
     if said.words:

@@ -170,10 +170,8 @@ def _launcher_at(words: Sequence[Word], i: int) -> LauncherPlace | None:
         return None
     name = words[i].name
     following = words[i + 1].text if i + 1 < len(words) else None
-    if name == "accelerate" and following == "launch":
-        return LauncherPlace("accelerate", i, i + 2)
-    if name == "torchx" and following == "run":
-        return LauncherPlace("torchx", i, i + 2)
+    if (name, following) in (("accelerate", "launch"), ("torchx", "run")):
+        return LauncherPlace(name, i, i + 2)
     if name in PROGRAMS:
         return LauncherPlace(PROGRAMS[name], i, i + 1)
     if not is_python(words[i]):

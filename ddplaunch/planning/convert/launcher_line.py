@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from ddplaunch.planning.convert.launch_words import Word, attached, divided, endpoint, find_launcher, known, option_of
-from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, Meaning, canonical
+from ddplaunch.planning.convert.launcher_options import LAUNCHERS, PORT, Meaning, canonical
 from ddplaunch.planning.convert.srun_line import step_of
 from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, literal, of_container, unsure
 
@@ -27,15 +28,13 @@ _STAY = {
         "over hosts, `ddplaunch run --hosts a,b -- train.py`",
     ),
 }
-#: All words that a shell script or function was called with.
-ALL_WORDS = ("$@", "$*", "${@}", "${*}")
 _LOCAL = ("localhost", "127.0.0.1")
 
 
 def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> Translation | None:
     """Return what ddplaunch says for a line, None if no launcher starts ranks in it.
 
-    ``job`` are the sizes of the Slurm job around it.
+    ``job`` are the sizes of the Slurm job around it, and ``PORT`` if that variable may be set.
     """
     place = find_launcher(words)
     if place is None:
@@ -45,6 +44,8 @@ def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> T
     if place.launcher in _STAY:
         return Translation(place.launcher, place.start, unknown=(_STAY[place.launcher],))
     line = LauncherLine(place.launcher)
+    if any(PORT in word.source for word in words) or PORT in (job or {}):
+        line.switches.add(PORT)
     try:
         rest = line.read(words[place.options :])
         program = [known("ddplaunch")] if place.python is None else [place.python, known("-m"), known("ddplaunch")]
@@ -62,12 +63,11 @@ class LauncherLine:
         self.launcher = launcher
         self.said: dict[str, Word] = {}
         self.flags: list[Word] = []
-        self.env: dict[str, Word] = {}
         self.switches: set[str] = set()
         self.dropped: list[Note] = []
         self.unknown: list[Note] = []
 
-    def read(self, words: Sequence[Word]) -> list[Word]:
+    def read(self, words: Sequence[Word]) -> Sequence[Word]:
         """Take the launcher's options; return the words behind them: what the ranks run. Raises CannotSay."""
         at = 0
         words = list(words)
@@ -77,10 +77,11 @@ class LauncherLine:
                 words[at : at + 1] = word.parts
                 continue
             if word.text == "--":
-                return list(words[at + 1 :])
+                return words[at + 1 :]
             name, value = option_of(word)
             if not name:
                 self._refuse_hidden_options(words[at:])
+                self._refuse_lost_nodes(words[at:])
                 break
             key = canonical(self.launcher, name)
             if key is None and name[:2] in LAUNCHERS[self.launcher] and not name.startswith("--"):
@@ -96,25 +97,37 @@ class LauncherLine:
             at += 1 + value_count
         if at >= len(words):
             raise CannotSay(f"`{self.launcher}` without a script", "the line starts nothing")
-        return list(words[at:])
+        return words[at:]
 
     def _refuse_hidden_options(self, rest: Sequence[Word]) -> None:
         """Raise CannotSay if a variable stands before what is plainly the script: options of the launcher are in it."""
         if rest[0].value is not None:
             return
-        several = rest[0].source.strip('"') in ALL_WORDS or "[@]" in rest[0].source or "[*]" in rest[0].source
+        several = {"@", "*"} & set(rest[0].source)
         unsized = not {"nproc", "total", "nnodes"} & self.said.keys()
-        if unsized and (several or LAUNCHERS[self.launcher] is LAUNCHERS["torchrun"]):
+        if unsized and (several or self.launcher != "accelerate"):
             raise CannotSay(f"`{rest[0].source}`", f"the options of {self.launcher} may be in it: the line says none")
         table = LAUNCHERS[self.launcher]
         for word in rest[1:]:
             name = option_of(word)[0]
             means = table.get(canonical(self.launcher, name) or "") if name else None
-            if (word.text or "").endswith(".py") or (means and means.kind in ("nproc", "nnodes", "node_rank", "total")):
+            if (word.text or "").endswith(".py") or (
+                means and means.kind in ("nproc", "nnodes", "--node-rank", "total")
+            ):
                 why = f"options of {self.launcher} may be in it, and the text of the script does not say which"
                 raise CannotSay(f"`{rest[0].source}`", why)
             if not name and word.text is not None:
                 return
+
+    def _refuse_lost_nodes(self, rest: Sequence[Word]) -> None:
+        """Raise CannotSay for several nodes that stand behind the script: each would train alone."""
+        for word, following in pairwise([*rest[1:], rest[0]]):
+            name, value = option_of(word)
+            meaning = LAUNCHERS[self.launcher].get(name.replace("_", "-"))
+            lost = meaning and meaning.kind in {"nnodes", "--node-rank"} - self.said.keys()
+            if lost and (value or following).text != ("0" if "rank" in name else "1"):
+                why = f"{self.launcher} does not read it there: each node would train alone; put it in front"
+                raise CannotSay(f"`{name}` behind the script", why)
 
     def take(self, key: str, meaning: Meaning, values: Sequence[Word]) -> None:
         """Note what one option says. Raises CannotSay."""
@@ -126,11 +139,9 @@ class LauncherLine:
         elif kind == "torchrun":
             self.flags.append(attached(f"--torchrun-arg={meaning.detail or key}=", values[0]))
         elif kind == "env":
-            if (values[0].text or "").lower() != "no":
-                self.env[meaning.detail] = values[0]
-        elif kind == "switch":
-            name, _, value = meaning.detail.partition("=")
-            self.env[name] = known(value)
+            setting = attached(meaning.detail, values[0]) if values else known(meaning.detail)
+            if not setting.source.lower().endswith("=no"):
+                self.flags += [known("--env"), setting]
         elif values:
             self.said[kind] = values[0]
         else:
@@ -152,9 +163,7 @@ class LauncherLine:
             words += [known("--gpus"), self.said["gpus"]]
         if "max_restarts" in self.said and self.said["max_restarts"].text != "0":
             words += [known("--max-restarts"), self.said["max_restarts"]]
-        for name, value in self.env.items():
-            words += [known("--env"), attached(f"{name}=", value)]
-        return [*words, *self.flags, known("--"), *self._target(list(rest))]
+        return [*words, *self.flags, known("--"), *self._target(rest)]
 
     def _size(self) -> tuple[Word, Word]:
         """Return processes per node and nodes."""
@@ -165,54 +174,48 @@ class LauncherLine:
             if nproc is None:
                 raise CannotSay(f"{total.source} processes on {nnodes.source} nodes", "every node runs the same number")
         if nproc is None:
-            devices = self.said.get("gpus")
-            if self.launcher == "accelerate" and devices is not None and devices.text not in (None, "all"):
-                nproc = known(str(len((devices.text or "").split(","))))
+            devices = self.said.get("gpus", known("all")).text
+            if devices and devices != "all":
+                nproc = known(str(len(devices.split(","))))
             else:
-                nproc = known("1" if LAUNCHERS[self.launcher] is LAUNCHERS["torchrun"] else "auto")
+                nproc = known("auto" if self.launcher == "accelerate" else "1")
         counted = {"gpu": known("auto"), "cpu": Word("$(nproc --all)")}
         return counted.get(nproc.text or "", nproc), nnodes
 
     def _rendezvous(self, one: bool) -> list[Word]:
         """Return the flags that say where nodes meet and which one this is."""
-        self._split_endpoint()
+        self._split_endpoint(one)
         words = []
         why = "on one node ranks meet at localhost, and its node rank is 0"
-        for kind in ("node_rank", "addr"):
+        for kind in ("--node-rank", "--master-addr"):
             if kind in self.said and one:
-                self.dropped.append(Note(f"`{FLAGS[kind]} {self.said[kind].source}`", why))
+                self.dropped.append(Note(f"`{kind} {self.said[kind].source}`", why))
             elif kind in self.said:
-                words += [known(FLAGS[kind]), self.said[kind]]
-        port = self.said.get("port")
-        if port is not None and port.text == "0":
-            self.dropped.append(Note("port 0", "one node finds a free port by itself"))
-        elif port is not None:
+                words += [known(kind), self.said[kind]]
+        port = self.said.get("port", known("0"))
+        if port.text != "0" or PORT in self.switches:  # torchrun reads no exported one
             words += [known("--master-port"), port]
-        if not one and "node_rank" not in self.said:
-            why = "Slurm says it in a job; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
+        if not one and "--node-rank" not in self.said:
+            why = "NODE_RANK or Slurm says it; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
             self.unknown.append(Note("the rank of each node", why))
         return words
 
-    def _split_endpoint(self) -> None:
-        """``--rdzv-endpoint HOST:PORT`` says the address and the port; c10d's own port is 29400."""
-        word = self.said.pop("endpoint", None)
+    def _split_endpoint(self, one: bool) -> None:
+        """``--rdzv-endpoint HOST:PORT`` says the address and the port; c10d's own port is 29400.
+
+        ``--standalone`` is one that finds a free port.
+        """
+        word = known("localhost:0") if "standalone" in self.switches else self.said.get("endpoint")
         if word is None:
             return
         split = endpoint(word, "29400")
         if split is None:
             raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
-        address, number = split
-        if (
-            address.text in _LOCAL
-            and number.text in ("0", "29400")
-            and self.said.get("nnodes", known("1")).value in _ONE
-        ):
-            self.dropped.append(Note(f"`--rdzv-endpoint {word.source}`", "one node finds a free port by itself"))
-            return
-        self.said.setdefault("addr", address)
-        self.said.setdefault("port", number)
+        self.said.pop("port", None)  # torchrun heeds the endpoint alone
+        if split[0].text not in _LOCAL or split[1].text not in ("0", "29400") or not one:
+            self.said["--master-addr"], self.said["port"] = split
 
-    def _target(self, rest: list[Word]) -> list[Word]:
+    def _target(self, rest: Sequence[Word]) -> list[Word]:
         """Return what every rank runs, with the option of its local rank where the launcher appended one."""
         local = self.launcher == "torch.distributed.launch" and "use_env" not in self.switches
         passed = [known("--local-rank=${local_rank}")] if local else []

@@ -20,13 +20,8 @@ class Meaning(NamedTuple):
     values: int = 1
 
 
-#: Kinds that ddplaunch has a flag for which takes the same value.
-FLAGS = {
-    "nnodes": "--nnodes",
-    "node_rank": "--node-rank",
-    "addr": "--master-addr",
-    "port": "--master-port",
-}
+#: The variable that ddplaunch reads where no port is typed; torchrun and accelerate do not.
+PORT = "MASTER_PORT"
 
 
 def _all(kind: str, names: str, detail: str = "", values: int = 1) -> dict[str, Meaning]:
@@ -52,12 +47,12 @@ TORCHRUN: Mapping[str, Meaning] = {
     **_PLACE,
     **_all("nproc", "--nproc-per-node"),
     **_all("nnodes", "--nnodes"),
-    **_all("node_rank", "--node-rank"),
-    **_all("addr", "--master-addr"),
+    **_all("--node-rank", "--node-rank"),
+    **_all("--master-addr", "--master-addr"),
     **_all("port", "--master-port"),
     **_all("endpoint", "--rdzv-endpoint"),
     **_all("drop", "--rdzv-id", "ddplaunch names each run anew"),
-    **_all("drop", "--standalone", "one node finds a free port by itself", 0),
+    **_all("standalone", "--standalone", values=0),
     **_all("use_env", "--use-env", values=0),
     **_all("drop", "--virtual-local-rank --run-path", "ddplaunch has nothing that means the same", 0),
     **_all("cannot", "--print-completion", "it launches nothing"),
@@ -74,21 +69,21 @@ ACCELERATE: Mapping[str, Meaning] = {
     **_all("cannot", "--config-file", "type its `num_processes`, as in `ddplaunch run 4 -- train.py`"),
     **_all("total", "--num-processes"),
     **_all("nnodes", "--num-machines"),
-    **_all("node_rank", "--machine-rank"),
-    **_all("addr", "--main-process-ip"),
+    **_all("--node-rank", "--machine-rank"),
+    **_all("--master-addr", "--main-process-ip"),
     **_all("port", "--main-process-port"),
     **_all("gpus", "--gpu-ids"),
     **_all("drop", "--multi-gpu --same-network", "it is how ranks start anyway", 0),
     **_all("drop", "--quiet -q", "ddplaunch shows no trace of a launcher", 0),
     **_all("drop", "--main-training-function", "it is read for TPUs"),
     **_all("cannot", "--cpu --use-cpu", "accelerate starts one process then: `ddplaunch run 1 --device cpu -- …`", 0),
-    **_all("switch", "--debug", "ACCELERATE_DEBUG_MODE=true", 0),
-    **_all("switch", "--enable-cpu-affinity", "ACCELERATE_CPU_AFFINITY=1", 0),
+    **_all("env", "--debug", "ACCELERATE_DEBUG_MODE=true", 0),
+    **_all("env", "--enable-cpu-affinity", "ACCELERATE_CPU_AFFINITY=1", 0),
     **_all("cannot", "--tpu --tpu-cluster --use-megatron-lm --use-parallelism-config", "no launch on GPUs alone", 0),
     **_all("cannot", "--use-deepspeed --use-fsdp", "accelerate hands it to the ranks in variables of its own", 0),
     **_all("drop", "--gradient-accumulation-steps --gradient-clipping", "accelerate hands it on with DeepSpeed alone"),
-    **_all("env", "--mixed-precision", "ACCELERATE_MIXED_PRECISION"),
-    **_all("env", "--num-cpu-threads-per-process", "OMP_NUM_THREADS"),
+    **_all("env", "--mixed-precision", "ACCELERATE_MIXED_PRECISION="),
+    **_all("env", "--num-cpu-threads-per-process", "OMP_NUM_THREADS="),
 }
 LAUNCHERS: Mapping[str, Mapping[str, Meaning]] = {
     "torchrun": TORCHRUN,

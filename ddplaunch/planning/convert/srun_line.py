@@ -15,6 +15,7 @@ from ddplaunch.planning.convert.launch_words import (
     known,
     option_of,
 )
+from ddplaunch.planning.convert.launcher_options import PORT
 from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, of_ranks
 
 _SWITCHES = ("--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--verbose", "-v", "-K", "-O", "-Z")
@@ -33,9 +34,11 @@ _OF_RANKS = Note("how the script finds its rank", "torchrun sets RANK and LOCAL_
 def sizes_of_job(script: bytes) -> dict[str, Word]:
     """Return the sizes that ``#SBATCH`` lines say, which are those of every step that says none itself.
 
+    ``PORT`` is among them where the script names it, because it may set it.
+
     https://slurm.schedmd.com/sbatch.html: they end at the first line that is neither a comment nor empty.
     """
-    sizes: dict[str, Word] = {}
+    sizes = {PORT: known("0")} if PORT.encode() in script else {}
     for line in script.decode("utf-8", "replace").splitlines():
         if line.startswith("#SBATCH"):
             words = line.removeprefix("#SBATCH").split("#")[0].split()
@@ -87,9 +90,7 @@ def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]
         tasks, nodes = _tasks(sizes)
         if tasks is None or not rest:
             return None
-        unknown = [
-            Note("how the script finds its rank", "torchrun sets RANK and LOCAL_RANK; SLURM_PROCID is the node's")
-        ]
+        unknown = [_OF_RANKS]
         target = of_ranks(rest, unknown)
         step = [*step_words, *([attached("--nodes=", nodes)] if nodes else []), known("--ntasks-per-node=1")]
         step.append(attached("--ntasks=", nodes) if nodes else Word('--ntasks="$SLURM_JOB_NUM_NODES"'))

@@ -92,8 +92,10 @@ def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
     arguments = rest[1:]
     while arguments and arguments[0].text == "-u":  # torchrun's ranks get it
         del arguments[0]
-    if not arguments or rest[0].text not in ("python", "python3") or (arguments[0].text or "").startswith("-"):
-        return arguments if arguments and arguments[0].text == "-m" and rest[0].text in ("python", "python3") else rest
+    if not arguments or rest[0].text not in ("python", "python3"):
+        return rest
+    if (arguments[0].text or "").startswith("-"):
+        return arguments if arguments[0].text == "-m" else rest
     if arguments[0].value is None:
         unknown.append(unsure(arguments[0]))
         return arguments
