@@ -106,61 +106,70 @@ def _shell_passes(path: str, flag: str, target: Target | None) -> str:
 
 
 _OF_RANKS = re.compile(r"(?i)gpu|rank|distributed|ddp|per[ -]node")
-_OF_NODES = re.compile(r"(?i)\b(?:nodes|machines|hosts)\b")
+_OF_NODES_HELP = re.compile(r"(?i)\b(?:nodes|machines|hosts)\b")
 
 
 def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
     """An argument of the script names another launch than this one.
 
     A world size that is too large makes all ranks wait for ones that nobody starts, one that is too small leaves ranks
-    out, and with one local rank for all of them every rank takes the same GPU. Remedy: a placeholder,
-    `--world-size {world_size}`, or no such argument, since torchrun sets WORLD_SIZE and LOCAL_RANK.
+    out, and with one local rank for all of them every rank takes the same GPU. Where only the script is told of several
+    nodes, each node trains alone. Remedy: options of the launch in front of `--`; a placeholder, `--world-size
+    {world_size}`, or no such argument, since torchrun sets WORLD_SIZE and LOCAL_RANK.
     """
     topology, target = launch.topology, launch.target
     if target is None or script.spawns or topology.min_nodes != topology.nnodes.value:
         return
-    for option in script.options:
-        value = next(reversed(given(target.args, option, script.options)), "")
-        name = _size_of(option)
-        if not (value.isascii() and value.isdecimal() and name):
+    typed = {
+        _size_of(option): (option, value)
+        for option in script.options
+        for value in given(target.args, option, script.options)[-1:]
+    }
+    processes = topology.nproc_per_node.value
+    sizes = {"world_size": topology.world_size, "nproc": processes, "nnodes": topology.nnodes.value}
+    flags = [f" --{name} {shlex.quote(value)}" for name, (_, value) in typed.items() if name in _OF_NODES]
+    for name, (option, value) in typed.items():
+        if not re.fullmatch("[0-9]+", value):
             continue
-        typed, processes = f"`{option.flags[0]} {value}`", topology.nproc_per_node.value
-        kind = warning if _VARIABLES[name] in script.reads_env else error  # which may win over its option
-        if name == "local_rank":
-            if processes > 1:
-                shell = f"let a shell pass it: {_shell_passes(script.path, option.flags[0], target)}"
-                out = f"leave {typed} out: torchrun sets LOCAL_RANK for each rank"
-                yield kind(
-                    "launch-contradicted",
-                    f"{typed} behind `--` is the same for all ranks of this node",
-                    why="each rank takes the GPU of its local rank, and all of them would take one",
-                    fix=shell if kind is error and target.kind == "script" else out,
-                    where=str(option.at),
-                )
-            continue
-        actual = topology.world_size if name == "world_size" else processes
-        if int(value) not in (0, actual):
-            other = f"; or launch so many: `ddplaunch run {value} -- …`" if topology.nnodes.value == 1 else ""
-            ranks = f"{count(actual, 'rank')}{'' if name == 'world_size' else ' on each node'}"
-            more = int(value) > actual
+        words = f"`{option.flags[0]} {value}` behind `--`"
+        kind = warning if _VARIABLES.get(name) in script.reads_env else error  # which may win over its option
+        if name == "local_rank" and processes > 1:
+            shell = f"let a shell pass it: {_shell_passes(script.path, option.flags[0], target)}"
+            out = f"leave `{option.flags[0]} {value}` out: torchrun sets LOCAL_RANK for each rank"
             yield kind(
                 "launch-contradicted",
-                f"{typed} behind `--`, but this launch has {ranks}",
-                why="the ranks would wait for others that nobody starts" if more else "ranks are left out",
+                f"{words} is the same for all ranks of this node",
+                why="each rank takes the GPU of its local rank, and all of them would take one",
+                fix=shell if kind is error and target.kind == "script" else out,
+                where=str(option.at),
+            )
+        actual = sizes.get(name, 0)
+        if actual and int(value) not in (0, actual):
+            nproc = value if name == "world_size" else typed.get("nproc", (option, processes))[1]
+            other = f"; or launch so many: `ddplaunch run {nproc}{''.join(flags)} -- …`" if sizes["nnodes"] == 1 else ""
+            has = f"{count(actual, 'node' if name == 'nnodes' else 'rank')}{' on each node' if name == 'nproc' else ''}"
+            yield kind(
+                "launch-contradicted",
+                f"{words}, but this launch has {has}",
+                why="the ranks would wait for others that nobody starts, or train without them"
+                if int(value) > actual
+                else "ranks are left out",
                 fix=f"`{option.flags[0]} {{{name}}}`, which follows the launch{other}",
                 where=str(option.at),
             )
 
 
-_SIZES = {"world-size": "world_size", "nproc-per-node": "nproc", "nproc": "nproc", "local-rank": "local_rank"}
+_SIZES = {"world-size": "world_size", "local-rank": "local_rank", "nproc": "nproc", "nproc-per-node": "nproc"}
+_SIZES |= {"ngpus-per-node": "nproc", "num-machines": "nnodes", "machine-rank": "node-rank"}
+_OF_NODES = ("nnodes", "node-rank", "master-addr", "master-port")
 _VARIABLES = {"world_size": "WORLD_SIZE", "nproc": "LOCAL_WORLD_SIZE", "local_rank": "LOCAL_RANK"}
 
 
 def _size_of(option: DeclaredOption) -> str:
     """Return which number of the launch an option says, its size or a place in it; empty for none."""
     spelled = {flag.lstrip("-").replace("_", "-") for flag in option.flags}
-    name = next((_SIZES[flag] for flag in spelled if flag in _SIZES), "")
-    of_nodes = name == "world_size" and _OF_NODES.search(option.help)  # of a script for one process per node
+    name = next((_SIZES.get(flag, flag) for flag in spelled if flag in (*_SIZES, *_OF_NODES)), "")
+    of_nodes = name == "world_size" and _OF_NODES_HELP.search(option.help)  # of a script for one process per node
     of_data = spelled == {"nproc"} and not _OF_RANKS.search(option.help)
     return name if option.takes_value and not of_nodes and not of_data else ""
 

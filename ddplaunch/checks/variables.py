@@ -33,7 +33,7 @@ _RANK_VARIABLES = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
 )
-_OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK, WORLD_SIZE and PET_* in a pod on purpose
+_OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK and WORLD_SIZE in a pod on purpose
 
 
 def leftover_rank_variables(environment: dict[str, str]) -> Findings:
@@ -43,31 +43,16 @@ def leftover_rank_variables(environment: dict[str, str]) -> Findings:
     experiment: a script started there by hand behaves as one of several ranks and waits for the others. The check
     stays silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
     """
-    why = "torchrun replaces them for its workers, but a script started by hand behaves as one of several ranks and "
-    why += "waits for the others"
-    yield from _left_over("leftover-rank-variables", _RANK_VARIABLES, environment, why)
-
-
-def leftover_pet_variables(environment: dict[str, str]) -> Findings:
-    """PET_* variables are set, which torchrun reads as options.
-
-    Every option of torchrun falls back to a variable: PET_NNODES stands for `--nnodes`. A forgotten one silently
-    changes a launch. ddplaunch removes them from its own launches, but a plain torchrun in the same shell obeys them.
-    The check stays silent in a Kubernetes pod, where Kubeflow Trainer sets them on purpose. Remedy: `unset` them.
-    """
-    why = "torchrun reads PET_<OPTION> as if the option had been typed; ddplaunch removes them from its launches, a "
-    why += "plain torchrun obeys them"
-    pet_names = sorted(name for name in environment if name.startswith("PET_"))
-    yield from _left_over("leftover-pet-variables", pet_names, environment, why)
-
-
-def _left_over(code: str, names: Sequence[str], environment: dict[str, str], why: str) -> Findings:
-    """Yield a finding about those of the variables that are set, outside of a Kubernetes pod."""
-    present = [name for name in names if name in environment]
+    present = [name for name in _RANK_VARIABLES if name in environment]
     if present and _OPERATOR not in environment:
-        values = listed([f"{name}={environment[name]}" for name in present])
-        what = f"{values} {'is' if len(present) == 1 else 'are'} set in the environment of the launcher"
-        yield warning(code, what, why=why, fix=f"`unset {' '.join(present)}`", where=SHELL)
+        yield warning(
+            "leftover-rank-variables",
+            f"the launcher's environment has {listed([f'{name}={environment[name]}' for name in present])}",
+            why="torchrun replaces them for its workers, but a script started by hand behaves as one of several ranks "
+            "and waits for the others",
+            fix=f"`unset {' '.join(present)}`",
+            where=SHELL,
+        )
 
 
 def _about(setting: Setting, code: str, what: str, why: str, fix: str) -> Findings:

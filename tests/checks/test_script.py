@@ -17,7 +17,7 @@ from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptRep
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import found, outcome_of, silent_when_healthy
-from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
+from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script, topology
 
 HERE = DeclaredAt("train.py", 7)
 LOCAL_RANK = DeclaredOption(("--local_rank",), HERE, required=True)
@@ -117,6 +117,7 @@ def sized(*flags: str, help: str = "", **more: Any) -> ScriptReport:
 
 WORLD = sized("--world-size")
 LOCAL = sized("--local_rank")
+NODES = sized("--nnodes", "--node_rank", "--master_addr", "--ngpus_per_node")
 SCRIPT_OF_NODES = sized("--world-size", help="number of nodes for distributed training")
 
 
@@ -135,6 +136,17 @@ SCRIPT_OF_NODES = sized("--world-size", help="number of nodes for distributed tr
         (("--nproc_per_node", "4"), sized("--nproc_per_node"), Severity.ERROR, "this launch has 8 ranks on each node"),
         (("--nproc", "4"), sized("--nproc", help="processes that tokenize"), None, ""),
         (("--nproc", "4"), sized("--nproc", help="number of GPUs"), Severity.ERROR, "has 8 ranks on each node"),
+        (
+            ("--nnodes", "2", "--node_rank", "1"),
+            NODES,
+            Severity.ERROR,
+            "`--nnodes 2` behind `--`, but this launch has 1",
+        ),
+        (("--num_machines=2",), sized("--num_machines"), Severity.ERROR, "but this launch has 1 node"),
+        (("--nnodes", "1", "--node_rank", "0", "--master_addr", "127.0.0.1"), NODES, None, ""),
+        (("--ngpus_per_node", "4"), NODES, Severity.ERROR, "but this launch has 8 ranks on each node"),
+        (("--ngpus_per_node", "8"), NODES, None, ""),
+        (("--nnodes", "2"), sized(), None, ""),
         (("--local_rank", "0"), LOCAL, Severity.ERROR, "`--local_rank 0` behind `--` is the same for all ranks"),
         (("--local_rank=0",), sized("--local_rank", reads_env=("LOCAL_RANK",)), Severity.WARNING, "is the same"),
         (("--local_rank", "-1"), LOCAL, None, ""),
@@ -154,6 +166,18 @@ def test_a_contradiction_is_mended_by_a_placeholder_or_a_shell() -> None:
     launch = healthy_launch(target=Target("script", "train.py", ("--a", "--local_rank", "0", "b")))
     finding = found(CHECKS, "launch-contradicted", launch=launch, script=LOCAL)
     assert finding and "`-- sh -c 'exec python train.py --a b --local_rank \"$LOCAL_RANK\"'`" in finding.fix
+
+
+def test_several_nodes_of_the_script_alone_are_mended_by_the_line_that_is_meant() -> None:
+    args = ("--nnodes", "2", "--node_rank", "1", "--master_addr", "10.0.0.1", "--ngpus_per_node", "4")
+    launch = healthy_launch(1, target=Target("script", "train.py", args))
+    findings = outcome_of(CHECKS, "launch-contradicted", launch=launch, script=NODES).findings
+    assert [finding.what.partition(" behind")[0] for finding in findings] == ["`--nnodes 2`", "`--ngpus_per_node 4`"]
+    for finding in findings:
+        assert "`ddplaunch run 4 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 -- …`" in finding.fix
+    two = replace(topology(4), nnodes=Resolved(2, FLAG), min_nodes=2)
+    launch = healthy_launch(4, topology=two, target=Target("script", "train.py", args))
+    assert found(CHECKS, "launch-contradicted", launch=launch, script=NODES) is None
 
 
 def test_one_process_has_a_local_rank_of_its_own() -> None:

@@ -17,9 +17,12 @@ from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch, topology
 
 FIRES = [
-    ("leftover-rank-variables", {"RANK": "3", "WORLD_SIZE": "8"}, "RANK=3, WORLD_SIZE=8 are set"),
-    ("leftover-rank-variables", {"LOCAL_RANK": "0"}, "LOCAL_RANK=0 is set"),
-    ("leftover-pet-variables", {"PET_NNODES": "2"}, "PET_NNODES=2 is set"),
+    (
+        "leftover-rank-variables",
+        {"RANK": "3", "WORLD_SIZE": "8"},
+        "the launcher's environment has RANK=3, WORLD_SIZE=8",
+    ),
+    ("leftover-rank-variables", {"LOCAL_RANK": "0"}, "LOCAL_RANK=0"),
     ("distributed-debug-detail", {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "DETAIL"),
     ("launch-blocking", {"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING is 1"),
     ("misspelt-variable", {"NCCL_SOCKET_IFNAMES": "eth0"}, "did you mean NCCL_SOCKET_IFNAME?"),
@@ -34,8 +37,6 @@ FIRES = [
 SILENT = [
     ("leftover-rank-variables", {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1"}),
     ("leftover-rank-variables", {"RANK": "3", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}),
-    ("leftover-pet-variables", {"PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}),
-    ("leftover-pet-variables", {"PETSC_DIR": "/opt/petsc"}),
     ("distributed-debug-detail", {"TORCH_DISTRIBUTED_DEBUG": "INFO"}),
     ("launch-blocking", {"CUDA_LAUNCH_BLOCKING": "0"}),
     ("misspelt-variable", {"NCCL_VERSION": "2.27.3-1", "NCCL_DEBUG": "INFO", "CUDA_VERSION": "12.8"}),
