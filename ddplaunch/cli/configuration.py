@@ -179,7 +179,7 @@ def _typed(flag: Flag, value: object, where: str) -> object:
         _, expected, example = TYPES.get(flag.kind, (str, "text", '"text"'))
         key = flag.name.replace("_", "-")
         raise usage(
-            f"`{key} = {value!r}` is not {expected}",
+            f"`{key}` is not {expected}",
             why=f"`{key}` takes {expected}",
             fix=f"correct it in {where}, as in `{key} = {flag.example or example}`",
             where=where,

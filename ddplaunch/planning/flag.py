@@ -277,9 +277,9 @@ def read_assignment(flag: Flag | None, typed: Resolved[str]) -> tuple[str, str]:
     if not equals or not VARIABLE.match(name):
         raise _impossible(
             typed,
-            f"`--env {typed.value}` has no value" if not equals else f"`{name}` cannot name an environment variable",
-            "`--env` takes NAME=VALUE; names are letters, digits and `_`",
-            f"`--env {name if VARIABLE.match(name) else 'NAME'}=VALUE`",
+            "an `--env` is not NAME=VALUE",  # which it is may be a secret
+            "names are letters, digits and `_`",
+            "`--env NAME=VALUE`",
         )
     return name, value
 

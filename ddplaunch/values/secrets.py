@@ -1,8 +1,9 @@
 r"""What looks like a secret in names, values and command lines, and what is written in its place.
 
-Names say it (`--hf-token`, `DB_PASSWORD`, `"pin": …`) or values do (`hf_…`, a password in a URL, a webhook). In doubt a
-value is hidden: a hidden number costs a look at the shell, a printed password costs the password. Words that trainings
-use in other senses (`--eos-token`, `--pin-memory`, `--label-key`) stay readable.
+Names say it (`--hf-token`, `DB_PASSWORD`, `"pin": …`) or values do (a password in a URL, a webhook, letters and digits
+at random). In doubt a value is hidden: a hidden number costs a look at the shell, a printed password costs the
+password. Words that trainings use in other senses (`--eos-token`, `--pin-memory`, `--label-key`) stay readable, and so
+do hexadecimal numbers, which are mostly hashes of what is public.
 
 Variables are recorded by an allow-list: of one that decides no launch only the name is.
 """
@@ -26,22 +27,25 @@ _PREFIXES = (
     *("HF_", "TRANSFORMERS_", "WANDB_", "TOKENIZERS_", "XLA_", "TRITON_"),
 )
 # Patterns are text: re compiles one when a word first needs it, and most launches need few.
-_HUMP = r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+"
+_HUMP = r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+"
 _VOCABULARY = """
 RANK WORLD_SIZE NODE_RANK NNODES HOSTNAME LD_LIBRARY_PATH LD_PRELOAD PATH VIRTUAL_ENV TMPDIR USE_LIBUV LANG LC_ALL TERM
 CI container;
-PASSWORD PASSWD PASSPHRASE SECRET CREDENTIAL APIKEY ACCESSKEY PRIVATEKEY TOKEN;
-PASSCODE PW PWD COOKIE DSN PAT OTP PSK JWT BEARER WEBHOOK AUTH OAUTH AUTHORIZATION CRED;
+PASSWORD PASSWD PWD PASSPHRASE SECRET CREDENTIAL APIKEY ACCESSKEY PRIVATEKEY TOKEN PASSWORT KENNWORT PASSORD WACHTWOORD
+MOTDEPASSE LOSENORD LÖSENORD SALASANA CONTRASENA CONTRASEÑA ПАРОЛЬ ТОКЕН 密码 口令 令牌 パスワード トークン 비밀번호
+암호 토큰;
+PASSCODE PIN PW COOKIE DSN PAT OTP TOTP MFA PSK JWT BEARER WEBHOOK AUTH OAUTH AUTHORIZATION CRED SAS MDP
+JETON CLAVE SENHA PAROLA PAROL HASLO HASŁO HESLO SIFRE ŞIFRE JELSZO JELSZÓ ADGANGSKODE MATKHAU KATASANDI;
 EOS BOS EOT PAD PADDING UNK SEP SEPARATOR CLS MASK IMAGE IMG VIDEO AUDIO SPEECH SPECIAL STOP START END BEGIN MAX MIN NUM
 NUMBER N TOTAL TRAIN EVAL PER NEW EXTRA ADDED ADD PROMPT CONTEXT BATCH STEP VISUAL VISION LOGIT REGISTER LATENT CLASS
 TEXT DROP KEEP FIRST LAST NEXT MULTI WORD SUB CHAR BYTE THINK TOOL PATCH QUERY OBJECT TARGET SOURCE GLOBAL MEMORY LOSS
 SKIP IGNORE WARMUP SEQ SEQUENCE INPUT OUTPUT DECODER ENCODER GENERATED LANG LANGUAGE PLACEHOLDER DISTILLATION POOL
 TRIGGER CONTROL VIRTUAL;
-SINGLE MULTI TWO ONE NUM N FORWARD BACKWARD FIRST SECOND LOW HIGH BAND PER;
+SINGLE MULTI TWO ONE NUM N FORWARD BACKWARD FIRST SECOND LOW HIGH BAND PER ALL BY COM ENCOM SUR TRES OVER UNDER;
 API ACCESS SECRET PRIVATE AUTH ENCRYPTION ENCRYPT SIGNING SIGN MASTER ACCOUNT SSH STORAGE SHARED CONSUMER CLIENT SERVICE
 LICENSE LICENCE DEPLOY ADMIN ROOT APP SESSION HMAC AES RSA SUBSCRIPTION WANDB COMET NEPTUNE MLFLOW OPENAI ANTHROPIC AWS
 AZURE GCP HF SENTRY DATADOG NGC CLEARML
-"""
+"""  # noqa: RUF001
 #: Whole names of recorded variables. Ends of a secret's name, in the singular, and whole last words of one. What stands
 #: before TOKEN or PASS where these are no secrets, and before KEY where it is one whatever its value.
 _VARIABLES, _ENDINGS, _LAST_WORDS, _OF_TEXT, _PASSES, _OPENING = (
@@ -55,7 +59,7 @@ _SAYS_NOTHING = (
 )
 _AMOUNT = r"[0-9.,_]+(?:[eE][+-]?[0-9]+)?[kKmMbBgGtT]?"
 _PLACE = r"(?:~|\.{0,2})/[\w./~@%-]*|[\w./~-]+\.(?:json|pem|key|crt|txt|ya?ml|toml|env|ini|cfg|pub)"
-_LIKE_A_NAME = r"[A-Za-z_./-]*[0-9]{0,3}"
+_LIKE_A_NAME = r"[A-Za-z_.,/-]*[0-9]{0,3}"
 
 
 def names_a_secret(name: str, value: str) -> bool:
@@ -68,28 +72,33 @@ def names_a_secret(name: str, value: str) -> bool:
         words.pop()
     if not words or name in _WORKING_FOLDERS or re.fullmatch(_SAYS_NOTHING, value.strip()):
         return False
-    last = words[-1].removesuffix("S") if len(words[-1]) > 4 else words[-1]
+    last = words[-1].removesuffix("S") if len(words[-1]) > 3 else words[-1]
     word_before = words[-2] if len(words) > 1 else ""
     if last.endswith(_OFTEN_IN_A_FILE) and re.fullmatch(_PLACE, value):
         return False
     if last.endswith("TOKEN"):
         return word_before not in _OF_TEXT and not (last != words[-1] and re.fullmatch(_AMOUNT, value))
-    if last in ("PASS", "PIN"):
-        return word_before not in _PASSES
+    if words[-1].endswith("PASS"):
+        return (words[-1].removesuffix("PASS") or word_before) not in _PASSES
+    if last in ("LOGIN", "USER"):
+        return re.fullmatch(r"[^\s:/@]+:(?![0-9]+$)\S+", value) is not None
     if last.endswith("KEY") and not last.endswith(_ENDINGS) and word_before not in _OPENING and not name.isupper():
         return len(value) > 5 and not re.fullmatch(_LIKE_A_NAME, value) and not re.fullmatch(_AMOUNT, value)
-    return last in _LAST_WORDS or last.endswith((*_ENDINGS, "KEY"))
+    return last in _LAST_WORDS or "".join([*words[:-1], last]).endswith((*_ENDINGS, "KEY"))
 
 
-#: Tokens of what trainings talk to, as their makers document them.
+#: Tokens that may look like words or numbers, as their makers document them.
 _TOKENS = (
-    r"(?s)(?<![A-Za-z0-9])(?:"
-    r"hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9_]{16,}|github_pat_\w{16,}|gl(?:pat|dt|rt)-[\w-]{16,}|xox[abeoprs]-[\w.-]{8,}"
-    r"|sk-(?:[A-Za-z]{2,8}[0-9]{0,2}-){0,2}\w{16,}[\w-]*|sk-(?:proj|ant|svcacct|admin|or)-[\w-]{20,}|nvapi-[\w-]{16,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w.+/=-]{8,}"
-    r")"
-    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY.*"
+    r"(?s)(?<![A-Za-z0-9])(?:(?:hf_|gh[opsur]_|glpat-|sk-|nvapi-|AIza)[A-Za-z0-9]{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w.+/=-]{8,})|-----BEGIN [A-Z ]{0,30}PRIVATE KEY.*"
 )
+#: Letters of both cases and digits, in no path. At random, two neighbours out of three differ in their kind; in names,
+#: whose parts are words, fewer than four out of nine.
+_MIXED = (
+    r"(?<![A-Za-z0-9/])(?=[A-Za-z]*[0-9])(?=[A-Z0-9]*[a-z])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{20,}"
+    r"(?:[\w+.=-]*[\w+=])?"
+)
+_KINDS = r"[a-z]+|[A-Z]+|[0-9]+"
 _LOGIN = r"://[^\s/@:\"'<>]{0,200}:((?![0-9]{1,5}[/?])[^\s\"'<>]{1,500})@"
 _LOGIN_OF_ONE = r"(?i)(?:https?|wss?)://(?!git@)([^\s/@:\"'<>]{6,500})@"
 _LOGIN_WITHOUT_SCHEME = (
@@ -102,6 +111,9 @@ _WEBHOOK = (
 _OF_A_QUERY = r"(?i)[?&;](?:sig|signature|key|x-amz-[\w-]+|code)=([^&#\s\"';]+)"
 _HEADER = r"(?i)\b(?:authorization|cookie|x-[\w-]{0,40}(?:token|key|auth|secret))[\"']?\s{0,3}[:=]\s{0,3}([^\r\n]+)"
 _BEARER = r"(?i)\bBearer\s{1,3}([\w.~+/=-]{6,})"
+_AFTER_A_WORD = (
+    r"(?i)\bpassw(?:or)?d\s{1,3}((?=[a-z]*[^a-z\s])\w\S*)|\b(?:login|user)\s{1,3}\S+\s{1,3}password\s{1,3}(\S+)"
+)
 #: By the looks of the secret, with what a text has to contain for the pattern to be worth compiling.
 _BY_LOOKS = (
     *(("://", pattern) for pattern in (_LOGIN, _LOGIN_OF_ONE, _WEBHOOK)),
@@ -109,17 +121,22 @@ _BY_LOOKS = (
     ("=", _OF_A_QUERY),
     ("(?i)auth|cookie|x-|bearer", _HEADER),
     ("(?i)bearer", _BEARER),
-    (r"hf_|gh[opsur]_|github_pat|gl[a-z]{2}|xox|sk-|nvapi|A[KS]IA|AIza|eyJ|-----B", _TOKENS),
+    (r"hf_|gh[opsur]_|glpat|sk-|nvapi|A[KS]IA|AIza|eyJ|-----B", _TOKENS),
+    ("(?i)passw", _AFTER_A_WORD),
 )
-_NAME_HINTS = r"(?i)pass|pw|pin|token|secret|key|auth|cred|cookie|dsn|pat|otp|psk|jwt|bearer|webhook"
+_NAME_HINTS = (
+    r"(?i)pass|pw|pin|token|secret|key|auth|cred|cookie|dsn|pat|otp|mfa|psk|jwt|bearer|webhook|login|user|sas|mdp|jeton"
+    r"|kennw|wachtw|senord|salasana|contrase|clave|senha|parol|has[lł]o|heslo|ifre|jelsz|adgang|matkhau|katasandi|парол|токен"
+    r"|[密口令パト비암토]"
+)
 #: ``NAME=VALUE``, ``"NAME": VALUE``, ``--NAME VALUE``. The value is only looked at, because it may hold names itself. A
 #: separator ends it only if another name follows, or nothing: passwords have commas in them.
 _NAMED = (
-    r"(?<![\w.])(?=(--?)?)-{0,2}([A-Za-z_][\w.-]{0,100})(?:\\?[\"'])?\]?(?:\s{0,3}[:=]\s{0,3}|(?(1)\s{1,3}(?!-)|(?!)))"
+    r"(?<![\w.])(?=(--?)?)-{0,2}([^\W\d][\w.-]{0,100})(?:\\?[\"'])?\]?(?:\s{0,3}[:=]\s{0,3}|(?(1)\s{1,3}(?!-)|(?!)))"
     r"(?=\\?\"((?:[^\"\\]|\\[^\"]){0,4096})|\\?'((?:[^'\\]|\\[^']){0,4096})|([\[{(][^\])}]{0,4096}"
     r"|(?!\s)(?:[^\s,;&`]|[,;&](?![\w.-]{0,100}[:=]|\s|$)){1,4096}))"
 )
-_ASSIGNMENT = r"(?s)-{0,2}\+{0,2}([A-Za-z_][\w.-]{0,100})=(.*)"
+_ASSIGNMENT = r"(?s)-{0,2}\+{0,2}([^\W\d][\w.-]{0,100})=(.*)"
 
 
 def in_text(text: str) -> list[Span]:
@@ -128,6 +145,9 @@ def in_text(text: str) -> list[Span]:
     for hint, pattern in _BY_LOOKS:
         if re.search(hint, text):
             spans += (match.span(match.lastindex or 0) for match in re.finditer(pattern, text))
+    if re.search("[A-Za-z0-9]{20}", text):
+        mixed = re.finditer(_MIXED, text)
+        spans += (match.span() for match in mixed if len(re.findall(_KINDS, match[0])) > 0.44 * len(match[0]))
     if re.search(_NAME_HINTS, text):
         for match in re.finditer(_NAMED, text):
             value = match.lastindex or 0
@@ -143,7 +163,7 @@ def in_words(words: Sequence[str]) -> list[list[Span]]:
     for word in words:
         named = len(option) > 2 and not word.startswith("--") and names_a_secret(option.lstrip("-"), word)
         spans.append([(0, len(word))] if named else _in_word(word))
-        option = word if word.startswith("-") and "=" not in word else ""
+        option = word if re.fullmatch("--?[^=]+|(?i:passw(?:or)?d)", word) else ""
     return spans
 
 

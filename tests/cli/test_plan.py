@@ -235,7 +235,7 @@ def test_profiles(call: Call, folder: Path, name: str, head: str, monkeypatch: p
     [
         (b"batch-sise = 1", "did you mean `batch-size`?"),
         (b"batch-size = 'a'", "`--batch-size a` is not an integer"),
-        (b"batch-size = true", "`batch-size = True` is not an integer"),
+        (b"batch-size = true", "`batch-size` is not an integer"),
         (b"lr = 1979-05-27", "is not a number"),
         (b"checks = 1", "as in `checks = true`"),
         (b"env = {A = 'b'}", "is not text"),
@@ -260,6 +260,25 @@ def test_a_configuration_that_is_wrong(call: Call, folder: Path, content: bytes,
     assert said.status == 2 and "nothing was launched" in said.err
     assert says in " ".join(said.err.split()), said.err
     assert not (folder / ".ddplaunch").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "env = {DB = 'hunter2'}",
+        "[env]\nDB = 'hunter2'",
+        "env = [{DB = 'hunter2'}]",
+        "env = ['hunter2']",
+        "env = ['1hunter2=x']",
+        "env = ['DB=hunter2' 'x']",
+        "[profiles.big.env]\nDB = 'hunter2'",
+        "[env.a]\nDB = 'hunter2'",
+    ],
+)
+def test_no_error_prints_a_value_of_a_variable(call: Call, folder: Path, content: str) -> None:
+    (folder / "ddplaunch.toml").write_text(content)
+    said = call("run", "2", *(["--profile", "big"] if "profiles" in content else []), "--", "train.py")
+    assert said.status == 2 and "hunter2" not in said.out + said.err
 
 
 def test_a_configuration_that_is_no_file(call: Call, folder: Path) -> None:
