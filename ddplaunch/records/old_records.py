@@ -71,15 +71,15 @@ def _claims(directory: Path) -> set[str]:
 
 
 def _reason_to_keep(directory: Path, busy: Collection[Path], host: str) -> str | None:
-    record = read_record(directory)
     if directory.resolve() in busy or is_held(directory):
         return "it runs"
-    state = state_of(record, None, read_processes(directory), host)
-    if state == "elsewhere":
+    with suppress(OSError, ValueError):
+        read_object(directory / "outcome.json")
+        return None  # it has ended, and how is not asked: reading that takes most of the time of thousands
+    record = read_record(directory)
+    if state_of(record, None, read_processes(directory), host) == "elsewhere":
         return "it was started on another host, and has no outcome"
-    if state == "unreadable" and record.problem is not None and "schema" in record.problem:
-        return record.problem
-    return None
+    return record.problem if "schema" in (record.problem or "") else None
 
 
 def remove_record(directory: Path) -> str | None:

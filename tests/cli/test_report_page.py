@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +88,75 @@ def test_a_page_fetches_nothing_and_escapes_all(tmp_path: Path, monkeypatch: pyt
     assert "ended after 4.0 s with exit status 1" in text  # from what was typed, as in `ps`
     bars = [tuple(map(float, each)) for each in re.findall(r"left: ([\d.]+)%; width: ([\d.]+)%", text)]
     assert bars == [(0.0, 100.0), (20.0, 40.0)]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    copied[path[0]] = replaced(copied[path[0]], path[1:], new)
+    return copied
+
+
+OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    1e300,
+    10**30,
+    "",
+    "x",
+    "\x1b[31m\u202e\x9b",
+    [],
+    [["a"]],
+    {},
+    {"a": [1]},
+)
+COMMANDS = (
+    *(["ps"], ["ps", "--json"], ["logs", "a"], ["explain", "a"], ["clean", "--dry-run"], ["top", "a", "--count", "1"]),
+    *[["report", "a", "--output", "r.html", "--force"]] * 3,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run.json", "outcome.json"])
+def test_a_value_of_another_type_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """200 mutations of each file: no command ends in a traceback, and no control byte reaches a page."""
+    monkeypatch.chdir(tmp_path)
+    file = record(tmp_path / ".ddplaunch", "a") / name
+    whole = json.loads(file.read_text())
+    chosen = random.Random(name)
+    every = list(places(whole))
+    for number in range(200):
+        path, new, command = chosen.choice(every), chosen.choice(OTHERS), COMMANDS[number % len(COMMANDS)]
+        file.write_text(json.dumps(replaced(whole, path, new)))
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        err = capsys.readouterr().err
+        assert end.value.code in (0, 1, 2), (command, path, new, err)
+        assert "Traceback (most" not in err, (command, path, new, err)
+        if command[0] == "report" and end.value.code == 0:
+            assert not re.search("[\0-\x08\x0b\x1b\x7f-\x9f\u202e]", (tmp_path / "r.html").read_text()), (path, new)
+
+
+def test_a_page_shows_no_control_bytes_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = record(tmp_path / ".ddplaunch", "a") / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"git_commit": "\x1b[31m\u202ered\x9b"}))
+    with pytest.raises(SystemExit):
+        main(["report", "a", "--output", "r.html"])
+    page = (tmp_path / "r.html").read_text()
+    assert "red" in page and not re.search("[\x1b\u202e\x9b]", page)
 
 
 def test_at_most_10000_lines_are_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

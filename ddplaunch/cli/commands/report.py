@@ -30,7 +30,7 @@ from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.records.own.output_file import output_file
 from ddplaunch.values.codec import plain
 from ddplaunch.values.escapes import harmless
-from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.secrets import hide_json, hide_text
 from ddplaunch.values.words import duration_text, size_text
 from ddplaunch.watch.phases import RankPhases, read_phases, settled, summed
@@ -64,7 +64,14 @@ def report(run: str | None, output: str | None, force: bool | None, run_dir: str
     path = output or f"ddplaunch-{directory.name}.html"
     page = output_file(path, force=bool(force))
     with with_what_hosts_have(directory) as place:
-        text = report_html(read_record(place))
+        try:
+            text = report_html(read_record(place))
+        except Exception as problem:  # of a template that meets a text in the place of a number
+            raise usage(
+                f"the record of {directory.name} holds a value of another type: {problem}",
+                why="another program or hand wrote it, or a newer ddplaunch",
+                fix=f"`ddplaunch logs {directory.name}` and `ddplaunch explain {directory.name}` need less of it",
+            ) from problem
     if page is None:
         answer(text)
         return ExitStatus.DONE
@@ -79,7 +86,12 @@ def report_html(record: RunRecord) -> str:
 
     loader = PackageLoader("ddplaunch.ui", ".")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: _without_colours(value) if type(value) is str else value,
     )
     environment.filters |= {"duration": duration_text, "size": size_text, "moment": _moment, "shell": shlex.join}
     files = log_files(record.directory)
@@ -110,7 +122,11 @@ def report_html(record: RunRecord) -> str:
 def shown(line: bytes) -> str:
     """Return a line as the page shows it: the last state of a bar, without colours and secrets."""
     text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-    return hide_text(_COLOUR.sub("", harmless(text)))
+    return hide_text(_without_colours(text))
+
+
+def _without_colours(text: str) -> str:
+    return _COLOUR.sub("", harmless(text))
 
 
 def _moment(at_s: float) -> str:
