@@ -162,8 +162,8 @@ class Need:
         return len({log.partition("/")[0] for log in self.logs})
 
 
-#: Rules that records need, which keep what each rank printed and how it ended: tests/explain/test_recorded.py.
-FROM_RECORDS = ("stopped_by_the_launcher", "older_than_the_exception_that_ended_its_rank", "quoted")
+#: Rules that read what only the record of a run has: tests/explain/test_recorded.py needs them.
+FROM_RECORDS = ("stopped_by_the_launcher",)
 LOGS_LEAST, AUTHORS_LEAST = 3, 2
 
 
@@ -185,12 +185,11 @@ def labelled(corpus: Path) -> Iterator[tuple[str, str, tuple[str | None, ...]]]:
             yield f"corpus/{case['id']}", case["log"], tuple(case["codes"])
 
 
-def ablation(corpus: Path, rules_alone: bool = False) -> list[Need]:
-    """Return what each rule, and each signature too, is needed for, those that nothing needs first."""
+def ablation(corpus: Path) -> list[Need]:
+    """Return what each rule and signature is needed for, those that nothing needs first."""
     rules = fate.RULES
-    signatures = () if rules_alone else all_signatures()
     lost: dict[str, list[str]] = {rule.__name__: [] for _, rule in rules}
-    lost |= {_name_of(signature): [] for signature in signatures}
+    lost |= {_name_of(signature): [] for signature in all_signatures()}
     for name, text, codes in labelled(corpus):
         scanned = read_logs([LogSource("train.log", io.BytesIO(text.encode()))])
         cause, case = choose(scanned, None)
@@ -202,7 +201,7 @@ def ablation(corpus: Path, rules_alone: bool = False) -> list[Need]:
             if _code(scanned) not in codes:
                 lost[off[1].__name__].append(name)
         fate.RULES = rules
-        for signature in {id(hit.signature): hit.signature for hit in scanned.hits if signatures}.values():
+        for signature in {id(hit.signature): hit.signature for hit in scanned.hits}.values():
             hits = tuple(hit for hit in scanned.hits if hit.signature is not signature)
             if _code(replace(scanned, hits=hits)) not in codes:
                 lost[_name_of(signature)].append(name)

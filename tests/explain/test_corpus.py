@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.explain import CORPUS, ablation, needless, score, tuned
+from benchmarks.explain import CORPUS, score, tuned
 from benchmarks.fault_list import Fault
 from benchmarks.later_faults import FILES
 from tests.explain.logs import explained
@@ -25,9 +25,3 @@ def test_the_goals_hold() -> None:
 def test_logs_that_were_written_before_any_rule_was_mended_on_them(fault: Fault) -> None:
     found = explained(fault.log).diagnosis
     assert ("none" if found is None else found.code) in fault.codes
-
-
-@pytest.mark.slow
-def test_no_rule_is_there_for_one_log() -> None:
-    needs = ablation(CORPUS, rules_alone=True)
-    assert not needless(needs), [(need.rule, need.logs) for need in needs]

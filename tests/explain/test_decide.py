@@ -133,15 +133,19 @@ STORE_LOST = (
         (STEPS + "saved out/final.pt\n" + TEARDOWN, None, None),
         ("", None, None),
         (STEPS, None, None),
+        ("step 0/500 loss 0.5\n", "unknown", None),
+        ("rank 0 step 0\nrank 1 step 0\n", "unknown", None),
         # test suites print failures of others, and early stopping is an end
         (f"test_oom PASSED\nsaid: [rank0]: {GPU_FULL}\ntest_kill PASSED\n== 41 passed in 12.3s ==\n", None, None),
         (f"test_oom FAILED\n{GPU_FULL}\n== 1 failed, 40 passed in 12.3s ==\n", "cuda-out-of-memory", None),
         ("epoch 1/9 val 0.3\nepoch 2/9 val 0.4\nEarly stopping after 2 epochs without progress\n", None, None),
-        # the store lost during the work, and before it
+        # the store lost after the work, during it, and before it
+        ("step 1/2\nstep 2/2\nrank 0 done\n" + STORE_LOST, None, None),
         ("step 1/9\nstep 2/9\n" + STORE_LOST, "unknown", None),
         (STORE_LOST.replace("num_nodes_waiting", "next_rendezvous"), "rendezvous-failed", None),
         # a restart that came through, and one that failed again
         (FLAKY + "rank 0 step 5\nrank 0 step 10\nrank 0 step 15\n", None, None),
+        (FLAKY + "resumed from 5\nrank 0 done\n", None, None),
         (
             FLAKY + "rank 0 step 5\nrank 0 step 10\n" + lost(0) + failed(-9, 1, 12) + summary((1, -9, 12)),
             "script-exception",
@@ -260,6 +264,17 @@ def test_a_log_in_which_the_work_moves_on_and_that_announced_no_end_is_complete(
     assert explained(text).diagnosis is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rank 0 step 0 loss 2.31\nrank 1 step 0 loss 2.29\n",
+        "epoch 3:  61%|######    | 915/1500 [10:11<06:31]\nepoch 3:  61%|######    | 916/1500 [10:12<06:30]\n",
+    ],
+)
+def test_a_log_that_ends_before_anything_moves_says_that_it_does_not_say_how_the_run_ended(text: str) -> None:
+    assert diagnosed(text).code == "unknown"
+
+
 def test_an_exception_in_the_handler_of_a_launchers_signal_tells_of_the_signal() -> None:
     frame = '  File "/opt/x/deepspeed/launcher/runner.py", line 548, in sigkill_handler\n    kill(cmd)\n'
     text = f"Traceback (most recent call last):\n{frame}NameError: free variable 'cmd' referenced before assignment\n"
@@ -359,6 +374,8 @@ def test_a_training_whose_log_just_stops_has_not_failed_there() -> None:
     assert explained(ALL_STEPS).stops_at == ""
     assert diagnosed(going + lost(0)).code == "unknown", "a rank that complains is no running training"
     assert explained("".join(going.splitlines(True)[:2])).diagnosis is None
+    assert diagnosed("".join(bars.splitlines(True)[:2])).code == "unknown", "a bar is drawn many times a second"
+    assert diagnosed(going.splitlines()[0]).code == "unknown"
 
 
 def test_an_exception_without_its_traceback_is_not_said_to_be_raised_there() -> None:
@@ -406,6 +423,14 @@ def test_a_rank_that_lost_a_dataloader_worker_is_the_cause_and_others_lost_the_r
     told_to = raised(1, "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. ")
     assert diagnosed(told_to + raised(0, "ValueError: bad sample")).what.startswith("ValueError")
     assert "num_workers" not in diagnosed(told_to).fixes[0], "it did not leave by itself"
+
+
+def test_words_that_no_rank_signs_are_quoted_as_such() -> None:
+    report = failed(1, 1, 11) + summary((1, 1, 11))
+    found = diagnosed("config: unknown optimizer 'adamm'\n" + lost(0) + report)
+    assert found.code == "unknown" and found.what.endswith("one that no rank signs: config: unknown optimizer 'adamm'")
+    assert any("adamm" in each.text for each in found.evidence)
+    assert diagnosed("step 3 loss 0.5\n" + lost(0) + report).what.endswith("and no line says why")
 
 
 STORE_RESET, PAIR_CLOSED = (
@@ -482,12 +507,15 @@ def test_epochs_that_count_from_zero_are_complete_with_the_last_one() -> None:
     assert explained(text).stops_at == ""
     assert explained(text.rpartition("Epoch")[0]).stops_at == "Epoch [4/6] loss 0.5"
     bars = "0%| | 0/3 [00:00<?]\n 33%|# | 1/3 [00:01<?]\n 66%|## | 2/3 [00:02<?]\n"
-    assert explained(bars).stops_at.startswith("66%")
+    assert (
+        explained(bars).stops_at.startswith("66%") and diagnosed("".join(bars.splitlines(True)[:2])).code == "unknown"
+    )
 
 
 def test_a_training_at_work_is_no_failure_whatever_else_it_counts() -> None:
     going = "rank 0/8 on cuda:0, rank 1/8 on cuda:1\nit 0 loss 9.11\nit 100 loss 5.01\nit 200 loss 4.40\n"
     assert explained(going).diagnosis is None and explained(going).stops_at == ""
+    assert diagnosed("rank 0/8 on cuda:0, rank 1/8 on cuda:1\nit 0 loss 9.11\n").code == "unknown"
 
 
 def test_a_difference_of_two_files_is_source_and_no_failure() -> None:
@@ -530,6 +558,14 @@ def test_what_a_destructor_raises_never_ends_a_program() -> None:
         f"Traceback (most recent call last):\n{frames}AttributeError: 'NoneType' object has no attribute 'shutdown'\n"
     )
     assert explained(ALL_STEPS + "Training complete.\n" + text).diagnosis is None
+
+
+def test_an_error_in_a_warning_of_python_did_not_end_a_training_that_is_done() -> None:
+    warned = "/opt/fsdp.py:2224: UserWarning: Failed to clone(). Error: CUDA out of memory. Tried to allocate 2 GiB\n"
+    assert explained(ALL_STEPS + "training finished\n" + warned).diagnosis is None
+    assert diagnosed(warned + raised(0, "RuntimeError: CUDA out of memory. Tried to allocate 3 GiB")).code.startswith(
+        "cuda"
+    )
 
 
 @pytest.mark.parametrize(
@@ -660,6 +696,14 @@ def test_a_program_that_started_the_launcher_of_ranks_is_not_the_cause() -> None
     command = "subprocess.CalledProcessError: Command '['python', '-m', '{}', 'a.py']' returned non-zero exit status 1."
     assert diagnosed(raised(None, command.format("torch.distributed.run"), "/srv/trainer.py")).code == "unknown"
     assert diagnosed(raised(None, command.format("convert_labels"), "/srv/trainer.py")).code == "script-exception"
+
+
+def test_a_word_for_the_end_that_is_said_of_each_step_is_none() -> None:
+    steps = "".join(f"Training Progress: {at}/3746 update_weights done, time cost: 2.{at}s\n" for at in range(4, 12))
+    ray = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+    assert diagnosed(steps + ray).code == "unknown"
+    assert explained(steps + "training done\n" + ray).diagnosis is None
+    assert diagnosed(steps + ray + "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n")
 
 
 def test_steps_of_structured_records_are_steps() -> None:
@@ -818,6 +862,58 @@ def test_the_mail_of_lsf_tells_the_end_first() -> None:
     assert explained(f"{report}{steps}").diagnosis is None, "the work went on after what stands above it"
 
 
+def test_what_a_log_only_mentions_before_the_exception_of_the_rank_that_failed() -> None:
+    own = raised(1, "ZeroDivisionError: integer division or modulo by zero") + failed(1, 1, 11) + summary((1, 1, 11))
+    for mentioned in (
+        "sample text: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "wrap.sh: line 2: train.sh: No such file or directory",
+        "tensorboard: No space left on device, events are dropped",
+    ):
+        found = diagnosed(f"{mentioned}\n{own}")
+        assert (found.code, found.rank) == ("script-exception", 1), mentioned
+        assert found.exception is not None and found.exception.type == "ZeroDivisionError"
+    for other in (lost(1) + failed(1, 1, 11) + summary((1, 1, 11)), failed(1, 1, 11) + summary((1, 1, 11))):
+        assert (
+            diagnosed(f"sample text: CUDA out of memory. Tried to allocate 2 GiB.\n{other}").code != "script-exception"
+        )
+    assert diagnosed(f"slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n{own}").code == "host-out-of-memory"
+
+
+def test_a_shell_goes_on_after_its_complaints() -> None:
+    complaint = "wrap.sh: line 2: train.sh: No such file or directory\n"
+    assert diagnosed(complaint + raised(None, "ModuleNotFoundError: No module named 'apex'")).code == "module-not-found"
+    assert diagnosed(complaint).code == "script-not-found"
+    killed = "run.sh: line 14: 4242 Killed                  python train.py\n"
+    assert diagnosed(killed + raised(None, "KeyError: 'a'")).code == "killed"
+
+
+def test_what_asyncio_and_a_program_that_goes_on_print_is_no_failure() -> None:
+    task = "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<f() done, at t.py:3>>\n"
+    done = "rank 0 training finished\nrank 1 training finished\n"
+    assert explained(task + raised(None, "OSError: no route") + done).diagnosis is None
+    going = "ERROR:root:nccl is not usable here, going on with gloo\n"
+    nccl = raised(None, "RuntimeError: Distributed package doesn't have NCCL built in")
+    assert explained(going + nccl + done).diagnosis is None
+    assert diagnosed(nccl + done).code == "nccl-unavailable"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "code"),
+    [
+        ("10:44:01 ERROR trainer: the label map has 12 classes but the head has 10", 1, "script-exception"),
+        ("wrap.sh: line 2: cd: /scratch/ana/exp7: No such file or directory", 1, "script-exception"),
+        ("/usr/bin/env: 'pyhton3': No such file or directory", 127, "script-not-found"),
+        ("exec: ./start: Permission denied", 126, "permission-denied"),
+        ("config: unknown optimizer 'adamm'", 1, "unknown"),  # it may be another rank's
+        ("10:44:01 ERROR trainer: a rank was ended", 143, "terminated"),
+        ("10:44:01 INFO  trainer: reading labels.json", 1, "unknown"),
+    ],
+)
+def test_last_words_of_a_log_that_call_themselves_an_error(said: str, status: int, code: str) -> None:
+    for echo in ("", lost(0)):
+        assert diagnosed(f"{said}\n{echo}{failed(status, 1, 11)}{summary((1, status, 11))}").code == code
+
+
 @pytest.mark.parametrize(
     "closing",
     [
@@ -886,6 +982,22 @@ def test_a_chain_of_exceptions_that_was_ignored_is_ignored_as_a_whole() -> None:
     chain = raised(None, "OSError: a") + "\nDuring handling of the above exception, another exception occurred:\n\n"
     ignored = "Exception ignored in: <function A.__del__ at 0x7f>\n" + chain + raised(None, "ValueError: b")
     assert explained("step 1/2\nstep 2/2\n" + ignored).diagnosis is None
+
+
+def test_a_rank_that_torchruns_table_leaves_out_between_others_had_left() -> None:
+    ended = "".join(failed(1, rank, 10 + rank) for rank in (0, 1, 3))
+    waiting = lost(0) + lost(1) + lost(3) + ended
+    table = summary((0, 1, 10), (3, 1, 13), (1, 1, 11))
+    found = diagnosed(waiting + table)
+    assert (found.code, found.rank) == ("rank-left-early", 2) and "rank 2 left with status 0" in found.what
+    stopped = "W0 9 torch/x.py:1] Sending process 12 closing signal SIGTERM\n"
+    for other in (
+        waiting + summary((0, 1, 10), (2, 1, 12), (3, 1, 13), (1, 1, 11)),
+        waiting + stopped + table,
+        lost(0) + raised(1, "KeyError: 'a'") + lost(3) + ended + table,
+        lost(0) + lost(1) + summary((0, 1, 10), (1, 1, 11)),
+    ):
+        assert diagnosed(other).code != "rank-left-early"
 
 
 def test_there_is_no_usable_gpu_where_the_driver_is_too_old() -> None:
@@ -1093,3 +1205,12 @@ def test_a_front_that_is_learned_keeps_its_brackets() -> None:
     text = said + killed + "".join(f"[gn021 r1] {line}\n" for line in own.splitlines())
     found = diagnosed(text + "srun: error: gn021: tasks 0-3: Terminated\n")
     assert (found.code, found.rank) == ("host-out-of-memory", 6)
+
+
+def test_a_job_that_was_requeued_and_goes_on_has_not_failed() -> None:
+    text = "Epoch 3:  40%|####      | 801/2002 [11:02<16:33,  1.21it/s]\n"
+    text += "slurmstepd: error: *** JOB 88210 ON q4 CANCELLED AT 2026-10-10T10:00:01 DUE TO JOB REQUEUE ***\n"
+    again = "Restored all states from the checkpoint at /s/hpc_ckpt_1.ckpt\n"
+    bar = "Epoch 3:  41%|####      | {}/2002 [00:20<16:10,  1.22it/s]\n"
+    assert explained(text + again + "".join(bar.format(at) for at in (820, 1202, 1602))).diagnosis is None
+    assert diagnosed(text).code == diagnosed(text + "copied logs\n").code == "terminated"

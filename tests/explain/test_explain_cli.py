@@ -84,6 +84,8 @@ def test_a_training_that_stops_before_its_last_step_failed_in_nothing_here(folde
     (folder / "going.log").write_text(bar)
     said = call("explain", "going.log")
     assert said.status == 0 and "stops before the last step, at\n  `39%|#  | 39/100" in said.out
+    (folder / "begun.log").write_text(bar[: 2 * len(bar) // 20])
+    assert json.loads(call("explain", "--json", "begun.log").out)["diagnosis"]["code"] == "unknown"
 
 
 def test_several_files_and_a_folder_of_torchrun(folder: Path, call: Call) -> None:  # noqa: F811

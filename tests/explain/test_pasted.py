@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.later_faults import FILES
-from tests.explain.logs import diagnosed, explained, failed, raised
+from tests.explain.logs import diagnosed, explained, failed, raised, summary
 
 STEPS = "".join(f"epoch 1 step {step}/900 loss 2.{step}\n" for step in range(100, 106))
 
@@ -81,6 +81,14 @@ MISSING = raised(None, "ModuleNotFoundError: No module named 'seaborn'").replace
 CUDNN = "Could not load library libcudnn_cnn_infer.so.8. Error: libnvrtc.so: cannot open shared object file: No such\n"
 
 
+def test_an_import_that_the_program_does_without() -> None:
+    without = "[plots] seaborn is not installed, plain matplotlib is used instead\n"
+    found = diagnosed(MISSING + without + CUDNN + failed(-6, 0, 31))
+    assert found.code == "cudnn-error" and "libnvrtc.so" in found.what
+    assert diagnosed(MISSING + "please pip install seaborn, it is used instead\n").code == "module-not-found"
+    assert diagnosed(MISSING + CUDNN + failed(-6, 0, 31)).code == "module-not-found"
+
+
 @pytest.mark.parametrize(
     ("last", "who", "said"),
     [
@@ -105,6 +113,13 @@ def test_what_aborts_after_the_last_word_was_through() -> None:
     aborts = "terminate called without an active exception\n" + failed(-6, 0, 31)
     assert diagnosed(STEPS + "[0] training finished\n" + aborts).code == "aborted-at-exit"
     assert diagnosed(STEPS + aborts).code == "aborted"
+
+
+def test_an_exception_that_the_program_only_tells_of_is_not_what_ended_it() -> None:
+    caught = "clip: OutOfMemoryError at batch size 256: CUDA out of memory. Tried to allocate 514.00 MiB.\n"
+    own = raised(None, "ZeroDivisionError: division by zero")
+    assert diagnosed(caught + own + failed(1, 0, 31)).what.startswith("ZeroDivisionError")
+    assert diagnosed(caught + failed(1, 0, 31)).code == "cuda-out-of-memory"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +148,13 @@ def test_several_ranks_that_fetch_one_package() -> None:
     bad = raised(None, "zipfile.BadZipFile: File is not a zip file")
     assert diagnosed(fetch * 2 + bad).code == "dataset-race"
     assert diagnosed(fetch + bad).code != "dataset-race"
+
+
+def test_examples_in_quotes_are_no_failures() -> None:
+    quoted = 'example 1: "kernel: Out of memory: Killed process 4410 (java)" -> oom (0.98)\n'
+    more = 'example 2: "slurmd: error: Node failure" -> node (0.88)\n'
+    assert explained(STEPS + quoted + more + "predictions written to out.csv\n").diagnosis is None
+    assert diagnosed(STEPS + "kernel: Out of memory: Killed process 4410 (java)\n").code == "host-out-of-memory"
 
 
 def test_a_rank_of_which_its_launcher_says_that_it_ended_well() -> None:
@@ -180,6 +202,14 @@ def test_a_table_of_steps_shows_that_a_pod_was_scheduled_after_all() -> None:
     steps = "".join(f"Training  [{step:4}/125000]  eta: 1 day  total_loss: 12.9\n" for step in range(0, 2500, 500))
     assert explained(events + steps).diagnosis is None
     assert diagnosed(events).code == "scheduler-error"
+
+
+def test_what_srun_kills_after_a_task_failed_is_not_the_cause() -> None:
+    node = "n4:11:12 [4] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.64.3.19<51220> with "
+    error = node + "status=12 opcode=0 len=0 vendor err 129 (Send) localGid fe80:: remoteGids fe80:: hca mlx5_4\n"
+    aborted = "srun: error: n4: task 28: Aborted (core dumped)\nsrun: Terminating StepId=33018.0\n"
+    assert diagnosed(STEPS + error + aborted + "srun: error: n1: tasks 0-7: Killed\n").code == "infiniband-error"
+    assert diagnosed(STEPS + "srun: error: n1: tasks 0-7: Killed\nsrun: Terminating StepId=3.0\n").code == "killed"
 
 
 def test_an_exception_of_a_destructor_without_its_traceback_is_ignored() -> None:
@@ -405,6 +435,8 @@ def test_a_rank_in_brackets_without_a_colon() -> None:
     steps = "".join(f"[rank0]   {step}/900  loss 2.{step}\n" for step in range(100, 106))
     found = diagnosed(steps + "[rank2] " + own)
     assert (found.code, found.rank, found.host) == ("script-exception", 2, None)
+    again = raised(0, "KeyError: 'warmup'") + failed(1, 0, 31) + "##### run.sh exit status 1 #####\n"
+    assert explained(again + "##### run.sh again #####\n" + steps + "[rank0] stage: finished\n").diagnosis is None
 
 
 def test_what_has_run_the_launcher_names_no_other_rank() -> None:
@@ -636,6 +668,12 @@ def test_a_log_that_is_shown_after_the_connection_was_lost() -> None:
     shown = "kim@h6:~$ tail -f ocr.log\n" + STEPS + "Connection to h6 closed.\n$ ssh h6 tail -17 ocr.log\n"
     hangup = "W1009 18:18:52.731000 71330 api.py:719] Received 1 death signal, shutting down workers\n"
     assert diagnosed(shown + hangup).code == "terminated"
+
+
+def test_a_table_that_is_not_whole_says_of_nobody_that_it_left() -> None:
+    late = "".join(LATE.format(rank, rank) for rank in (1, 6))
+    assert diagnosed(late + summary((6, -6, 5526), (1, -6, 5521))).code == "collective-timeout"
+    assert diagnosed(late + summary((3, -6, 5526), (1, -6, 5521))).code == "rank-left-early"
 
 
 def test_a_watchdog_that_sees_a_stall() -> None:

@@ -141,8 +141,7 @@ def _written(subject: Subject, explanation: Explanation) -> bool:
     """Return whether logs that just end, without a word of a failure, are still written on this machine."""
     found = explanation.diagnosis
     paths = [each.read for each in subject.sources if isinstance(each.read, Path)]
-    ends = found.code != "unknown" or found.evidence if found is not None else not explanation.stops_at
-    if ends or not paths:
+    if found is None or found.code != "unknown" or found.evidence or not paths:
         return False
     from ddplaunch.machine.processes.process_table import is_written
 

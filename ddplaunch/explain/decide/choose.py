@@ -19,7 +19,7 @@ from ddplaunch.explain.decide.collectives import (
 from ddplaunch.explain.decide.failures import Failure, failures, of_peers
 from ddplaunch.explain.decide.fate import ABORTS, BARE, OUTSIDE, Case, with_fates
 from ddplaunch.explain.decide.last_words import BareExit, code_with_words, unexplained, with_last_words
-from ddplaunch.explain.decide.work import Work, unfinished_report
+from ddplaunch.explain.decide.work import Work, ended_well, unfinished_report
 from ddplaunch.explain.diagnosis import Certainty, RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Hit, Scanned
@@ -147,7 +147,11 @@ def _chosen(case: Case, waits: Stuck) -> RootCause | None:
     if ended is not None and (spoken := _last_words(ended, scanned, echoes)) is not None:
         return _with_memory_facts(_of_exit(spoken, found, echoes, scanned, waits), facts)
     cut = unfinished_report(scanned, case.work)
-    if not (case.failed or cut or ranks):
+    spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # others, which may be "finished"
+    own = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
+    codes = {hit.signature.code for hit in scanned.hits}  # an agent whose ranks succeeded; an interpreter that ends
+    left = "rendezvous-shutdown" in codes or ("teardown-noise" in codes and not ranks)
+    if not (case.failed or cut) and (left or ended_well(own, bool(ranks))):
         return None
     return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
 
@@ -209,7 +213,9 @@ def _left_early(
     complaints = [(hit.line.speaker.rank, hit.line) for hit in of_peers(echoes) if hit.line.text[:2] != "[W"]
     complaints += [(each.speaker.rank, each.line) for each in found if each.survivor or each.code in _WAITING]
     words: tuple[Line, ...] = ()
-    if facts is None and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
+    if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
+        first, left = table
+    elif facts is None and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
         first, left, words = leaving
     if first is None or not left or (first.signal and first.signal != "SIGABRT"):
         return None
@@ -230,14 +236,15 @@ def _left_early(
 def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
     """Return whether an exit is the cause and not ``best``.
 
-    A rank that died of a signal explains timeouts and lost connections of the others. An abort or a plain exit status
-    says less than any line that is more than a hint.
+    A rank that died of a signal explains timeouts and lost connections of the others, and an uncertain cause that was
+    printed after it. An abort or a plain exit status says less than any line that is more than a hint.
     """
     if ended is None:
         return False
     if ended.code in ("unknown", "aborted"):
         return best.standing >= Tier.HINT
-    return best.standing >= Tier.SURVIVED
+    later = best.standing == Tier.UNCERTAIN and ended.exit.line.at < best.line.at
+    return best.standing >= Tier.SURVIVED or later
 
 
 def _of_failure(found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck) -> RootCause:
@@ -257,8 +264,8 @@ def _of_failure(found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanne
         rank = None  # either, or it is from outside
     else:
         rank = _rank_of(best, found, echoes, scanned, waits)
-    below = scanned.lines[best.line.at - scanned.lines[0].at :]
-    dumped = dumped_calls(below, scanned.just_ended) if code in _DUMPS else ()
+    dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))
+    dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended) if dumps else ()
     return RootCause(
         code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]), dumped=dumped
     )
@@ -272,7 +279,8 @@ def _of_exit(
     complaining = _complaining(echoes)
     if ended.exit.seen and ended.exit.rank not in complaining:
         alike -= complaining  # those ended because of this one
-    rank = recorded.exit_rank(ended.exit, scanned) if len(alike) <= 1 else None
+    alone = len(alike) <= 1 or recorded.says_alone(ended.exit, ended.said, scanned)
+    rank = recorded.exit_rank(ended.exit, scanned) if alone else None
     first = scanned.lines[0].at if scanned.lines else 0
     own = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
     return RootCause(
@@ -336,6 +344,9 @@ def _own_rank(each: Failure, scanned: Scanned) -> int | None:
         return speaker.rank
     if groups.get("rank", "").isdecimal():
         return int(groups["rank"])
+    pid = groups.get("pid", "")
+    if pid.isdecimal() and (rank := recorded.rank_of_pid(int(pid), scanned)) is not None:
+        return rank
     for end in scanned.exits:
         rank = recorded.exit_rank(end, scanned)
         if rank is not None and speaker.pid is not None and end.pid == speaker.pid:

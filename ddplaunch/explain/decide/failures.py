@@ -41,6 +41,9 @@ _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
 _RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
+_NAMES_A_PROGRAM = re.compile(
+    r"(?!nvcc|ninja|ld|[\w.]*(?:Error|Exception)\b)(?:[a-z][\w.+-]*|[A-Z]{3,}\w* (?:ERROR|WARNING|INFO)): "
+)
 _MESSAGE_LINES, _SAID = 12, 160
 
 
@@ -286,7 +289,9 @@ class _Context:
         return self._contradicted[key]
 
     def raised_before(self, hit: Hit) -> Raised | None:
-        """Return the exception whose message ``hit`` is a later line of."""
+        """Return the exception whose message ``hit`` is a later line of; another program begins with its name."""
+        if _NAMES_A_PROGRAM.match(hit.line.text):
+            return None
         entries = self._raised.get(hit.line.speaker, [])
         index = bisect.bisect_left(entries, hit.line.at, key=lambda entry: entry[0]) - 1
         if index < 0 or hit.line.at - entries[index][0] > _MESSAGE_LINES:

@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ddplaunch.explain.decide.failures import Failure, Fate, of_peers
-from ddplaunch.explain.decide.recorded import ended_later
-from ddplaunch.explain.decide.work import GOES_ON, Work, says_failed
+from ddplaunch.explain.decide.recorded import ended_later, only_failed_rank
+from ddplaunch.explain.decide.work import GOES_ON, Work, said_done, says_failed
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import Traceback
-from ddplaunch.explain.signatures.signature import AT_START, Tier
+from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, Tier
 
 #: Codes of ends that tell nothing of their reason.
 BARE = frozenset(("killed", "aborted", "terminated"))
@@ -41,11 +41,17 @@ _FOLLOWS = {
     "rendezvous-failed": ("host-name-unresolvable",),
     "aborted": ("aborted-at-exit",),
 }
+#: What says of a machine without a usable GPU what it cannot do then.
+_OF_A_GPU = re.compile(r"(?i)\b(?:bf16|fp16|gpus?|cuda|supported device)\b")
 #: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
 _VOICES = re.compile(
     r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:c|cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
     r"|terminate called|what\(\):"
 )
+_COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it tells of a process that was killed
+#: What a program says of an exception that it has caught; no level alone stands in front of it.
+_CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")
+_WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
 #: Exit statuses of ranks that were asked to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
 _NEAR = 40  # an exception and the line that names its cause are not further apart
@@ -65,40 +71,77 @@ class Case(NamedTuple):
 Holds = Callable[[Failure], bool]
 
 
+def _caught(each: Failure) -> bool:
+    """Return whether a program tells in its own words of an exception."""
+    own = each.raised is None and each.code not in BY_OTHERS and not _VOICES.search(each.line.text)
+    return own and _CAUGHT.match(each.line.text) is not None
+
+
 def announced_and_passed_over(case: Case) -> Holds:
-    """The program said that it goes on, and printed more before anything else went wrong."""
+    """The program said that it goes on, or named an exception, and printed more before anything else went wrong."""
     lines = [each.line for each in case.failures if not each.logged] + [hit.line for hit in case.echoes]
     bad = sorted(line.at for line in (*lines, *(end.line for end in case.scanned.exits)))
 
     def holds(each: Failure) -> bool:
         place = bisect.bisect_right(bad, each.line.at)
         until = bad[place] if place < len(bad) else case.scanned.lines[-1].at + 1
-        return each.logged and case.work.said_between(each.line, until) >= GOES_ON
+        told = each.bare and each.signature is None and each.speaker.rank is None
+        return (each.logged or told or _caught(each)) and case.work.said_between(each.line, until) >= GOES_ON
 
     return holds
 
 
-def work_went_on(case: Case) -> Holds:
-    """Steps, the word that all is done, or a start of the ranks follow it, and nothing says that the run failed."""
+def announced_and_a_step_followed(case: Case) -> Holds:
+    """The program said that it goes on, and reported a step, before it failed."""
+    return lambda each: case.failed and each.logged and case.work.went_on(each.line, announced=True)
+
+
+def of_an_earlier_attempt(case: Case) -> Holds:
+    """The ranks were started again after it, and nothing says that the run failed."""
     begun = max((end.line.at for end in case.scanned.exits if not end.by_agent), default=-1)
+    return lambda each: not case.failed and each.line.at <= begun
+
+
+def work_went_on(case: Case) -> Holds:
+    """Steps or the word that all is done follow it, and nothing says that the run failed."""
 
     def holds(each: Failure) -> bool:
-        if each.line.at <= begun:
-            return True
+        resumed = each.code in OUTSIDE and case.work.began_again(each.line)
         ends = not each.logged and (each.raised is not None or each.code not in _SKIPPED)
-        return case.work.went_on(each.line, ends, each.logged)
+        return case.work.went_on(each.line, ends, each.logged or resumed)
 
     return (lambda each: False) if case.failed else holds
 
 
-def steps_followed(case: Case) -> Holds:
-    """The same rank reported several more steps."""
-    return lambda each: case.work.steps_after(each.line)
+def beside_work_that_is_done(case: Case) -> Holds:
+    """A thread raised it, or Python warned of it, and the last lines say that the work is done."""
+    done = not case.failed and said_done(case.scanned.lines, 30, once=True)
+
+    def holds(each: Failure) -> bool:
+        beside = each.side or _WARNED.search(each.line.text) is not None
+        return done and beside and each.code not in OUTSIDE
+
+    return holds
+
+
+def quoted_in_work_that_did_not_fail(case: Case) -> Holds:
+    """The line repeats what somebody else printed, and nothing says that the run failed."""
+    return lambda each: not case.failed and each.raised is None and each.hit is not None and each.hit.quoted
 
 
 def quoted(case: Case) -> Holds:
     """The line repeats what somebody else printed."""
     return lambda each: each.quoted
+
+
+def caught_and_logged(case: Case) -> Holds:
+    """The exception was printed by a logger, as a warning, or from within code that had caught it."""
+    return lambda each: (each.logged and each.raised is not None) or _WARNED.search(each.line.text) is not None
+
+
+def steps_followed(case: Case) -> Holds:
+    """The same rank reported several more steps."""
+    return lambda each: case.work.steps_after(each.line)
 
 
 def at_start_and_started(case: Case) -> Holds:
@@ -131,10 +174,97 @@ def older_than_the_exception_that_ended_its_rank(case: Case) -> Holds:
     return holds
 
 
+class _Ended(NamedTuple):
+    """Where the last exception is printed of the only rank that failed, of any, of any with its traceback; -1 for none.
+
+    Of what nobody signs nothing counts below ``over``, the first exit or other failure; below ``explained``, a failure
+    that tells more than an exit, it is not even kept as a possible cause.
+    """
+
+    of_only_rank: int
+    raised: int
+    uncaught: int
+    over: int
+    explained: int
+
+
+def _ended(case: Case) -> _Ended:
+    only = only_failed_rank(case.scanned)
+    fatal = [each for each in case.failures if each.fate == "fatal"]
+    own = [each for each in fatal if each.raised is not None and each.tier <= Tier.GENERAL]
+    whole = [each for each in own if each.signature is not None or not each.bare]
+    of_only = [each for each in whole if each.signature is None and each.speaker.rank == only is not None]
+    waits = [each for each in fatal if each.tier == Tier.SYMPTOM]  # for a rank that had failed by then
+    known = [each.line.at for each in (*whole, *waits)]
+    exits = [end.line.at for end in case.scanned.exits if not end.by_agent]
+    below = case.scanned.lines[-1].at + 1 if case.scanned.lines else 0
+    signed = [
+        each for each in fatal if each.signature and each.raised and each.tier == Tier.UNCERTAIN and not each.bare
+    ]
+    of_only_rank, raised, uncaught = (
+        max((each.line.at for each in kind), default=-1) for kind in (of_only, own, (*whole, *signed))
+    )
+    return _Ended(of_only_rank, raised, uncaught, min((*known, *exits), default=below), min(known, default=below))
+
+
+def _unsigned(each: Failure) -> bool:
+    by_others = each.code in BY_OTHERS or _VOICES.search(each.line.text) is not None
+    return each.speaker.rank is None and each.raised is None and not by_others
+
+
+def after_the_failure(case: Case) -> Holds:
+    """Nobody signs it, and it stands below a failure that tells more."""
+    ended = _ended(case)
+    return lambda each: _unsigned(each) and each.line.at > ended.explained and each.code not in AT_START
+
+
+def of_something_else(case: Case) -> Holds:
+    """Nobody signs it, and an exception that ended a rank is printed below it, or an exit stands above it."""
+    ended = _ended(case)
+
+    def holds(each: Failure) -> bool:
+        if not _unsigned(each):
+            return False
+        caught = (
+            ended.raised
+            if _COMPLAINS.match(each.line.text)
+            else ended.uncaught
+            if _CAUGHT.match(each.line.text)
+            else -1
+        )
+        return ended.of_only_rank >= 0 or each.line.at > ended.over or each.line.at < caught
+
+    return holds
+
+
+def a_step_before_the_exception(case: Case) -> Holds:
+    """Nobody signs it, and a step stands between it and the exception that ended a rank."""
+    uncaught = _ended(case).uncaught
+
+    def holds(each: Failure) -> bool:
+        if each.speaker.rank is not None or each.code in BY_OTHERS or _VOICES.search(each.line.text):
+            return False
+        step = case.work.reports_a_step(each.line) if each.line.at < uncaught else None
+        return step is not None and step.at < uncaught
+
+    return holds
+
+
 def explained_by_another(case: Case) -> Holds:
     """Another failure of the log leads to it."""
     codes = {each.code for each in case.failures if each.fate in ("fatal", "doubtful")}
-    return lambda each: not codes.isdisjoint(_FOLLOWS.get(each.code, ()))
+
+    def holds(each: Failure) -> bool:
+        of_gpu = each.signature is None and each.raised is not None and _OF_A_GPU.search(each.raised.message)
+        return not codes.isdisjoint(_FOLLOWS["cuda-unavailable"] if of_gpu else _FOLLOWS.get(each.code, ()))
+
+    return holds
+
+
+def ended_by_its_launcher(case: Case) -> Holds:
+    """The launcher reports there that it ended a rank."""
+    reports = {end.line.at for end in case.scanned.exits if end.by_agent}
+    return lambda each: each.code == "killed" and each.line.at in reports
 
 
 def named_beside(case: Case) -> Holds:
@@ -184,12 +314,21 @@ def after_an_end_from_outside(case: Case) -> Holds:
 #: In this order: the first rule that holds for a failure decides what became of it.
 RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("survived", announced_and_passed_over),
+    ("survived", announced_and_a_step_followed),
+    ("survived", of_an_earlier_attempt),
     ("survived", work_went_on),
+    ("survived", beside_work_that_is_done),
+    ("survived", quoted_in_work_that_did_not_fail),
     ("survived", steps_followed),
     ("doubtful", quoted),
+    ("doubtful", caught_and_logged),
     ("doubtful", at_start_and_started),
     ("doubtful", stopped_by_the_launcher),
     ("doubtful", older_than_the_exception_that_ended_its_rank),
+    ("echo", after_the_failure),
+    ("doubtful", of_something_else),
+    ("doubtful", a_step_before_the_exception),
+    ("echo", ended_by_its_launcher),
     ("echo", explained_by_another),
     ("echo", named_beside),
     ("echo", after_an_end_from_outside),
@@ -213,7 +352,5 @@ def with_fates(
         )
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
     begun = max((end.line.at for end in scanned.exits if not end.by_agent), default=-1)
-    left = any(hit.signature.code == "rendezvous-shutdown" for hit in echoes)  # an agent whose ranks succeeded
-    over = left or last is None or last.at < begun or work.went_on(last, uncaught=True)
-    over = over or (last is not None and work.is_done(last.file, {hit.line.at for hit in echoes}))
+    over = last is None or last.at < begun or work.went_on(last, uncaught=True)
     return case if case.failed or not over else case._replace(echoes=())

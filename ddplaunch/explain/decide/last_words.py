@@ -28,8 +28,9 @@ _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: l
 _RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
 #: Lines of launchers that nobody signs, and that give no reason.
 _REPORTS = re.compile(r"^Traceback |NCCL INFO |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
-#: What a shell and `env` mean by an exit status.
-_OF_SHELL = {126: "permission-denied", 127: "script-not-found"}
+#: What a shell and `env` mean by an exit status, and their words for it.
+_OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
+_SIGNALLED = 129  # where a status may be that of a signal
 _LAST, _QUOTED = 8, 4  # lines among which a reason is looked for; lines from there on that are quoted
 _ABOVE = 20  # lines among which the exception of a program is looked for, above what its launcher prints
 
@@ -69,14 +70,15 @@ def unexplained(
 def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> BareExit:
     """Return the exit with the last lines of its rank: of stderr, where both streams have a file and it has any.
 
-    In a log of all ranks it is the last line before the launcher's report. ``complains``: the rank says that it lost
-    another one.
+    In a log of all ranks it is the last line before the launcher's report, else one that no rank has signed and that
+    reads like a reason. ``complains``: the rank says that it lost another one.
     """
     known = ended.exit
     before = [line for line in lines if known.seen or line.at < known.line.at]
     own = _spoken(line for line in before if line.speaker.rank == known.rank and not line.file.endswith("launcher.err"))
     if not (own or known.seen):
-        return ended
+        unsigned = _spoken(line for line in before if line.speaker.rank is None)[-_LAST:]
+        return replace(ended, said=tuple(line for line in unsigned if _gives_reason(line.text))[-1:])
     last = [line for line in own if ".err" in line.file] or own
     last = last[-_LAST:] if known.seen else last[-1:]  # what stands above it may be another rank's
     said = _reason(last)
@@ -131,8 +133,12 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
 def code_with_words(ended: BareExit) -> str:
     """Return the code of an exit: that of its signal, else what a rank's last words and its status say together.
 
-    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there. Only the last words
-    of a recorded rank are sure to be its own.
+    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there. In a log without a
+    record last words count that call themselves an error, or that fit to such a status.
     """
-    own = ended.exit.seen and ended.gives_reason and ended.exit.code > 0
-    return _OF_SHELL.get(ended.exit.code, "script-exception") if own else ended.code
+    said = ended.said[0].text if ended.said else ""
+    of_shell, words = _OF_SHELL.get(ended.exit.code, ("script-exception", ""))
+    if ended.exit.seen:
+        return of_shell if ended.gives_reason and ended.exit.code > 0 else ended.code
+    told = _LEVEL.search(said) or (words and words in said)
+    return of_shell if told and 0 < ended.exit.code < _SIGNALLED else ended.code

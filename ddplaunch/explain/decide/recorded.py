@@ -10,7 +10,7 @@ from ddplaunch.explain.decide.work import PROGRESS, says_something
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
-from ddplaunch.explain.read.scan import Scanned, matcher, signed_rank
+from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 
@@ -50,6 +50,18 @@ def _exit(end: RankEnd, at: int) -> RankExit:
     return RankExit(code, line, end.rank, None, None, end.host, stopped, seen=True, one_file=end.one_file)
 
 
+def rank_of_pid(pid: int, scanned: Scanned) -> int | None:
+    """Return the rank that is this process, or that printed its pid, as ranks do with their DataLoader workers'."""
+    for known in scanned.exits:
+        if known.pid == pid:
+            return exit_rank(known, scanned)
+    named = re.compile(rf"\bpids?\b\D{{0,5}}{pid}\b")
+    for line in scanned.lines:
+        if line.speaker.rank is not None and named.search(line.text):
+            return line.speaker.rank
+    return None
+
+
 def exit_rank(known: RankExit, scanned: Scanned) -> int | None:
     """Return the global rank of an exit; on one host the local rank is the global one."""
     if known.rank is not None or known.local is None:
@@ -70,6 +82,13 @@ def only_failed_rank(scanned: Scanned) -> int | None:
     return None
 
 
+def says_alone(known: RankExit, said: Sequence[Line], scanned: Scanned) -> bool:
+    """Return whether a rank of a record ``said`` something at its end that no other one did."""
+    texts = {line.text for line in said}
+    others = {line.text for line in scanned.lines if line.speaker.rank not in (known.rank, None)} if said else set()
+    return known.seen and not texts <= others
+
+
 def only_complains(known: RankExit, said: Sequence[Line], complaints: Sequence[int]) -> bool:
     """Return whether the exception that ended a rank, whose last words are ``said``, is that it lost another one.
 
@@ -77,6 +96,11 @@ def only_complains(known: RankExit, said: Sequence[Line], complaints: Sequence[i
     """
     own = known.seen and known.code == 1 and bool(said)
     return own and said[0].at in complaints and OF_CUDA.search(said[0].text) is None
+
+
+def was_aborted(rank: int | None, scanned: Scanned) -> bool:
+    """Return whether the record says that native code aborted ``rank``."""
+    return rank is not None and any(each.seen and each.code == -6 and each.rank == rank for each in scanned.exits)
 
 
 def memory_says(code: str, exit_code: int | None, facts: RunFacts | None) -> tuple[str, Line] | None:
@@ -181,6 +205,22 @@ def left_before(facts: RunFacts | None, first: RankEnd) -> tuple[RankEnd, ...]:
     left = [end for end in ends if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None]
     left.sort(key=lambda end: (end.ended_s or 0.0, end.rank))
     return tuple(end for end in left if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
+
+
+def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tuple[RankEnd, ...]] | None:
+    """Return the first rank of torchrun's summary, and those between its ranks that it does not list: they left with 0.
+
+    It lists all that failed or were ended on its host. None where none is missing, or one may have ended well after it
+    was asked to, or most are, of a log that does not show all.
+    """
+    asked = any(hit.signature.code == "stopped-by-launcher" for hit in echoes)
+    table = {each.rank: each for each in scanned.exits if each.table and each.rank is not None}
+    hosts = {each.host for each in table.values()}
+    if asked or len(hosts) != 1 or any(each.by_agent for each in scanned.exits):
+        return None
+    left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
+    root = max(table.values(), key=lambda each: each.line.at)
+    return (RankEnd(root.rank or 0, root.host, root.code), left) if 0 < len(left) <= len(table) else None
 
 
 #: How a rank says that it has no work left, and that it goes.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
@@ -53,6 +54,7 @@ _STEP = re.compile(
 )
 #: Bars, exceptions and ends that count something.
 _NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
+_COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 #: What libraries, launchers and shells print in any run.
 CHATTER = re.compile(
@@ -64,6 +66,7 @@ CHATTER = re.compile(
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
     r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
 )
+_AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
 #: What faulthandler prints of a crash.
 _DUMPED = re.compile(
     r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"
@@ -75,6 +78,14 @@ _CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; st
 _ENDS = 15  # lines of a file that may say how it ended
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 GOES_ON = 3  # lines of a program that passed over an error that it has announced
+
+
+def ended_well(lines: Sequence[Line], echoes: bool) -> bool:
+    """Return whether the last lines say that the work is done; without ``echoes``, or show no unfinished work."""
+    if said_done(lines, 30 if echoes else 8, once=echoes):
+        return True
+    texts = _texts(lines)
+    return not echoes and (not texts or not _unfinished(texts) or _at_work(texts))
 
 
 def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
@@ -113,6 +124,17 @@ def _texts(lines: Sequence[Line]) -> list[str]:
     return [line.text for line in lines[-400:] if says_something(line.text)]
 
 
+def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
+    """Return whether one of the ``last`` lines that say anything says that the work is done.
+
+    ``once``: and is not said again and again, with other numbers, as of each step that is done.
+    """
+    texts = _texts(lines)
+    often = Counter(COUNT.sub("", text) for text in texts) if once else {}
+    done = (text for text in texts[-last:] if _DONE.search(text))
+    return any(often.get(COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done)
+
+
 def says_failed(scanned: Scanned, work: Work, facts: RunFacts | None) -> bool:
     """Return whether the record, or the launcher's output, says that the run failed."""
     if facts is not None and facts.state is not None:
@@ -128,7 +150,7 @@ def says_failed(scanned: Scanned, work: Work, facts: RunFacts | None) -> bool:
 
 def _recovered(end: Line, work: Work) -> bool:
     """Return whether the launcher started the ranks again after this exit, and they got further."""
-    return work.went_on(end, uncaught=True)
+    return work.went_on(end, uncaught=not work.began_again(end))
 
 
 def _unfinished(texts: Sequence[str]) -> bool:
@@ -144,6 +166,14 @@ def _unfinished(texts: Sequence[str]) -> bool:
         from_zero = {int(b) for text in texts if "%|" not in text for a, b in _PART.findall(text) if int(a) == 0}
         return not any(a >= b or (a == b - 1 and b in from_zero) for a, b in parts)
     return len({" ".join(_STEP.findall(text)) or text for text in texts if PROGRESS.search(text)}) <= 1
+
+
+def _at_work(texts: Sequence[str]) -> bool:
+    """Return whether a log that ends before the last step reports many: the training still runs, for all it says."""
+    drawn = [part for text in texts for part in (text.split("%|") if text.count("%|") > 1 else [text])]  # bars in a row
+    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in drawn if PROGRESS.search(text)}
+    logged = list(reports.values()).count(False)  # a bar is drawn many times within a step's time
+    return len(reports) >= _WORK or logged >= _WORK - 1
 
 
 def stops_short(lines: Sequence[Line]) -> Line | None:
@@ -173,12 +203,13 @@ class Work:
         self._files: dict[str, list[Line]] = {}
         self._reports: dict[Speaker, list[Line]] = {}
         for line in lines:
-            counts = line.text[:1] != " " or "%|" in line.text
+            counts = line.text[:1] != " " or "%|" in line.text or _COUNTS.match(line.text)
             if counts and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
                 if PROGRESS.search(line.text):
                     self._reports.setdefault(line.speaker, []).append(line)
         self._rests: dict[str, _Rest] = {}
+        self._again: dict[str, int] = {}
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
         """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
@@ -195,13 +226,9 @@ class Work:
         if len(said) - at < 1 + uncaught:
             return False
         progress, steps = rest.progress[at], rest.steps[at]
-        over = rest.done >= at and (steps > 0 or not uncaught)
+        begun = steps > 0 or (progress > 0 and self.began_again(line))
+        over = rest.done >= at and (begun or not uncaught)
         return over or steps >= 2 or progress >= (1 if announced else 4)
-
-    def is_done(self, file: str, of_others: Collection[int]) -> bool:
-        """Return whether one of the last lines of a file, but none at ``of_others``, says that the work is done."""
-        last = self._files.get(file, [])[-_ENDS:]
-        return any(_DONE.search(line.text) and line.at not in of_others for line in last)
 
     def reports_a_step(self, line: Line) -> Line | None:
         """Return the first report of a step below ``line`` in the same log that no other rank signs.
@@ -229,6 +256,13 @@ class Work:
         said = self._files.get(line.file, [])
         begun, end = (bisect.bisect_left(said, at, key=_place) for at in (line.at + 1, until))
         return end - begun
+
+    def began_again(self, line: Line) -> bool:
+        """Return whether a line after ``line`` says that the work was taken up again."""
+        if line.file not in self._again:
+            said = self._files.get(line.file, [])
+            self._again[line.file] = max((each.at for each in said if _AGAIN.search(each.text)), default=-1)
+        return self._again[line.file] > line.at
 
     def _rest(self, file: str) -> _Rest:
         if file not in self._rests:
