@@ -156,8 +156,9 @@ def record(part: Part) -> None:
 
 
 def send_record(directory: Path, output: IO[bytes]) -> None:
-    """Write an archive of the record, small files before large ones: who stops waiting then has most of what explains
-    a failure. Of a very large file only the end is sent. A file that cannot be read is left out.
+    """Write an archive of the record; of a very large file the end, of one that cannot be read nothing.
+
+    Small files come first: a launcher that stops waiting then has most of what explains a failure.
     """
     files = [path for path in directory.rglob("[!.]*") if path.is_file() and not path.is_symlink()]
     with tarfile.open(fileobj=output, mode="w|") as archive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Iterable
 
@@ -25,22 +24,9 @@ def _each(show: Callable[[str, str, str, str, int], str]) -> Callable[[str], str
     return shown
 
 
-def _newest_first(log: str) -> str:
-    stamped = SHOWN["docker logs --timestamps"](log).splitlines()
-    return "\n".join(reversed(stamped)) + "\n"
-
-
 def _spaces_of_the_web(log: str) -> str:
     lines = (line.lstrip(" ").rjust(len(line), "\u00a0") for line in log.split("\n"))
     return "\n".join(lines)
-
-
-def _cut_at(columns: int) -> Callable[[str], str]:
-    def cut(log: str) -> str:
-        pieces = ([line[at : at + columns] for at in range(0, len(line), columns)] or [""] for line in log.split("\n"))
-        return "\n".join(piece for line in pieces for piece in line)
-
-    return cut
 
 
 #: By the program or place: what it makes of a log. None of it says anything else about the run.
@@ -61,18 +47,13 @@ SHOWN: dict[str, Callable[[str], str]] = {
     "records of JSON": _each(lambda day, clock, ms, text, _: json.dumps({"time": f"{day}T{clock}", "message": text})),
     "colours": _each(lambda *told: f"\x1b[31m{told[3]}\x1b[0m"),
     "cat -n": _each(lambda *told: f"{told[4]:6}\t{told[3]}"),
-    "a numbered page": _each(lambda *told: f"{told[4]:4} | {told[3]}"),
     "an indented block": _each(lambda *told: f"    {told[3]}"),
     "a block behind tabs": _each(lambda *told: f"\t{told[3]}"),
     "a quoted mail": _each(lambda *told: f"> {told[3]}" if told[3] else ">"),
     "a fenced block": lambda log: f"```\n{log}```\n",
-    "escaped HTML": lambda log: html.escape(log),
     "spaces of the web": _spaces_of_the_web,
     "ends of lines of Windows": lambda log: log.replace("\n", "\r\n"),
     "a mark at the start": lambda log: "\ufeff" + log,
     "spaces at the end": _each(lambda *told: told[3] + "   "),
-    "CloudWatch, newest first": _newest_first,
-    "a terminal of 80 columns": _cut_at(80),
-    "a terminal of 132 columns": _cut_at(132),
     "nohup": lambda log: "nohup: ignoring input\n" + log,
 }

@@ -143,7 +143,8 @@ WRITERS = {
     "agent/plugin/session.py": "ddplaunch's own line",
     "agent/logs_specs.py": "ddplaunch's own line",
     "agent/rank_site/__init__.py": "in the rank, whose output it is",
-    "hosts/ssh.py": "in the code that another host runs, whose frames ddplaunch reads",
+    "hosts/remote.py": "over ssh to the launcher, which filters",
+    "hosts/session/job.py": "over ssh to the launcher, which filters",
     "machine/__main__.py": "JSON in ASCII, and ddplaunch's own lines",
 }
 WRITES = re.compile(
