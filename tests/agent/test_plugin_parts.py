@@ -25,7 +25,7 @@ from ddplaunch.agent.plugin.outlets import (
     read_console,
 )
 from ddplaunch.agent.plugin.session import guard_argv
-from ddplaunch.agent.plugin.torchrun_end import failures_of, fallback_status
+from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
 from ddplaunch.records.find import read_run
 from ddplaunch.records.own.run_lock import set_aside
 
@@ -87,6 +87,17 @@ def test_outlets_carry_bytes_as_they_are() -> None:
 def test_failures_of_torchrun() -> None:
     (failure,) = failures_of({3: SimpleNamespace(local_rank=0, pid=5, exitcode=-9, message="said", timestamp=7)})
     assert failure == {"rank": 3, "local_rank": 0, "pid": 5, "exit_code": -9, "timestamp_s": 7}
+
+
+def test_error_of_torchrun_names_where_it_came_from() -> None:
+    try:
+        try:
+            raise OSError("address in use")
+        except OSError as error:
+            raise RuntimeError("no rendezvous") from error
+    except RuntimeError as error:
+        assert error_text(error) == "RuntimeError: no rendezvous <- OSError: address in use"
+    assert error_text(TimeoutError()) == "TimeoutError"
 
 
 def told(*codes: int) -> dict[str, object]:

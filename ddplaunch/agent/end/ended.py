@@ -44,7 +44,7 @@ class EndedAttempt:
 class EndedRun:
     """The run on this node, as far as the guard saw it.
 
-    ``state`` and ``error`` are what torchrun said at its end (``error`` its exception's type, where no rank failed);
+    ``state`` and ``error`` are what torchrun said at its end (``error`` its own exception, where no rank failed);
     ``launcher_died`` is True when it ended without a word (then ``state`` is "error"). ``signal`` is what torchrun was
     told to end with, None for nothing. ``left_over`` are processes that had to be killed at the end, ``unrecorded`` why
     some output is not in the record, None when all of it is; ``stopped`` why the guard ended the run itself; ``told``

@@ -76,7 +76,7 @@ def _elsewhere(ended: EndedRun) -> Diagnosis:
         "unknown",
         "unknown",
         "no rank failed on this node; torchrun ended them because another node was gone",
-        f"the other nodes' torchruns hold the reason; this one saw {ended.error or 'nothing'}",
+        f"the other nodes' torchruns hold the reason; this one saw {ended.error.partition(':')[0] or 'nothing'}",
         ("look at the other nodes: the one where a rank failed names it; `ddplaunch explain` there says it again",),
         host=ended.host,
     )

@@ -22,6 +22,7 @@ from ddplaunch.agent.guard.sweep import Owner
 from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.directory import read_through, through_path
 from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail, steady_s
 from ddplaunch.records.json_files import replace_file
@@ -116,6 +117,9 @@ class Attempt:
         """Note the end of the rank behind ``handle``, and close it."""
         one = self.handles.pop(handle)
         self._note(one)
+        if not one.status:  # torchrun was quicker, or the zombie's status is not for us to read
+            reaped = status_of_reaped(handle)
+            one.status = one.status if reaped is None else reaped
         os.close(handle)
 
     def looking_around(self, node_directory: str | None) -> Callable[[], object]:

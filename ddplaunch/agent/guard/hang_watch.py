@@ -108,6 +108,7 @@ class RankWork:
         """Know no rank yet."""
         self.moved_s = 0.0  # when one was last seen to get on
         self._seen: dict[int, tuple[int, ...]] = {}
+        self._threads: dict[int, tuple[int, list[str]]] = {}
         self._memories: dict[int, tuple[int, int]] = {}  # of a rank's pid: its interpreter, and a descriptor
 
     def look(self, pids: Iterable[int], *, counts: bool = True) -> None:
@@ -148,8 +149,11 @@ class RankWork:
             names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
         except OSError:
             return []
-        comms = {name: read_bytes(f"/proc/{pid}/task/{name}/comm") or b"" for name in names}
-        return [name for name, comm in comms.items() if comm.startswith(_COLLECTIVE_THREADS)]
+        if (known := self._threads.get(pid)) is None or known[0] != len(names):
+            comms = {name: read_bytes(f"/proc/{pid}/task/{name}/comm") or b"" for name in names}
+            found = [name for name, comm in comms.items() if comm.startswith(_COLLECTIVE_THREADS)]
+            known = self._threads[pid] = (len(names), found)
+        return known[1]
 
 
 _LOOKS, _MOST_LOOKS = 4, 8  # at stacks: over the time-out, and that are compared

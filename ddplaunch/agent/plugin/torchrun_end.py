@@ -26,6 +26,7 @@ _FAILED = "ddplaunch/failed"
 _LISTEN_S = 1.0
 _SETTLE_S = 3.0
 _STORE_S = 10.0
+_ERROR_CHARS = 4_000  # a message to the guard has to fit into one piece
 
 
 class Ending:
@@ -71,7 +72,7 @@ class Ending:
         signalled = getattr(value, "sigval", None)  # SignalException
         if signalled is not None or isinstance(value, KeyboardInterrupt) or self._signals.first is not None:
             return _end("signal", self._signals.first or int(signalled or 2))
-        return _end("error", error=type(value).__name__)
+        return _end("error", error=error_text(value))
 
     def _leave(self, message: dict[str, Any]) -> None:
         """Say the end, wait for the guard, and leave with the status that it names."""
@@ -189,6 +190,17 @@ def failures_of(failures: dict[int, Any]) -> list[RankFailure]:
         )
         for rank, failure in failures.items()
     ]
+
+
+def error_text(value: BaseException) -> str:
+    """Return torchrun's own exception with what it arose from, the last first."""
+    words, seen = [], set()
+    current: BaseException | None = value
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        words.append(f"{type(current).__name__}: {current}".rstrip(": "))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return " <- ".join(words)[:_ERROR_CHARS]
 
 
 def fallback_status(message: dict[str, Any]) -> int:
