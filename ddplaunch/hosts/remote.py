@@ -71,6 +71,8 @@ def launch(order: dict[str, Any], lines: LineReader, outgoing: int) -> int:
             _launcher_lost(job, order)
         job.kill_if_due()
     job.sweep()
+    if lost:
+        return OF_SSH  # to a launcher that wakes up again, this host is lost
     status: int = job.process.returncode
     return min(status, OF_SSH - 1) if status >= 0 else 128 - status
 

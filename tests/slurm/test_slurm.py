@@ -176,7 +176,7 @@ def test_elements_of_an_array_are_explained_by_their_names(cluster: Cluster, pla
         assert json.loads(said.stdout)["run_id"].startswith(run), said.stdout + said.stderr
     said = cluster.ddplaunch("explain", job, cwd=place)
     assert said.returncode == 2
-    assert f"are known here: {job}_0, {job}_1" in " ".join(said.stderr.split())
+    assert f"2 runs could be meant: `slurm-{job}.0`" in " ".join(said.stderr.split())
 
 
 def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Cluster, place: Path) -> None:

@@ -196,7 +196,7 @@ def place_of(stack: RankStack) -> CodePlace:
         return CodePlace(stack.problem or "no Python frame", "unknown")
     own = next((position for position, frame in enumerate(frames) if is_own(frame)), 0)
     frame, inner = frames[own], frames[:own]  # a program that is a library itself, as with `-m`, has no own frame
-    kind = _kind(inner or frames)
+    kind = "own" if own == 0 and is_own(frame) else _kind(inner or frames)
     call = _call(inner, kind) if inner else ""
     text = f"{call} at {short(frame.file)}:{frame.line}" if call else _plain(frame)
     return CodePlace(text, kind, frame.file, frame.line)
