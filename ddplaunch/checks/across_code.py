@@ -26,25 +26,25 @@ def hosts_differ_sources(hosts: tuple[HostReport, ...]) -> Findings:
     collectives.
     Remedy: copy them to every host before the start, or use a file system that they share.
     """
-    found: dict[str, list[str]] = {}  # by host, what is wrong there
+    problems: dict[str, list[str]] = {}  # by host, what is wrong there
     for path in dict.fromkeys(path for host in hosts for path, _ in host.sources):
         if path == hosts[0].script_name:
             continue  # the check of the script says it
-        most, others = majority({host.name: each for host in hosts if (each := dict(host.sources).get(path))})
+        most, odd_hosts = majority({host.name: each for host in hosts if (each := dict(host.sources).get(path))})
         if most == "missing":
-            missing = [name for name, each in others.items() if each != "missing"]
-            others = {host.name: "missing" for host in hosts if host.name not in missing} if missing else {}
-        for name, digest in others.items():
-            found.setdefault(name, []).append(f"`{path}`{' (missing)' if digest == 'missing' else ''}")
-    if found:
-        said = "; ".join(f"{listed(paths, 3)} on {name}" for name, paths in list(found.items())[:_NAMED])
-        more = f"; and on {count(len(found) - _NAMED, 'more host')}" if len(found) > _NAMED else ""
+            missing = [name for name, each in odd_hosts.items() if each != "missing"]
+            odd_hosts = {host.name: "missing" for host in hosts if host.name not in missing} if missing else {}
+        for name, digest in odd_hosts.items():
+            problems.setdefault(name, []).append(f"`{path}`{' (missing)' if digest == 'missing' else ''}")
+    if problems:
+        problem_texts = "; ".join(f"{listed(paths, 3)} on {name}" for name, paths in list(problems.items())[:_NAMED])
+        more = f"; and on {count(len(problems) - _NAMED, 'more host')}" if len(problems) > _NAMED else ""
         yield error(
             "hosts-differ-sources",
-            f"what the script imports differs: {said}{more}",
+            f"what the script imports differs: {problem_texts}{more}",
             why="ranks that run different code train something else, or wait for each other in different collectives",
             fix=TO_EACH,
-            where=tuple(found),
+            where=tuple(problems),
         )
 
 
@@ -56,8 +56,8 @@ def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
     """
     if not hosts or len({host.sources for host in hosts}) != 1:
         return
-    there = dict(hosts[0].sources)
-    differing = [path for path, digest in hosts[0].sources_here if there.get(path, digest) != digest]
+    sources_there = dict(hosts[0].sources)
+    differing = [path for path, digest in hosts[0].sources_here if sources_there.get(path, digest) != digest]
     if differing:
         yield warning(
             "hosts-differ-from-here",
@@ -108,24 +108,26 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Findings:
     installed = {
         host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)
     }
-    wanted: dict[str, str] = {}  # by package, the version of most hosts
-    others: dict[str, dict[str, str | None]] = {}  # by package, the hosts that have another version, or None
+    usual_versions: dict[str, str] = {}  # by package, the version of most hosts
+    odd_hosts: dict[str, dict[str, str | None]] = {}  # by package, the hosts that have another version, or None
     for package in _compared(installed):
         most, differing = majority({host: versions.get(package) for host, versions in installed.items()})
         if most is not None and differing:
-            wanted[package], others[package] = most, differing
-    if not wanted:
+            usual_versions[package], odd_hosts[package] = most, differing
+    if not usual_versions:
         return
-    affected = [name for name in installed if any(name in differing for differing in others.values())]
-    texts = [_package_text(name, wanted[name], others[name], installed) for name in list(wanted)[:_NAMED]]
-    beyond = len(wanted) - len(texts)
-    more = f"{count(beyond, 'more package')} {'differ' if beyond > 1 else 'differs'}"
+    affected = [name for name in installed if any(name in differing for differing in odd_hosts.values())]
+    texts = [
+        _package_text(name, usual_versions[name], odd_hosts[name], installed) for name in list(usual_versions)[:_NAMED]
+    ]
+    unnamed = len(usual_versions) - len(texts)
+    more = f"{count(unnamed, 'more package')} {'differ' if unnamed > 1 else 'differs'}"
     bad = next(host for host in hosts if host.name == affected[0])
     good = next((host.name for host in hosts if host.name not in affected), None)
-    lacking = [f"{package}=={version}" for package, version in wanted.items() if bad.name in others[package]]
+    lacking = [f"{package}=={version}" for package, version in usual_versions.items() if bad.name in odd_hosts[package]]
     yield warning(
         "hosts-differ-packages",
-        "; ".join([*texts, more] if beyond else texts),
+        "; ".join([*texts, more] if unnamed else texts),
         why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
         fix=_install_command(bad, lacking, good)
         + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else ""),
@@ -138,16 +140,16 @@ def _compared(installed: Mapping[str, Mapping[str, str]]) -> list[str]:
     same_torch = len({versions.get("torch") for versions in installed.values()}) == 1
     ignored = [_COMPARED_ELSEWHERE, _TOOLS, *([] if same_torch else [_WITH_TORCH])]
     names = {name for versions in installed.values() for name in versions}
-    left = [name for name in names if not any(pattern.fullmatch(name) for pattern in ignored)]
-    return sorted(left, key=lambda name: (_NAMED_FIRST.get(name, len(_NAMED_FIRST)), name))
+    compared = [name for name in names if not any(pattern.fullmatch(name) for pattern in ignored)]
+    return sorted(compared, key=lambda name: (_NAMED_FIRST.get(name, len(_NAMED_FIRST)), name))
 
 
-def _package_text(package: str, most: str, others: Mapping[str, str | None], hosts: Iterable[str]) -> str:
+def _package_text(package: str, most: str, odd_hosts: Mapping[str, str | None], hosts: Iterable[str]) -> str:
     by_version: dict[str | None, list[str]] = {}
-    for host, version in others.items():
+    for host, version in odd_hosts.items():
         by_version.setdefault(version, []).append(host)
-    said = [f"{version or 'missing'} on {listed(names, 2)}" for version, names in by_version.items()]
-    return f"{package} is {', '.join(said)}, {most} on {alone(hosts, others) or 'the others'}"
+    version_texts = [f"{version or 'missing'} on {listed(names, 2)}" for version, names in by_version.items()]
+    return f"{package} is {', '.join(version_texts)}, {most} on {alone(hosts, odd_hosts) or 'the others'}"
 
 
 def _install_command(bad: HostReport, lacking: list[str], good: str | None) -> str:

@@ -22,16 +22,16 @@ def same_host_twice(hosts: tuple[HostReport, ...]) -> Findings:
     Two node ranks on it would take the same GPUs, and each would end the other's processes as its own orphans.
     Remedy: name the machine once, with all its processes.
     """
-    seen: dict[str, HostReport] = {}
+    host_by_machine: dict[str, HostReport] = {}
     for host in hosts:
-        other = seen.setdefault(host.machine, host) if host.machine else host
-        if other is not host:
+        earlier = host_by_machine.setdefault(host.machine, host) if host.machine else host
+        if earlier is not host:
             yield error(
                 "same-host-twice",
-                f"{other.name} and {host.name} are the same machine",
+                f"{earlier.name} and {host.name} are the same machine",
                 why="each of them would get a node rank and take the same GPUs",
                 fix=f"leave `{host.name}` out",
-                where=(other.name, host.name),
+                where=(earlier.name, host.name),
             )
 
 
@@ -179,7 +179,7 @@ def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Findings:
     Every node runs the same number of ranks, so `auto` has no answer, and ranks on a host with fewer GPUs would fail.
     Remedy: `--include`, `--exclude`, or a number that all hosts have.
     """
-    each = "+".join(str(len(_gpus(host))) for host in hosts)
+    counts = "+".join(str(len(_gpus(host))) for host in hosts)
     least = min((len(_gpus(host)) for host in hosts if _gpus(host)), default=1)
     yield from compare(
         hosts,
@@ -187,8 +187,8 @@ def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Findings:
         "the number of GPUs",
         lambda host: str(len(_gpus(host))),
         "unless the ranks of each node are said, every node runs the same number",
-        fix=f"`ddplaunch run {each} …` uses all of them"
-        if "0" not in each.split("+")
+        fix=f"`ddplaunch run {counts} …` uses all of them"
+        if "0" not in counts.split("+")
         else f"name a number that all have: `ddplaunch run {len(hosts)}x{least} …`; or `--exclude` those with fewer",
     )
 

@@ -64,30 +64,32 @@ def declare(family: str, function: CheckFunction) -> Check:
     """
     title, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
     parameters = inspect.signature(function).parameters.values()
-    if strangers := sorted({each.name for each in parameters} - PARAMETERS - _MEASURED):
+    if strangers := sorted({parameter.name for parameter in parameters} - PARAMETERS - _MEASURED):
         raise TypeError(f"the check {function.__name__} names what it cannot get: {', '.join(strangers)}")
-    needed = [each for each in parameters if each.default is inspect.Parameter.empty]
+    needed = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
     return Check(
         code=function.__name__.replace("_", "-"),
         family=family,
         title=title.rstrip("."),
         explanation=rest.strip(),
-        needs=tuple(each.name for each in needed),
+        needs=tuple(parameter.name for parameter in needed),
         function=function,
-        wants=tuple(each.name for each in parameters if each not in needed),
-        accepts=frozenset(each.name for each in needed if "Unavailable" in str(each.annotation)),
+        wants=tuple(parameter.name for parameter in parameters if parameter not in needed),
+        accepts=frozenset(parameter.name for parameter in needed if "Unavailable" in str(parameter.annotation)),
     )
 
 
-def checks_in(module: Mapping[str, Any], family: str, **others: tuple[CheckFunction, ...]) -> tuple[Check, ...]:
+def checks_in(
+    module: Mapping[str, Any], family: str, **functions_by_family: tuple[CheckFunction, ...]
+) -> tuple[Check, ...]:
     """Return the checks that a module defines, in order: its public generators. ``module`` is its ``globals()``.
 
-    They are of ``family``, except for those that ``others`` lists under the name of another one.
+    They are of ``family``, except for those that ``functions_by_family`` lists under the name of another one.
     """
     return tuple(
-        declare(next((name for name, members in others.items() if each in members), family), each)
-        for name, each in module.items()
-        if inspect.isgeneratorfunction(each) and each.__module__ == module["__name__"] and not name.startswith("_")
+        declare(next((name for name, members in functions_by_family.items() if member in members), family), member)
+        for name, member in module.items()
+        if inspect.isgeneratorfunction(member) and member.__module__ == module["__name__"] and not name.startswith("_")
     )
 
 
@@ -123,21 +125,21 @@ def compare(
     fix: str = "bring the hosts to the same version, or name an interpreter that all have: `--python PATH`",
 ) -> Findings:
     """Yield a finding if ``of`` differs between hosts; it names the hosts that differ from the majority."""
-    found = {host.name: value for host in hosts if (value := of(host)) is not None}
-    most, others = majority(found)
-    if others:
-        rest = listed(f"{value} on {name}" for name, value in others.items())
-        common = alone(found, others) or f"{len(found) - len(others)} hosts"
-        yield kind(code, f"{subject} differs: {most} on {common}, {rest}", why=why, fix=fix, where=tuple(others))
+    values = {host.name: value for host in hosts if (value := of(host)) is not None}
+    most, odd_hosts = majority(values)
+    if odd_hosts:
+        rest = listed(f"{value} on {name}" for name, value in odd_hosts.items())
+        common = alone(values, odd_hosts) or f"{len(values) - len(odd_hosts)} hosts"
+        yield kind(code, f"{subject} differs: {most} on {common}, {rest}", why=why, fix=fix, where=tuple(odd_hosts))
 
 
-def majority(found: Mapping[str, str | None]) -> tuple[str | None, dict[str, str | None]]:
+def majority(values: Mapping[str, str | None]) -> tuple[str | None, dict[str, str | None]]:
     """Return what most hosts have, and what the others have; of two equally frequent values, the first one counts."""
-    most = Counter(found.values()).most_common(1)[0][0] if found else None
-    return most, {host: value for host, value in found.items() if value != most}
+    most = Counter(values.values()).most_common(1)[0][0] if values else None
+    return most, {host: value for host, value in values.items() if value != most}
 
 
-def alone(hosts: Iterable[str], others: Mapping[str, str | None]) -> str | None:
+def alone(hosts: Iterable[str], odd_hosts: Mapping[str, str | None]) -> str | None:
     """Return the only one of ``hosts`` that is none of the others, None if several are."""
-    alike = [host for host in hosts if host not in others]
+    alike = [host for host in hosts if host not in odd_hosts]
     return alike[0] if len(alike) == 1 else None

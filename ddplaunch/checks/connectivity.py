@@ -40,7 +40,7 @@ class _InterfaceChoice:
         """Return the entries that fail: for NCCL all of them if none matches, for gloo each that does not exist."""
         if self.library == "NCCL":
             return [] if self.matching(names) else self._wanted()
-        return [each for each in self._wanted() if each not in names]
+        return [name for name in self._wanted() if name not in names]
 
     def _wanted(self) -> list[str]:
         if self.library == "NCCL" and self.value.startswith("^"):
@@ -140,11 +140,11 @@ def interface_missing(network: NetworkFacts, environment: dict[str, str], launch
     names = [interface.name for interface in network.interfaces]
     for choice in _chosen_interfaces(environment, launch):
         if missing := choice.missing(names):
-            there = ", ".join(names) or "none"
+            present = ", ".join(names) or "none"
             yield error(
                 "interface-missing",
                 f"{choice.typed}, but this host has no interface {' or '.join(missing)}",
-                why=f"{choice.library} finds no interface and fails at the first process group; the host has {there}",
+                why=f"{choice.library} finds no interface and fails at the first process group; the host has {present}",
                 fix=f"{choice.removal}, or name one that exists: `--socket-ifname {_usable_name(network)}`",
                 where=choice.where,
             )
@@ -172,8 +172,8 @@ def interface_down(network: NetworkFacts, environment: dict[str, str], launch: L
 
 def _usable_name(network: NetworkFacts) -> str:
     """Return an interface that works: up, with an address, and the loopback only if there is no other."""
-    usable = [each for each in network.interfaces if each.up and each.addresses]
-    usable.sort(key=lambda each: each.loopback)
+    usable = [interface for interface in network.interfaces if interface.up and interface.addresses]
+    usable.sort(key=lambda interface: interface.loopback)
     return usable[0].name if usable else "eth0"
 
 
@@ -247,7 +247,7 @@ def host_name_loopback(host: HostFacts, launch: Launch) -> Findings:
     addresses = host.name_addresses
     if isinstance(addresses, Unavailable) or not addresses or not _depends_on_the_name(launch):
         return
-    if not all(_is_loopback(each) for each in addresses):
+    if not all(_is_loopback(address) for address in addresses):
         return
     yield (error if launch.device.value == "cpu" else warning)(
         "host-name-loopback",

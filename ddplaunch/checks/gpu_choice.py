@@ -88,15 +88,15 @@ def showing(environment: Mapping[str, str], launch: Launch | None) -> Setting:
     On AMD's GPUs it is HIP_VISIBLE_DEVICES where that is set.
     """
     on_gpus = launch if launch is not None and launch.device.value == "cuda" else None
-    found = as_ranks_get_it(HIP_VISIBLE, environment, on_gpus) or as_ranks_get_it(_NAME, environment, on_gpus)
-    return found or Setting(_NAME, "", SHELL)
+    variable = as_ranks_get_it(HIP_VISIBLE, environment, on_gpus) or as_ranks_get_it(_NAME, environment, on_gpus)
+    return variable or Setting(_NAME, "", SHELL)
 
 
 def _hides(setting: Setting, launch: Launch) -> str:
     """Return who keeps the other GPUs from the ranks, up to their number: `--gpus` itself, or a variable's value."""
-    asked = launch.options.gpus
+    gpus = launch.options.gpus
     if setting.where.startswith("`--gpus"):
-        return f"`--gpus {setting.value if asked is None else asked.value}` leaves out"
+        return f"`--gpus {setting.value if gpus is None else gpus.value}` leaves out"
     return f"{setting.typed} from {setting.where} hides"
 
 
@@ -165,8 +165,8 @@ def no_gpu_for_cuda(
         if nvidia is None or not nvidia.device_nodes:  # with device nodes CUDA may work without NVML
             yield error("no-gpu-for-cuda", f"this launch needs CUDA, but {nvml.reason}", why=why, fix=fix)
         return
-    seen = seen_by_ranks(nvml, environment, launch)
-    if seen.entries or seen.unknown:
+    gpus = seen_by_ranks(nvml, environment, launch)
+    if gpus.entries or gpus.unknown:
         return
     if nvml.gpus:
         setting = showing(environment, launch)
@@ -188,17 +188,17 @@ def visible_devices_unknown(nvml: NvmlFacts, environment: Mapping[str, str], lau
     """
     if cpu_was_chosen(environment, launch):
         return
-    seen = seen_by_ranks(nvml, environment, launch)
-    bad = [text for text in seen.unknown if not text.endswith(_DUPLICATE)]
+    gpus = seen_by_ranks(nvml, environment, launch)
+    bad = [text for text in gpus.unknown if not text.endswith(_DUPLICATE)]
     if not bad:
         return
-    left = choice(seen.entries)
-    remaining = f"{count(len(seen.entries), 'GPU')} of {len(nvml.gpus)} would be visible"
-    unread = f" and does not read `{','.join(seen.unread)}` behind it" if seen.unread else ""
+    usable = choice(gpus.entries)
+    remaining = f"{count(len(gpus.entries), 'GPU')} of {len(nvml.gpus)} would be visible"
+    unread = f" and does not read `{','.join(gpus.unread)}` behind it" if gpus.unread else ""
     existing = f"0 to {len(nvml.gpus) - 1}" if nvml.gpus else "none"
     setting = showing(environment, launch)
     word = f"export {setting.name}=" if setting.where == SHELL else "--gpus "
-    narrowed = f", `{word}{left}` to keep what works" if left else ""
+    narrowed = f", `{word}{usable}` to keep what works" if usable else ""
     yield error(
         "visible-devices-unknown",
         f"{setting.name} names `{bad[0]}`, which does not exist (GPUs here: {existing}); {remaining}",

@@ -47,10 +47,10 @@ def gpu_busy(
     if orphans:
         fix = f"{_end_orphans(orphans, host)}; {'or ' if idle else ''}{fix}"
     first, words = busy[0]
-    others = f", and {len(busy) - 1} more of {len(used)}" if len(busy) > 1 else ""
+    more = f", and {len(busy) - 1} more of {len(used)}" if len(busy) > 1 else ""
     yield (error if serious else warning)(
         "gpu-busy",
-        f"{gpu_word(first)} is in use by {words}{others}",
+        f"{gpu_word(first)} is in use by {words}{more}",
         why="two jobs on one GPU run out of memory or slow each other down, and every rank waits for the slowest",
         fix=fix,
         where=tuple(f"{gpu_word(entry)}: {words}" for entry, words in busy),
@@ -221,8 +221,8 @@ def _of_gpus(
 ) -> Findings:
     """Yield a finding about GPUs, each with what is to say of it; ``fix`` has braces for their numbers."""
     if details:
-        where = tuple(f"{gpu_word(entry)}: {detail}".removesuffix(": ") for entry, detail in details.items())
-        yield kind(code, f"{_listed([*details])}{what}", why=why, fix=fix.replace("{}", indices(details)), where=where)
+        places = tuple(f"{gpu_word(entry)}: {detail}".removesuffix(": ") for entry, detail in details.items())
+        yield kind(code, f"{_listed([*details])}{what}", why=why, fix=fix.replace("{}", indices(details)), where=places)
 
 
 def _with(entries: Sequence[VisibleGpu], ill: Callable[[Gpu], bool]) -> list[VisibleGpu]:
@@ -274,8 +274,8 @@ def driver_not_loaded(
     if driver or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):
         return
     contained = host is not None and host.container is not None
-    wanted = launch is not None and launch.device.value == "cuda"
-    yield (warning if contained and not wanted else error)(
+    needed = launch is not None and launch.device.value == "cuda"
+    yield (warning if contained and not needed else error)(
         "driver-not-loaded",
         f"{count(nvidia.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA kernel module is loaded",
         why="without the module neither NVML nor CUDA sees a GPU",
@@ -296,8 +296,8 @@ def gpus_not_in_container(
     outside = host.container is None or not nvidia.kernel_module_version
     if outside or nvidia.device_nodes or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):
         return
-    wanted = launch is not None and launch.device.value == "cuda"
-    yield (error if wanted else warning)(
+    needed = launch is not None and launch.device.value == "cuda"
+    yield (error if needed else warning)(
         "gpus-not-in-container",
         f"the host has {count(nvidia.pci_gpus, 'NVIDIA GPU')}, this {host.container} container has none",
         why="it has no /dev/nvidia0, so it was started without GPUs",

@@ -260,12 +260,12 @@ def gpu_across_socket(cpu_layout: CpuLayout, nvml: NvmlFacts, environment: dict[
         return
     usable = {node.index for node in cpu_layout.nodes if node.cores}
     gpus = used_gpus(nvml, environment, launch)
-    far = [each for each in gpus if cpu_layout.gpu_nodes.get(each.gpu.pci_bus_id, next(iter(usable))) not in usable]
+    far = [entry for entry in gpus if cpu_layout.gpu_nodes.get(entry.gpu.pci_bus_id, next(iter(usable))) not in usable]
     if not far:
         return
-    homes = sorted({cpu_layout.gpu_nodes[each.gpu.pci_bus_id] for each in far})
+    homes = sorted({cpu_layout.gpu_nodes[entry.gpu.pci_bus_id] for entry in far})
     slurm = "SLURM_JOB_ID" in environment
-    named = numbers_text(each.gpu.index for each in far)
+    named = numbers_text(entry.gpu.index for entry in far)
     which = f"GPU {named} is" if len(far) == 1 else f"GPUs {named} are"
     yield warning(
         "gpu-across-socket",

@@ -72,11 +72,13 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
     the same one. Remedy: read LOCAL_RANK in the script, or put a shell in between that passes the option.
     https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
-    options = [each for each in script.options if not set(_LOCAL_RANK_FLAGS).isdisjoint(each.flags)]
-    flag = next((flag for each in options for flag in each.flags if flag in _LOCAL_RANK_FLAGS), _LOCAL_RANK_FLAGS[0])
-    target, demanded, taken = launch.target, script.demands_local_rank, script.takes_local_rank
-    passed = target is not None and any(given(target.args, each, script.options) for each in options)
-    if demanded is None and (taken is None or passed or launch.topology.nproc_per_node.value == 1):
+    options = [option for option in script.options if not set(_LOCAL_RANK_FLAGS).isdisjoint(option.flags)]
+    flag = next(
+        (flag for option in options for flag in option.flags if flag in _LOCAL_RANK_FLAGS), _LOCAL_RANK_FLAGS[0]
+    )
+    target, demanded, accepted = launch.target, script.demands_local_rank, script.takes_local_rank
+    passed = target is not None and any(given(target.args, option, script.options) for option in options)
+    if demanded is None and (accepted is None or passed or launch.topology.nproc_per_node.value == 1):
         return
     ends = "argparse ends the script with a usage error"
     same = "with the option's default every rank of a node takes the same GPU"
@@ -87,21 +89,21 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
         why=f"torchrun sets LOCAL_RANK in the environment instead, and {ends if demanded else same}",
         fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))`{optional}; or let a '
         f"shell pass it: {_shell_passes(script.path, flag, target)}",
-        where=str(demanded or taken),
+        where=str(demanded or accepted),
     )
 
 
 def _shell_passes(path: str, flag: str, target: Target | None) -> str:
     """Return the words behind ``--`` by which a shell passes each rank its own local rank, and no other."""
     words = iter(target.args if target else ())
-    left: list[str] = []
+    arguments: list[str] = []
     for word in words:
         name, equals, _ = word.partition("=")
         if name != flag:
-            left.append(word)
+            arguments.append(word)
         elif not equals:
             next(words, None)  # its value
-    command = f'exec {shlex.join(["python", path, *left])} {flag} "$LOCAL_RANK"'
+    command = f'exec {shlex.join(["python", path, *arguments])} {flag} "$LOCAL_RANK"'
     return f"`-- sh -c {shlex.quote(command)}`"
 
 
@@ -146,7 +148,9 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
         actual = sizes.get(name, 0)
         if actual and int(value) not in (0, actual):
             nproc = value if name == "world_size" else typed.get("nproc", (option, processes))[1]
-            other = f"; or launch so many: `ddplaunch run {nproc}{''.join(flags)} -- …`" if sizes["nnodes"] == 1 else ""
+            alternative = (
+                f"; or launch so many: `ddplaunch run {nproc}{''.join(flags)} -- …`" if sizes["nnodes"] == 1 else ""
+            )
             has = f"{count(actual, 'node' if name == 'nnodes' else 'rank')}{' on each node' if name == 'nproc' else ''}"
             yield kind(
                 "launch-contradicted",
@@ -154,7 +158,7 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
                 why="the ranks would wait for others that nobody starts, or train without them"
                 if int(value) > actual
                 else "ranks are left out",
-                fix=f"`{option.flags[0]} {{{name}}}`, which follows the launch{other}",
+                fix=f"`{option.flags[0]} {{{name}}}`, which follows the launch{alternative}",
                 where=str(option.at),
             )
 
@@ -185,7 +189,7 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
         return
     if launch.target is not None and launcher_of(launch.target) is not None:
         return  # which is an error, and a launcher's own source says nothing of the script that it would start
-    threads = any(each.code == "data-parallel-under-launcher" for each in script.mistakes)  # says it more plainly
+    threads = any(mistake.code == "data-parallel-under-launcher" for mistake in script.mistakes)  # says it more plainly
     if script.framework is not None or script.initialises is not None or script.spawns is not None or threads:
         return
     yield warning(
@@ -209,15 +213,17 @@ def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Fin
     if script.switched_off is None or world == 1:
         return
     args = launch.target.args if launch.target else ()
-    passed = {flag for each in script.options if given(args, each, script.options) for flag in each.flags}
+    passed = {flag for option in script.options if given(args, option, script.options) for flag in option.flags}
     switches = [flag for flag in script.switches if flag not in passed]
     named = listed([f"`{flag}`" for flag in switches or script.switches], last=" or ")
     fix = f"pass {named} behind `--` as the script wants it for several processes"
     if not switches:
         fix = f"leave {named} out, or give it another value"
-    own = next((flag for flag in switches if flag in _LOCAL_RANK_FLAGS), "")  # one literal value is that of all ranks
-    if own and launch.target is not None and launch.target.kind == "script":
-        fix = f"let a shell pass each rank its own: {_shell_passes(script.path, own, launch.target)}"
+    local_rank_flag = next(
+        (flag for flag in switches if flag in _LOCAL_RANK_FLAGS), ""
+    )  # one literal value is that of all ranks
+    if local_rank_flag and launch.target is not None and launch.target.kind == "script":
+        fix = f"let a shell pass each rank its own: {_shell_passes(script.path, local_rank_flag, launch.target)}"
     yield warning(
         "distributed-switch-off",
         f"{script.switched_off} sets up the process group, but not with these values of "
@@ -332,8 +338,8 @@ def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Findin
             groups.setdefault(missing.reason.rpartition(", and ")[2], []).append(missing)
     for reason, group in groups.items():
         numbers = [_NUMBER[each.number].format(each.value) for each in group]
-        own = dict.fromkeys(each.reason.rpartition(", and ")[0] for each in group)
-        why = ", and ".join(filter(None, (", ".join(filter(None, own)), reason)))
+        reasons = dict.fromkeys(each.reason.rpartition(", and ")[0] for each in group)
+        why = ", and ".join(filter(None, (", ".join(filter(None, reasons)), reason)))
         if len(group) > 1:
             why = why.replace(" for it", " for them")
         if not why.endswith("without it"):

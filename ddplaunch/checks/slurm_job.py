@@ -46,18 +46,18 @@ def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Findi
     slurm, topology = _step(environment), launch.topology
     if slurm is None or topology.nnodes.source.kind == "Slurm":
         return
-    there = slurm.tasks if slurm.by_task else slurm.nodes
-    if topology.min_nodes <= there <= topology.nnodes.value:
+    allocated = slurm.tasks if slurm.by_task else slurm.nodes
+    if topology.min_nodes <= allocated <= topology.nnodes.value:
         return
-    asked = topology.nnodes.value
-    tasks = f"{there} tasks" if slurm.by_task else f"{there} nodes"
+    nodes = topology.nnodes.value
+    tasks = f"{allocated} tasks" if slurm.by_task else f"{allocated} nodes"
     yield error(
         "slurm-nodes-contradict",
-        f"{count(asked, 'node')} in this launch, {tasks} in the Slurm step",
+        f"{count(nodes, 'node')} in this launch, {tasks} in the Slurm step",
         why="each task would train a model of its own"
-        if asked == 1
+        if nodes == 1
         else "the rendezvous would wait for nodes that never come, or turn some away",
-        fix=f"leave the number of nodes out, or `srun --nodes={asked} --ntasks-per-node=1 ddplaunch run -- train.py`",
+        fix=f"leave the number of nodes out, or `srun --nodes={nodes} --ntasks-per-node=1 ddplaunch run -- train.py`",
         where=str(topology.nnodes.source),
     )
 

@@ -45,8 +45,8 @@ def data_missing(data_paths: tuple[PathFact, ...]) -> Findings:
 def _right_path(path: str) -> str:
     """Return the fix for a path that is missing; a comma in one is a character, since names may hold it."""
     if "," in path:
-        each = " ".join(f"--data {quote(part)}" for part in path.split(",") if part)
-        return f"`{each}` if these are several paths; `ls {_parent(path)}` shows what is there"
+        options = " ".join(f"--data {quote(part)}" for part in path.split(",") if part)
+        return f"`{options}` if these are several paths; `ls {_parent(path)}` shows what is there"
     return f"name the right path with `--data`; `ls {_parent(path)}` shows what is there"
 
 
@@ -249,12 +249,12 @@ def torch_import_slow(
     took_s, cpu_s, place = torch_import.idle_s, torch_import.cpu_s, torch_import.filesystem
     if took_s < SLOW_IMPORT_S or cpu_s is None:
         return
-    told = f"`import torch` took {duration_text(took_s)}"
+    headline = f"`import torch` took {duration_text(took_s)}"
     compiling = f"`{quote(python.executable)} -m compileall -q {quote(torch.path)}`"
     if (is_remote(place) or place in _PARALLEL) and took_s - cpu_s > cpu_s:
         yield warning(
             "torch-import-slow",
-            f"{told}, {duration_text(took_s - cpu_s)} of it waiting for files",
+            f"{headline}, {duration_text(took_s - cpu_s)} of it waiting for files",
             why=f"torch lies on {place}, where every file costs questions to a server; torchrun imports it, and then "
             "each rank",
             fix="`--start warm` imports it once on a node; an environment on a local disk, or in one file (image of a "
@@ -262,10 +262,10 @@ def torch_import_slow(
             where=torch.path,
         )
     elif torch_import.bytecode == "missing":
-        asked = " (PYTHONDONTWRITEBYTECODE is set)" if environment.get("PYTHONDONTWRITEBYTECODE") else ""
+        reason = " (PYTHONDONTWRITEBYTECODE is set)" if environment.get("PYTHONDONTWRITEBYTECODE") else ""
         yield warning(
             "torch-import-slow",
-            f"{told} and compiled every module, without keeping it{asked}",
+            f"{headline} and compiled every module, without keeping it{reason}",
             why="torchrun and each rank do that anew",
             fix=f"{compiling} keeps it",
             where=torch.path,
@@ -273,7 +273,7 @@ def torch_import_slow(
     elif torch_import.bytecode == "written" and host is not None and host.container:
         yield warning(
             "torch-import-slow",
-            f"{told} and compiled every module",
+            f"{headline} and compiled every module",
             why="no bytecode came with this container's image, so that each new container compiles them again",
             fix=f"{compiling} where the image is built; uv does it with `uv pip install --compile-bytecode`",
             where=torch.path,

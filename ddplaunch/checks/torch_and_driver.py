@@ -129,11 +129,11 @@ def torchvision_mismatch(python: PythonFacts, torch: TorchFacts) -> Findings:
     """
     if torch.torchvision is None:
         return
-    own, wanted = torch.version.partition("+")[0], torch.torchvision_for
+    torch_version, torch_needed = torch.version.partition("+")[0], torch.torchvision_for
     build = re.search(r"\+(cpu|cu(?=\d)|rocm)", torch.torchvision)
     kind = "cu" if torch.cuda else "rocm" if torch.hip else "cpu"
-    if wanted is not None and wanted != own:
-        why = f"it asks for torch {wanted}"
+    if torch_needed is not None and torch_needed != torch_version:
+        why = f"it asks for torch {torch_needed}"
     elif build is not None and build[1] != kind:
         why = f"one is built for {_KINDS[build[1]]}, the other for {_KINDS[kind]}"
     else:
@@ -192,10 +192,10 @@ def torch_for_other_gpus(
     NVIDIA's. `torch.cuda.is_available()` is False then, and many scripts silently train on the CPU. Remedy: the build
     for these GPUs, or ask for the CPU with `--device cpu`.
     """
-    built, there = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), nvml.vendor
-    if not built[1] or not nvml.gpus or (there == "amd") == bool(torch.hip) or cpu_was_chosen(environment, launch):
+    built, version = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), nvml.vendor
+    if not built[1] or not nvml.gpus or (version == "amd") == bool(torch.hip) or cpu_was_chosen(environment, launch):
         return
-    maker, platform = ("AMD", "ROCm") if there == "amd" else ("NVIDIA", "CUDA")
+    maker, platform = ("AMD", "ROCm") if version == "amd" else ("NVIDIA", "CUDA")
     what = f"is built for {built[0]}, and this machine has {count(len(nvml.gpus), f'{maker} GPU')}"
     why = f"it sees no GPU of {maker}'s: they need a build for {platform}"
     yield _wrong_build("torch-for-other-gpus", torch, python, what, why, platform)

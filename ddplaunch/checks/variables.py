@@ -146,14 +146,14 @@ def misspelt_variable(
     Remedy: the name that the finding proposes.
     """
     for setting in user_variables(environment, launch).values():
-        meant = near_miss(setting.name)
-        if meant and not _read_by(script, setting.name):
+        candidate = near_miss(setting.name)
+        if candidate and not _read_by(script, setting.name):
             yield from _about(
                 setting,
                 "misspelt-variable",
-                f"{setting.name} is set; did you mean {meant}?",
+                f"{setting.name} is set; did you mean {candidate}?",
                 "NCCL, gloo and torch ignore unknown variables, so it has no effect",
-                f" and set `{meant}={setting.value}`",
+                f" and set `{candidate}={setting.value}`",
             )
 
 
@@ -211,14 +211,14 @@ def script_behind_python(launch: Launch) -> Findings:
     words = _without_options(target.args)
     if not words or launcher_of(target) is not None:
         return
-    here = os.path.realpath(target.name) == os.path.realpath(launch.argv[0])
+    same_interpreter = os.path.realpath(target.name) == os.path.realpath(launch.argv[0])
     fix = f"`{shlex.join(('--', *words))}`"
     yield warning(
         "script-behind-python",
         f"`{shlex.join((Path(target.name).name, *target.args))[:60]}` is an interpreter with its script",
         why="the source of a script is read only where the script itself stands behind `--`: no option of it is filled "
         "in, and no check looks into it",
-        fix=fix if here else f"{fix}, with ddplaunch installed for {target.name}",
+        fix=fix if same_interpreter else f"{fix}, with ddplaunch installed for {target.name}",
     )
 
 
@@ -246,13 +246,13 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
     target = launch.target
     if target is None:
         return
-    found = launcher_of(target)
-    if found is not None:
+    launcher = launcher_of(target)
+    if launcher is not None:
         yield error(
             "script-is-launcher",
-            f"every rank would run `{found[0]}`, which is a launcher",
+            f"every rank would run `{launcher[0]}`, which is a launcher",
             why="each rank would start all ranks again",
-            fix=_launched_here(target, found[1], launch),
+            fix=_launched_here(target, launcher[1], launch),
             where="--",
         )
     elif launch_lines:
@@ -275,12 +275,14 @@ def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str
     from ddplaunch.planning.convert.launcher_line import translate
 
     program = ["python", "-m", target.name] if target.kind == "module" else [PurePath(target.name).name]
-    said = translate(plain([*program, *target.args]))
-    if said is not None and said.words:
-        return f"`{said.source}`"
+    translation = translate(plain([*program, *target.args]))
+    if translation is not None and translation.words:
+        return f"`{translation.source}`"
     script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
-    behind = shlex.join(rest[script:]) if script is not None else "train.py"
-    return f"put the training script behind `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {behind}`"
+    target_text = shlex.join(rest[script:]) if script is not None else "train.py"
+    return (
+        f"put the training script behind `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {target_text}`"
+    )
 
 
 def launcher_of(target: Target) -> tuple[str, tuple[str, ...]] | None:

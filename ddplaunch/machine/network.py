@@ -57,10 +57,10 @@ def _interface_flags(name: str) -> int:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         try:
-            answer = fcntl.ioctl(handle, _SIOCGIFFLAGS, struct.pack("16s24x", name.encode()))
+            reply = fcntl.ioctl(handle, _SIOCGIFFLAGS, struct.pack("16s24x", name.encode()))
         except OSError:
             return 0
-    return int(struct.unpack_from("H", answer, 16)[0])
+    return int(struct.unpack_from("H", reply, 16)[0])
 
 
 def ipv4_addresses() -> list[tuple[str, str]]:
@@ -70,8 +70,8 @@ def ipv4_addresses() -> list[tuple[str, str]]:
     room = array.array("B", bytes(_IFREQ_BYTES * 256))
     start, length = room.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        answer = fcntl.ioctl(handle, _SIOCGIFCONF, struct.pack("iP", length, start))
-    used = struct.unpack("iP", answer)[0]
+        reply = fcntl.ioctl(handle, _SIOCGIFCONF, struct.pack("iP", length, start))
+    used = struct.unpack("iP", reply)[0]
     data = room.tobytes()
     addresses = []
     for offset in range(0, used, _IFREQ_BYTES):
@@ -246,12 +246,12 @@ def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[]
     child = deadline.start(lambda: _ask(name))
 
     def finish() -> tuple[str, ...] | Unavailable:
-        answer = deadline.collect([child], deadline_s)[0]
-        if answer.late:
+        result = deadline.collect([child], deadline_s)[0]
+        if result.late:
             return Unavailable(f"`{name}` did not resolve within {deadline_s:g} s (the name server is silent)")
-        if answer.error is not None:
-            return Unavailable(f"`{name}` could not be resolved: {answer.error}")
-        error, addresses = answer.value
+        if result.error is not None:
+            return Unavailable(f"`{name}` could not be resolved: {result.error}")
+        error, addresses = result.value
         return tuple(addresses) if error is None else Unavailable(f"`{name}` does not resolve: {error}")
 
     return finish

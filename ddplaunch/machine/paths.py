@@ -54,18 +54,18 @@ def begin_looks(paths_with_roles: Sequence[tuple[str, Role]], deadline_s: float)
     def finish() -> tuple[PathFact, ...]:
         answers = deadline.collect(children, deadline_s)
         return tuple(
-            _fact(path, answer, deadline_s) for (path, _), answer in zip(paths_with_roles, answers, strict=True)
+            _fact(path, result, deadline_s) for (path, _), result in zip(paths_with_roles, answers, strict=True)
         )
 
     return finish
 
 
-def _fact(path: str, answer: deadline.Answer, deadline_s: float) -> PathFact:
-    if answer.late:
+def _fact(path: str, result: deadline.Answer, deadline_s: float) -> PathFact:
+    if result.late:
         return PathFact(path, "unreachable", error=f"no answer within {deadline_s:g} s")
-    if answer.error is not None:
-        return PathFact(path, "unreachable", error=answer.error)
-    return PathFact(path=path, **answer.value)
+    if result.error is not None:
+        return PathFact(path, "unreachable", error=result.error)
+    return PathFact(path=path, **result.value)
 
 
 def describe(path: str, role: Role) -> dict[str, Any]:

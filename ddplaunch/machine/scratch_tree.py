@@ -44,7 +44,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    words = (each.encode() for each in (source, target, kind))
+    words = (word.encode() for word in (source, target, kind))
     _checked(_LIBC.mount(*words, flags, options.encode()), target)
 
 
@@ -53,7 +53,7 @@ def lay_over(tree: Path, folder: Path, through: Iterable[Path]) -> None:
 
     ``through``, below it, stays what it is. Raises OSError where the kernel does not give that to this user.
     """
-    uid, gid, here = os.getuid(), os.getgid(), Path.cwd()
+    uid, gid, working_directory = os.getuid(), os.getgid(), Path.cwd()
     options = f"lowerdir={tree},upperdir={folder / 'upper'},workdir={folder / 'work'}"
     if any(sign in f"{tree}{folder}" for sign in ",:\\"):
         raise OSError(errno.EINVAL, "a comma, colon or backslash in a path", str(tree))
@@ -68,12 +68,12 @@ def lay_over(tree: Path, folder: Path, through: Iterable[Path]) -> None:
     else:
         _checked(_LIBC.unshare(_NEWNS), "unshare")
     _mount("none", "/", "none", _REC | _PRIVATE)
-    kept = [(path, os.open(path, os.O_PATH)) for path in (*through, *_mounts_below(tree))]
+    open_paths = [(path, os.open(path, os.O_PATH)) for path in (*through, *_mounts_below(tree))]
     _mount("overlay", str(tree), "overlay", 0, options)
-    for path, descriptor in kept:
+    for path, descriptor in open_paths:
         _mount(f"/proc/self/fd/{descriptor}", str(path), "none", _BIND | _REC)
         os.close(descriptor)
-    os.chdir(here)
+    os.chdir(working_directory)
 
 
 def _mounts_below(tree: Path) -> Iterator[Path]:
@@ -89,9 +89,9 @@ def copy(tree: Path, folder: Path, shared: Path) -> None:
     ``shared`` is a link as well. Raises OSError where there is no room, or where there are more than 50,000 files.
     """
     folder.mkdir(parents=True)
-    for beside in _entries(tree.parent):
-        if beside.name != tree.name:
-            (folder.parent / beside.name).symlink_to(beside.path)
+    for sibling in _entries(tree.parent):
+        if sibling.name != tree.name:
+            (folder.parent / sibling.name).symlink_to(sibling.path)
     _copy(tree, folder, shared, 0)
 
 
@@ -158,20 +158,20 @@ def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ..
             elif not _is_same(now, tree / below / name):
                 written.add(str(below / name))
         if top == copied or _is_new_folder(place):
-            there = {*folders, *names}
-            removed |= {str(below / entry.name) for entry in _entries(tree / below) if entry.name not in there}
+            original_names = {*folders, *names}
+            removed |= {str(below / entry.name) for entry in _entries(tree / below) if entry.name not in original_names}
     return tuple(sorted(written)), tuple(sorted(removed))
 
 
 def _is_same(path: Path, original: Path) -> bool:
     try:
-        before, now = original.lstat(), path.lstat()
+        old, now = original.lstat(), path.lstat()
     except OSError:
         return False
     if stat.S_ISLNK(now.st_mode):
         goal = path.readlink()
-        return goal == original or (stat.S_ISLNK(before.st_mode) and goal == original.readlink())
-    return (before.st_mtime_ns, before.st_size) == (now.st_mtime_ns, now.st_size)
+        return goal == original or (stat.S_ISLNK(old.st_mode) and goal == original.readlink())
+    return (old.st_mtime_ns, old.st_size) == (now.st_mtime_ns, now.st_size)
 
 
 def _is_new_folder(path: str) -> bool:
@@ -203,10 +203,10 @@ def main(words: Sequence[str]) -> int:
         try:
             lay_over(tree, folder, below)
         except OSError:
-            there = folder / "copy" / tree.name
-            copy(tree, there, records)
-            os.chdir(there / Path.cwd().relative_to(tree))
-            tree = there
+            copied = folder / "copy" / tree.name
+            copy(tree, copied, records)
+            os.chdir(copied / Path.cwd().relative_to(tree))
+            tree = copied
         allow_writes_below([tree, records, temporary, *writable, *map(Path, ("/dev", "/proc", "/sys"))])
         os.execvp(words[at + 1], list(words[at + 1 :]))
     except OSError as error:

@@ -23,25 +23,25 @@ def run_before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
     for path in run_directories(directory.parent.parent)[:_LOOKED_AT]:
         if path.name == directory.name:
             continue
-        other = read_record(path)
-        if other.created_s > this.created_s or _command(other) != command:
+        earlier = read_record(path)
+        if earlier.created_s > this.created_s or _command(earlier) != command:
             continue
-        ended = other.outcome
+        ended = earlier.outcome
         if ended is None or ended.state not in ("succeeded", "failed"):
             continue
         alike = ended.diagnosis is not None and ended.diagnosis.is_like(outcome.diagnosis)
-        before, now = _code(other), _code(this)
-        changed = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
+        earlier_code, now = _code(earlier), _code(this)
+        changed = [name for name in dict.fromkeys((*earlier_code, *now)) if earlier_code.get(name) != now.get(name)]
         how: Ended = "succeeded" if ended.state == "succeeded" else "alike" if alike else "otherwise"
-        return PreviousRun(other.run_id, how, tuple(changed))
+        return PreviousRun(earlier.run_id, how, tuple(changed))
     return None
 
 
 def _command(record: RunRecord) -> tuple[Any, ...]:
     numbers = record.value("plan", "numbers")
     items = numbers.items() if isinstance(numbers, dict) else ()
-    known = {name: item.get("value") for name, item in items if isinstance(item, dict)}
-    return (record.value("plan", "target"), record.value("cwd"), known, record.value("plan", "device", "value"))
+    values = {name: item.get("value") for name, item in items if isinstance(item, dict)}
+    return (record.value("plan", "target"), record.value("cwd"), values, record.value("plan", "device", "value"))
 
 
 def _code(record: RunRecord) -> dict[str, str]:

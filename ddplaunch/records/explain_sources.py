@@ -65,11 +65,11 @@ def log_sources(directory: Path, name: str, rank: int | None, host: str | None, 
 
     ``last`` is what comes behind the end of the last one, and is in no file.
     """
-    found = _sources(directory, pieces_of(directory / name), rank, host)
+    sources = _sources(directory, pieces_of(directory / name), rank, host)
     if last:
-        written = found.pop() if found else LogSource(name, io.BytesIO(), rank, host)
-        found.append(replace(written, read=io.BufferedReader(_Joined(written.read, last))))
-    return found
+        written = sources.pop() if sources else LogSource(name, io.BytesIO(), rank, host)
+        sources.append(replace(written, read=io.BufferedReader(_Joined(written.read, last))))
+    return sources
 
 
 def _sources(directory: Path, pieces: Sequence[Piece], rank: int | None, host: str | None) -> list[LogSource]:
@@ -101,7 +101,7 @@ def _facts(record: RunRecord) -> RunFacts | None:
         return facts_of_run(record.run) if record.run else None
     return replace(
         facts_of_run(record.run),
-        ranks=tuple(rank_end(each) for outcome in outcomes for each in outcome.last_ranks),
+        ranks=tuple(rank_end(rank_outcome) for outcome in outcomes for rank_outcome in outcome.last_ranks),
         state=next((outcome.state for outcome in outcomes if outcome.state != "succeeded"), "succeeded"),
     )
 
@@ -174,7 +174,7 @@ _NAMES = "name a file that holds text; `ddplaunch ps` lists the recorded runs"
 def _log(word: str, file: BinaryIO) -> BinaryIO:
     """Return ``file``, of which nothing was read. Raises UsageError where it is compressed, or begins like no text."""
     start = file.peek() if isinstance(file, io.BufferedReader) else b""
-    if program := next((each for magic, each in _PACKED.items() if start.startswith(magic)), None):
+    if program := next((command for magic, command in _PACKED.items() if start.startswith(magic)), None):
         name = "FILE" if word == "stdin" else shlex.quote(word)
         raise usage(f"`{word}` is compressed", why=_WHY, fix=f"`{program} {name} | ddplaunch explain -`")
     if _is_binary(start):
@@ -193,27 +193,27 @@ def _is_binary(start: bytes) -> bool:
 
 
 def _folder(folder: Path) -> list[LogSource]:
-    found = []
+    logs = []
     for path in sorted(_logs_below(folder)):
         try:
-            found.append(_file(path_text(path), path))
+            logs.append(_file(path_text(path), path))
         except UsageError:  # a log of a dozen in a folder may be none, or somebody else's
             continue
-    if not found:
+    if not logs:
         raise usage(
             f"`{folder}` holds no log",
             why=f"files that end in {', '.join(_LOGS)} are looked for there, and in the folders below",
             fix="name the files",
         )
-    return [LogSource(each.name, each.read, _rank_of(Path(each.name))) for each in found]
+    return [LogSource(log.name, log.read, _rank_of(Path(log.name))) for log in logs]
 
 
 def _logs_below(folder: Path) -> Iterator[Path]:
     """Yield what is called like a log. Raises UsageError for a folder of far too many things."""
-    seen = 0
+    entries = 0
     for directory, folders, files in os.walk(folder):
-        seen += len(folders) + len(files)
-        if seen > _MOST_ENTRIES:
+        entries += len(folders) + len(files)
+        if entries > _MOST_ENTRIES:
             raise usage(
                 f"`{folder}` is no folder of logs: it holds more than {_MOST_ENTRIES} files",
                 why="all that is called like a log in a folder and below it is read together, as one run's",

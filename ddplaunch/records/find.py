@@ -39,10 +39,10 @@ class RunRecord:
 
     def value(self, *path: str) -> Any:
         """Return what stands at ``path`` in run.json, None where there is nothing."""
-        found: Any = self.run
+        value: Any = self.run
         for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
 
     @property
     def host(self) -> str | None:
@@ -67,8 +67,8 @@ class RunRecord:
         if not self.outcomes:
             return None
         first = self.outcomes[min(self.outcomes)]
-        told = first.diagnosis is not None and any(not each.line for each in first.diagnosis.evidence)
-        if first.state in ("failed", "killed") or (told and first.state == "terminated"):
+        without_line = first.diagnosis is not None and any(not line.line for line in first.diagnosis.evidence)
+        if first.state in ("failed", "killed") or (without_line and first.state == "terminated"):
             return first
         return first_failed_node(self.outcomes) or first
 
@@ -129,12 +129,12 @@ def read_outcomes(directory: Path, problems: list[str] | None = None) -> dict[in
     """
     outcomes = {}
     for node in sorted({0, *(node for node, _ in numbered(directory, "node"))}):
-        found = read_outcome(directory, node)
-        if isinstance(found, RunOutcome):
-            if found.is_of(as_text(read_run(directory, node).get("launch")) or ""):
-                outcomes[node] = found
-        elif isinstance(found, Unavailable) and problems is not None:
-            problems.append(found.reason)
+        outcome = read_outcome(directory, node)
+        if isinstance(outcome, RunOutcome):
+            if outcome.is_of(as_text(read_run(directory, node).get("launch")) or ""):
+                outcomes[node] = outcome
+        elif isinstance(outcome, Unavailable) and problems is not None:
+            problems.append(outcome.reason)
     return outcomes
 
 

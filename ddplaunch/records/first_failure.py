@@ -73,7 +73,7 @@ class SeenEnd(NamedTuple):
 # 1. What the guard sees
 
 
-def first_to_fail(in_order: Sequence[SeenEnd], others: Iterable[SeenEnd]) -> SeenEnd | None:
+def first_to_fail(in_order: Sequence[SeenEnd], unordered: Iterable[SeenEnd]) -> SeenEnd | None:
     """Return the rank that failed first, None where none did. ``in_order`` are the ranks that were seen to end.
 
     - Ranks that nobody saw end follow, by the time that torchrun gives them.
@@ -81,9 +81,9 @@ def first_to_fail(in_order: Sequence[SeenEnd], others: Iterable[SeenEnd]) -> See
     - A rank that ended as it was told to has not failed.
     - A rank whose status nobody knows is first if the next one was ended for it, by SIGTERM.
     """
-    order = [*in_order, *sorted(others, key=lambda each: (each.ended_s or math.inf, each.rank))]
+    order = [*in_order, *sorted(unordered, key=lambda end: (end.ended_s or math.inf, end.rank))]
     unseen = None
-    for one in sorted(order, key=lambda each: not each.seen_alive and each.signal == SIGTERM):
+    for one in sorted(order, key=lambda end: not end.seen_alive and end.signal == SIGTERM):
         if one.told_to_end and _obeyed(one):
             continue
         if one.exit_code is None and one.signal is None and one.ended_s is not None:
@@ -98,8 +98,8 @@ def ended_by(one: SeenEnd, first: SeenEnd | None) -> EndedBy | None:
     if one.ended_s is None:
         return None
     first_s = math.inf if first is None else first.ended_s or math.inf
-    after = one.told_to_end or ((first is None or one.rank != first.rank) and one.ended_s >= first_s)
-    return "launcher" if after and _obeyed(one) else "itself"
+    later = one.told_to_end or ((first is None or one.rank != first.rank) and one.ended_s >= first_s)
+    return "launcher" if later and _obeyed(one) else "itself"
 
 
 def _obeyed(one: SeenEnd) -> bool:
@@ -121,11 +121,11 @@ def first_failed(ends: Iterable[RankOutcome], accused: int | None, seen_first: i
 
     Each of them counts only if it failed by itself. None where no rank did.
     """
-    failed = {each.rank: each for each in ends if failed_by_itself(each)}
+    failed = {end.rank: end for end in ends if failed_by_itself(end)}
     for rank in (accused, seen_first):
         if rank is not None and rank in failed:
             return failed[rank]
-    return min(failed.values(), key=lambda each: (each.ended_s is None, each.ended_s or 0.0, each.rank), default=None)
+    return min(failed.values(), key=lambda end: (end.ended_s is None, end.ended_s or 0.0, end.rank), default=None)
 
 
 def run_state(state: TorchrunState, *, launcher_died: bool = False, stopped: str | None = None) -> RunState:
@@ -223,12 +223,12 @@ def node_failure(
         return None
     if outcome is None:
         return None if told is not None else NodeFailure(heard_s, node, "other")
-    own = [each.ended_s for each in outcome.last_ranks if failed_by_itself(each) and each.ended_s is not None]
-    if own:
-        return NodeFailure(min(own), node, "ranks")
+    own_ends = [rank.ended_s for rank in outcome.last_ranks if failed_by_itself(rank) and rank.ended_s is not None]
+    if own_ends:
+        return NodeFailure(min(own_ends), node, "ranks")
     if outcome.state == "killed":
-        bad = [each for each in outcome.last_ranks if each.exit_code or each.signal]  # others had ended before it
-        ends = [each.ended_s for each in bad if each.ended_s is not None]
+        bad_ranks = [rank for rank in outcome.last_ranks if rank.exit_code or rank.signal]  # others had ended before it
+        ends = [rank.ended_s for rank in bad_ranks if rank.ended_s is not None]
         died_s = min(ends, default=outcome.ended_s) - 1.0
         return None if told == SIGKILL else NodeFailure(died_s, node, "torchrun")
     if outcome.state == "terminated" or told is not None:
@@ -238,10 +238,10 @@ def node_failure(
 
 def first_node_to_fail(failures: Iterable[NodeFailure], interrupted: bool = False) -> NodeFailure | None:
     """Return the earliest failure. In a launch that was ``interrupted`` only ranks' own failures let it count."""
-    known = sorted(failures, key=lambda each: (each.at_s, each.node))
-    if interrupted and not any(each.kind == "ranks" for each in known):
+    in_order = sorted(failures, key=lambda failure: (failure.at_s, failure.node))
+    if interrupted and not any(failure.kind == "ranks" for failure in in_order):
         return None
-    return known[0] if known else None
+    return in_order[0] if in_order else None
 
 
 def status_of_all(
@@ -251,10 +251,10 @@ def status_of_all(
 
     The evidence accuses a rank of any node, but only where ranks failed.
     """
-    ends = (each for outcome in outcomes.values() for each in outcome.last_ranks)
-    for each in ends if first.kind == "ranks" and accused is not None else ():
-        if each.rank == accused and (each.exit_code or each.signal):
-            return own_status(each)
+    ends = (rank for outcome in outcomes.values() for rank in outcome.last_ranks)
+    for rank in ends if first.kind == "ranks" and accused is not None else ():
+        if rank.rank == accused and (rank.exit_code or rank.signal):
+            return own_status(rank)
     return status or 1
 
 
@@ -265,8 +265,10 @@ def first_failed_node(outcomes: Mapping[int, RunOutcome]) -> RunOutcome | None:
     kills torchrun at its limits: so a node counts whose state is "failed". Times of several hosts are compared as they
     are, and clocks that differ by more than the end of a job takes can mislead.
     """
-    failed = [(node, each) for node, each in outcomes.items() if each.state == "failed" and each.exit_status]
+    failed = [
+        (node, outcome) for node, outcome in outcomes.items() if outcome.state == "failed" and outcome.exit_status
+    ]
     first = first_node_to_fail(
-        found for node, each in failed if (found := node_failure(node, each, each.exit_status)) is not None
+        failure for node, outcome in failed if (failure := node_failure(node, outcome, outcome.exit_status)) is not None
     )
     return None if first is None else outcomes[first.node]

@@ -56,15 +56,15 @@ class GpuLocks:
             self._give_up(Path(_file_name(uuid)), error)
             return True
         try:
-            taken = try_lock(descriptor, LOCK_ALONE)
-            if not taken:  # a launch that only looks who holds it has it for a moment
+            locked = try_lock(descriptor, LOCK_ALONE)
+            if not locked:  # a launch that only looks who holds it has it for a moment
                 time.sleep(_PAUSE_S)
-                taken = try_lock(descriptor, LOCK_ALONE)
+                locked = try_lock(descriptor, LOCK_ALONE)
         except OSError as error:  # a file system without locks
             os.close(descriptor)
             self._give_up(Path(_file_name(uuid)), error)
             return True
-        if not taken:
+        if not locked:
             os.close(descriptor)
             return False
         os.set_inheritable(descriptor, True)
@@ -110,8 +110,8 @@ def pick_free(requested: str, nvml: NvmlFacts, within: Exported | None, locks: G
     for _ in range(_ROUNDS):
         selection = select(requested, nvml, within, locks.locked(uuids), need)
         if not requested.strip().startswith("free"):
-            taken = [entry for entry in selection.entries if entry.uuid and not locks.try_hold(entry.uuid)]
-            shared = tuple(f"GPU {entry.gpu.index} is held by another ddplaunch launch" for entry in taken)
+            locked = [entry for entry in selection.entries if entry.uuid and not locks.try_hold(entry.uuid)]
+            shared = tuple(f"GPU {entry.gpu.index} is held by another ddplaunch launch" for entry in locked)
             return replace(selection, notes=selection.notes + shared + locks.notes)
         if all(locks.try_hold(entry.uuid) for entry in selection.entries if entry.uuid):
             return replace(selection, notes=selection.notes + locks.notes)

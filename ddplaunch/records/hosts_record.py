@@ -80,7 +80,7 @@ def without_skew(outcome: RunOutcome, ahead_s: float) -> RunOutcome:
         changes |= {name: round(time_s - ahead_s, 3) for name, time_s in times.items() if time_s is not None}
         return replace(value, **changes)
 
-    attempts = (moved(each, ranks=tuple(map(moved, each.ranks))) for each in outcome.attempts)
+    attempts = (moved(attempt, ranks=tuple(map(moved, attempt.ranks))) for attempt in outcome.attempts)
     return moved(outcome, attempts=tuple(attempts))
 
 
@@ -92,18 +92,25 @@ def merged_attempts(outcomes: Iterable[RunOutcome], diagnosis: Diagnosis | None)
     merged: dict[int, AttemptOutcome] = {}
     failed: dict[int, tuple[float, Diagnosis]] = {}
     for outcome in outcomes:
-        for each in outcome.attempts:
-            known = merged.get(each.attempt, replace(each, failed=False, diagnosis=None, ranks=()))
-            merged[each.attempt] = replace(
+        for attempt in outcome.attempts:
+            known = merged.get(attempt.attempt, replace(attempt, failed=False, diagnosis=None, ranks=()))
+            merged[attempt.attempt] = replace(
                 known,
-                started_s=min(known.started_s, each.started_s),
-                ended_s=max(known.ended_s, each.ended_s),
-                failed=known.failed or each.failed,
-                ranks=tuple(sorted((*known.ranks, *each.ranks), key=lambda rank: rank.rank)),
+                started_s=min(known.started_s, attempt.started_s),
+                ended_s=max(known.ended_s, attempt.ended_s),
+                failed=known.failed or attempt.failed,
+                ranks=tuple(sorted((*known.ranks, *attempt.ranks), key=lambda rank: rank.rank)),
             )
-            own = [one.ended_s for one in each.ranks if failed_by_itself(one) and one.ended_s is not None]
-            if own and each.diagnosis is not None and min(own) < failed.get(each.attempt, (math.inf,))[0]:
-                failed[each.attempt] = (min(own), replace(each.diagnosis, host=each.diagnosis.host or outcome.host))
+            own_ends = [one.ended_s for one in attempt.ranks if failed_by_itself(one) and one.ended_s is not None]
+            if (
+                own_ends
+                and attempt.diagnosis is not None
+                and min(own_ends) < failed.get(attempt.attempt, (math.inf,))[0]
+            ):
+                failed[attempt.attempt] = (
+                    min(own_ends),
+                    replace(attempt.diagnosis, host=attempt.diagnosis.host or outcome.host),
+                )
     found: dict[int, Diagnosis | None] = {number: known for number, (_, known) in failed.items()}
     if merged:
         found[max(merged)] = diagnosis

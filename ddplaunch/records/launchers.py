@@ -75,8 +75,8 @@ def launched_by_me(
     """Return what this process notes of itself as the launcher of a run."""
     me = read_process(os.getpid())
     start = me.start_ticks if me is not None else 0
-    where = (os.uname().nodename, boot_id() or "", os.getpid(), start)
-    return Launched(run_id, directory, *where, tuple(places), grace_s, launch, marker, begun_s)
+    identity = (os.uname().nodename, boot_id() or "", os.getpid(), start)
+    return Launched(run_id, directory, *identity, tuple(places), grace_s, launch, marker, begun_s)
 
 
 @contextmanager
@@ -87,9 +87,9 @@ def holding(launched: Launched) -> Iterator[None]:
     """
     with suppress(OSError):
         _write(launched)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with suppress(OSError):
-            held.enter_context(open(open_plain(launched.directory / FILE), "rb"))
+            stack.enter_context(open(open_plain(launched.directory / FILE), "rb"))
         yield
 
 
@@ -150,29 +150,29 @@ def residents_in(table: ProcessTable, host: str) -> tuple[tuple[Launched, Proces
     Those of other users are found by root alone.
     """
     boot = boot_id()
-    found = []
+    residents = []
     for process in table.values():
         if process.alive and is_launcher(process):
-            found += [
+            residents += [
                 (launched, process)
                 for directory in _held(process.pid)
                 if (launched := read_launched(directory)) is not None
                 and launched.pid == process.pid
                 and launcher_of(launched, table, boot, host) is not None
             ]
-    return tuple(sorted(found, key=lambda pair: -pair[1].start_ticks))
+    return tuple(sorted(residents, key=lambda pair: -pair[1].start_ticks))
 
 
 def _held(pid: int) -> list[Path]:
     """Return the directories whose ``launcher.json`` the process has open."""
-    found = set()
+    directories = set()
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
             with suppress(OSError):
                 path = Path(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115
                 if path.name == FILE:
-                    found.add(path.parent)
-    return sorted(found)
+                    directories.add(path.parent)
+    return sorted(directories)
 
 
 def held_by(process: Process) -> Path | None:
@@ -180,19 +180,19 @@ def held_by(process: Process) -> Path | None:
     return next(iter(_held(process.pid)), None) if is_launcher(process) else None
 
 
-def _is_part_of(here: RunProcesses, run: RunProcesses) -> bool:
-    return (here.run_id, here.uid, here.launch) == (run.run_id, run.uid, run.launch)
+def _is_part_of(part: RunProcesses, run: RunProcesses) -> bool:
+    return (part.run_id, part.uid, part.launch) == (run.run_id, run.uid, run.launch)
 
 
 def with_residents(
     alive: Sequence[RunProcesses], residents: Sequence[tuple[Launched, Process]]
 ) -> tuple[RunProcesses, ...]:
     """Return the runs together with those whose launcher lives here; what else lives here of one joins it."""
-    left, joined = list(alive), []
+    rest, joined = list(alive), []
     for launched, process in residents:
         run = RunProcesses(launched.run_id, process.uid, (process,), launch=launched.launch)
-        for same in [each for each in left if _is_part_of(each, run)]:
-            left.remove(same)
+        for same in [each for each in rest if _is_part_of(each, run)]:
+            rest.remove(same)
             run = replace(
                 run,
                 launchers=(*run.launchers, *(each for each in same.launchers if each.pid != process.pid)),
@@ -201,7 +201,7 @@ def with_residents(
                 guards=(*run.guards, *same.guards),
             )
         joined.append(run)
-    return (*joined, *left)
+    return (*joined, *rest)
 
 
 # What a record names on this machine
@@ -253,5 +253,5 @@ def still_running(
         return None
     named = process.mark(RUN_ID)
     if named is None and process.environment == {}:  # setproctitle writes its title over the environment
-        named = next((mark for each in ancestors(table, process.pid) if (mark := each.mark(RUN_ID))), None)
+        named = next((mark for ancestor in ancestors(table, process.pid) if (mark := ancestor.mark(RUN_ID))), None)
     return process if named == node.run_id else None

@@ -103,7 +103,7 @@ def _with_pieces(directory: Path, ranks: frozenset[int] | None) -> list[tuple[Lo
                 if match and (ranks is None or int(match[1]) in ranks):
                     file = LogFile(place / name, node, attempt, int(match[1]), match[2])
                     found.append((file, tuple(pieces)))
-    return sorted(found, key=lambda each: each[0].order)
+    return sorted(found, key=lambda piece: piece[0].order)
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,11 @@ def _start_of_last(pieces: Sequence[Piece], lines: int) -> int:
                 length = min(_CHUNK_BYTES, position - piece.start)
                 source.seek(position - length - piece.start)
                 data = source.read(length)
-                found = len(data) - 1 if position == end and data.endswith(b"\n") else len(data)
-                while (found := data.rfind(b"\n", 0, found)) >= 0:
+                newline = len(data) - 1 if position == end and data.endswith(b"\n") else len(data)
+                while (newline := data.rfind(b"\n", 0, newline)) >= 0:
                     missing -= 1
                     if missing == 0:
-                        return position - length + found + 1
+                        return position - length + newline + 1
                 position -= length
     return 0
 

@@ -59,15 +59,15 @@ def old_records(base: Path, keep: int, busy: Collection[Path], host: str) -> Old
 
 def _claims(directory: Path) -> set[str]:
     """Return the run ids that run.json files in ``directory`` name, "" for one that cannot be read."""
-    found = set()
+    claims = set()
     for path in (directory / "run.json", *(folder / "run.json" for _, folder in numbered(directory, "node"))):
         try:
-            found.add(str(read_object(path).get("run_id", "")))
+            claims.add(str(read_object(path).get("run_id", "")))
         except FileNotFoundError:
             continue
         except (OSError, ValueError):
-            found.add("")
-    return found
+            claims.add("")
+    return claims
 
 
 def _reason_to_keep(directory: Path, busy: Collection[Path], host: str) -> str | None:
@@ -89,11 +89,11 @@ def remove_record(directory: Path) -> str | None:
     or launch with the same id.
     """
     base, name = directory.parent.parent, directory.name
-    held = hold_ended(directory)
-    if held is None:
+    lock = hold_ended(directory)
+    if lock is None:
         return f"a launch has begun in it: {directory}"
     try:
-        with held, closing(open_place(base / "runs", links=False)) as runs:
+        with lock, closing(open_place(base / "runs", links=False)) as runs:
             if name in own_folders(runs) and name not in _claims(directory):
                 return f"no run.json in it names this run: {directory}"
             remove_folder(runs, name, last="run.json")

@@ -121,8 +121,8 @@ class RunOutcome:
 
 def rank_end(rank: RankOutcome) -> RankEnd:
     """Return how a rank ended as the explanation takes it."""
-    known = (rank.exit_code, rank.signal, rank.ended_s, rank.ended_by, rank.through)
-    return RankEnd(rank.rank, rank.host or None, *known, one_file=rank.out is not None and rank.err is None)
+    values = (rank.exit_code, rank.signal, rank.ended_s, rank.ended_by, rank.through)
+    return RankEnd(rank.rank, rank.host or None, *values, one_file=rank.out is not None and rank.err is None)
 
 
 def outcome_path(directory: Path, node: int) -> Path:
@@ -193,13 +193,13 @@ def _outcome(data: Mapping[str, Any], run_id: str, node: int) -> RunOutcome:
         "cascade": [],
         "attempts": [],
     }
-    known = {**least, **data, "explained": "diagnosis" in data}
+    fields = {**least, **data, "explained": "diagnosis" in data}
     try:
-        return from_plain(known, RunOutcome)
+        return from_plain(fields, RunOutcome)
     except ValueError:
         attempts = [{**attempt, "diagnosis": None} for attempt in objects(data.get("attempts"))]
         words: dict[str, Any] = {"diagnosis": None, "cascade": [], "findings": [], "previous": None, "explained": False}
-        return from_plain({**known, **words, "attempts": attempts}, RunOutcome)
+        return from_plain({**fields, **words, "attempts": attempts}, RunOutcome)
 
 
 def write_findings(node: str, findings: Sequence[Finding]) -> None:

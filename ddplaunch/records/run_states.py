@@ -113,8 +113,8 @@ def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> t
     """
     directories = run_directories(base)
     alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
-    here = base.resolve()
-    alive.sort(key=lambda one: one[1] is None or here not in one[1].parents)
+    resolved_base = base.resolve()
+    alive.sort(key=lambda one: one[1] is None or resolved_base not in one[1].parents)
     running = [summary(directory, run, host) for run, directory in alive]
     busy = {directory for _, directory in alive}
     ended = [path for path in directories if path.resolve() not in busy]
@@ -134,8 +134,8 @@ def recorded_at(run: RunProcesses) -> Path | None:
     plug-in, else their working directory; None where none may be read or nothing is there. It is resolved.
     """
     for process in run.launchers:
-        if (held := held_by(process)) is not None and held.name == run.run_id:
-            return held.resolve()
+        if (record := held_by(process)) is not None and record.name == run.run_id:
+            return record.resolve()
     for process in run.all[:3]:
         with suppress(OSError, ValueError):
             named = Settings.from_json(process.mark(SETTINGS) or "{}").directory
@@ -154,8 +154,8 @@ def live_run(directory: Path, launcher: int, launch: str = "") -> RunProcesses |
     """
     for run in runs_in(process_table()):
         if run.run_id == directory.name and run.uid == own_id():
-            own = launch == run.launch if launch else any(each.pid == launcher for each in run.launchers)
-            if own or recorded_at(run) == directory.resolve():
+            is_same = launch == run.launch if launch else any(process.pid == launcher for process in run.launchers)
+            if is_same or recorded_at(run) == directory.resolve():
                 return run
     return None
 
@@ -172,10 +172,14 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
         state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
     hosts = () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
     outcome = None if run is not None or record is None else record.outcome
-    known: dict[str, Any] = {} if record is None else _recorded(record)
+    recorded: dict[str, Any] = {} if record is None else _recorded(record)
     if run is not None:
-        seen = _from_processes(run)
-        known = {**seen, **{key: value for key, value in known.items() if value is not None}, "user": seen["user"]}
+        from_processes = _from_processes(run)
+        recorded = {
+            **from_processes,
+            **{key: value for key, value in recorded.items() if value is not None},
+            "user": from_processes["user"],
+        }
     return RunSummary(
         run_id=run.run_id if run is not None else record.run_id if record is not None else "",
         state=state,
@@ -188,7 +192,7 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
         ranks=tuple(RankProcess(each.number("RANK"), each.pid) for each in run.ranks) if run is not None else (),
         problem=record.problem if record is not None else _no_record(run),
         findings=outcome.findings if outcome is not None else () if directory is None else read_findings(directory),
-        **known,
+        **recorded,
     )
 
 
@@ -215,7 +219,7 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
         "gpus": tuple(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None,
         "user": as_text(record.value("host", "host", "user")),
         "trial": as_text(record.value("environment", TRIAL)),
-        "sizes": tuple(as_whole(each) or 0 for each in sizes) if isinstance(sizes, list) else (),
+        "sizes": tuple(as_whole(size) or 0 for size in sizes) if isinstance(sizes, list) else (),
     }
 
 

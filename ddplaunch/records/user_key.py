@@ -45,9 +45,9 @@ def user_key(environ: Mapping[str, str]) -> bytes | None:
 def _read(path: str) -> bytes | None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        about = os.fstat(descriptor)
-        mine = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
-        key = os.read(descriptor, _BYTES) if mine else b""
+        status = os.fstat(descriptor)
+        is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        key = os.read(descriptor, _BYTES) if is_private else b""
     finally:
         os.close(descriptor)
     return key if len(key) == _BYTES else None

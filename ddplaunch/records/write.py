@@ -49,9 +49,11 @@ def write_record(
     try:
         directory = run_directory(base, launch.run_id)
         rank = launch.topology.node_rank
-        alone = rank is not None or launch.topology.nnodes.value == 1  # those that torchrun numbers share one run.json
+        one_writer = (
+            rank is not None or launch.topology.nnodes.value == 1
+        )  # those that torchrun numbers share one run.json
         record = {**_record(launch, argv, environment, facts, findings), "code": dict(code)}
-        record["launch"] = token if alone else ""
+        record["launch"] = token if one_writer else ""
         _own(base)
         holder = directory if rank is None or rank.value == 0 else directory / f"node-{rank.value}"
         replace_file(holder / "run.json", _lines(record))
@@ -111,9 +113,9 @@ def _variable(variable: Variable) -> dict[str, Any]:
 
 def _own(base: Path) -> None:
     """Create ``base`` and keep git away from it; a directory that the user already had is left as it is."""
-    there = base.name != ".ddplaunch" and os.path.lexists(base)
+    elsewhere = base.name != ".ddplaunch" and os.path.lexists(base)
     with closing(open_base(base, create=True)) as folder:
-        if not there:
+        if not elsewhere:
             with contextlib.suppress(OSError):  # it is there, or cannot be: the record is worth more
                 descriptor = open_file(folder, ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 with closing(descriptor):

@@ -70,9 +70,9 @@ def trial_text(trial: FitTrial, headroom: float) -> str:
     return f"batch {tried.batch}: {', '.join(filter(None, parts))} ({duration_text(trial.took_s)})\n"
 
 
-def fit_text(found: Fitted, terminal: Terminal) -> str:
+def fit_text(fitted: Fitted, terminal: Terminal) -> str:
     """Return the table of all trials, the answer, and the command."""
-    order = sorted(found.trials, key=lambda trial: trial.tried.batch)
+    order = sorted(fitted.trials, key=lambda trial: trial.tried.batch)
     rows = [
         {
             "batch": str(trial.tried.batch),
@@ -80,55 +80,55 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
             "memory": size_text(trial.tried.peak_bytes),
             "share": _share(trial.tried),
             "samples/s": _rate(trial.tried),
-            "fits": _verdict(trial, found.headroom),
+            "fits": _verdict(trial, fitted.headroom),
         }
         for trial in order
     ]
     right = {"batch", "accum", "memory", "share", "samples/s"}
-    lines = [*table(rows, terminal, right), "", *panel(_answer(found), terminal)]
+    lines = [*table(rows, terminal, right), "", *panel(_answer(fitted), terminal)]
     for finding in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
         lines += ["", *finding_text(finding, terminal).splitlines()]
-    if found.command is not None:
-        lines += ["", *terminal.lines(_title(found.command)), f"  {shlex.join(found.command.words)}"]
-    lines += [] if found.problem is None else ["", *finding_text(found.problem, terminal).splitlines()]
+    if fitted.command is not None:
+        lines += ["", *terminal.lines(_title(fitted.command)), f"  {shlex.join(fitted.command.words)}"]
+    lines += [] if fitted.problem is None else ["", *finding_text(fitted.problem, terminal).splitlines()]
     return terminal.page(lines).lstrip("\n")
 
 
-def _answer(found: Fitted) -> list[tuple[str, str]]:
-    lines, best, fastest = [], found.best, found.fastest
+def _answer(fitted: Fitted) -> list[tuple[str, str]]:
+    lines, best, fastest = [], fitted.best, fitted.fastest
     if best is not None:
-        free = f"; {_percent(found.headroom)} and more stay free" if found.headroom and best.limit_bytes else ""
-        ends = f"; the data have {found.most} for each" if found.most and best.batch > found.most * _NEAR else ""
+        free = f"; {_percent(fitted.headroom)} and more stay free" if fitted.headroom and best.limit_bytes else ""
+        ends = f"; the data have {fitted.most} for each" if fitted.most and best.batch > fitted.most * _NEAR else ""
         lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}{ends}"))
     if fastest is not None:
         lines.append(("fastest", f"{fastest.batch} per process: {_rate(fastest)} samples/s"))
-    elif found.most and any(trial.tried.samples_per_s for trial in found.trials):
+    elif fitted.most and any(trial.tried.samples_per_s for trial in fitted.trials):
         lines.append(("fastest", "unknown: each batch that was tried leaves fewer than 10 steps in an epoch"))
-    model = found.model
+    model = fitted.model
     if model is not None and model.sample_bytes > 0:
         fixed = f"{_size(model.fixed_bytes)} and {_size(model.sample_bytes)} for each sample"
-        lines.append(("memory", f"{fixed}{_sure(found)}"))
-        refused = min((each.tried.batch for each in found.trials if not each.tried.ran), default=None)
+        lines.append(("memory", f"{fixed}{_sure(fitted)}"))
+        refused = min((each.tried.batch for each in fitted.trials if not each.tried.ran), default=None)
         if refused is not None and best is not None and best.limit_bytes and model.at(refused) < best.limit_bytes:
-            said = f"{refused} ran out of memory, and by this it takes {_size(model.at(refused))}"
-            lines.append(("unsure", f"{said}: a step takes more at times, so that a smaller batch is safer"))
+            reason = f"{refused} ran out of memory, and by this it takes {_size(model.at(refused))}"
+            lines.append(("unsure", f"{reason}: a step takes more at times, so that a smaller batch is safer"))
     return lines
 
 
-def _sure(found: Fitted) -> str:
+def _sure(fitted: Fitted) -> str:
     """Return how far the model is off, from what it said before the answer was tried, and from all trials."""
-    best, model, parts = found.best, found.model, []
-    if best is not None and best.peak_bytes and found.predicted_bytes is not None:
-        off = abs(found.predicted_bytes / best.peak_bytes - 1)
-        parts.append(f"predicted for {best.batch}: {_size(found.predicted_bytes)}, {_percent(off)} off")
+    best, model, parts = fitted.best, fitted.model, []
+    if best is not None and best.peak_bytes and fitted.predicted_bytes is not None:
+        off = abs(fitted.predicted_bytes / best.peak_bytes - 1)
+        parts.append(f"predicted for {best.batch}: {_size(fitted.predicted_bytes)}, {_percent(off)} off")
     if model is not None and model.off is not None:
         parts.append(f"trials differ from this by {_percent(model.off)} at most")
     return "".join(f"; {part}" for part in parts)
 
 
 def _title(command: FitCommand) -> str:
-    known = "" if command.effective is None else f" of {command.effective}"
-    title = f"the same effective batch{known}" if command.same else f"an effective batch{known}"
+    effective = "" if command.effective is None else f" of {command.effective}"
+    title = f"the same effective batch{effective}" if command.same else f"an effective batch{effective}"
     return f"{title}, {command.batch} per process:"
 
 
@@ -161,10 +161,10 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %" if 0 < part < 0.0995 and round(100 * part, 1) % 1 else f"{100 * part:.0f} %"
 
 
-def fit_json(found: Fitted) -> dict[str, Any]:
+def fit_json(fitted: Fitted) -> dict[str, Any]:
     """Return everything as JSON values, schema 2; memory in bytes, ``headroom`` as a part of 1."""
-    trials = [{**plain(each), "fits": each.tried.within(found.headroom)} for each in found.trials]
-    return {"schema": _SCHEMA, **plain(found), "trials": trials}
+    trials = [{**plain(trial), "fits": trial.tried.within(fitted.headroom)} for trial in fitted.trials]
+    return {"schema": _SCHEMA, **plain(fitted), "trials": trials}
 
 
 def never_fits(trial: FitTrial, headroom: float, *, whole: bool) -> Finding:

@@ -83,8 +83,8 @@ class GpuUsage:
         self, gpu: GpuSample, placed: Sequence[RankSample], sizes: Mapping[int, Mapping[int, int]], strangers: list[int]
     ) -> GpuSample:
         ranks = [rank.rank for rank in placed if gpu.index in (rank.gpu, *sizes.get(rank.rank, ()))]
-        others = sum(gpu.index in self._bytes[pid] for pid in strangers)
-        return replace(gpu, ranks=tuple(sorted(ranks)), others=others)
+        other_processes = sum(gpu.index in self._bytes[pid] for pid in strangers)
+        return replace(gpu, ranks=tuple(sorted(ranks)), others=other_processes)
 
     def _read_nvml(self) -> tuple[GpuSample, ...]:
         if self._api is None:
@@ -102,7 +102,7 @@ class GpuUsage:
             answers = {name: ask(api, partial(question, api, handle)) for name, question in _QUESTIONS.items()}
         except api.NVMLError as error:  # it is lost
             return GpuSample(index, fault=nvml_text(api, error))
-        values = {name: answer for name, answer in answers.items() if not isinstance(answer, Unavailable)}
+        values = {name: value for name, value in answers.items() if not isinstance(value, Unavailable)}
         total, used = values.pop("memory", (None, None))
         return GpuSample(index, memory_total_bytes=total, memory_used_bytes=used, **values)
 

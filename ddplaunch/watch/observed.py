@@ -55,13 +55,13 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
     notes = read_notes(Path(attempt), ranks)
     if not notes:
         return Observed((), False)
-    over = len(notes) == len(ranks) and all(note.get("over") is True for note in notes)
+    complete = len(notes) == len(ranks) and all(note.get("over") is True for note in notes)
     node = Path(attempt).parent
     run = read_run(node.parent, int(node.name.removeprefix("node-")))
     findings = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})
     # what the script's source has shown is in the record
     known_codes = {*ignored, *(finding.get("code") for finding in objects(run.get("findings")))}
-    return Observed(tuple(finding for finding in findings if finding.code not in known_codes), over)
+    return Observed(tuple(finding for finding in findings if finding.code not in known_codes), complete)
 
 
 def _ways(run: Mapping[str, Any]) -> dict[str, Any]:

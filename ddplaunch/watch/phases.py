@@ -277,12 +277,12 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
             why="threads that have to wait for a CPU hold up the others of their rank at the end of every operation",
             fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
         )
-    if (late := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late[0]):
-        waits = late[0].shares["data"] or 0
-        if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
-            who = f"the others wait for rank {late[0].rank}, and it waits"
+    if (late_rank := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late_rank[0]):
+        waits = late_rank[0].shares["data"] or 0
+        if late_rank[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
+            who = f"the others wait for rank {late_rank[0].rank}, and it waits"
             return _input_bound(ranks, waits, cpus, workers, who)
-        return _rank_late(*late)
+        return _rank_late(*late_rank)
     if (shares["data"] or 0) >= _BOUND:
         return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
     single_process = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP works all the same
@@ -291,10 +291,10 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
     return None
 
 
-def _all_wait_for_data(ranks: Sequence[RankPhases], late: RankPhases) -> bool:
+def _all_wait_for_data(ranks: Sequence[RankPhases], late_rank: RankPhases) -> bool:
     waits_s = [(one.shares["data"] or 0) * one.mean_s for one in ranks]
     shares = [one.shares["data"] or 0 for one in ranks]
-    return min(shares) >= _BOUND and min(waits_s) >= _ALL_WAIT * (late.shares["data"] or 0) * late.mean_s
+    return min(shares) >= _BOUND and min(waits_s) >= _ALL_WAIT * (late_rank.shares["data"] or 0) * late_rank.mean_s
 
 
 #: What may be done about a late rank, by the phase that takes it longer.
@@ -304,18 +304,18 @@ _OF_A_LATE_ONE = {
 }
 
 
-def _rank_late(late: RankPhases, usual_s: float, phase: str) -> Finding:
+def _rank_late(late_rank: RankPhases, usual_s: float, phase: str) -> Finding:
     longer = f"{WORDS[phase]} takes it longer, and every step ends when the last rank is there"
     slow = (
         "`ddplaunch top` shows whether its CPUs or its GPU are slowed down or shared, and `ddplaunch stacks` its calls"
     )
     return warning(
         "rank-late",
-        f"the others waited for rank {late.rank}: it works {milliseconds(late.own_s or 0)} in a step, they "
+        f"the others waited for rank {late_rank.rank}: it works {milliseconds(late_rank.own_s or 0)} in a step, they "
         f"{milliseconds(usual_s)}",
         why=longer,
         fix=_OF_A_LATE_ONE.get(phase, slow),
-        where=f"rank {late.rank}",
+        where=f"rank {late_rank.rank}",
     )
 
 

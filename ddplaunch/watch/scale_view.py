@@ -44,8 +44,10 @@ def scale_text(
     if measured := [one for one in sizes if one.ranks]:
         names = [f"{one.size} {'process' if one.processes == 1 else 'processes'}" for one in measured]
         rows = _rows(measured, base, strong=strong, dataset_size=dataset_size)
-        known = [{"": title, **dict(zip(names, texts, strict=True))} for title, texts in rows.items() if any(texts)]
-        lines += table(known, terminal, names)
+        filled_rows = [
+            {"": title, **dict(zip(names, texts, strict=True))} for title, texts in rows.items() if any(texts)
+        ]
+        lines += table(filled_rows, terminal, names)
         kind = "the effective batch stays the same" if strong else "each process keeps its batch"
         lines += ["", *terminal.lines(f"{kind}; shares are of a step's time", "  ")]
         unsure = {one.size: noise(one) for one in measured}
@@ -55,9 +57,9 @@ def scale_text(
     shown: set[str] = set()  # what several sizes show stands at the first of them
     for one in sizes:
         lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
-        others = [finding for finding in one.observed if finding is not one.apart and finding.what not in shown]
-        lines += [finding_text(finding, terminal).rstrip("\n") for finding in others]
-        shown.update(finding.what for finding in others)
+        more_findings = [finding for finding in one.observed if finding is not one.apart and finding.what not in shown]
+        lines += [finding_text(finding, terminal).rstrip("\n") for finding in more_findings]
+        shown.update(finding.what for finding in more_findings)
     return terminal.page(lines).lstrip("\n")
 
 
@@ -113,7 +115,7 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int
     """Return everything as JSON values, schema 1; times in seconds, memory in bytes, shares from 0 to 1."""
     base, rows = base_of(sizes), []
     for one in sizes:
-        faster, found = speed_up(one, base, strong=strong), verdict(one, base, strong=strong)
+        faster, finding = speed_up(one, base, strong=strong), verdict(one, base, strong=strong)
         rows.append(
             {
                 **plain(one),
@@ -125,7 +127,7 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int
                 "speed_up": None if faster is None else round(faster.speed_up, 4),
                 "efficiency": None if faster is None else round(faster.efficiency, 4),
                 "epoch_s": dataset_size / one.samples_per_s if dataset_size and one.samples_per_s else None,
-                "verdict": None if found is None else {"finding": plain(found.finding), "text": found.text},
+                "verdict": None if finding is None else {"finding": plain(finding.finding), "text": finding.text},
                 "unsure": noise(one) or None,
             }
         )

@@ -223,7 +223,7 @@ class FollowedPhases:
 
     def progress(self, now_s: float) -> dict[int, Progress]:
         """Return the progress of each rank that steps; ``now_s`` is in seconds since 1970."""
-        found = {}
+        progress = {}
         for rank, recent in self._recent.items():
             recent += self._files[rank].new()
             while len(recent) > 1 and recent[0].end_s < now_s - _WINDOW_S:
@@ -231,5 +231,5 @@ class FollowedPhases:
             if recent and (one := summed(rank, {}, recent)) is not None:
                 shares = {name: round(100 * share, 1) for name in PHASES if (share := one.shares[name]) is not None}
                 rate = 0.0 if now_s - recent[-1].end_s > _WINDOW_S + 2 * one.mean_s else round(1 / one.mean_s, 4)
-                found[rank] = Progress(float(recent[-1].step), rate, shares)
-        return found
+                progress[rank] = Progress(float(recent[-1].step), rate, shares)
+        return progress

@@ -125,8 +125,8 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
             idle = f"GPU {points[-1][0].gpu}" if gpu < _IDLE_GPU_PERCENT else None
         if idle is not None and workers is not None and workers >= _BUSY_PERCENT:
             number = round(_typical(points, lambda rank, _: rank.workers) or 0)
-            verb, each = ("need", " each") if number > 1 else ("needs", "")
-            busy = f"{count(number, 'DataLoader worker')} {verb} {workers:.0f} % of a CPU{each}"
+            verb, suffix = ("need", " each") if number > 1 else ("needs", "")
+            busy = f"{count(number, 'DataLoader worker')} {verb} {workers:.0f} % of a CPU{suffix}"
             starved[rank] = number, f"{busy}, {idle} at {load if gpu is None else gpu:.0f} %"
     if not starved:
         return

@@ -70,13 +70,13 @@ def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool
     try:
         descriptor = os.open(path, _FOLDER | _NOFOLLOW)
     except OSError:
-        seen = os.lstat(path)
-        if not stat.S_ISLNK(seen.st_mode):
+        status = os.lstat(path)
+        if not stat.S_ISLNK(status.st_mode):
             raise
         if not links:
             raise NotOursError("is a symbolic link", os.fspath(path)) from None
-        if seen.st_uid not in (own_id(), _ROOT):
-            raise NotOursError(f"is a link that {_user(seen.st_uid)} made", os.fspath(path), seen.st_uid) from None
+        if status.st_uid not in (own_id(), _ROOT):
+            raise NotOursError(f"is a link that {_user(status.st_uid)} made", os.fspath(path), status.st_uid) from None
         descriptor = os.open(path, _FOLDER)
     return _checked(descriptor, os.fspath(path), roots=roots)
 
@@ -108,14 +108,14 @@ def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
             raise NotOursError("is no plain file", path or name) from None
         raise OSError(error.errno, error.strerror, path or name) from None
     try:
-        seen = os.fstat(descriptor)
+        status = os.fstat(descriptor)
         writes = flags & (os.O_WRONLY | os.O_RDWR)
-        if stat.S_ISDIR(seen.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(21, "Is a directory", path or name)
-        if not stat.S_ISREG(seen.st_mode) or (writes and seen.st_nlink > 1):
+        if not stat.S_ISREG(status.st_mode) or (writes and status.st_nlink > 1):
             raise NotOursError("is no plain file", path or name)
-        if writes and not _is_ours(seen):
-            raise NotOursError(f"belongs to {_user(seen.st_uid)}", path or name, seen.st_uid)
+        if writes and not _is_ours(status):
+            raise NotOursError(f"belongs to {_user(status.st_uid)}", path or name, status.st_uid)
         if cut:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -151,33 +151,33 @@ def read_file(path: str | os.PathLike[str], most_bytes: int) -> bytes:
         if not _is_ours(os.fstat(file)):
             raise NotOursError(f"belongs to {_user(os.fstat(file).st_uid)}", name)
         size = os.fstat(file).st_size
-        parts, left = [], most_bytes + 1 if size <= most_bytes else 0
-        while left > 0 and (part := os.read(file, min(left, 1 << 20))):
+        parts, unread = [], most_bytes + 1 if size <= most_bytes else 0
+        while unread > 0 and (part := os.read(file, min(unread, 1 << 20))):
             parts.append(part)
-            left -= len(part)
-    if left <= 0:
+            unread -= len(part)
+    if unread <= 0:
         raise ValueError(f"{name} has more than {most_bytes >> 20} MiB")
     return b"".join(parts)
 
 
 def other_owner(path: str | os.PathLike[str]) -> str | None:
     """Return the name of the user that a file belongs to if that is neither this one nor root. Raises OSError."""
-    seen = os.stat(path)
-    return None if seen.st_uid == _ROOT or _is_ours(seen) else _user(seen.st_uid)
+    status = os.stat(path)
+    return None if status.st_uid == _ROOT or _is_ours(status) else _user(status.st_uid)
 
 
 def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
     """Return the names of this user's folders in ``folder``, a descriptor or a path; none where it cannot be read."""
-    found = []
-    with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-        where = folder if isinstance(folder, int) else held.enter_context(closing(os.open(folder, _FOLDER)))
-        with os.scandir(where) as entries:
+    folders = []
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        descriptor = folder if isinstance(folder, int) else stack.enter_context(closing(os.open(folder, _FOLDER)))
+        with os.scandir(descriptor) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    seen = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(seen.st_mode) and _is_ours(seen):
-                        found.append(entry.name)
-    return sorted(found)
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode) and _is_ours(status):
+                        folders.append(entry.name)
+    return sorted(folders)
 
 
 def foreign(directory: str | os.PathLike[str]) -> str | None:
@@ -216,16 +216,16 @@ def _kind(parent: int, name: str) -> int:
 
 def _checked(descriptor: int, path: str, *, roots: bool = False) -> int:
     """Return ``descriptor`` if the folder is this user's; else close it and raise NotOursError."""
-    seen = os.fstat(descriptor)
-    if _is_ours(seen) or (roots and seen.st_uid == _ROOT):
+    status = os.fstat(descriptor)
+    if _is_ours(status) or (roots and status.st_uid == _ROOT):
         return descriptor
     os.close(descriptor)
-    raise NotOursError(f"belongs to {_user(seen.st_uid)}", path, seen.st_uid)
+    raise NotOursError(f"belongs to {_user(status.st_uid)}", path, status.st_uid)
 
 
-def _is_ours(seen: os.stat_result) -> bool:
-    """Whether what was ``seen`` is this user's. What root makes on NFS belongs to nobody there (root_squash)."""
-    return seen.st_uid == own_id() or (own_id() == _ROOT and seen.st_uid == _NOBODY)
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether a file of ``status`` is this user's. What root makes on NFS belongs to nobody there (root_squash)."""
+    return status.st_uid == own_id() or (own_id() == _ROOT and status.st_uid == _NOBODY)
 
 
 def _user(uid: int) -> str:

@@ -154,18 +154,18 @@ def _node(launch: Launch) -> int | None:
 
 def _wanted(node: int | None, holder: Holder) -> list[tuple[str, int]]:
     """Return the names of the locks that ``holder`` takes, each alone or together with others."""
-    wanted: list[tuple[str, int]] = []
+    names: list[tuple[str, int]] = []
     if holder != "host":
-        wanted.append((".lock", LOCK_ALONE if holder == "launcher" else LOCK_SHARED))
+        names.append((".lock", LOCK_ALONE if holder == "launcher" else LOCK_SHARED))
     if holder != "launcher":
-        wanted.append((f".lock-{node or 0}", LOCK_SHARED if node is None else LOCK_ALONE))
-    return wanted
+        names.append((f".lock-{node or 0}", LOCK_SHARED if node is None else LOCK_ALONE))
+    return names
 
 
-def _take(locks: list[int], folder: int, directory: Path, wanted: list[tuple[str, int]], *, create: bool) -> None:
+def _take(locks: list[int], folder: int, directory: Path, names: list[tuple[str, int]], *, create: bool) -> None:
     """Add the locks as they are had. Raises RefusedError, and lets go of all, where another launch has one."""
     until_s = time.monotonic() + _WAIT_S
-    for name, operation in wanted:
+    for name, operation in names:
         try:
             lock = open_file(folder, name, os.O_RDWR | (os.O_CREAT if create else 0))
         except FileNotFoundError:
@@ -196,10 +196,10 @@ def _living(directory: Path, node: int | None) -> int | None:
     from ddplaunch.records.launchers import read_processes, still_running
 
     boot = boot_id()
-    for each in read_processes(directory):
-        pid = 0 if each.launcher is None else each.launcher.pid
-        seen = read_process(pid) if pid and each.node == node and pid != os.getpid() else None
-        if seen is not None and still_running(each.launcher, each, {pid: seen}, boot) is not None:
+    for processes in read_processes(directory):
+        pid = 0 if processes.launcher is None else processes.launcher.pid
+        process = read_process(pid) if pid and processes.node == node and pid != os.getpid() else None
+        if process is not None and still_running(processes.launcher, processes, {pid: process}, boot) is not None:
             return pid
     return None
 
@@ -234,10 +234,10 @@ def hold_ended(directory: Path) -> HeldRun | None:
 
 def is_held(directory: Path) -> bool:
     """Whether a live launch holds the run of ``directory``; False where that cannot be seen."""
-    held = hold_ended(directory)
-    if held is None:
+    lock = hold_ended(directory)
+    if lock is None:
         return True
-    with held:
+    with lock:
         return False
 
 
@@ -255,8 +255,10 @@ def _taken(directory: Path, holder: str) -> RefusedError:
 
 
 def _not_yours(problem: NotOursError) -> RefusedError:
-    own = shlex.quote(f".ddplaunch-{owner_name(os.geteuid())}")
-    return RefusedError(not_yours(problem, f"`--run-dir {own}`, or for every command `export DDPLAUNCH_DIR={own}`"))
+    folder = shlex.quote(f".ddplaunch-{owner_name(os.geteuid())}")
+    return RefusedError(
+        not_yours(problem, f"`--run-dir {folder}`, or for every command `export DDPLAUNCH_DIR={folder}`")
+    )
 
 
 _OF_A_NODE = ("launcher.err", "processes.json", "observed.json", "outcome.json", "metrics.jsonl")
@@ -272,20 +274,24 @@ def set_aside(directory: Path, node: int, *, launched: bool = False) -> Path | N
     does so before it writes its run.json; without, torchrun is all that was started. Raises OSError if they cannot be
     moved.
     """
-    own = directory / f"node-{node}"
+    own_folder = directory / f"node-{node}"
     launch = _OF_A_LAUNCH if launched else ()
-    old = [*own.glob("attempt-*"), *own.glob("stacks-*.txt"), *(own / name for name in (*_OF_A_NODE, *launch))]
+    old = [
+        *own_folder.glob("attempt-*"),
+        *own_folder.glob("stacks-*.txt"),
+        *(own_folder / name for name in (*_OF_A_NODE, *launch)),
+    ]
     if node == 0:
         old += [*directory.glob("flight-recorder-rank-*"), *(directory / name for name in (*_OF_ALL, *launch))]
     old = [path for path in old if os.path.lexists(path)]
     if not old:
         return None
     number = 1
-    while (own / f"before-{number}").exists():
+    while (own_folder / f"before-{number}").exists():
         number += 1
-    kept_in = own / f"before-{number}"
+    kept_in = own_folder / f"before-{number}"
     with closing(open_place(kept_in, create=True)) as folder:
-        for path in sorted(old, key=lambda each: each.parent == directory):
+        for path in sorted(old, key=lambda entry: entry.parent == directory):
             name = path.name
             if path.parent == directory and name in _OF_ALL and (kept_in / name).exists():
                 name = f"all-{name}"  # of several hosts: node 0's own has been moved already
