@@ -22,20 +22,20 @@ _LONGER_S = 15.0  # torchrun kills ranks after the grace itself
 
 def start_run(
     words: Sequence[str],
-    told: Path,
+    report_path: Path,
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
     *,
     outlives: bool = False,
     inside: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``ddplaunch WORDS``, which tells ``told`` what it finds and launches; ``inside`` another command, if any.
+    """Start ``ddplaunch WORDS``, ``inside`` another command, if any; ``report_path`` gets what it finds and launches.
 
     Ctrl-C is for this process. If it is killed, the kernel has the run end, unless that ``outlives`` it.
     """
     return subprocess.Popen(
         [*inside, *own_command(sys.executable, "ddplaunch", *words)],
-        env={**os.environ, **asked(told, outlives=outlives)},
+        env={**os.environ, **asked(report_path, outlives=outlives)},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -43,9 +43,9 @@ def start_run(
     )
 
 
-def told_so_far(told: Path) -> StartReport:
+def told_so_far(report_path: Path) -> StartReport:
     """Return what a run has told; nothing where it did not begin."""
-    return read_told(told) if told.exists() else StartReport()
+    return read_told(report_path) if report_path.exists() else StartReport()
 
 
 def end_run(child: subprocess.Popen[bytes], record: Path | None, grace_s: float) -> None:
@@ -61,8 +61,8 @@ def end_run(child: subprocess.Popen[bytes], record: Path | None, grace_s: float)
                 child.wait(grace_s + _LONGER_S)
     except KeyboardInterrupt:
         grace_s = 0.0
-    if record is not None and (left := live_run(record, child.pid)) is not None:
-        stop_run(left, grace_s)  # waits for the guard, which writes the outcome
+    if record is not None and (still_live := live_run(record, child.pid)) is not None:
+        stop_run(still_live, grace_s)  # waits for the guard, which writes the outcome
     if child.poll() is None:
         child.kill()
         child.wait()

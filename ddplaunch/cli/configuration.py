@@ -136,43 +136,43 @@ def _not_read(path: Path, owner: str) -> Finding:
     )
 
 
-def _as_table(value: object, name: str, where: str) -> Mapping[str, Any]:
+def _as_table(value: object, name: str, place: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
     raise usage(
         f"`{name}` is not a table",
         why="options stand in it, one a line",
         fix=f"write `[{name}]`, and below it `batch-size = 8`",
-        where=where,
+        where=place,
     )
 
 
-def said_in_table(table: Mapping[str, Any], where: str) -> Said:
+def said_in_table(table: Mapping[str, Any], place: str) -> Said:
     """Return what a table of the project's configuration says, each value with source "profile".
 
     A key is the flag without the leading dashes. Raises UsageError for an unknown key (with the near miss) and for a
     value of the wrong type.
     """
     flags = {flag.name: flag for flag in flags_of_options().values()}
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in flags:
             from ddplaunch.cli.parsing.removed import removed  # for mistakes
 
-            if (gone := removed("run", f"--{name}")) is not None:
-                raise gone
-            raise _unknown("key", key, [known.replace("_", "-") for known in flags], where)
-        flag, source = flags[name], Source("profile", where)
+            if (removal := removed("run", f"--{name}")) is not None:
+                raise removal
+            raise _unknown("key", key, [name_known.replace("_", "-") for name_known in flags], place)
+        flag, source = flags[name], Source("profile", place)
         if flag.kind in REPEATED:
             items = value if isinstance(value, list) else [value]
-            said[name] = tuple(Resolved(_typed(flag, item, where), source) for item in items)
+            values[name] = tuple(Resolved(_typed(flag, item, place), source) for item in items)
         else:
-            said[name] = Resolved(_typed(flag, value, where), source)
-    return said
+            values[name] = Resolved(_typed(flag, value, place), source)
+    return values
 
 
-def _typed(flag: Flag, value: object, where: str) -> object:
+def _typed(flag: Flag, value: object, place: str) -> object:
     """Return a value of the file as the command line would have it. Raises UsageError."""
     switch = flag.kind in ("switch", "pair")
     if isinstance(value, bool) is not switch or not isinstance(value, (bool, str, int, float)):
@@ -181,27 +181,27 @@ def _typed(flag: Flag, value: object, where: str) -> object:
         raise usage(
             f"`{key}` is not {expected}",
             why=f"`{key}` takes {expected}",
-            fix=f"correct it in {where}, as in `{key} = {flag.example or example}`",
-            where=where,
+            fix=f"correct it in {place}, as in `{key} = {flag.example or example}`",
+            where=place,
         )
     try:
         return value if switch else flag.typed(str(value))
     except UsageError as problem:
-        raise UsageError(*(replace(finding, where=(where,)) for finding in problem.findings)) from problem
+        raise UsageError(*(replace(finding, where=(place,)) for finding in problem.findings)) from problem
 
 
-def said_in_profile(document: Mapping[str, Any], name: str | None, where: str) -> Said:
+def said_in_profile(document: Mapping[str, Any], name: str | None, place: str) -> Said:
     """Merge the document's own keys with those of the named profile, which wins.
 
     Raises UsageError if the profile does not exist.
     """
-    profiles = _as_table(document.get("profiles", {}), "profiles", where)
-    base = said_in_table({key: value for key, value in document.items() if key != "profiles"}, where)
+    profiles = _as_table(document.get("profiles", {}), "profiles", place)
+    base = said_in_table({key: value for key, value in document.items() if key != "profiles"}, place)
     if name is None:
         return base
     if name not in profiles:
-        raise _unknown("profile", name, list(profiles), where)
-    return merge(said_in_table(_as_table(profiles[name], f"profiles.{name}", where), f"{where}, {name}"), base)
+        raise _unknown("profile", name, list(profiles), place)
+    return merge(said_in_table(_as_table(profiles[name], f"profiles.{name}", place), f"{place}, {name}"), base)
 
 
 def merge(first: Said, second: Said) -> dict[str, Any]:
@@ -235,12 +235,12 @@ def _displaced(first: Said, second: Said) -> set[str]:
     return names
 
 
-def _unknown(what: str, name: str, known: list[str], where: str) -> UsageError:
-    near = nearest(name, known, cutoff=0.5)
-    add = f"write a section `[profiles.{name}]` into `{where}`, or leave `--profile` out"
+def _unknown(what: str, name: str, names: list[str], place: str) -> UsageError:
+    near = nearest(name, names, cutoff=0.5)
+    add = f"write a section `[profiles.{name}]` into `{place}`, or leave `--profile` out"
     return usage(
         f"unknown {what} `{name}`",
-        why=f"{where} may hold: {', '.join(sorted(known)) or 'nothing, since it has none'}",
+        why=f"{place} may hold: {', '.join(sorted(names)) or 'nothing, since it has none'}",
         fix=f"did you mean `{near}`?" if near else add if what == "profile" else f"remove `{name}`",
-        where=where,
+        where=place,
     )

@@ -19,8 +19,8 @@ def dispatch(words: list[str]) -> int:
     if names_nothing or ours[0] == "help":
         ours = [*ours[1:], "--help"]
     command = ours[0]
-    if (gone := _removed(ours)) is not None:
-        raise gone
+    if (removal := _removed(ours)) is not None:
+        raise removal
     if command in COMMANDS and command not in (*LAUNCHING, "convert"):
         ours += script or []  # there it ends the options, as everywhere else
     asks_for_help = bool({"-h", "--help"} & {*ours})
@@ -60,4 +60,4 @@ def _removed(ours: list[str]) -> UsageError | None:
     options = [word.partition("=")[0] for word in words if word.startswith("-")]
     answers = [removed(command, word) for word in options if word.startswith("--")]
     answers += [called_otherwise(word) for word in options if command in LAUNCHING]
-    return next((answer for answer in answers if answer is not None), None)
+    return next((removal for removal in answers if removal is not None), None)

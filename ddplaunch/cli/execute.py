@@ -81,38 +81,41 @@ def interruptible(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
     options = argv[1 : argv.index("-m")] if "-m" in argv else argv[1:]
     if not {*options} <= {"-u", "-P"}:
         return {}
-    before, folder = environment.get("PYTHONPATH", ""), str(Path(ddplaunch.__file__).parent / "agent" / "rank_site")
-    path = f"{folder}:{before}" if before else folder
-    return {"DDPLAUNCH_INTERRUPTIBLE": "1", "DDPLAUNCH_SITE": before, "PYTHONPATH": path}
+    python_path, folder = (
+        environment.get("PYTHONPATH", ""),
+        str(Path(ddplaunch.__file__).parent / "agent" / "rank_site"),
+    )
+    path = f"{folder}:{python_path}" if python_path else folder
+    return {"DDPLAUNCH_INTERRUPTIBLE": "1", "DDPLAUNCH_SITE": python_path, "PYTHONPATH": path}
 
 
 def record_and_execute(
     prepared: Prepared,
     launch: Launch,
     environment: dict[str, str],
-    held: HeldRun,
+    lock: HeldRun,
     argv: Sequence[str],
     token: str,
     *,
     silent: bool,
 ) -> NoReturn:
-    """Record a launch that was typed as ``argv`` and whose id is ``held``; show it unless ``silent``; execute it."""
-    held.pass_on()
+    """Record a launch that was typed as ``argv``, whose id ``lock`` holds; show it unless ``silent``; execute it."""
+    lock.pass_on()
     findings, base, code = prepared.findings, prepared.base, prepared.code
     noted = write_record(launch, argv, environment, prepared.facts, findings, base, code, token)
-    show_launch(launch, findings, prepared.facts, held, noted, silent=silent)
+    show_launch(launch, findings, prepared.facts, lock, noted, silent=silent)
     execute(launch, environment, token)
 
 
 def show_launch(
-    launch: Launch, findings: Sequence[Finding], facts: Facts, held: HeldRun, noted: Path | str, *, silent: bool = False
+    launch: Launch, findings: Sequence[Finding], facts: Facts, lock: HeldRun, noted: Path | str, *, silent: bool = False
 ) -> None:
     """Tell the starter and the reader of stderr what is launched; with `--quiet` the latter only what is wrong.
 
     ``noted`` is the run's record, or the sentence that says why there is none.
     """
     tell_findings_to_starter(findings)
-    record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
+    record = f"none: {noted}" if isinstance(noted, str) else lock.told(path_text(noted))
     if silent:
         pass
     elif value_of(launch.options.quiet, False):
@@ -168,12 +171,12 @@ def launch_detached(base: Path) -> int:
                 where="flag: --detach",
             )
         ) from problem
-    with open(console, "rb") as said, tempfile.TemporaryDirectory(prefix="ddplaunch-") as folder:
-        told = Path(folder, "told.jsonl")
-        told.touch()
-        child = start_run(sys.argv[1:], told, written, written, outlives=True)
+    with open(console, "rb") as console_file, tempfile.TemporaryDirectory(prefix="ddplaunch-") as folder:
+        report_path = Path(folder, "told.jsonl")
+        report_path.touch()
+        child = start_run(sys.argv[1:], report_path, written, written, outlives=True)
         os.close(written)
-        launched = _until_launched(child, said, told)
+        launched = _until_launched(child, console_file, report_path)
     if launched.run_id is None:
         console.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -191,14 +194,14 @@ def launch_detached(base: Path) -> int:
     return ExitStatus.DONE
 
 
-def _until_launched(child: subprocess.Popen[bytes], said: BinaryIO, told: Path) -> StartReport:
-    """Tell what ``child`` writes to ``said`` until it has launched or ended; return what it ``told``."""
+def _until_launched(child: subprocess.Popen[bytes], console_file: BinaryIO, report_path: Path) -> StartReport:
+    """Show what ``child`` writes to ``console_file`` until it has launched or ended; return its report."""
     try:
-        while read_told(told).run_id is None and child.poll() is None:
-            tell(said.read().decode(errors="replace"))
+        while read_told(report_path).run_id is None and child.poll() is None:
+            tell(console_file.read().decode(errors="replace"))
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         child.send_signal(signal.SIGINT)
         child.wait()
-    tell(said.read().decode(errors="replace"))
-    return read_told(told)  # it may have been launched and have ended meanwhile
+    tell(console_file.read().decode(errors="replace"))
+    return read_told(report_path)  # it may have been launched and have ended meanwhile

@@ -103,10 +103,10 @@ def _bug(exception: Exception) -> ExitStatus:
     import traceback
 
     tell("".join(traceback.format_exception(exception)))
-    where = traceback.extract_tb(exception.__traceback__)[-1]
+    frame = traceback.extract_tb(exception.__traceback__)[-1]
     tell(
         f"\nthis is a bug in ddplaunch {__version__}, not in your command: {type(exception).__name__} at "
-        f"{Path(where.filename).name}:{where.lineno}\n"
+        f"{Path(frame.filename).name}:{frame.lineno}\n"
         "  fix: report it with the lines above and `ddplaunch doctor --json`\n"
     )
     return ExitStatus.BUG

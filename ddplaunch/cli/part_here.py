@@ -60,9 +60,9 @@ class Part:
 
     def runs(self) -> Iterator[RunProcesses]:
         """Yield what lives here of the launch, of this user; a pasted torchrun has no token, and its id has to do."""
-        mine = (str(self.order["run_id"]), os.geteuid(), str(self.order["launch"]))
+        identity = (str(self.order["run_id"]), os.geteuid(), str(self.order["launch"]))
         for run in runs_in(process_table()):
-            if (run.run_id, run.uid, run.launch) == mine:
+            if (run.run_id, run.uid, run.launch) == identity:
                 yield run
 
     @property
@@ -86,14 +86,14 @@ def stop(part: Part) -> None:
     from ddplaunch.records.directory import note_stop
     from ddplaunch.ui.stop_view import stop_json
 
-    found: dict[str, list[object]] = {"ended": [], "remaining": []}
+    processes: dict[str, list[object]] = {"ended": [], "remaining": []}
     if part.directory is not None:
         note_stop(part.directory)
     for run in part.runs():
-        said = stop_json(run.run_id, stop_run(run, float(part.order["grace_s"])))
-        for key, listed in found.items():
-            listed += said[key]
-    part.send(found)
+        run_json = stop_json(run.run_id, stop_run(run, float(part.order["grace_s"])))
+        for key, listed in processes.items():
+            listed += run_json[key]
+    part.send(processes)
 
 
 def stacks(part: Part) -> None:
@@ -132,13 +132,15 @@ def logs(part: Part) -> None:
     from ddplaunch.cli.commands.logs import is_over
     from ddplaunch.records.log_files import blocks, follow, log_parts
 
-    directory, asked, shared = part.directory, part.order.get("ranks"), part.shared
+    directory, asked_ranks, shared = part.directory, part.order.get("ranks"), part.shared
     part.answer_and_go_on({"shared": shared})
     if directory is None or shared:
         return
-    ranks = None if asked is None else frozenset(map(int, asked))
-    parts = [each for each in log_parts(directory, ranks, part.order.get("lines")) if each.file.node == part.node]
-    positions = {each.file.path: each.end for each in parts}
+    ranks = None if asked_ranks is None else frozenset(map(int, asked_ranks))
+    parts = [
+        log_part for log_part in log_parts(directory, ranks, part.order.get("lines")) if log_part.file.node == part.node
+    ]
+    positions = {log_part.file.path: log_part.end for log_part in parts}
     later = follow(directory, ranks, positions, is_over(directory)) if part.order.get("follow") else ()
     for file, data in chain(blocks(parts), later):
         if file is None and not part.wait(0):
@@ -180,11 +182,11 @@ def main(node: str, directory: str) -> int:
     os.dup2(2, 1)  # what a library prints must not stand between messages
     try:
         part = Part(0, outgoing, int(node), directory)
-        answer = _ANSWERS.get(str(part.order.get("what")))
-        if answer is None:
+        answer_to = _ANSWERS.get(str(part.order.get("what")))
+        if answer_to is None:
             part.send({"problem": f"this host's ddplaunch knows no `{part.order.get('what')}`"})
         else:
-            answer(part)
+            answer_to(part)
     except (BrokenPipeError, ConnectionResetError):  # whoever asked has seen enough
         pass
     return 0

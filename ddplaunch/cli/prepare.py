@@ -61,7 +61,7 @@ class Prepared:
 
 def errors(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return what stops the launch."""
-    return tuple(each for each in findings if each.severity is Severity.ERROR)
+    return tuple(finding for finding in findings if finding.severity is Severity.ERROR)
 
 
 def prepare(

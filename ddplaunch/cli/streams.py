@@ -118,13 +118,13 @@ def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
 
 def tell_launch_to_starter(run_id: str, directory: Path | str) -> None:
     """Tell what is launched; ``directory`` is its record, or why it has none."""
-    known = str(directory.absolute()) if isinstance(directory, Path) else None
+    path = str(directory.absolute()) if isinstance(directory, Path) else None
     if outlives_starter():
         from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
         with contextlib.suppress(OSError, AttributeError):
             signal_at_parents_end(0)
-    _tell({"launched": {"run_id": run_id, "directory": known}})
+    _tell({"launched": {"run_id": run_id, "directory": path}})
 
 
 def read_told(path: Path | int) -> StartReport:

@@ -44,9 +44,9 @@ def parse_target(words: Sequence[str]) -> Target:
         if not os.access(path, os.R_OK):
             raise _not_runnable(name, "cannot be read", f"`chmod +r {shlex.quote(name)}`")
         return Target("script", f"./{name}" if name.startswith("-") else name, args)  # Python would read an option
-    found = _which(name)
-    if found is not None:
-        return Target("executable", found, args)
+    program = _which(name)
+    if program is not None:
+        return Target("executable", program, args)
     if name.startswith("-") and not _exists(name):
         raise _option_behind(words)
     if _exists(name):
@@ -120,12 +120,14 @@ def _not_runnable(name: str, problem: str, fix: str) -> UsageError:
 
 def _missing(path: Path) -> UsageError:
     parent = path.parent
-    there = os.path.isdir(parent)  # noqa: PTH112
-    names = os.listdir(parent) if there and os.access(parent, os.R_OK | os.X_OK) else []  # noqa: PTH208
+    has_directory = os.path.isdir(parent)  # noqa: PTH112
+    names = os.listdir(parent) if has_directory and os.access(parent, os.R_OK | os.X_OK) else []  # noqa: PTH208
     near = nearest(path.name, names)
     fix = f"did you mean `{shlex.quote(str(parent / near))}`?" if near else "correct the path, or `cd` to it first"
-    where = f"looked in {os.path.realpath(parent)}" if there else f"there is no directory {_shortened(str(parent))}"
-    return usage(f"`{_shortened(str(path))}` does not exist", why=where, fix=fix, code="script-not-found")
+    place = (
+        f"looked in {os.path.realpath(parent)}" if has_directory else f"there is no directory {_shortened(str(parent))}"
+    )
+    return usage(f"`{_shortened(str(path))}` does not exist", why=place, fix=fix, code="script-not-found")
 
 
 def _exists(name: str) -> bool:

@@ -189,14 +189,13 @@ def _works_here(run: Run) -> bool:
         return False
 
 
-def _none_here(others: Sequence[str], command: str) -> str:
-    """Return that no run of this directory is running, and how to name ``others`` of this user's."""
-    if not others:
+def _none_here(elsewhere: Sequence[str], command: str) -> str:
+    """Return that no run of this directory is running, and how to name runs ``elsewhere`` of this user's."""
+    if not elsewhere:
         return "no run of yours is running here"
-    more = f"; `ddplaunch ps` lists all {len(others)}" if len(others) > 1 else ""
-    return (
-        f"no run of this directory is running; `ddplaunch {command} {others[0]}` means one of another directory{more}"
-    )
+    more = f"; `ddplaunch ps` lists all {len(elsewhere)}" if len(elsewhere) > 1 else ""
+    command_line = f"`ddplaunch {command} {elsewhere[0]}`"
+    return f"no run of this directory is running; {command_line} means one of another directory{more}"
 
 
 def other_hosts(directory: Path) -> list[str]:
@@ -216,8 +215,8 @@ def kept_elsewhere(directory: Path) -> Launched | None:
         return None
     if not _lives(launched) and (read_record(directory).outcomes or not all(place.record for place in launched.places)):
         return None
-    here = {file.node for file in log_files(directory)}
-    away = tuple(place for place in launched.places if place.node not in here)
+    nodes_here = {file.node for file in log_files(directory)}
+    away = tuple(place for place in launched.places if place.node not in nodes_here)
     return replace(launched, places=away) if away else None
 
 

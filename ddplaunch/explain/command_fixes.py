@@ -40,31 +40,33 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
             for path, full in facts.full_disks
         )
     words = ("ddplaunch", *facts.argv[1:])
-    own = words[: words.index("--")] if "--" in words else words  # the words behind it are the script's
-    behind = words[len(own) :]
+    own_words = words[: words.index("--")] if "--" in words else words  # the words behind it are the script's
+    script_words = words[len(own_words) :]
     if code == "cuda-out-of-memory":
-        return _smaller_batch(own, behind, facts.plan or {})
+        return _smaller_batch(own_words, script_words, facts.plan or {})
     # a thread's stack counts as well, and the kernel refuses it by the words for too many threads (pthread_create(3))
-    if code in ("host-out-of-memory", "process-limit") and (limit := _value(own, "--memory")):
-        smaller = _smaller_batch(own, behind, facts.plan or {})
+    if code in ("host-out-of-memory", "process-limit") and (limit := _value(own_words, "--memory")):
+        smaller = _smaller_batch(own_words, script_words, facts.plan or {})
         return (f"more for each rank than `--memory {limit}`, if the machine has it", *smaller)
-    if code == "collective-timeout" and "--no-stacks" in own:
-        shown = (*(word for word in own if word != "--no-stacks"), *behind)
+    if code == "collective-timeout" and "--no-stacks" in own_words:
+        shown = (*(word for word in own_words if word != "--no-stacks"), *script_words)
         return (f"`{shlex.join(shown)}` then says where each rank was when the first gave up",)
     if code == "too-many-open-files":
         return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
     if code == "port-taken":
-        return _of_port(own, behind, facts.plan or {})
+        return _of_port(own_words, script_words, facts.plan or {})
     if code == "missing-rank-environment":
         return ("the ranks have them; hand them on to what they start: `env={**os.environ, …}`, `--export=ALL`",)
     if code == "segmentation-fault" and not (dumped or _sets(facts, "PYTHONFAULTHANDLER")):
-        return (f"where in Python it was: `{shlex.join((*own, '--env', 'PYTHONFAULTHANDLER=1', *behind))}`",)
+        return (
+            f"where in Python it was: `{shlex.join((*own_words, '--env', 'PYTHONFAULTHANDLER=1', *script_words))}`",
+        )
     return ()
 
 
-def _of_port(own: tuple[str, ...], behind: tuple[str, ...], plan: Mapping[str, Any]) -> tuple[str, ...]:
-    if any(word.partition("=")[0] == "--master-port" for word in own):
-        free = (*_with(own, "--master-port", None), *behind)
+def _of_port(own_words: tuple[str, ...], script_words: tuple[str, ...], plan: Mapping[str, Any]) -> tuple[str, ...]:
+    if any(word.partition("=")[0] == "--master-port" for word in own_words):
+        free = (*_with(own_words, "--master-port", None), *script_words)
         return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
     return (_OWN_PORT,) if _picks_its_port(plan) else ()
 
@@ -79,16 +81,16 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
 
     Where that stack is known already, the native one is the next measurement.
     """
-    left = []
+    fixes_left = []
     for fix in fixes:
         if facts is not None and facts.argv and facts.argv[1:2] == ("run",):
             fix = _PY_SPY.sub("`ddplaunch stacks`", fix)
         followed = _already_followed(fix, facts)
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
-            left.append(CORE_DUMP)
+            fixes_left.append(CORE_DUMP)
         elif not followed:
-            left.append(fix)
-    return tuple(dict.fromkeys(left))
+            fixes_left.append(fix)
+    return tuple(dict.fromkeys(fixes_left))
 
 
 def _already_followed(fix: str, facts: RunFacts | None) -> bool:
@@ -99,8 +101,8 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
         return False
     if "PYTHONFAULTHANDLER" in fix:
         return _sets(facts, "PYTHONFAULTHANDLER")
-    if asked := _VARIABLE.findall(fix):
-        return all(_sets(facts, name, value) for name, value in asked)
+    if asked_variables := _VARIABLE.findall(fix):
+        return all(_sets(facts, name, value) for name, value in asked_variables)
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
 
 
@@ -154,12 +156,12 @@ def _picks_its_port(plan: Mapping[str, Any]) -> bool:
 def _sets(facts: RunFacts, name: str, value: str = "") -> bool:
     """Return whether the launch set a variable of the ranks, to ``value`` if that is given."""
     variables = (facts.plan or {}).get("environment")
-    known = variables if isinstance(variables, list) else []
-    named = [each.get("value") for each in known if isinstance(each, dict) and each.get("name") == name]
-    return any(each == value if value else each for each in named)
+    entries = variables if isinstance(variables, list) else []
+    named = [entry.get("value") for entry in entries if isinstance(entry, dict) and entry.get("name") == name]
+    return any(entry == value if value else entry for entry in named)
 
 
-def _smaller_batch(own: Sequence[str], behind: Sequence[str], plan: Mapping[str, Any]) -> tuple[str, ...]:
+def _smaller_batch(own_words: Sequence[str], script_words: Sequence[str], plan: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the command with a smaller batch per process: of the same effective batch if the script can accumulate."""
     batch, accum, world = (_number(plan, name) for name in ("batch_size", "accum", "world_size"))
     receives = plan.get("receives")
@@ -175,28 +177,33 @@ def _smaller_batch(own: Sequence[str], behind: Sequence[str], plan: Mapping[str,
     whole, of_rank = _number(plan, "global_batch_size") or batch * (accum or 1) * world, batch * (accum or 1)
     smaller = batch // 2
     if "accum" not in takes:
-        words = _with_batch(_with(own, "--global-batch-size", None), behind, option, batch, smaller)
+        words = _with_batch(_with(own_words, "--global-batch-size", None), script_words, option, batch, smaller)
         halved = f"{smaller * (accum or 1) * world} in the place of {of_rank * world}"
         return (f"an effective batch of {halved}, since the script does not accumulate: `{words}`",)
     smaller = next(size for size in range(smaller, 0, -1) if of_rank % size == 0)
-    words = _with_batch(own, behind, option, batch, smaller, str(of_rank // smaller))
+    words = _with_batch(own_words, script_words, option, batch, smaller, str(of_rank // smaller))
     return (f"same effective batch of {whole} in less memory: `{words}`",)
 
 
 def _with_batch(
-    own: Sequence[str], behind: Sequence[str], option: str | None, batch: int, smaller: int, accum: str | None = None
+    own_words: Sequence[str],
+    script_words: Sequence[str],
+    option: str | None,
+    batch: int,
+    smaller: int,
+    accum: str | None = None,
 ) -> str:
     """Return the command with ``smaller`` where the script gets its batch: by ddplaunch, or by its own ``option``.
 
     What the script's own option says may be a total of several processes: it changes in proportion.
     """
-    script = " ".join(map(shlex.quote, behind))
+    script = " ".join(map(shlex.quote, script_words))
     if option is None:
-        own = _with(own, "--batch-size", str(smaller))
+        own_words = _with(own_words, "--batch-size", str(smaller))
     else:
         typed = re.compile(rf"(?<=\s{re.escape(option)}[ =])\d+(?!\S)")
         script = typed.sub(lambda number: str(int(number[0]) * smaller // batch), script)
-    return f"{shlex.join(own if accum is None else _with(own, '--accum', accum))} {script}"
+    return f"{shlex.join(own_words if accum is None else _with(own_words, '--accum', accum))} {script}"
 
 
 def _typed_option(plan: Mapping[str, Any]) -> str | None:
@@ -210,16 +217,16 @@ def _typed_option(plan: Mapping[str, Any]) -> str | None:
 def _reason(plan: Mapping[str, Any], name: str) -> str:
     """Return why a number does not reach the script, as the plan says."""
     missing = plan.get("missing")
-    for each in missing if isinstance(missing, list) else []:
-        if isinstance(each, dict) and each.get("number") == name and isinstance(each.get("reason"), str):
-            return str(each["reason"])
+    for entry in missing if isinstance(missing, list) else []:
+        if isinstance(entry, dict) and entry.get("number") == name and isinstance(entry.get("reason"), str):
+            return str(entry["reason"])
     return "no option was found by which it takes one"
 
 
 def _of_numbers(plan: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     numbers = plan.get("numbers")
-    found = numbers.get(name) if isinstance(numbers, dict) else None
-    return found if isinstance(found, dict) else {}
+    number = numbers.get(name) if isinstance(numbers, dict) else None
+    return number if isinstance(number, dict) else {}
 
 
 def _number(plan: Mapping[str, Any], name: str) -> int | None:
@@ -227,20 +234,20 @@ def _number(plan: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _value(own: Sequence[str], flag: str) -> str | None:
+def _value(own_words: Sequence[str], flag: str) -> str | None:
     """Return what was typed behind ``flag`` or attached to it, None where it was not given."""
-    for word, after in zip(own, [*own[1:], ""], strict=True):
+    for word, next_word in zip(own_words, [*own_words[1:], ""], strict=True):
         name, equals, attached = word.partition("=")
         if name == flag:
-            return attached if equals else after
+            return attached if equals else next_word
     return None
 
 
-def _with(own: Sequence[str], flag: str, value: str | None) -> list[str]:
+def _with(own_words: Sequence[str], flag: str, value: str | None) -> list[str]:
     """Return the words with ``flag`` set to ``value`` where it stands, else at the end; without it for None."""
     new = [] if value is None else [flag, value]
     result: list[str] = []
-    words = iter(own)
+    words = iter(own_words)
     for word in words:
         name, equals, _ = word.partition("=")
         if name != flag:

@@ -73,7 +73,7 @@ class Raised:
 
     def below(self, following: Raised) -> bool:
         """Return whether a file is missing, and what failed then is a folder above it."""
-        paths = [match[1] for each in (self, following) if (match := _OF_PATH.match(each.message))]
+        paths = [match[1] for raised in (self, following) if (match := _OF_PATH.match(raised.message))]
         return self.type == "FileNotFoundError" and len(paths) == 2 and paths[0].startswith(f"{paths[1]}/")
 
 
@@ -128,8 +128,8 @@ class Diagnosis:
 
     def _kernel(self) -> tuple[object, ...]:
         raised = self.exception
-        said = (f"{self.rank}", self.what) if raised is None else (raised.type, raised.frame, raised.message)
-        return (self.code, *(_VARIES.sub("", each or "") for each in said))
+        parts = (f"{self.rank}", self.what) if raised is None else (raised.type, raised.frame, raised.message)
+        return (self.code, *(_VARIES.sub("", part or "") for part in parts))
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -
             calls.append(UserCall(_place(frame), source[:_SOURCE]))
         elif calls:
             package, last = _PACKAGE.search(frame[0]), calls[-1]
-            known = [] if last.library in ("", "Python") else last.library.split(", ")
-            names = dict.fromkeys([*known, *([package[1]] if package else [])])
+            libraries = [] if last.library in ("", "Python") else last.library.split(", ")
+            names = dict.fromkeys([*libraries, *([package[1]] if package else [])])
             calls[-1] = replace(last, folded=last.folded + 1, library=", ".join(names) or "Python")
     return tuple(calls[-_MOST_CALLS:])

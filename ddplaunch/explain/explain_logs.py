@@ -33,18 +33,18 @@ def explain_texts(
     if len(sources) != 1 or facts is not None:
         return _explained(lines, facts, why)
     begun = last_episode(lines, says_something)
-    found = _explained(lines[begun:], None, why)
-    if not begun or found.diagnosis is None:
-        return found
+    explanation = _explained(lines[begun:], None, why)
+    if not begun or explanation.diagnosis is None:
+        return explanation
     earlier = lines[:begun]
-    before = _explained(earlier[last_episode(earlier, says_something) :], None).diagnosis
-    if before is None:
-        return found
-    same = (before.code, before.what) == (found.diagnosis.code, found.diagnosis.what)
-    how = "in the same way" if same else f"differently: {before.what[:_QUOTED]}"
-    how = "too, for a reason that it does not tell" if before.code == "unknown" and not same else how
+    earlier_diagnosis = _explained(earlier[last_episode(earlier, says_something) :], None).diagnosis
+    if earlier_diagnosis is None:
+        return explanation
+    same = (earlier_diagnosis.code, earlier_diagnosis.what) == (explanation.diagnosis.code, explanation.diagnosis.what)
+    how = "in the same way" if same else f"differently: {earlier_diagnosis.what[:_QUOTED]}"
+    how = "too, for a reason that it does not tell" if earlier_diagnosis.code == "unknown" and not same else how
     clause = f"an earlier run in this file, up to line {earlier[-1].number}, failed {how}"
-    return replace(found, diagnosis=replace(found.diagnosis, why=f"{found.diagnosis.why}; {clause}"))
+    return replace(explanation, diagnosis=replace(explanation.diagnosis, why=f"{explanation.diagnosis.why}; {clause}"))
 
 
 def read_logs(sources: Sequence[LogSource]) -> Scanned:
@@ -89,5 +89,5 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
     for line, speaker, what in sorted(entries, key=lambda entry: entry[0].at):
         groups.setdefault((what, speaker.rank, speaker.host), []).append(line.evidence)
     kinds = list(dict.fromkeys(what for what, _, _ in groups))[:_MOST_KINDS]
-    kept = [each for each in groups.items() if each[0][0] in kinds][:_MOST_ECHOES]
-    return tuple(Echo(what, rank, host, found[0], len(found)) for (what, rank, host), found in kept)
+    shown_groups = [group for group in groups.items() if group[0][0] in kinds][:_MOST_ECHOES]
+    return tuple(Echo(what, rank, host, lines[0], len(lines)) for (what, rank, host), lines in shown_groups)

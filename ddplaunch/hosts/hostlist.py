@@ -29,9 +29,9 @@ def from_words(text: str) -> tuple[Host, ...]:
 
     Raises UsageError.
     """
-    where = "flag: --hosts"
-    hosts = [_host(word.strip(), where) for word in text.split(",")]
-    return _unique(tuple(hosts), [where] * len(hosts))
+    place = "flag: --hosts"
+    hosts = [_host(word.strip(), place) for word in text.split(",")]
+    return _unique(tuple(hosts), [place] * len(hosts))
 
 
 def from_file(text: str, name: str) -> tuple[Host, ...]:
@@ -113,17 +113,17 @@ def _malformed(word: str, place: str) -> UsageError:
 
 
 def _unique(hosts: tuple[Host, ...], places: Sequence[str]) -> tuple[Host, ...]:
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for host, place in zip(hosts, places, strict=True):
-        if host.name in seen:
+        if host.name in names:
             raise usage(
                 f"host `{host.name}` is named twice",
                 why="each host gets one node rank; two launches on it would take the same GPUs",
                 fix=f"name it once; for more processes on it write `{host.name}:8`",
-                where=tuple(dict.fromkeys((seen[host.name], place))),
+                where=tuple(dict.fromkeys((names[host.name], place))),
                 code="host-named-twice",
             )
-        seen[host.name] = place
+        names[host.name] = place
     return hosts
 
 
@@ -133,8 +133,8 @@ def chosen(hosts: tuple[Host, ...], include: Iterable[str], exclude: Iterable[st
     Several in one word are divided by ``@``, as in DeepSpeed. An excluded GPU of a host without known slots cannot be
     resolved here, so a host file must say them. Raises UsageError for a host or GPU that is not in the list.
     """
-    wanted, dropped = _choices(include, hosts, "--include"), _choices(exclude, hosts, "--exclude")
-    if wanted and dropped:
+    included, dropped = _choices(include, hosts, "--include"), _choices(exclude, hosts, "--exclude")
+    if included and dropped:
         raise usage(
             "`--include` and `--exclude` together",
             why="one says what to take, the other what to leave out",
@@ -142,10 +142,10 @@ def chosen(hosts: tuple[Host, ...], include: Iterable[str], exclude: Iterable[st
         )
     result = []
     for host in hosts:
-        devices = wanted.get(host.name, ())
+        devices = included.get(host.name, ())
         if dropped.get(host.name):
             devices = _without(host, dropped[host.name])
-        elif host.name in dropped or (wanted and host.name not in wanted):
+        elif host.name in dropped or (included and host.name not in included):
             continue
         result.append(Host(host.name, len(devices), devices) if devices else host)
     if not result:
@@ -155,22 +155,22 @@ def chosen(hosts: tuple[Host, ...], include: Iterable[str], exclude: Iterable[st
 
 def _choices(words: Iterable[str], hosts: tuple[Host, ...], flag: str) -> dict[str, tuple[int, ...]]:
     slots = {host.name: host.slots for host in hosts}
-    found: dict[str, tuple[int, ...]] = {}
-    for word in (part for each in words for part in each.split("@")):
-        said = f"`{flag} {word}`"
+    choices: dict[str, tuple[int, ...]] = {}
+    for word in (part for words_of_option in words for part in words_of_option.split("@")):
+        typed = f"`{flag} {word}`"
         name, colon, devices = word.strip().partition(":")
         if name not in slots:
-            known = f"the hosts are {', '.join(slots)}"
-            raise _no_choice(flag, f"{said} names no host of the list", known, f"`{flag} {next(iter(slots))}`")
+            names = f"the hosts are {', '.join(slots)}"
+            raise _no_choice(flag, f"{typed} names no host of the list", names, f"`{flag} {next(iter(slots))}`")
         if colon and not _DEVICES.match(devices):
             why = "the host is followed by their numbers, as nvidia-smi counts"
-            raise _no_choice(flag, f"{said} names no GPUs", why, f"`{flag} {name}:0,2`", "host-name-malformed")
-        found[name] = tuple(dict.fromkeys(map(int, devices.split(",")))) if colon else ()
+            raise _no_choice(flag, f"{typed} names no GPUs", why, f"`{flag} {name}:0,2`", "host-name-malformed")
+        choices[name] = tuple(dict.fromkeys(map(int, devices.split(",")))) if colon else ()
         most = slots[name]
-        if most is not None and any(number >= most for number in found[name]):
+        if most is not None and any(number >= most for number in choices[name]):
             why = f"they count from 0 to {most - 1}"
-            raise _no_choice(flag, f"{said}, but `{name}` has {most} slots", why, f"`{flag} {name}:0`")
-    return found
+            raise _no_choice(flag, f"{typed}, but `{name}` has {most} slots", why, f"`{flag} {name}:0`")
+    return choices
 
 
 def _without(host: Host, dropped: tuple[int, ...]) -> tuple[int, ...]:
@@ -181,11 +181,11 @@ def _without(host: Host, dropped: tuple[int, ...]) -> tuple[int, ...]:
             "the GPUs that are left have to be known",
             f"write the slots, as in `--hosts {host.name}:8`, or use `--include {host.name}:0,1`",
         )
-    left = tuple(number for number in range(host.slots) if number not in dropped)
-    if not left:
+    numbers = tuple(number for number in range(host.slots) if number not in dropped)
+    if not numbers:
         what, why = f"`--exclude` leaves no GPU of `{host.name}`", "a host without processes is not part of the launch"
         raise _no_choice("--exclude", what, why, f"`--exclude {host.name}`")
-    return left
+    return numbers
 
 
 def _no_choice(flag: str, what: str, why: str, fix: str, code: str = "host-unknown") -> UsageError:

@@ -36,10 +36,10 @@ def serve(lines: LineReader, outgoing: int) -> int:
             return launch(order, lines, outgoing)
         if order:
             try:
-                answer = answers.to(order)
+                reply = answers.to(order)
             except Exception as error:  # told to the launcher, which knows who can do something about it
-                answer = {"problem": f"{type(error).__name__}: {error}"}
-            view = memoryview(line_of(answer))
+                reply = {"problem": f"{type(error).__name__}: {error}"}
+            view = memoryview(line_of(reply))
             while view:
                 view = view[os.write(outgoing, view) :]
     return 0

@@ -104,17 +104,17 @@ _NO_MODULE = re.compile(
 )
 
 
-def was_dropped(status: int | None, said: str) -> bool:
+def was_dropped(status: int | None, stderr_text: str) -> bool:
     """Return whether a connection was closed before either side said who it is: too many at once, so try again."""
-    return status == 255 and _DROPPED.search(said) is not None and _REFUSED_BEHIND.search(said) is None
+    return status == 255 and _DROPPED.search(stderr_text) is not None and _REFUSED_BEHIND.search(stderr_text) is None
 
 
-def failure(host: str, python: str, status: int | None, said: str, tries: int = 1) -> Finding:
-    """Return what it means that the session on ``host`` ended, or did not begin (``status`` None), saying ``said``.
+def failure(host: str, python: str, status: int | None, stderr_text: str, tries: int = 1) -> Finding:
+    """Return what it means that the session on ``host`` ended, or did not begin (``status`` None).
 
-    ``tries`` is how often it was begun.
+    ``stderr_text`` is what it said, ``tries`` how often it was begun.
     """
-    module = _NO_MODULE.search(said)
+    module = _NO_MODULE.search(stderr_text)
     if module is not None:
         return error(
             "host-without-ddplaunch",
@@ -124,7 +124,7 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
             "that has it by `--python PATH`",
             where=host,
         )
-    if status in (126, 127) or (status != 255 and python in said and _NO_PYTHON.search(said)):
+    if status in (126, 127) or (status != 255 and python in stderr_text and _NO_PYTHON.search(stderr_text)):
         return error(
             "host-without-python",
             f"there is no interpreter `{python}`",
@@ -132,7 +132,7 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
             fix="`--python PATH` with one that all hosts have",
             where=host,
         )
-    if tries > 1 and was_dropped(255, said):
+    if tries > 1 and was_dropped(255, stderr_text):
         return error(
             "host-connections-dropped",
             f"{tries} connections to {host} were closed before ssh began",
@@ -142,7 +142,7 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
             "one jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",
             where=host,
         )
-    return _connection_failure(host, shlex.join(["ssh", host]), status, said)
+    return _connection_failure(host, shlex.join(["ssh", host]), status, stderr_text)
 
 
 def _installing(host: str, python: str, module: str) -> str:
@@ -168,15 +168,15 @@ def _installing(host: str, python: str, module: str) -> str:
     path = Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
     if path is not None and path.is_dir() and not of_git:
         tree = f"tar -C {shlex.quote(str(path))} --exclude __pycache__ -cz {' '.join(_TO_BUILD)}"
-        there = f"d=$(mktemp -d) && tar -xzC $d && {pip} $d && rm -r $d"
-        return f"{tree} | {ssh} {shlex.quote(there)}"
+        command_there = f"d=$(mktemp -d) && tar -xzC $d && {pip} $d && rm -r $d"
+        return f"{tree} | {ssh} {shlex.quote(command_there)}"
     if path is not None and path.is_file():
-        there = f"d=$(mktemp -d) && cat > $d/{path.name} && {pip} $d/{path.name} && rm -r $d"
-        return f"{ssh} {shlex.quote(there)} < {shlex.quote(str(path))}"
-    wanted = f"ddplaunch=={__version__}"
+        command_there = f"d=$(mktemp -d) && cat > $d/{path.name} && {pip} $d/{path.name} && rm -r $d"
+        return f"{ssh} {shlex.quote(command_there)} < {shlex.quote(str(path))}"
+    requirement = f"ddplaunch=={__version__}"
     if of_git and path is None:
-        wanted = f"ddplaunch@{of_git.get('vcs', 'git')}+{url}@{of_git.get('commit_id', 'HEAD')}"
-    return f"{ssh} {shlex.quote(f'{pip} {wanted}')}"
+        requirement = f"ddplaunch@{of_git.get('vcs', 'git')}+{url}@{of_git.get('commit_id', 'HEAD')}"
+    return f"{ssh} {shlex.quote(f'{pip} {requirement}')}"
 
 
 def alike(missing: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -219,9 +219,9 @@ def misunderstood(host: str, problem: str) -> Finding:
     )
 
 
-def _connection_failure(host: str, login: str, status: int | None, said: str) -> Finding:
-    last, denied = _last_line(said), _last_line(said, _DENIED).rstrip(".")
-    removal = _REMOVAL.search(said)
+def _connection_failure(host: str, login: str, status: int | None, stderr_text: str) -> Finding:
+    last, denied = _last_line(stderr_text), _last_line(stderr_text, _DENIED).rstrip(".")
+    removal = _REMOVAL.search(stderr_text)
     forget = removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}"
     for pattern, code, what, why, fix in (
         (
@@ -254,7 +254,7 @@ def _connection_failure(host: str, login: str, status: int | None, said: str) ->
         ),
         (_CLOSED, "host-unreachable", f"{host} cannot be reached", last, f"`{login} true` has to work first"),
     ):
-        if pattern.search(said):
+        if pattern.search(stderr_text):
             return error(code, what, why=why, fix=fix, where=host)
     if status is None:
         return error(
@@ -281,11 +281,11 @@ def _connection_failure(host: str, login: str, status: int | None, said: str) ->
     )
 
 
-def own_words(said: str) -> str:
+def own_words(stderr_text: str) -> str:
     """Return the last line in which ssh itself says why it ends, nothing for none."""
-    return _last_line(said, _ENDS)
+    return _last_line(stderr_text, _ENDS)
 
 
-def _last_line(said: str, pattern: re.Pattern[str] = _ANYTHING) -> str:
+def _last_line(stderr_text: str, pattern: re.Pattern[str] = _ANYTHING) -> str:
     """Return the last line in which the pattern is; a jump host's words are followed by others."""
-    return next((line.strip() for line in reversed(said.splitlines()) if pattern.search(line)), "")
+    return next((line.strip() for line in reversed(stderr_text.splitlines()) if pattern.search(line)), "")

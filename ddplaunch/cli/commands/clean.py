@@ -94,11 +94,11 @@ def clean(
 def work_to_do(base: Path, keep: int, run_id: str | None) -> Cleanup:
     """Return everything that could be cleaned; of one run only its processes, if ``run_id`` names it."""
     table = process_table()
-    found = leftovers(table, os.geteuid(), run_id)
+    found_leftovers = leftovers(table, os.geteuid(), run_id)
     if run_id is not None:
-        return Cleanup(found, OldRecords((), (), 0), run_id)
+        return Cleanup(found_leftovers, OldRecords((), (), 0), run_id)
     busy = {place for run in runs_in(table) if (place := recorded_at(run)) is not None}
-    return Cleanup(found, old_records(base, keep, busy, host_name()))
+    return Cleanup(found_leftovers, old_records(base, keep, busy, host_name()))
 
 
 class _Agreed(NamedTuple):
@@ -113,14 +113,16 @@ def _agreed(work: Cleanup, yes: bool, listed: bool) -> _Agreed:
 
     Processes and records are asked for one by one: they have nothing to do with each other.
     """
-    wanted = _Agreed(bool(work.found.own), bool(work.records.removable))
+    proposed = _Agreed(bool(work.found.own), bool(work.records.removable))
     if yes:
-        return wanted
+        return proposed
     if not listed or sys.stdin is None or not sys.stdin.isatty():
         say("nothing was changed: `ddplaunch clean --yes` does it without a question")
         return _Agreed()
     questions = (ending_question(work), removing_question(work))
-    agreed = _Agreed(*(asked and _says_yes(question) for asked, question in zip(wanted, questions, strict=True)))
+    agreed = _Agreed(
+        *(is_proposed and _says_yes(question) for is_proposed, question in zip(proposed, questions, strict=True))
+    )
     if not any(agreed):
         say("nothing was changed")
     return agreed

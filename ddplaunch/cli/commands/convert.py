@@ -49,30 +49,30 @@ def convert(line: list[str] | None, files: list[str]) -> int:
 
 
 def _line(words: list[Word]) -> ExitStatus:
-    said = translate(words, {PORT: words[0]} if PORT in os.environ else None)
-    if said is None:
+    translation = translate(words, {PORT: words[0]} if PORT in os.environ else None)
+    if translation is None:
         raise _no_launcher("that line")
-    if said.words:
-        answer(line_text(words, said))
-    return tell_notes(said, " ".join(word.source for word in words), "")
+    if translation.words:
+        answer(line_text(words, translation))
+    return tell_notes(translation, " ".join(word.source for word in words), "")
 
 
-def _no_launcher(where: str) -> UsageError:
+def _no_launcher(place: str) -> UsageError:
     return usage(
-        f"there is no launcher in {where}",
+        f"there is no launcher in {place}",
         why="ddplaunch knows torchrun, accelerate, and srun with tasks per node",
         fix="`ddplaunch run 4 -- …` launches any training script",
         code="launcher-missing",
     )
 
 
-def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
+def tell_notes(translation: Translation, line: str, place: str) -> ExitStatus:
     """Tell what was dropped and what is not known; return the exit status that follows."""
-    if not said.words:
-        tell_findings([not_converted(said, line, where)])
+    if not translation.words:
+        tell_findings([not_converted(translation, line, place)])
         return ExitStatus.FINDINGS
-    if said.dropped or said.unknown:
-        tell(notes_text(said, Terminal.of(sys.stderr), f"{where}: " if where else ""))
+    if translation.dropped or translation.unknown:
+        tell(notes_text(translation, Terminal.of(sys.stderr), f"{place}: " if place else ""))
     return ExitStatus.DONE
 
 

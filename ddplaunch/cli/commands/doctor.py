@@ -94,20 +94,23 @@ def doctor(
         every = (*ALL, *across(), *MEASURED)
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
-    asked = asked_for(hosts)
+    asked_hosts = asked_for(hosts)
     options = with_configuration(said, profile)
-    if asked is not None:
-        test = partial(_collectives, said, profile, options, comm_timeout, asked=asked) if comm else None
-        return _doctor_hosts(options, asked, script, bool(json), test)
+    if asked_hosts is not None:
+        test = partial(_collectives, said, profile, options, comm_timeout, asked=asked_hosts) if comm else None
+        return _doctor_hosts(options, asked_hosts, script, bool(json), test)
     facts, outcomes = _examine(options, script)
-    found = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
-    if found is not None:
-        outcomes += run_measured(found, ignored(options))
+    collectives = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
+    if collectives is not None:
+        outcomes += run_measured(collectives, ignored(options))
     if json:
-        answer_json(doctor_json(outcomes, facts, _versions()) | ({} if found is None else {"comm": comm_json(found)}))
+        answer_json(
+            doctor_json(outcomes, facts, _versions())
+            | ({} if collectives is None else {"comm": comm_json(collectives)})
+        )
     else:
         terminal = Terminal.of(sys.stdout)
-        picture = () if found is None else comm_text(found, terminal)
+        picture = () if collectives is None else comm_text(collectives, terminal)
         answer(doctor_text(outcomes, facts, terminal, picture=picture, verbose=value_of(options.verbose, False)))
     wrong = any(outcome.status in ("found", "crashed") for outcome in outcomes)
     return ExitStatus.FINDINGS if wrong else ExitStatus.DONE
@@ -115,7 +118,7 @@ def doctor(
 
 def _doctor_hosts(
     options: Options,
-    asked: AskedHosts,
+    asked_hosts: AskedHosts,
     script: list[str] | None,
     json: bool,
     test: Callable[[Sequence[Facts], Sequence[str]], Comm] | None,
@@ -125,30 +128,32 @@ def _doctor_hosts(
     ``test`` tests collectives between the hosts that meet; it gets their facts, and the names of the missing ones.
     """
     target = parse_target(script) if script is not None else None
-    hosts = hosts_of(asked)
+    hosts = hosts_of(asked_hosts)
     allow_many(len(hosts))
-    if target is None and asked.chdir is None:
-        asked = replace(asked, chdir="/")  # without a launch no directory is wanted
+    if target is None and asked_hosts.chdir is None:
+        asked_hosts = replace(asked_hosts, chdir="/")  # without a launch no directory is wanted
     measured = None
     with Links() as links:
-        launched = LaunchedHosts(links, hosts, asked, options, target)
+        launched = LaunchedHosts(links, hosts, asked_hosts, options, target)
         gathered = launched.facts(torch=True)
         reports = gathered.reports
         of_all = list(run_across(reports, ignored(options))) if reports else []
-        own = [check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports]
+        outcomes_of_hosts = [
+            check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports
+        ]
         meeting = launched.meeting(gathered) if len(reports) > 1 else ()
     if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
         measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
         of_all += run_measured(measured, ignored(options))
-    found = by_host(gathered.missing)
-    found += [(None, finding) for outcome in of_all for finding in outcome.findings]
-    for report, outcomes in zip(reports, own, strict=True):
-        found += [(report.name, finding) for outcome in outcomes for finding in outcome.findings]
-    found += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
-    findings = once(found, len(hosts))
-    statuses = [outcome.status for outcomes in (of_all, *own) for outcome in outcomes]
+    named_findings = by_host(gathered.missing)
+    named_findings += [(None, finding) for outcome in of_all for finding in outcome.findings]
+    for report, outcomes in zip(reports, outcomes_of_hosts, strict=True):
+        named_findings += [(report.name, finding) for outcome in outcomes for finding in outcome.findings]
+    named_findings += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
+    findings = once(named_findings, len(hosts))
+    statuses = [outcome.status for outcomes in (of_all, *outcomes_of_hosts) for outcome in outcomes]
     if json:
-        document = hosts_json(reports, own, of_all, findings)
+        document = hosts_json(reports, outcomes_of_hosts, of_all, findings)
         answer_json(document | ({} if measured is None else {"comm": comm_json(measured)}))
     else:
         terminal = Terminal.of(sys.stdout)
@@ -170,13 +175,13 @@ def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Ch
 
 def _versions() -> dict[str, str]:
     """Return the versions of Python, the platform and the packages that matter."""
-    found = {"Python": platform.python_version(), "platform": platform.platform()}
+    versions = {"Python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _collectives(
@@ -186,9 +191,9 @@ def _collectives(
     timeout_s: float | None,
     facts: Sequence[Facts],
     missing: Sequence[str] = (),
-    asked: AskedHosts | None = None,
+    asked_hosts: AskedHosts | None = None,
 ) -> Comm:
-    """Run the test of collectives on this machine, on all nodes of its Slurm job, or on the hosts that ``asked`` names.
+    """Run the test of collectives on this machine, on all nodes of its Slurm job, or on ``asked_hosts``.
 
     ``facts`` are of these machines, without those that are ``missing``; ``timeout_s`` is what `--comm-timeout` said.
     """
@@ -198,7 +203,7 @@ def _collectives(
         nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
     limit_s = max(_LEAST_S, timeout_s or _TIMEOUT_S[device])
     say(f"testing collectives, each group for {limit_s:g} s at most")
-    hosts = [] if asked is None else [*asked.words(), *(f"--exclude={name}" for name in missing)]
+    hosts = [] if asked_hosts is None else [*asked_hosts.words(), *(f"--exclude={name}" for name in missing)]
     return run_comm_test(comm_words(said, profile, nproc, hosts, limit_s), limit_s)
 
 
@@ -206,7 +211,7 @@ def device_of(options: Options, facts: Sequence[Facts]) -> str:
     """Return ``cuda`` where torch sees a GPU on every host, unless `--device cpu` says otherwise."""
     if value_of(options.device, None) == "cpu":
         return "cpu"
-    return "cuda" if all(_gpus(each) for each in facts) else "cpu"
+    return "cuda" if all(_gpus(host_facts) for host_facts in facts) else "cpu"
 
 
 def _gpus(facts: Facts) -> int:
@@ -232,13 +237,13 @@ def run_comm_test(words: Sequence[str], timeout_s: float) -> Comm:
     A run that is silent for longer is ended. If this process is killed, the kernel has the run end.
     """
     with tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True) as folder:
-        told = Path(folder) / "told.jsonl"
-        with start_run(words, told, subprocess.PIPE) as process:
+        report_path = Path(folder) / "told.jsonl"
+        with start_run(words, report_path, subprocess.PIPE) as process:
             try:
                 output = _output(process, timeout_s)
             finally:
                 silent = process.poll() is None
-                report = told_so_far(told)
+                report = told_so_far(report_path)
                 end_run(process, report.directory, _GRACE_S)
     comm = comm_results(output.decode("utf-8", "replace").splitlines())
     if process.returncode == 0 and comm.ended:

@@ -102,16 +102,16 @@ def explain(targets: list[str], json: bool | None = None, why: bool | None = Non
 
 def _with_what_else_is_known(explanation: Explanation, subject: Subject, running: bool) -> Explanation:
     """Return the explanation of the logs and the record, with what processes and Slurm tell where these do not."""
-    found = explanation.diagnosis
+    diagnosed = explanation.diagnosis
     if running:  # a run that goes on has no end to explain
-        return Explanation(None) if found is None or found.code == "unknown" else explanation
-    if found is not None and found.code == "terminated" and subject.record is not None:
+        return Explanation(None) if diagnosed is None or diagnosed.code == "unknown" else explanation
+    if diagnosed is not None and diagnosed.code == "terminated" and subject.record is not None:
         lost = launcher_lost(subject.record.directory)
         if lost is not None:
             return Explanation(lost, explanation.cascade)
-    if found is not None and found.code not in VAGUE:
+    if diagnosed is not None and diagnosed.code not in VAGUE:
         return explanation
-    if found is None and subject.record is not None and not subject.record.outcomes:
+    if diagnosed is None and subject.record is not None and not subject.record.outcomes:
         explanation = Explanation(unsaid(subject.record))
     return _with_slurms_reason(explanation, subject)
 
@@ -133,15 +133,15 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
     state = job_state(job, os.environ, _SLURM_S)
     if state is None or (record is not None and state.restarts > restarts):
         return explanation
-    found = diagnosis(job, state, state.restarts)
-    return explanation if found is None else Explanation(found, explanation.cascade)
+    by_slurm = diagnosis(job, state, state.restarts)
+    return explanation if by_slurm is None else Explanation(by_slurm, explanation.cascade)
 
 
 def _written(subject: Subject, explanation: Explanation) -> bool:
     """Return whether logs that just end, without a word of a failure, are still written on this machine."""
-    found = explanation.diagnosis
-    paths = [each.read for each in subject.sources if isinstance(each.read, Path)]
-    if found is None or found.code != "unknown" or found.evidence or not paths:
+    diagnosed = explanation.diagnosis
+    paths = [source.read for source in subject.sources if isinstance(source.read, Path)]
+    if diagnosed is None or diagnosed.code != "unknown" or diagnosed.evidence or not paths:
         return False
     from ddplaunch.machine.processes.process_table import is_written
 
@@ -156,35 +156,39 @@ def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
     from ddplaunch.explain.explain_logs import explain_texts
 
     record = subject.record
-    alone = record is not None and (len(record.outcomes) == 1 or told_by_launcher(record.directory))
-    stored = record.outcome.explanation if record and record.outcome and alone else None
+    is_complete = record is not None and (len(record.outcomes) == 1 or told_by_launcher(record.directory))
+    stored = record.outcome.explanation if record and record.outcome and is_complete else None
     if stored is not None and stages is None:
         return stored  # made when the run ended, with what the kernel and the cgroup, or the launcher, knew then
-    found = explain_texts(subject.sources, subject.facts, stages)
+    from_texts = explain_texts(subject.sources, subject.facts, stages)
     if stored is not None:
         return stored
-    if record is None and (found.diagnosis is None or found.diagnosis.code in VAGUE):
-        return _refused(subject) or found
-    if record is None or found.diagnosis is None or found.diagnosis.code not in VAGUE:
-        return found
+    if record is None and (from_texts.diagnosis is None or from_texts.diagnosis.code in VAGUE):
+        return _refused(subject) or from_texts
+    if record is None or from_texts.diagnosis is None or from_texts.diagnosis.code not in VAGUE:
+        return from_texts
     nodes = [outcome.explanation for outcome in record.outcomes.values()]
     named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in VAGUE]
-    outside = [each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, found.diagnosis)]
+    outside = [
+        each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, from_texts.diagnosis)
+    ]
     failed = record.outcome is not None and record.outcome.state == "failed"
-    if failed and not (named or outside) and found.diagnosis.code == "terminated":  # of the nodes that srun ended
-        return (record.outcome and record.outcome.explanation) or found
-    return next(iter((*named, *outside)), found)  # a node may have known more than its logs say: its kernel, its cgroup
+    if failed and not (named or outside) and from_texts.diagnosis.code == "terminated":  # of the nodes that srun ended
+        return (record.outcome and record.outcome.explanation) or from_texts
+    return next(
+        iter((*named, *outside)), from_texts
+    )  # a node may have known more than its logs say: its kernel, its cgroup
 
 
 def _refused(subject: Subject) -> Explanation | None:
     """Return for what a launch was refused whose log says no more, as of a job that found no data on its nodes."""
     from ddplaunch.ui.outcome_view import refused_in_log
 
-    for each in subject.sources:
-        if isinstance(each.read, Path):
-            told = refused_in_log(read_end(str(each.read), _HEAD_BYTES).decode(errors="replace"), each.name)
-            if told is not None:
-                return Explanation(told)
+    for source in subject.sources:
+        if isinstance(source.read, Path):
+            refusal = refused_in_log(read_end(str(source.read), _HEAD_BYTES).decode(errors="replace"), source.name)
+            if refusal is not None:
+                return Explanation(refusal)
     return None
 
 
@@ -221,8 +225,8 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
     base = runs_directory(run_dir)
     if len(targets) > 1:
         runs = any((base / "runs" / word / "run.json").is_file() for word in targets if word)
-        if runs and (gone := removed("explain", "RUN RUN")):
-            raise gone
+        if runs and (removal := removed("explain", "RUN RUN")):
+            raise removal
         return targets
     word = "".join(targets)
     if not targets:
@@ -236,14 +240,14 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
     try:
         path.stat()  # `Path.exists` keeps to itself, since Python 3.14, that it cannot look
     except (FileNotFoundError, NotADirectoryError):
-        found = _job(word, base)
-        if found is None:
+        subject = _job(word, base)
+        if subject is None:
             return _named_run(word, base, run_dir)
     else:
-        found = _run_of_log(path, base)
-    if found is None or not found.is_dir():
-        return targets if found is None else [str(found)]
-    return which_run(str(found.resolve()), run_dir)
+        subject = _run_of_log(path, base)
+    if subject is None or not subject.is_dir():
+        return targets if subject is None else [str(subject)]
+    return which_run(str(subject.resolve()), run_dir)
 
 
 def _job(word: str, base: Path) -> Path | None:
@@ -285,8 +289,8 @@ def _named_run(word: str, base: Path, run_dir: str | None) -> Run:
             raise
     from ddplaunch.explain.signatures import all_signatures
 
-    known = [each.code for each in every_check()] + [each.code for each in all_signatures() if each.is_root]
-    near = nearest(word, known + [path.name for path in run_directories(base)])
+    codes = [each.code for each in every_check()] + [each.code for each in all_signatures() if each.is_root]
+    near = nearest(word, codes + [path.name for path in run_directories(base)])
     raise usage(
         f"`{word}` is not a code, run or file",
         why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",

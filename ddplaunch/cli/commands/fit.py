@@ -148,13 +148,13 @@ class _Search:
 
     def _candidates(self, numbers: Numbers) -> Batches:
         whole, size = self._options.global_batch_size, self._options.dataset_size
-        known = self._options.batch_size
+        typed_batch = self._options.batch_size
         if whole is None:
-            first = numbers.batch_size if known is None else known
+            first = numbers.batch_size if typed_batch is None else typed_batch
             most = Batches.most if size is None else max(1, size.value // self._world)
             return Batches(_FIRST if first is None else first.value, most)
         total = whole.value // self._world
-        first_of = max(1, total // _STARTED_WITH) if known is None else known.value
+        first_of = max(1, total // _STARTED_WITH) if typed_batch is None else typed_batch.value
         return Batches(first_of, total=total, whole=not self._accumulates)
 
     # Trials
@@ -182,20 +182,20 @@ class _Search:
         """Have one batch tried, and take down what its trial says."""
         if (model := modelled(self._tried())) is not None:
             self._predicted[batch] = model.at(batch)
-        said = {name: value for name, value in self._said.items() if name != "batch_size"}
+        typed = {name: value for name, value in self._said.items() if name != "batch_size"}
         if self._options.global_batch_size is not None:
-            said.pop("accum", None)
-        said["batch_size"] = Resolved(batch, _FIT)
+            typed.pop("accum", None)
+        typed["batch_size"] = Resolved(batch, _FIT)
         if self._memory is not None:
-            said["memory"] = self._memory
+            typed["memory"] = self._memory
         nproc = self.first.launch.topology.nproc_per_node.value
-        trial = yield Change(f"batch-{batch}", str(nproc), self._world, said)
+        trial = yield Change(f"batch-{batch}", str(nproc), self._world, typed)
         if trial.ending == "interrupted":
             return
         tried, note = self._judged(batch, trial)
         if tried is not None:
-            about = trial.run_id, trial.took_s, trial.observed
-            self._trials.append(FitTrial(tried, self._accum(batch), trial.measured.steps, note, *about))
+            trial_facts = trial.run_id, trial.took_s, trial.observed
+            self._trials.append(FitTrial(tried, self._accum(batch), trial.measured.steps, note, *trial_facts))
             tell(trial_text(self._trials[-1], self._headroom))
 
     def _accum(self, batch: int) -> int | None:
@@ -243,9 +243,9 @@ class _Search:
         code = "" if trial.diagnosis is None else trial.diagnosis.code
         if code in _MEMORY and (code != "process-limit" or self._memory is not None):
             return "out of memory"
-        model, known = modelled(self._tried()), [one for one in self._tried() if one.limit_bytes]
+        model, limited = modelled(self._tried()), [one for one in self._tried() if one.limit_bytes]
         # what is refused memory may say anything, so that what is known of smaller batches counts as well
-        predicted = model is not None and known and model.at(batch) > budget(known[0], _HEADROOM)
+        predicted = model is not None and limited and model.at(batch) > budget(limited[0], _HEADROOM)
         if predicted or (at_its_end.limit_bytes and not at_its_end.within(_HEADROOM)):
             return f"failed ({code or 'unknown'}) where memory ends"
         return ""
@@ -277,22 +277,22 @@ class _Search:
         numbers, now = self.first.launch.numbers, batch * accum * self._world
         effective = value_of(numbers.global_batch_size, None)
         nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
-        said = launch_words(self._said, _DECIDED)
+        words_typed = launch_words(self._said, _DECIDED)
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
-        words = ["ddplaunch", "run", *nproc, *self._profile, *said, *sizes]
+        words = ["ddplaunch", "run", *nproc, *self._profile, *words_typed, *sizes]
         words += self._rates(numbers, None if effective in (None, now) else effective)
         return FitCommand(batch, now, now == effective, (*words, "--", *self._script))
 
     def _rates(self, numbers: Numbers, base: int | None) -> list[str]:
         """Return the words for the learning rate and the warmup of this launch; ``run`` scales those of a ``base``."""
-        before, words = "" if base is None else "base-", list[str]()
+        prefix, words = "" if base is None else "base-", list[str]()
         if (lr := numbers.lr) is not None:
-            own = lr.source.kind == "script"
-            if not own or (base is not None and "lr" in self.first.launch.receives):
-                words += [f"--{before}lr", format_lr(lr.value)]
+            of_script = lr.source.kind == "script"
+            if not of_script or (base is not None and "lr" in self.first.launch.receives):
+                words += [f"--{prefix}lr", format_lr(lr.value)]
         warmup = numbers.warmup_steps
         if warmup is not None and warmup.source.kind != "script":
-            words += [f"--{before}warmup", str(warmup.value)]
+            words += [f"--{prefix}warmup", str(warmup.value)]
         if base is not None and words:
             rule = {name: self._said[name] for name in _SCALING if name in self._said}
             no_rule = self._options.lr_scaling is None and self._options.lr_max_factor is None
@@ -310,10 +310,10 @@ def _refuse_machines(nodes: int) -> None:
 
 
 def _not_this_batch(batch: int, loaded: Collection[object], trial: Trial) -> Finding:
-    seen = " and ".join(str(each) for each in sorted(loaded, key=str))
+    sizes = " and ".join(str(size) for size in sorted(loaded, key=str))
     return error(
         "batch-not-taken",
-        f"the script was given a batch of {batch} for each process, and its DataLoader has one of {seen}",
+        f"the script was given a batch of {batch} for each process, and its DataLoader has one of {sizes}",
         why="trials with other batches would all train the same one, or another one than they are meant to",
         fix="`--batch-option NAME:total` (rank, node, total, step) says whose batch the option is",
         where=f"trial {trial.run_id}",

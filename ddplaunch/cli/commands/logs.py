@@ -70,10 +70,10 @@ def logs(run: str | None, rank: str | None, follow: bool | None, lines: str | No
             later: Iterator[tuple[LogFile | None, bytes]] = iter(())
             positions = {part.file.path: part.end for part in parts}
             if away is not None:
-                asked = None if ranks is None else sorted(ranks)
-                hosts = stack.enter_context(EachHost(away, "logs", ranks=asked, lines=last, follow=bool(follow)))
-                here = follow_files(directory, ranks, positions, lambda: not hosts.open, over_s=0.1)
-                later = _from_hosts(hosts, away, here)
+                asked_ranks = None if ranks is None else sorted(ranks)
+                hosts = stack.enter_context(EachHost(away, "logs", ranks=asked_ranks, lines=last, follow=bool(follow)))
+                lines_here = follow_files(directory, ranks, positions, lambda: not hosts.open, over_s=0.1)
+                later = _from_hosts(hosts, away, lines_here)
             elif follow:
                 later = follow_files(directory, ranks, positions, is_over(directory))
             for file, data in chain(blocks(parts), later):
@@ -89,18 +89,18 @@ def logs(run: str | None, rank: str | None, follow: bool | None, lines: str | No
 
 
 def _from_hosts(
-    hosts: EachHost, away: Launched, here: Iterator[tuple[LogFile | None, bytes]]
+    hosts: EachHost, away: Launched, lines_here: Iterator[tuple[LogFile | None, bytes]]
 ) -> Iterator[tuple[LogFile | None, bytes]]:
     """Yield what the hosts of ``away`` print until none has more to say, and what nodes print whose files are here."""
-    nodes, told = {place.node for place in away.places}, 0
-    for file, data in here:
+    nodes, told_problems = {place.node for place in away.places}, 0
+    for file, data in lines_here:
         if file is None:
             for place, line in hosts.arrived(0.0):
                 printed = json.loads(line)
                 file_there = log_file(Path(), place.node, int(printed["attempt"]), str(printed["name"]))
                 yield file_there, printed["text"].encode("latin-1")
-            tell_findings(hosts.problems[told:])
-            told = len(hosts.problems)
+            tell_findings(hosts.problems[told_problems:])
+            told_problems = len(hosts.problems)
         if file is None or file.node not in nodes:
             yield file, data
 
@@ -138,7 +138,7 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
     """
     if text is None or text == "all":
         return None
-    found: set[int] = set()
+    ranks: set[int] = set()
     for word in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
@@ -148,8 +148,8 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
                 fix="`--rank 0`, `--rank 0,3`, `--rank 0-7`, or leave it out",
                 where="flag: --rank",
             )
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(ranks)
 
 
 def _parse_lines(text: str | None) -> int | None:
@@ -161,12 +161,12 @@ def _parse_lines(text: str | None) -> int | None:
 
 
 def _nothing_there(directory: Path, ranks: frozenset[int] | None) -> UsageError:
-    there = sorted({file.rank for file in log_files(directory)})
-    of_ranks = "" if ranks is None or not there else f" of {ranks_text(sorted(ranks))}"
+    logged_ranks = sorted({file.rank for file in log_files(directory)})
+    of_ranks = "" if ranks is None or not logged_ranks else f" of {ranks_text(sorted(ranks))}"
     return usage(
         f"the record of {directory.name} holds no output{of_ranks}",
-        why=f"it has that of {ranks_text(there)}"
-        if there
+        why=f"it has that of {ranks_text(logged_ranks)}"
+        if logged_ranks
         else "no rank has started yet, or it was launched with `--no-capture`",
         fix=f"`ddplaunch logs {directory.name} --follow` waits for it",
         code="no-output-recorded",

@@ -53,15 +53,17 @@ def plan(
     if any(value not in (None, []) for value in hosts.values()):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the plans that have other hosts
 
-        asked = plan_hosts.asked_for(hosts)
-        if asked is None or compare:
+        asked_hosts = plan_hosts.asked_for(hosts)
+        if asked_hosts is None or compare:
             raise usage(
                 "one format for several hosts",
                 why="each host has a plan of its own",
                 fix="`--json`, which has them all, or no format for a text of each",
                 where="flag: --hosts",
             )
-        return run_on_hosts.run_on_hosts(said, asked, script, profile, dry_run=True, json=bool(json), plan_only=True)
+        return run_on_hosts.run_on_hosts(
+            said, asked_hosts, script, profile, dry_run=True, json=bool(json), plan_only=True
+        )
     options = with_configuration(said, profile)
     target = None if script is None else parse_target(script)
     prepared = prepare(options, target)

@@ -70,14 +70,14 @@ def run(
     if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the launches that have other hosts
 
-        if asked := plan_hosts.asked_for(hosts):
+        if asked_hosts := plan_hosts.asked_for(hosts):
             if join_secret is not None:
                 raise usage(
                     "`--join-secret` and `--hosts` together",
                     why="hosts that ssh reaches meet through it, and prove nothing else",
                     fix="leave `--join-secret` out",
                 )
-            return run_on_hosts.run_on_hosts(said, asked, script, profile, bool(dry_run), bool(json))
+            return run_on_hosts.run_on_hosts(said, asked_hosts, script, profile, bool(dry_run), bool(json))
     options = with_configuration(said, profile)
     return _run(options, script, bool(dry_run), bool(json), (hosts["join_timeout"], join_secret))
 
@@ -124,8 +124,8 @@ def _start(prepared: Prepared, join_timeout: float | None, join_secret: str | No
     silent = _speaks_elsewhere(launch)
     if timeout_s is not None:
         launch = meet_nodes.call_roll(prepared, timeout_s, silent, join_secret)
-    held, token = hold_run(prepared.base, launch), new_token()
-    record_and_execute(prepared, launch, environment, held, sys.argv, token, silent=silent)
+    lock, token = hold_run(prepared.base, launch), new_token()
+    record_and_execute(prepared, launch, environment, lock, sys.argv, token, silent=silent)
 
 
 def _speaks_elsewhere(launch: Launch) -> bool:

@@ -133,14 +133,14 @@ class Machines(NamedTuple):
 
 def _machines(options: Options, target: Target, flags: Mapping[str, Any]) -> Machines:
     """Return the machines of this launch. Raises UsageError, and RefusedError where nothing can be launched here."""
-    asked, one = asked_for(flags), Size(1, 1).of(options)
-    if asked is not None:
+    asked_hosts, one = asked_for(flags), Size(1, 1).of(options)
+    if asked_hosts is not None:
         refuse_own_place(options)
-        hosts = hosts_of(asked)  # each trial asks them for their facts
+        hosts = hosts_of(asked_hosts)  # each trial asks them for their facts
         slots = [host.slots if host.devices is None else len(host.devices) for host in hosts]
         least = None if None in slots else min(number or 1 for number in slots)
         first = prepare(replace(one, device=Resolved("cpu", _SIZES)), target)
-        return Machines(first, len(hosts), least, False, hosts, asked)
+        return Machines(first, len(hosts), least, False, hosts, asked_hosts)
     first = decided(one, target)
     if first.launch.device.value == "cuda":
         every = replace(one, nproc=Resolved("auto", _SIZES), gpus=options.gpus)
@@ -152,8 +152,8 @@ def _machines(options: Options, target: Target, flags: Mapping[str, Any]) -> Mac
     slurm = read_slurm(os.environ)
     if slurm is None or slurm.step is not None:
         return Machines(first, 1, places, True)
-    alone = slurm.on_node and slurm.nodes == 1
-    return Machines(first, slurm.nodes, places if slurm.on_node else slurm.gpus_on_node, alone)
+    on_its_only_node = slurm.on_node and slurm.nodes == 1
+    return Machines(first, slurm.nodes, places if slurm.on_node else slurm.gpus_on_node, on_its_only_node)
 
 
 class _Sizes:
@@ -181,18 +181,18 @@ class _Sizes:
 
     def _change(self, size: Size) -> Change:
         """Return the trial of a size, on the first GPUs of ``--gpus``, or as many idle ones, which it holds."""
-        said = dict(self._said)
+        typed = dict(self._said)
         if self.strong and self._effective is not None:
-            said.pop("batch_size", None)
-            said["global_batch_size"] = Resolved(self._effective.value, Source("flag", "--strong"))
+            typed.pop("batch_size", None)
+            typed["global_batch_size"] = Resolved(self._effective.value, Source("flag", "--strong"))
         if self._machines.first.launch.device.value == "cuda" and self._machines.here:
             gpus = value_of(self._options.gpus, "free")
             chosen = f"free:{size.nproc}" if gpus.startswith("free") else ",".join(gpus.split(",")[: size.nproc])
-            said["gpus"] = Resolved(chosen, _SIZES)
+            typed["gpus"] = Resolved(chosen, _SIZES)
         # in an allocation, one node has to be said: else all of them are meant
         nproc = str(size) if self._machines.here else f"{size.nodes}x{size.nproc}"
         words = self._machines.words(size)
-        return Change(str(size), nproc, size.processes, said, tuple(words), elsewhere=not self._machines.here)
+        return Change(str(size), nproc, size.processes, typed, tuple(words), elsewhere=not self._machines.here)
 
     def _measured(self, size: Size, trial: Trial) -> SizeMeasured:
         measured, recorded = trial.measured, trial.recorded
@@ -231,9 +231,9 @@ def _sizes(text: str | None, machines: Machines) -> list[Size]:
     on_gpus = machines.first.launch.device.value == "cuda"
     for size in sizes:
         if size.nodes > nodes or (places is not None and size.nproc > places * (1 if on_gpus else _PER_CPU)):
-            each = "" if places is None else f" with {count(places, 'GPU' if on_gpus else 'CPU')} each"
+            places_text = "" if places is None else f" with {count(places, 'GPU' if on_gpus else 'CPU')} each"
             raise usage(
-                f"size {size} is too large for {count(nodes, 'machine')}{each}",
+                f"size {size} is too large for {count(nodes, 'machine')}{places_text}",
                 why=f"each process takes a GPU of its own, at most {_PER_CPU} share a CPU; machines are those of "
                 "`--hosts a,b`, or of a Slurm allocation",
                 fix=possible,
@@ -257,7 +257,7 @@ def _size(word: str) -> Size:
 
 def _powers(most: int) -> list[int]:
     """Return 1, 2, 4 … up to ``most``, which is the last one."""
-    found = [1]
-    while found[-1] * 2 <= most:
-        found.append(found[-1] * 2)
-    return found if found[-1] == most else [*found, most]
+    sizes = [1]
+    while sizes[-1] * 2 <= most:
+        sizes.append(sizes[-1] * 2)
+    return sizes if sizes[-1] == most else [*sizes, most]

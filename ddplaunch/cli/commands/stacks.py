@@ -58,25 +58,25 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
     recorded: Flight | None = None
     hosts: tuple[str, ...] = (host_name(),)
     if chosen.launched is not None:
-        seen, hosts = _ask_hosts(chosen.launched)
+        ranks, hosts = _ask_hosts(chosen.launched)
     else:
-        seen = ranks_seen(chosen.processes)
+        ranks = ranks_seen(chosen.processes)
         recorded = None if chosen.directory is None else flight(flight_dumps(chosen.directory))
     if json:
-        answer_json(_stacks_json(chosen.run_id, seen, recorded))
-    elif seen.stacks:
-        where = "here" if chosen.launched is None else f"on {listed(hosts, 3, ' and ')}"
-        answer(_stacks_text(chosen.run_id, seen, where, Terminal.of(sys.stdout)))
+        answer_json(_stacks_json(chosen.run_id, ranks, recorded))
+    elif ranks.stacks:
+        place = "here" if chosen.launched is None else f"on {listed(hosts, 3, ' and ')}"
+        answer(_stacks_text(chosen.run_id, ranks, place, Terminal.of(sys.stdout)))
         if recorded is not None:
             answer(Terminal.of(sys.stdout).note(recorded.what, "flight recorder: "))
         if full:
-            answer("\n" + "".join(map(stack_text, seen.stacks)))
+            answer("\n" + "".join(map(stack_text, ranks.stacks)))
     elif hosts:
         say(f"{chosen.run_id}: no rank runs on {listed(hosts)} now")
-    if chosen.launched is None and chosen.directory is not None and (others := other_hosts(chosen.directory)):
-        say(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them")
-    tell_findings(_findings(chosen.run_id, seen, hosts[0] if chosen.launched is None else None))
-    return ExitStatus.DONE if any(stack.threads for stack in seen.stacks) else ExitStatus.FINDINGS
+    if chosen.launched is None and chosen.directory is not None and (elsewhere := other_hosts(chosen.directory)):
+        say(f"its other ranks are on {listed(elsewhere)}: `ddplaunch stacks {chosen.run_id}` there shows them")
+    tell_findings(_findings(chosen.run_id, ranks, hosts[0] if chosen.launched is None else None))
+    return ExitStatus.DONE if any(stack.threads for stack in ranks.stacks) else ExitStatus.FINDINGS
 
 
 @dataclass(frozen=True)
@@ -95,31 +95,31 @@ def ranks_seen(run: RunProcesses) -> RanksSeen:
     usage.sample()
     time.sleep(_LOOK_S)
     cpu = [(each.rank, (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0)) for each in usage.sample()]
-    found = with_workers(
+    stacks = with_workers(
         take_stacks([LiveRank(rank, each.pid, each.start_ticks) for rank, each in sorted(ranks.items())])
     )
     directory = recorded_at(run)
-    return RanksSeen(tuple(found), tuple(cpu), None if directory is None else _silent_s(directory))
+    return RanksSeen(tuple(stacks), tuple(cpu), None if directory is None else _silent_s(directory))
 
 
 def _ask_hosts(launched: Launched) -> tuple[RanksSeen, tuple[str, ...]]:
     """Return the ranks of all hosts together, asked at once, and the hosts that answered; say which did not."""
     with EachHost(launched, "stacks") as hosts:
         answers = [hosts.answers[place.node] for place in launched.places if place.node in hosts.answers]
-        seen = [from_plain(answer["seen"], RanksSeen) for answer in answers if answer.get("seen")]
+        ranks = [from_plain(reply["seen"], RanksSeen) for reply in answers if reply.get("seen")]
     tell_findings(hosts.problems)
-    silent = [one.silent_s for one in seen if one.silent_s is not None]
-    stacks = sorted((stack for one in seen for stack in one.stacks), key=lambda stack: stack.rank)
-    cpu = tuple(used for one in seen for used in one.cpu)
+    silent = [one.silent_s for one in ranks if one.silent_s is not None]
+    stacks = sorted((stack for one in ranks for stack in one.stacks), key=lambda stack: stack.rank)
+    cpu = tuple(used for one in ranks for used in one.cpu)
     names = tuple(place.host for place in launched.places if place.node in hosts.answers)
     return RanksSeen(tuple(stacks), cpu, min(silent, default=None)), names
 
 
-def _findings(run_id: str, seen: RanksSeen, host: str | None) -> tuple[Finding, ...]:
+def _findings(run_id: str, ranks: RanksSeen, host: str | None) -> tuple[Finding, ...]:
     """Return why nothing is seen, or what the ranks wait for; ``host`` is where all of them are."""
-    found, cpu, silent_s = seen.stacks, dict(seen.cpu), seen.silent_s
-    blind = [stack for stack in found if not stack.threads]
-    if found and len(blind) == len(found):
+    stacks, cpu, silent_s = ranks.stacks, dict(ranks.cpu), ranks.silent_s
+    blind = [stack for stack in stacks if not stack.threads]
+    if stacks and len(blind) == len(stacks):
         return (
             warning(
                 "stacks-unavailable",
@@ -132,7 +132,7 @@ def _findings(run_id: str, seen: RanksSeen, host: str | None) -> tuple[Finding, 
     if silent_s is None or silent_s < _STILL_S or not idle:
         return ()
     busy = {rank: used / 100 for rank, used in cpu.items() if rank not in idle}
-    diagnosis = hang_diagnosis(found, NoProgress(silent_s, busy, {}, host))
+    diagnosis = hang_diagnosis(stacks, NoProgress(silent_s, busy, {}, host))
     return (replace(as_finding(diagnosis, None), severity=Severity.WARNING),)
 
 
@@ -142,12 +142,12 @@ def _silent_s(directory: Path) -> float | None:
     return max(0.0, time.time() - newest) if newest else None
 
 
-def _stacks_text(run_id: str, seen: RanksSeen, where: str, terminal: Terminal) -> str:
-    """Return a line for each place where ranks are, the odd ones out first; ``where`` are the hosts that were asked."""
-    places, cpu = groups(seen.stacks), dict(seen.cpu)
-    quiet = "" if (seen.silent_s or 0) < 1 else f"; nothing printed for {duration_text(seen.silent_s or 0)}"
+def _stacks_text(run_id: str, ranks: RanksSeen, place: str, terminal: Terminal) -> str:
+    """Return a line for each place where ranks are, the odd ones out first; ``place`` are the hosts that were asked."""
+    places, cpu = groups(ranks.stacks), dict(ranks.cpu)
+    quiet = "" if (ranks.silent_s or 0) < 1 else f"; nothing printed for {duration_text(ranks.silent_s or 0)}"
     counted = "one place" if len(places) == 1 else f"{len(places)} places"
-    head = f"{run_id}: {count(len(seen.stacks), 'rank')} {where}, in {counted}{quiet}"
+    head = f"{run_id}: {count(len(ranks.stacks), 'rank')} {place}, in {counted}{quiet}"
     rows = [
         {"ranks": ranks_text(group.ranks), "where": group.place.text, "doing": _state(group, cpu)} for group in places
     ]
@@ -171,18 +171,18 @@ def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
     return ", ".join(words)
 
 
-def _stacks_json(run_id: str, seen: RanksSeen, flight: Flight | None) -> dict[str, Any]:
+def _stacks_json(run_id: str, ranks: RanksSeen, flight: Flight | None) -> dict[str, Any]:
     """Return all of it; ``groups`` lists the odd ones out first."""
-    cpu = dict(seen.cpu)
+    cpu = dict(ranks.cpu)
     return {
         "schema": _SCHEMA,
         "run_id": run_id,
         "host": host_name(),
-        "silent_s": None if seen.silent_s is None else round(seen.silent_s, 1),
+        "silent_s": None if ranks.silent_s is None else round(ranks.silent_s, 1),
         "groups": [
             {"ranks": list(group.ranks), "place": group.place.text, "kind": group.place.kind}
-            for group in groups(seen.stacks)
+            for group in groups(ranks.stacks)
         ],
-        "ranks": [{**plain(stack), "cpu_percent": cpu.get(stack.rank)} for stack in seen.stacks],
+        "ranks": [{**plain(stack), "cpu_percent": cpu.get(stack.rank)} for stack in ranks.stacks],
         "flight_recorder": None if flight is None else {"what": flight.what, "missing_ranks": list(flight.missing)},
     }

@@ -72,8 +72,8 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
     """End a run by its launcher over ssh or, where that is gone, on each of its hosts; another run on this host."""
     launched = run.launched
     if launched is None and run.directory is not None:
-        over = run.processes is None and _is_concluded(read_record(run.directory))
-        launched = None if over else read_launched(run.directory)
+        is_concluded = run.processes is None and _is_concluded(read_record(run.directory))
+        launched = None if is_concluded else read_launched(run.directory)
     if launched is None or launched.host != host_name():
         return _stop_here(run, grace_s, json)
     own_s = launched.grace_s + _LONGER_S

@@ -89,8 +89,8 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
             "passes it on: `-- sh -c 'exec python train.py --option \"${name}\"'`",
             "the script's arguments",
         )
-        given = (("--data", merged.data), ("--output", merged.output), ("--run-dir", (merged.run_dir,)))
-        paths = [(flag, each.value) for flag, values in given for each in values if each is not None]
+        path_options = (("--data", merged.data), ("--output", merged.output), ("--run-dir", (merged.run_dir,)))
+        paths = [(flag, path.value) for flag, values in path_options for path in values if path is not None]
         answer(manifest_text(decide_manifest(submission, asked, command, paths)))
         if not asked["dry_run"]:
             tell(printed_text(submission, asked["namespace"], Terminal.of(sys.stderr)))
@@ -98,8 +98,8 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     parse_target(words)
     refuse_secrets(merged.env, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")
     for flag in ("setup", "sbatch_arg"):
-        here = "`export {name}=…` in this shell instead: sbatch hands the environment on"
-        refuse_secret_words(asked.get(flag) or (), here, f"flag: --{flag.replace('_', '-')}")
+        fix = "`export {name}=…` in this shell instead: sbatch hands the environment on"
+        refuse_secret_words(asked.get(flag) or (), fix, f"flag: --{flag.replace('_', '-')}")
     batch = decide_batch(submission, asked, (*program(), *command))
     text = sbatch_text(batch, os.environ)
     if asked["dry_run"]:
@@ -144,9 +144,9 @@ def _log(pattern: str, job: str) -> str:
     return f"{head}/{name.replace('%j', job).replace('%A', job).replace('%a', 'INDEX')}"
 
 
-def _cluster(asked: dict[str, Any]) -> str:
+def _cluster(flags: dict[str, Any]) -> str:
     """Return ``slurm`` or ``kubernetes``. Raises UsageError for another one, and for options of the other one."""
-    cluster = asked["to"] or "slurm"
+    cluster = flags["to"] or "slurm"
     if cluster not in ("slurm", "kubernetes"):
         raise usage(
             f"`--to {cluster}` is not known",
@@ -155,7 +155,7 @@ def _cluster(asked: dict[str, Any]) -> str:
             where="flag: --to",
         )
     panels = {SLURM, KUBERNETES} - {cluster.capitalize()}
-    if option := next((option for option in COMMAND.options if option.panel in panels and asked[option.name]), None):
+    if option := next((option for option in COMMAND.options if option.panel in panels and flags[option.name]), None):
         raise usage(
             f"`{option.flag}` is not an option for {cluster}",
             why=f"it belongs to `--to {option.panel.lower()}`",

@@ -70,13 +70,13 @@ def top(
         with EachHost(chosen.launched, "samples", metric=metric, interval_s=interval_s) as hosts:
             tell_findings(hosts.problems)
             silent = (place.host for place in chosen.launched.places if place.node not in hosts.answers)
-            about = _About(described, tuple(f"{host}: no samples" for host in silent))
-            _watch(Watched(samples_of_hosts(hosts, interval_s)), about, interval_s, most, bool(json))
+            header = _About(described, tuple(f"{host}: no samples" for host in silent))
+            _watch(Watched(samples_of_hosts(hosts, interval_s)), header, interval_s, most, bool(json))
         return ExitStatus.DONE
     elsewhere = [host for host in described.hosts if host != host_name()]
     notes = (f"ranks on {listed(elsewhere)} are not shown: run `ddplaunch top` there",) if elsewhere else ()
-    about = _About(described, notes)
-    _watch(Watched(samples_here(chosen.processes, pattern)), about, interval_s, most, bool(json))
+    header = _About(described, notes)
+    _watch(Watched(samples_here(chosen.processes, pattern)), header, interval_s, most, bool(json))
     return ExitStatus.DONE
 
 
@@ -103,7 +103,7 @@ def _is_screen() -> bool:
         return False
 
 
-def _watch(watched: Watched, about: _About, interval_s: float, most: int | None, json: bool) -> None:
+def _watch(watched: Watched, header: _About, interval_s: float, most: int | None, json: bool) -> None:
     """Watch until the run ends, or somebody does not want to see more; ``most`` samples at most."""
     watched.look()  # rates begin with the second
     time.sleep(min(interval_s, 0.5))
@@ -111,64 +111,64 @@ def _watch(watched: Watched, about: _About, interval_s: float, most: int | None,
     left_by_user = True
     with suppress(KeyboardInterrupt):  # the usual way to end it
         if on_screen:
-            left_by_user = _on_screen(watched, about, interval_s, most)
+            left_by_user = _on_screen(watched, header, interval_s, most)
         else:
-            _in_lines(watched, about, interval_s, most, json)
+            _in_lines(watched, header, interval_s, most, json)
     if on_screen and (watched.ended or not left_by_user):  # the screen is gone with all that it showed
-        write(top_text(_view(watched, about)))
+        write(top_text(_view(watched, header)))
     if watched.ended:
-        say(f"{about.run.run_id} has ended; `ddplaunch explain {about.run.run_id}` says how")
+        say(f"{header.run.run_id} has ended; `ddplaunch explain {header.run.run_id}` says how")
 
 
-def _on_screen(watched: Watched, about: _About, interval_s: float, most: int | None) -> bool:
+def _on_screen(watched: Watched, header: _About, interval_s: float, most: int | None) -> bool:
     """Draw until the run ends, ``most`` times at most, or until somebody leaves; return whether somebody did."""
     from ddplaunch.ui.live_screen import LiveScreen  # rich is imported where it draws
 
     with LiveScreen(Terminal.of(sys.stdout)) as screen:
-        next_s, taken = time.monotonic(), 0
+        next_s, sample_count = time.monotonic(), 0
         while True:
             watched.look()
-            if watched.ended or taken == most:
+            if watched.ended or sample_count == most:
                 return False
-            taken += 1
-            screen.show(_view(watched, about, "q quits"))
+            sample_count += 1
+            screen.show(_view(watched, header, "q quits"))
             next_s = max(next_s + interval_s, time.monotonic())
             if screen.wait(next_s):
                 return True
 
 
-def _view(watched: Watched, about: _About, keys: str = "") -> TopView:
+def _view(watched: Watched, header: _About, keys: str = "") -> TopView:
     sample = watched.samples[-1]
-    notes = about.notes
+    notes = header.notes
     if not sample.ranks:
         notes += ("no rank has started yet, or may be seen",)
-    if sample.no_gpus and about.run.device == "cuda":
+    if sample.no_gpus and header.run.device == "cuda":
         notes += (f"no GPUs: {sample.no_gpus}",)
-    late = late_rank(tuple(watched.samples), watched.findings)
-    words = (*about.words(watched.ended), keys)
-    return TopView(sample, words, notes, watched.findings, late, Terminal.of(sys.stdout))
+    behind_rank = late_rank(tuple(watched.samples), watched.findings)
+    words = (*header.words(watched.ended), keys)
+    return TopView(sample, words, notes, watched.findings, behind_rank, Terminal.of(sys.stdout))
 
 
-def _in_lines(watched: Watched, about: _About, interval_s: float, most: int | None, json: bool) -> None:
+def _in_lines(watched: Watched, header: _About, interval_s: float, most: int | None, json: bool) -> None:
     """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
-    next_s, taken = time.monotonic(), 0
+    next_s, sample_count = time.monotonic(), 0
     while True:
         watched.look()
         if watched.ended:
             return
-        text = dumps(_value(watched, about)) + "\n" if json else top_text(_view(watched, about))
-        taken += 1
-        if not write(text) or taken == most:
+        text = dumps(_value(watched, header)) + "\n" if json else top_text(_view(watched, header))
+        sample_count += 1
+        if not write(text) or sample_count == most:
             return
         next_s = max(next_s + interval_s, time.monotonic())
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _value(watched: Watched, about: _About) -> dict[str, Any]:
+def _value(watched: Watched, header: _About) -> dict[str, Any]:
     """Return the newest sample and the findings so far as JSON values."""
     return {
         "schema": 2,
-        "run_id": about.run.run_id,
+        "run_id": header.run.run_id,
         **plain(watched.samples[-1]),
         "late": late_rank(tuple(watched.samples), watched.findings),
         "findings": [

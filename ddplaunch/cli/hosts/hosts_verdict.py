@@ -36,7 +36,7 @@ _AWAKE = (
 
 def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
     """Return the diagnosis of ``end``, the first of the hosts that were lost. All at once points at this machine."""
-    gone = [each for each in ends if each.lost is not None]
+    lost_ends = [host_end for host_end in ends if host_end.lost is not None]
     if end.still_s:
         return Diagnosis(
             "launcher-stood-still",
@@ -47,8 +47,10 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
             _AWAKE,
             host=socket.gethostname(),
         )
-    close = max(each.heard_s for each in gone) - min(each.heard_s for each in gone) < _TOGETHER_S
-    if len(gone) == len(ends) > 1 and close:
+    close = (
+        max(host_end.heard_s for host_end in lost_ends) - min(host_end.heard_s for host_end in lost_ends) < _TOGETHER_S
+    )
+    if len(lost_ends) == len(ends) > 1 and close:
         return Diagnosis(
             "launcher-cut-off",
             "likely",
@@ -74,7 +76,7 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
 
 def hosts_named(launched: Launched) -> str:
     """Return the hosts of a launch as words."""
-    return listed(list(dict.fromkeys(each.host for each in launched.places)), 4, " and ")
+    return listed(list(dict.fromkeys(place.host for place in launched.places)), 4, " and ")
 
 
 def told_by_launcher(directory: Path) -> bool:
@@ -177,7 +179,7 @@ def decide(
             for end in ends
             if end.lost is not None or (end.node not in outcomes and end.status != ExitStatus.REFUSED)
         ),
-        findings=tuple(dict.fromkeys(each for outcome in outcomes.values() for each in outcome.findings)),
+        findings=tuple(dict.fromkeys(finding for outcome in outcomes.values() for finding in outcome.findings)),
     )
 
 
@@ -192,20 +194,20 @@ def _stopped(
     noted = of_run.read_stop(directory, begun_s)
     if interrupted == signal.SIGTERM and noted is not None and not noted.launcher_lost:
         return ends[0], Diagnosis("terminated", "observed", *stopped_by(noted.user), host=socket.gethostname())
-    known = [(outcomes[end.node], end) for end in ends if end.node in outcomes and end.told is None]
-    for outcome, end in sorted(known, key=lambda pair: pair[0].ended_s):
-        found = outcome.diagnosis
-        if outcome.state == "terminated" and found is not None and found.what == STOPPED:
-            return end, replace(found, host=end.name)
+    outcomes_with_ends = [(outcomes[end.node], end) for end in ends if end.node in outcomes and end.told is None]
+    for outcome, end in sorted(outcomes_with_ends, key=lambda pair: pair[0].ended_s):
+        diagnosis = outcome.diagnosis
+        if outcome.state == "terminated" and diagnosis is not None and diagnosis.what == STOPPED:
+            return end, replace(diagnosis, host=end.name)
     return None
 
 
 def _failures(ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome]) -> Iterator[NodeFailure]:
     for end in ends:
         outcome, lost = outcomes.get(end.node), end.lost is not None
-        found = node_failure(end.node, outcome, end.status, told=end.told, lost=lost, heard_s=end.heard_s)
-        if found is not None:
-            yield found
+        failure = node_failure(end.node, outcome, end.status, told=end.told, lost=lost, heard_s=end.heard_s)
+        if failure is not None:
+            yield failure
 
 
 def _explain(
@@ -214,18 +216,20 @@ def _explain(
     """Explain the failure of ``end``, the first host, from what it found and, where ranks failed, from all logs."""
     if kind == "lost":
         return Explanation(lost(end, ends))
-    own = outcomes[end.node].diagnosis if end.node in outcomes else None
+    own_diagnosis = outcomes[end.node].diagnosis if end.node in outcomes else None
     if kind == "ranks":
         try:
-            found = _explain_all(directory, end.node, outcomes)
+            explanation = _explain_all(directory, end.node, outcomes)
         except (OSError, ValueError, KeyError, TypeError):
-            found = Explanation(None)
-        if found.diagnosis is not None and (found.diagnosis.rank is not None or own is None):
-            return replace(found, diagnosis=_with_host(found.diagnosis, outcomes, ends, end))
-    if own is None:
-        own = told_in_log(end.said.decode(errors="replace"), end.name)  # its disk took no record, but it said why
-    if own is not None:
-        return Explanation(replace(own, host=end.name))
+            explanation = Explanation(None)
+        if explanation.diagnosis is not None and (explanation.diagnosis.rank is not None or own_diagnosis is None):
+            return replace(explanation, diagnosis=_with_host(explanation.diagnosis, outcomes, ends, end))
+    if own_diagnosis is None:
+        own_diagnosis = told_in_log(
+            end.said.decode(errors="replace"), end.name
+        )  # its disk took no record, but it said why
+    if own_diagnosis is not None:
+        return Explanation(replace(own_diagnosis, host=end.name))
     return Explanation(_nothing_known(end))
 
 
@@ -236,8 +240,10 @@ def _explain_all(directory: Path, first: int, outcomes: Mapping[int, RunOutcome]
     ending from outside has, too.
     """
     subject = recorded_run(directory)
-    told = {f"node-{node}/launcher" for node, each in outcomes.items() if node != first and each.state == "terminated"}
-    sources = tuple(source for source in subject.sources if source.name.partition(".")[0] not in told)
+    stopped_launchers = {
+        f"node-{node}/launcher" for node, each in outcomes.items() if node != first and each.state == "terminated"
+    }
+    sources = tuple(source for source in subject.sources if source.name.partition(".")[0] not in stopped_launchers)
     ranks = tuple(rank_end(each) for outcome in outcomes.values() for each in outcome.last_ranks)
     facts = replace(subject.facts or RunFacts(), ranks=ranks, state="failed", signal=None)
     return explain_texts(sources, facts)

@@ -38,8 +38,8 @@ def on_host(order: dict[str, Any]) -> int:
     refuse_too_long(prepared.launch.argv, environment)
     directory, marker = prepared.base / "runs" / prepared.launch.run_id, order.get("marker")
     shared = marker is not None and (directory / marker).exists()
-    held = hold_run(prepared.base, prepared.launch, "host", shared=shared)
-    record_and_execute(prepared, prepared.launch, environment, held, order["argv"], order["token"], silent=True)
+    lock = hold_run(prepared.base, prepared.launch, "host", shared=shared)
+    record_and_execute(prepared, prepared.launch, environment, lock, order["argv"], order["token"], silent=True)
 
 
 def main(descriptor: int) -> int:

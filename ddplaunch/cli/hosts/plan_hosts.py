@@ -79,27 +79,27 @@ class AskedHosts:
 
 def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
     """Return what the flags say, None where there are none. Raises UsageError for flags without any host."""
-    given = [name.replace("_", "-") for name, value in flags.items() if value not in (None, [])]
-    if given and "hosts" not in given and "hostfile" not in given:
+    typed_flags = [name.replace("_", "-") for name, value in flags.items() if value not in (None, [])]
+    if typed_flags and "hosts" not in typed_flags and "hostfile" not in typed_flags:
         raise usage(
-            f"`--{given[0]}` without hosts",
+            f"`--{typed_flags[0]}` without hosts",
             why="it is for a launch over several hosts",
-            fix=f"add `--hosts gpu-a,gpu-b`, or leave `--{given[0]}` out",
-            where=f"flag: --{given[0]}",
+            fix=f"add `--hosts gpu-a,gpu-b`, or leave `--{typed_flags[0]}` out",
+            where=f"flag: --{typed_flags[0]}",
         )
-    return AskedHosts(**flags) if given else None
+    return AskedHosts(**flags) if typed_flags else None
 
 
-def hosts_of(asked: AskedHosts) -> tuple[Host, ...]:
+def hosts_of(asked_hosts: AskedHosts) -> tuple[Host, ...]:
     """Return the hosts that were named and chosen. Raises UsageError for a list that is none."""
-    if asked.hosts is not None and asked.hostfile is not None:
+    if asked_hosts.hosts is not None and asked_hosts.hostfile is not None:
         raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
-    if asked.hostfile is not None:
+    if asked_hosts.hostfile is not None:
         fix = "correct the path, or name the hosts by `--hosts gpu-a,gpu-b`"
-        hosts = from_file(file_text(asked.hostfile, "--hostfile", fix), asked.hostfile)
+        hosts = from_file(file_text(asked_hosts.hostfile, "--hostfile", fix), asked_hosts.hostfile)
     else:
-        hosts = from_words(asked.hosts or "")
-    return chosen(hosts, asked.include, asked.exclude)
+        hosts = from_words(asked_hosts.hosts or "")
+    return chosen(hosts, asked_hosts.include, asked_hosts.exclude)
 
 
 def refuse_own_place(options: Options) -> None:
@@ -189,17 +189,19 @@ class LaunchedHosts:
             raise RefusedError(*meeting)
         run_id = run_id_of(options)
         parts = []
-        found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
+        named_findings: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
         for node, (link, report) in enumerate(zip(gathered.links, gathered.reports, strict=True)):
-            mine = part(options, node, meeting, run_id, self._hosts[report.name].devices)
+            host_options = part(options, node, meeting, run_id, self._hosts[report.name].devices)
             if not isinstance(report.facts.network, Unavailable):
                 network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
                 report = replace(report, facts=replace(report.facts, network=network))
-            situation = self._situation(mine, report, script, run_id)
-            parts.append(HostPart(report, link, mine, resolve(mine, self._target, situation), situation.record))
-            for outcome in check(mine, parts[-1].launch, report.facts, script, advice=False):
-                found += [(report.name, finding) for finding in outcome.findings]
-        return Planned(tuple(parts), once(found, len(parts)))
+            situation = self._situation(host_options, report, script, run_id)
+            parts.append(
+                HostPart(report, link, host_options, resolve(host_options, self._target, situation), situation.record)
+            )
+            for outcome in check(host_options, parts[-1].launch, report.facts, script, advice=False):
+                named_findings += [(report.name, finding) for finding in outcome.findings]
+        return Planned(tuple(parts), once(named_findings, len(parts)))
 
     def _compared(
         self, gathered: Gathered, options: Options, script: ScriptReport | Unavailable
@@ -207,10 +209,10 @@ class LaunchedHosts:
         """Return the reports with the digests of the script's files, and what differs between hosts."""
         if not checked(options):
             return gathered, ()
-        here = () if isinstance(script, Unavailable) else own_sources(script)
+        sources_here = () if isinstance(script, Unavailable) else own_sources(script)
         chdir = self._asked.chdir
         same = chdir is None or Path(chdir) == Path.cwd()
-        gathered = with_sources(self._links, gathered, [path for path, _ in here], here if same else ())
+        gathered = with_sources(self._links, gathered, [path for path, _ in sources_here], sources_here if same else ())
         across = run_across(gathered.reports, ignored(options))
         return gathered, tuple(finding for outcome in across for finding in outcome.findings)
 
@@ -248,13 +250,13 @@ def left_out(gathered: Gathered, enough: int) -> tuple[Finding, ...]:
     )
 
 
-def once(found: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:
+def once(named_findings: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:
     """Return each finding once, with the hosts that it is about in front of its places, unless it is about all of them.
 
-    ``found`` names the host of each finding; None where the finding does so itself.
+    ``named_findings`` have the host of each finding; None where the finding does so itself.
     """
     groups: dict[tuple[Any, ...], tuple[Finding, list[str]]] = {}
-    for host, finding in found:
+    for host, finding in named_findings:
         key = (finding.code, finding.severity, finding.what, finding.fix)
         named = groups.setdefault(key, (finding, []))[1]
         if host is not None and host not in named:

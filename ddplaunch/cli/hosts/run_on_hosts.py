@@ -59,7 +59,7 @@ _RECORD_S = 60.0  # how long the records of all hosts may take
 
 def run_on_hosts(
     said: Said,
-    asked: AskedHosts,
+    asked_hosts: AskedHosts,
     script: list[str] | None,
     profile: str | None,
     dry_run: bool,
@@ -72,14 +72,14 @@ def run_on_hosts(
     """
     options = with_configuration(said, profile)
     target = parse_target(required(script))
-    hosts = hosts_of(asked)
+    hosts = hosts_of(asked_hosts)
     refuse_own_place(options)
     sized(options, [host.name for host in hosts], [host.slots for host in hosts])
     enough = options.nnodes.value.fewest if options.nnodes else len(hosts)
     allow_many(len(hosts))
     begun_s = steady_s()
     with Links() as links:
-        launched = LaunchedHosts(links, hosts, asked, options, target)
+        launched = LaunchedHosts(links, hosts, asked_hosts, options, target)
         gathered = launched.facts()
         missing, names = left_out(gathered, enough), [report.name for report in gathered.reports]
         slots = [host.slots for host in hosts if host.name in names]
@@ -116,10 +116,10 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -
     first = replace(of_all(parts[0].launch), notes=notes)
     base = runs_directory(value_of(first.options.run_dir, None))
     directory = record_directory(base, first.run_id)
-    held, token = hold_run(base, parts[0].launch, "launcher"), new_token()
+    lock, token = hold_run(base, parts[0].launch, "launcher"), new_token()
     noted = write_record(parts[0].launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
     marker = _mark(directory)
-    show_launch(first, planned.findings, facts, held, noted)
+    show_launch(first, planned.findings, facts, lock, noted)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
     typed = {"script": script, "argv": hide_words(sys.argv), "marker": marker, "token": token}
     orders = [_order(node, part, typed, grace_s) for node, part in enumerate(parts)]
@@ -128,7 +128,7 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -
         for node, part in enumerate(parts)
     ]
     launched = launched_by_me(directory, first.run_id, places, grace_s, token, marker, begun_s)
-    with held:
+    with lock:
         return _stay(launched, links, [part.link for part in parts], orders, first.options.show is not None)
 
 
@@ -189,11 +189,11 @@ def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | 
     directory, run_id, begun_s = launched.directory, launched.run_id, launched.begun_s
     outcomes: dict[int, RunOutcome] = {}
     for end, place in zip(ends, launched.places, strict=True):
-        found = read_outcome(directory, end.node)
-        if isinstance(found, RunOutcome):
-            found = without_skew(found, place.clock_ahead_s)
-            if found.is_of(launched.launch):  # an id may be used again
-                outcomes[end.node] = found
+        outcome_there = read_outcome(directory, end.node)
+        if isinstance(outcome_there, RunOutcome):
+            outcome_there = without_skew(outcome_there, place.clock_ahead_s)
+            if outcome_there.is_of(launched.launch):  # an id may be used again
+                outcomes[end.node] = outcome_there
     outcome = replace(decide(directory, run_id, begun_s, ends, outcomes, interrupted), launch=launched.launch)
     problem = write_for_all(directory, outcome)
     tell(

@@ -49,8 +49,8 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
     if dry_run:
         answer("\n".join([f"# {describe(slurm)}", *command_lines(words, _WIDTH)]) + "\n")
         return ExitStatus.DONE
-    found = shutil.which(step[0], path=environ.get("PATH"))
-    if found is None:
+    program = shutil.which(step[0], path=environ.get("PATH"))
+    if program is None:
         raise RefusedError(
             error(
                 "srun-missing",
@@ -61,7 +61,7 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
         )
     tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
     say(f"ddplaunch: {describe(slurm)}; {tasks}, by `{shlex.join(step)}`")
-    os.execve(found, words, {JOIN_SECRET: os.urandom(16).hex(), **with_end_of_job(environ), _DEPTH: slurm.job})
+    os.execve(program, words, {JOIN_SECRET: os.urandom(16).hex(), **with_end_of_job(environ), _DEPTH: slurm.job})
 
 
 def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:

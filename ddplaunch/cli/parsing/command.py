@@ -127,8 +127,8 @@ class Command(NamedTuple):
 
 def command_named(name: str) -> Command:
     """Return a command of ``COMMANDS``."""
-    found: Command = import_module(f"ddplaunch.cli.commands.{name}").COMMAND
-    return found
+    command: Command = import_module(f"ddplaunch.cli.commands.{name}").COMMAND
+    return command
 
 
 def body_of(name: str) -> Callable[..., int]:
@@ -139,28 +139,28 @@ def body_of(name: str) -> Callable[..., int]:
 
 def options_of(name: str) -> tuple[Flag, ...]:
     """Return every option and argument of a command, those of a launch first."""
-    own = command_named(name).options
+    own_options = command_named(name).options
     if name not in LAUNCHING:
-        return own
+        return own_options
     launch = flags_of_options()
     if name == "scale":
         launch = {**launch, "nproc": launch["nproc"]._replace(metavar="SIZES", text=_SIZES)}
-    return (*launch.values(), *own)
+    return (*launch.values(), *own_options)
 
 
 def spellings(options: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:
     """Return each spelling with its option and, for one that takes no value, what it means."""
-    found: dict[str, tuple[Flag, bool | None]] = {}
+    flags: dict[str, tuple[Flag, bool | None]] = {}
     for option in options:
         if option.kind in ("argument", "arguments"):
             continue
         meaning = True if option.kind in ("switch", "pair") else None
-        found[option.flag] = (option, meaning)
+        flags[option.flag] = (option, meaning)
         if option.short:
-            found[option.short] = (option, meaning)
+            flags[option.short] = (option, meaning)
         if option.kind == "pair":
-            found["--no-" + option.flag[2:]] = (option, False)
-    return found
+            flags["--no-" + option.flag[2:]] = (option, False)
+    return flags
 
 
 def own_values(name: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -44,17 +44,17 @@ Complete = Callable[[str], "list[tuple[str, str]]"]
 
 def offered(option: Flag) -> Complete | None:
     """Return what offers values for an option, as Typer calls it; None where the shell is to complete files."""
-    where = option.completed
-    if not where:
+    completed = option.completed
+    if not completed:
         return None
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
         with suppress(Exception):  # a broken record, an unreadable profile: there is a prompt under it
-            words = [Offered(word) for word in where] if isinstance(where, tuple) else _SOURCES[where]()
-            before, comma, _ = incomplete.rpartition(",")
-            if comma and where in ("hosts", "checks"):
-                typed = before.split(",")
-                words = [Offered(f"{before},{word}", text) for word, text in words if word not in typed]
+            words = [Offered(word) for word in completed] if isinstance(completed, tuple) else _SOURCES[completed]()
+            earlier, comma, _ = incomplete.rpartition(",")
+            if comma and completed in ("hosts", "checks"):
+                typed = earlier.split(",")
+                words = [Offered(f"{earlier},{word}", text) for word, text in words if word not in typed]
             return list({word: (word, text) for word, text in reversed(words) if _SAFE.match(word)}.values())[::-1]
         return []
 
@@ -79,8 +79,8 @@ def _runs() -> list[Offered]:
     from ddplaunch.records.run_states import summaries
     from ddplaunch.values.words import host_name
 
-    found, _ = summaries(runs_directory(None), process_table(), host_name(), _MOST_RUNS)
-    return [Offered(run.run_id, f"{run.state}, {run.script or 'script not recorded'}") for run in found]
+    runs, _ = summaries(runs_directory(None), process_table(), host_name(), _MOST_RUNS)
+    return [Offered(run.run_id, f"{run.state}, {run.script or 'script not recorded'}") for run in runs]
 
 
 def _live_runs() -> list[Offered]:
@@ -97,7 +97,11 @@ def _runs_and_codes() -> list[Offered]:
     from ddplaunch.cli.commands.explain import every_check
     from ddplaunch.explain.signatures import all_signatures
 
-    failures = [Offered(each.code, _FILLED_IN.sub("…", each.what)) for each in all_signatures() if each.is_root]
+    failures = [
+        Offered(signature.code, _FILLED_IN.sub("…", signature.what))
+        for signature in all_signatures()
+        if signature.is_root
+    ]
     return [*_runs(), *(Offered(check.code, check.title) for check in every_check()), *failures]
 
 

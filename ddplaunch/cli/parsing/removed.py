@@ -75,8 +75,8 @@ def called_otherwise(option: str) -> UsageError | None:
 def removed(command: str, word: str = "") -> UsageError | None:
     """Return the error for an option of ``command``, or a command, that is gone; None for any other word."""
     word = word.replace("_", "-")
-    gone = next((each for each in (f"{command} {word}".strip(), word) if each in REMOVED), None)
-    if gone is None:
+    removal = next((spelling for spelling in (f"{command} {word}".strip(), word) if spelling in REMOVED), None)
+    if removal is None:
         return None
     why = "this version of ddplaunch does without it"
-    return usage(f"`{gone}` is gone", why=why, fix=REMOVED[gone], code="removed")
+    return usage(f"`{removal}` is gone", why=why, fix=REMOVED[removal], code="removed")

@@ -81,11 +81,11 @@ def said_on_command_line(values: dict[str, Any]) -> Said:
     return said
 
 
-def launch_words(said: Said, without: Container[str] = ()) -> list[str]:
-    """Return the words of a command line that say what ``said`` does; NPROC is left to the caller."""
+def launch_words(typed: Said, without: Container[str] = ()) -> list[str]:
+    """Return the words of a command line that say what ``typed`` does; NPROC is left to the caller."""
     words: list[str] = []
     for option in flags_of_options().values():
-        value = said.get(option.name)
+        value = typed.get(option.name)
         if option.name in without or option.kind == "argument" or value is None:
             continue
         if option.kind in ("switch", "pair"):

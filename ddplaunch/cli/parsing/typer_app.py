@@ -83,17 +83,17 @@ def _application(names: list[str], keep: Callable[[dict[str, Any]], None], *, co
     if not completing and len(names) > 1:
         app.callback()(_of_itself)
     for name in names:
-        alone = completing or len(names) == 1
-        row = command_named(name) if alone else Command(((), ()), ())  # type: ignore[arg-type]
+        one_command = completing or len(names) == 1
+        row = command_named(name) if one_command else Command(((), ()), ())  # type: ignore[arg-type]
         app.command(
             name,
             cls=_WithScript if name in LAUNCHING else TyperCommand,
             help="\n\n".join(filter(None, (COMMANDS[name].line, row.more))),
             short_help=COMMANDS[name].line,
-            epilog=_examples(row.examples) if alone else None,
+            epilog=_examples(row.examples) if one_command else None,
             rich_help_panel=COMMANDS[name].stage,
             context_settings=_CONTEXT,
-        )(_body(name, options_of(name) if alone else (), keep, completing=completing))
+        )(_body(name, options_of(name) if one_command else (), keep, completing=completing))
     return app
 
 

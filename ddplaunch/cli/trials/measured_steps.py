@@ -96,7 +96,7 @@ class FollowedSteps:
     def are_enough(self, measure: Measure) -> bool:
         """Whether each rank has made all steps that are to be measured."""
         first = self._first(measure, force=False)
-        return first is not None and self.complete and all(_window(each, first, measure)[1] for each in self._all())
+        return first is not None and self.complete and all(_window(lines, first, measure)[1] for lines in self._all())
 
     def measured(self, measure: Measure, failed: bool = False) -> MeasuredSteps:
         """Return what was measured, as far as there is something: nothing of a run that ``failed``."""
@@ -142,7 +142,7 @@ def _window(lines: Sequence[StepLine], first: int, measure: Measure) -> tuple[li
             continue
         window.append(line)
         steps, seconds = steps + line.steps, seconds + line.wall_s
-        over = steps >= (measure.steps or math.inf) or seconds >= (measure.seconds or math.inf)
-        if over and len(window) >= min(_ENOUGH, measure.steps or _ENOUGH):
+        enough = steps >= (measure.steps or math.inf) or seconds >= (measure.seconds or math.inf)
+        if enough and len(window) >= min(_ENOUGH, measure.steps or _ENOUGH):
             return window, True
     return window, False

@@ -270,8 +270,8 @@ class Trials:
                 if steps.are_enough(self.measure):
                     return "measured", unwatched
                 unwatched = change.elsewhere and not steps.complete
-                over = took_s >= self.measure.timeout_s or (unwatched and took_s >= unseen_s)
-                if over or steps.empty_epochs >= _EMPTY:
+                too_long = took_s >= self.measure.timeout_s or (unwatched and took_s >= unseen_s)
+                if too_long or steps.empty_epochs >= _EMPTY:
                     return "timed-out", unwatched
         except KeyboardInterrupt:
             return "interrupted", unwatched
@@ -292,16 +292,16 @@ class Trials:
         if trial.ending == "refused":
             return (
                 "trial-refused",
-                f"the launch is refused: {', '.join(each.what for each in errors(trial.findings))}",
+                f"the launch is refused: {', '.join(finding.what for finding in errors(trial.findings))}",
                 "a trial is a run with all its checks",
                 f"`ddplaunch plan {trial.change.nproc} … -- {self.script[0]}` shows every value with its source",
             )
         if trial.ending == "failed":
-            known = trial.diagnosis
+            diagnosis = trial.diagnosis
             return (
                 "trial-failed",
-                f"it failed after {steps}" + ("" if known is None else f": {known.what}"),
-                "nothing in its output says why" if known is None else known.why,
+                f"it failed after {steps}" + ("" if diagnosis is None else f": {diagnosis.what}"),
+                "nothing in its output says why" if diagnosis is None else diagnosis.why,
                 f"`ddplaunch explain {trial.run_id}` has all of it",
             )
         if trial.measured.ranks or trial.measured.empty_epochs:
@@ -350,7 +350,7 @@ def _no_place(problem: str) -> RefusedError:
 def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
     """Return what was found of how the ranks of a run train."""
     findings = outcome.findings if outcome is not None else ()
-    return tuple(each for each in findings or read_findings(record) if each.code in OBSERVED)
+    return tuple(finding for finding in findings or read_findings(record) if finding.code in OBSERVED)
 
 
 def _recorded(record: Path) -> TrialRecord:

@@ -71,8 +71,11 @@ def make_place(base: Path, run_id: str, *, in_place: bool) -> TrialPlace:
     """Make where a trial runs whose record goes to ``base``. Raises OSError, NotOursError among them."""
     with closing(open_base(base, create=True)):
         pass
-    here = Path.cwd()
-    tree = next((path for path in (here, *here.parents) if (path / ".git").exists()), here)
+    working_directory = Path.cwd()
+    tree = next(
+        (path for path in (working_directory, *working_directory.parents) if (path / ".git").exists()),
+        working_directory,
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddplaunch" / "trials"
     folder = None if in_place else cache / run_id
     if folder is not None and tree in folder.parents:

@@ -79,15 +79,15 @@ class RootCause:
     @property
     def lines(self) -> tuple[Line, ...]:
         """The lines that show the cause, the most telling first."""
-        found = [] if self.candidate is None else [self.candidate.line]
-        found += [] if self.own_echo is None else [self.own_echo.line]
-        found += [] if self.ended is None else [self.ended.exit.line]
-        found += [each.line for each in self.mismatched or ()]
-        found += [] if self.left is None else self.left.lines
-        found += [] if self.witness is None else [self.witness.line]
-        found += [each for each in (self.outside, self.cut) if each is not None]
-        found = [*self.ended.said, *found] if self.ended is not None and self.outside is None else found
-        return tuple(found or [hit.line for hit in self.echoes[:1]])
+        lines = [] if self.candidate is None else [self.candidate.line]
+        lines += [] if self.own_echo is None else [self.own_echo.line]
+        lines += [] if self.ended is None else [self.ended.exit.line]
+        lines += [item.line for item in self.mismatched or ()]
+        lines += [] if self.left is None else self.left.lines
+        lines += [] if self.witness is None else [self.witness.line]
+        lines += [item for item in (self.outside, self.cut) if item is not None]
+        lines = [*self.ended.said, *lines] if self.ended is not None and self.outside is None else lines
+        return tuple(lines or [hit.line for hit in self.echoes[:1]])
 
     @property
     def own_echo(self) -> Hit | None:
@@ -117,75 +117,90 @@ class RootCause:
 def choose(scanned: Scanned, facts: RunFacts | None) -> tuple[RootCause | None, Case]:
     """Return the root cause, None where nothing failed, and the case that it was chosen in."""
     scanned = recorded.with_facts(scanned, facts)
-    found, echoes = failures(scanned)
-    case = with_fates(scanned, Work(scanned.lines), facts, found, echoes)
+    candidates, echoes = failures(scanned)
+    case = with_fates(scanned, Work(scanned.lines), facts, candidates, echoes)
     if facts is not None and facts.state == "succeeded":
         return None, case
     waits, echoes = stuck(scanned), list(case.echoes)
-    found = _own_where_nobody_else_failed([each for each in case.failures if each.fate != "survived"], echoes, facts)
+    candidates = _own_where_nobody_else_failed(
+        [failure for failure in case.failures if failure.fate != "survived"], echoes, facts
+    )
     if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
-        cause = RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
+        cause = RootCause(
+            facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(candidates), told=True
+        )
         return cause, case
     ends = recorded.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
-    found.sort(key=lambda each: (each.standing, each.survivor, ends.get(each.speaker.rank, first_end), each.line.at))
-    return _chosen(case._replace(failures=found, scanned=scanned), waits), case
+    candidates.sort(
+        key=lambda failure: (
+            failure.standing,
+            failure.survivor,
+            ends.get(failure.speaker.rank, first_end),
+            failure.line.at,
+        )
+    )
+    return _chosen(case._replace(failures=candidates, scanned=scanned), waits), case
 
 
 def _chosen(case: Case, waits: Stuck) -> RootCause | None:
     """Return what comes first of: a rank that left early, the best failure, an exit, a report of one."""
-    scanned, facts, found, echoes = case.scanned, case.facts, list(case.failures), list(case.echoes)
-    if (early := _left_early(found, echoes, scanned, waits, facts)) is not None:
+    scanned, facts, candidates, echoes = case.scanned, case.facts, list(case.failures), list(case.echoes)
+    if (early := _left_early(candidates, echoes, scanned, waits, facts)) is not None:
         return early
     ends, ranks = recorded.end_times(facts), _complaining(echoes)
     ended = unexplained(scanned.exits, ends, ranks) if case.failed else None
-    if found and not _exit_explains(ended, found[0]):
-        if found[0].survivor:
-            return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
-        cause = _with_memory_facts(_of_failure(found, echoes, scanned, waits), facts)
-        return cause if facts is not None and facts.ranks else _weighed(cause, found, case.work)
+    if candidates and not _exit_explains(ended, candidates[0]):
+        if candidates[0].survivor:
+            return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=candidates[0])
+        cause = _with_memory_facts(_of_failure(candidates, echoes, scanned, waits), facts)
+        return cause if facts is not None and facts.ranks else _weighed(cause, candidates, case.work)
     if ended is not None and (spoken := _last_words(ended, scanned, echoes)) is not None:
-        return _with_memory_facts(_of_exit(spoken, found, echoes, scanned, waits), facts)
+        return _with_memory_facts(_of_exit(spoken, candidates, echoes, scanned, waits), facts)
     cut = unfinished_report(scanned, case.work)
     spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # others, which may be "finished"
-    own = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
+    own_lines = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
     codes = {hit.signature.code for hit in scanned.hits}  # an agent whose ranks succeeded; an interpreter that ends
     left = "rendezvous-shutdown" in codes or ("teardown-noise" in codes and not ranks)
-    if not (case.failed or cut) and (left or ended_well(own, bool(ranks))):
+    if not (case.failed or cut) and (left or ended_well(own_lines, bool(ranks))):
         return None
     return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
 
 
 def passed_over(case: Case) -> Failure | None:
     """Return the last error that would have ended a run, had its work not gone on; for logs in which nothing failed."""
-    survived = (each for each in case.failures if each.fate == "survived" and each.tier <= Tier.GENERAL)
-    ends = (each for each in survived if not (each.logged or each.survivor or each.quoted))
-    return max(ends, key=lambda each: each.line.at, default=None)
+    survived = (failure for failure in case.failures if failure.fate == "survived" and failure.tier <= Tier.GENERAL)
+    ends = (failure for failure in survived if not (failure.logged or failure.survivor or failure.quoted))
+    return max(ends, key=lambda failure: failure.line.at, default=None)
 
 
-def _rival(best: Failure, others: Sequence[Failure], work: Work, shared: bool) -> Failure | Line | None:
-    """Return the first of ``others`` that may be the cause instead of ``best``, or the step that was made after that.
+def _rival(best: Failure, other_failures: Sequence[Failure], work: Work, shared: bool) -> Failure | Line | None:
+    """Return the first of ``other_failures`` that may be the cause instead of ``best``, or a step made after that.
 
     An end that tells nothing of its reason is how ``best`` ended a rank. ``shared``: ranks that wait for another one
     print the same, and make steps until then.
     """
-    for each in others:
-        least = Tier.GENERAL if each.signature is None else Tier.UNCERTAIN
-        bare = each.code in BARE | ABORTS
-        if each.fate == "fatal" and each.tier <= least and not (bare or each.logged or each.survivor or each.is_hint):
-            return each
+    for failure in other_failures:
+        least = Tier.GENERAL if failure.signature is None else Tier.UNCERTAIN
+        bare = failure.code in BARE | ABORTS
+        if (
+            failure.fate == "fatal"
+            and failure.tier <= least
+            and not (bare or failure.logged or failure.survivor or failure.is_hint)
+        ):
+            return failure
     return None if shared else work.reports_a_step(best.line)
 
 
-def _weighed(cause: RootCause, found: Sequence[Failure], work: Work) -> RootCause:
+def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> RootCause:
     """Return a cause that no record tells with what speaks against it."""
-    best, shared = found[0], cause.code in _SHARED
-    rival = _rival(best, [each for each in found[1:] if each.code != cause.code], work, shared)
+    best, shared = candidates[0], cause.code in _SHARED
+    rival = _rival(best, [failure for failure in candidates[1:] if failure.code != cause.code], work, shared)
     if cause.code in BARE:
-        told = best.standing == Tier.CAUSE
+        is_sure = best.standing == Tier.CAUSE
     else:
-        told = best.standing < Tier.SYMPTOM or cause.rank is not None or cause.mismatched is not None
-    return replace(cause, rival=rival, doubtful=rival is not None or (shared and not told))
+        is_sure = best.standing < Tier.SYMPTOM or cause.rank is not None or cause.mismatched is not None
+    return replace(cause, rival=rival, doubtful=rival is not None or (shared and not is_sure))
 
 
 def _last_words(ended: BareExit, scanned: Scanned, echoes: Sequence[Hit]) -> BareExit | None:
@@ -195,8 +210,8 @@ def _last_words(ended: BareExit, scanned: Scanned, echoes: Sequence[Hit]) -> Bar
     spoken = with_last_words(ended, scanned.lines, complains)
     if recorded.only_complains(spoken.exit, spoken.said, list(complaints)):
         return None
-    of_others = {hit.line.at for hit in echoes}
-    return with_last_words(ended, [line for line in scanned.lines if line.at not in of_others], complains)
+    echo_places = {hit.line.at for hit in echoes}
+    return with_last_words(ended, [line for line in scanned.lines if line.at not in echo_places], complains)
 
 
 def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
@@ -205,32 +220,34 @@ def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
 
 
 def _left_early(
-    found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck, facts: RunFacts | None
+    candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck, facts: RunFacts | None
 ) -> RootCause | None:
     """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
     first = recorded.first_by_itself(facts)
-    left = recorded.left_before(facts, first) if first is not None else ()
+    ranks_that_left = recorded.left_before(facts, first) if first is not None else ()
     complaints = [(hit.line.speaker.rank, hit.line) for hit in of_peers(echoes) if hit.line.text[:2] != "[W"]
-    complaints += [(each.speaker.rank, each.line) for each in found if each.survivor or each.code in _WAITING]
+    complaints += [(item.speaker.rank, item.line) for item in candidates if item.survivor or item.code in _WAITING]
     words: tuple[Line, ...] = ()
     if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
-        first, left = table
+        first, ranks_that_left = table
     elif facts is None and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
-        first, left, words = leaving
-    if first is None or not left or (first.signal and first.signal != "SIGABRT"):
+        first, ranks_that_left, words = leaving
+    if first is None or not ranks_that_left or (first.signal and first.signal != "SIGABRT"):
         return None
-    if found and found[0].standing <= Tier.UNCERTAIN and found[0].code not in _WAITING:
+    if candidates and candidates[0].standing <= Tier.UNCERTAIN and candidates[0].code not in _WAITING:
         return None
-    if not words and first.rank not in {each.rank for each in waits.waited} | {rank for rank, _ in complaints}:
+    if not words and first.rank not in {item.rank for item in waits.waited} | {rank for rank, _ in complaints}:
         return None
     call, frame, line = waited_in(scanned, first.rank)
-    own = next((each for each in waits.waited if each.rank == first.rank), None)
-    before_s = max(0.0, (first.ended_s or 0.0) - (left[-1].ended_s or 0.0))
-    line = own.line if own else line
+    own_wait = next((item for item in waits.waited if item.rank == first.rank), None)
+    before_s = max(0.0, (first.ended_s or 0.0) - (ranks_that_left[-1].ended_s or 0.0))
+    line = own_wait.line if own_wait else line
     lines = words or (() if line is None else (line,))
-    told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, lines, bool(words))
-    rank, host = (left[0].rank, left[0].host) if len(left) == 1 else (None, None)
-    return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
+    departure = Left(tuple(end.rank for end in ranks_that_left), first.rank, before_s, call, frame, lines, bool(words))
+    rank, host = (ranks_that_left[0].rank, ranks_that_left[0].host) if len(ranks_that_left) == 1 else (None, None)
+    return RootCause(
+        "rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(candidates), left=departure
+    )
 
 
 def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
@@ -247,8 +264,8 @@ def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
     return best.standing >= Tier.SURVIVED or later
 
 
-def _of_failure(found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck) -> RootCause:
-    best = found[0]
+def _of_failure(candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck) -> RootCause:
+    best = candidates[0]
     code, pair = best.code, None
     if code in ("collective-timeout", "gpu-p2p-broken"):
         pair = mismatch(waits)
@@ -263,26 +280,26 @@ def _of_failure(found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanne
     elif (code == "collective-mismatch" and "other" in best.groups) or code in OUTSIDE | {"nccl-version-mismatch"}:
         rank = None  # either, or it is from outside
     else:
-        rank = _rank_of(best, found, echoes, scanned, waits)
+        rank = _rank_of(best, candidates, echoes, scanned, waits)
     dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))
     dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended) if dumps else ()
     return RootCause(
-        code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]), dumped=dumped
+        code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(candidates[1:]), dumped=dumped
     )
 
 
 def _of_exit(
-    ended: BareExit, found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
+    ended: BareExit, candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
 ) -> RootCause:
     same = (end for end in scanned.exits if end.code == ended.exit.code and not end.by_agent)
     alike = {recorded.exit_rank(end, scanned) for end in same}
     complaining = _complaining(echoes)
     if ended.exit.seen and ended.exit.rank not in complaining:
         alike -= complaining  # those ended because of this one
-    alone = len(alike) <= 1 or recorded.says_alone(ended.exit, ended.said, scanned)
-    rank = recorded.exit_rank(ended.exit, scanned) if alone else None
+    is_alone = len(alike) <= 1 or recorded.says_alone(ended.exit, ended.said, scanned)
+    rank = recorded.exit_rank(ended.exit, scanned) if is_alone else None
     first = scanned.lines[0].at if scanned.lines else 0
-    own = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
+    own_calls = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
     return RootCause(
         code_with_words(ended),
         rank,
@@ -290,54 +307,61 @@ def _of_exit(
         ended=ended,
         stuck=waits,
         echoes=tuple(echoes),
-        losers=tuple(found),
-        dumped=next(filter(None, own), ()),
+        losers=tuple(candidates),
+        dumped=next(filter(None, own_calls), ()),
     )
 
 
 def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
-    told = recorded.memory_says(cause.code, None if cause.ended is None else cause.ended.exit.code, facts)
-    return cause if told is None else replace(cause, code=told[0], outside=told[1])
+    memory_words = recorded.memory_says(cause.code, None if cause.ended is None else cause.ended.exit.code, facts)
+    return cause if memory_words is None else replace(cause, code=memory_words[0], outside=memory_words[1])
 
 
-def _own_where_nobody_else_failed(found: list[Failure], echoes: Sequence[Hit], facts: RunFacts | None) -> list[Failure]:
+def _own_where_nobody_else_failed(
+    candidates: list[Failure], echoes: Sequence[Hit], facts: RunFacts | None
+) -> list[Failure]:
     """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
     record, of the rank that failed first; by a log alone, of the only one that complains.
     """
     first = recorded.first_by_itself(facts)
     if first is not None:
-        workers = {each.speaker for each in found if each.of_worker and each.fate == "fatal"}  # of a DataLoader
-        mine = (each for each in found if each.maybe_own and each.speaker.rank == first.rank)
-        own = {each.line.at for each in mine if not (each.in_loader and each.speaker in workers)}
+        workers = {
+            failure.speaker for failure in candidates if failure.of_worker and failure.fate == "fatal"
+        }  # of a DataLoader
+        maybe_own = (failure for failure in candidates if failure.maybe_own and failure.speaker.rank == first.rank)
+        own_places = {
+            failure.line.at for failure in maybe_own if not (failure.in_loader and failure.speaker in workers)
+        }
     else:
-        speakers = {each.speaker for each in found if each.standing < Tier.HINT}
+        speakers = {failure.speaker for failure in candidates if failure.standing < Tier.HINT}
         speakers |= {hit.line.speaker for hit in of_peers(echoes)}
-        others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
-        own = set() if others else {each.line.at for each in found if each.maybe_own}
-    own -= {each.line.at for each in found if each.fate != "fatal" or each.logged}
+        has_others = len(speakers) > 1 or any(not failure.maybe_own for failure in candidates if failure.survivor)
+        own_places = set() if has_others else {failure.line.at for failure in candidates if failure.maybe_own}
+    own_places -= {failure.line.at for failure in candidates if failure.fate != "fatal" or failure.logged}
     return [
-        replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
+        replace(failure, tier=Tier.GENERAL, side=False, survivor=False) if failure.line.at in own_places else failure
+        for failure in candidates
     ]
 
 
 def _rank_of(
-    best: Failure, found: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
+    best: Failure, candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
 ) -> int | None:
     """Return the one rank that shows the cause, None where several do, or where nothing tells."""
-    same = [each for each in found if (each.code, each.standing) == (best.code, best.standing)]
-    ranks = {_own_rank(each, scanned) for each in same} - {None}
+    same = [failure for failure in candidates if (failure.code, failure.standing) == (best.code, best.standing)]
+    ranks = {_own_rank(failure, scanned) for failure in same} - {None}
     if ranks:
         return ranks.pop() if len(ranks) == 1 else None
-    if len({each.speaker for each in same}) > 1:
+    if len({failure.speaker for failure in same}) > 1:
         return None
     by_exit = recorded.only_failed_rank(scanned)
     return by_exit if by_exit is not None else waits.only_silent(_complaining(echoes))
 
 
-def _own_rank(each: Failure, scanned: Scanned) -> int | None:
+def _own_rank(failure: Failure, scanned: Scanned) -> int | None:
     """Return the rank that a failure names, or that printed it."""
-    speaker, groups = each.speaker, each.groups
+    speaker, groups = failure.speaker, failure.groups
     if groups.get("culprit", "").isdecimal():
         return int(groups["culprit"])
     if speaker.rank is not None:

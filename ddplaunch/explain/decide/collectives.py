@@ -87,8 +87,8 @@ class Stuck:
 
     def only_silent(self, complaining: Collection[int | None]) -> int | None:
         """Return the only rank that neither timed out nor is ``complaining`` of others, None for several."""
-        heard = {*complaining, *(each.rank for each in self.waited)}
-        silent = [rank for rank in range(self.world_size or 0) if rank not in heard]
+        ranks_heard = {*complaining, *(wait.rank for wait in self.waited)}
+        silent = [rank for rank in range(self.world_size or 0) if rank not in ranks_heard]
         return silent[0] if len(silent) == 1 and self.world_size != 1 else None
 
     @property
@@ -96,7 +96,7 @@ class Stuck:
         """Ranks that did not time out; empty if the world size is not known."""
         if self.world_size is None:
             return ()
-        present = {each.rank for each in self.waited}
+        present = {wait.rank for wait in self.waited}
         return tuple(rank for rank in range(self.world_size) if rank not in present)
 
 
@@ -119,17 +119,17 @@ def stuck(scanned: Scanned) -> Stuck:
         if match := _COUNTS.search(line.text):
             enqueued.setdefault(rank, _signed(match["enqueued"]))
             completed.setdefault(rank, _signed(match["completed"]))
-    for each in _gloo(scanned, _WAITS):
-        waited.setdefault(each.rank, each)
-    calls = {each.call for each in waited.values()} if all(each.call for each in waited.values()) else set()
-    for each in _gloo(scanned, _CLOSED) if calls else ():  # it waited too, until the other gave up
-        if each.call and each.call not in calls:
-            waited.setdefault(each.rank, each)
+    for wait in _gloo(scanned, _WAITS):
+        waited.setdefault(wait.rank, wait)
+    calls = {wait.call for wait in waited.values()} if all(wait.call for wait in waited.values()) else set()
+    for wait in _gloo(scanned, _CLOSED) if calls else ():  # it waited too, until the other gave up
+        if wait.call and wait.call not in calls:
+            waited.setdefault(wait.rank, wait)
     named = set(groups.values())
     only = named.pop() if len(named) == 1 else ""  # not every line of a rank names its group
     ordered = tuple(replace(waited[rank], group=groups.get(rank, only)) for rank in sorted(waited))
-    left = frozenset(_left(scanned) - waited.keys()) if waited else frozenset()
-    return Stuck(ordered, enqueued, completed, groups, world_size(scanned), left)
+    ranks_that_left = frozenset(_left(scanned) - waited.keys()) if waited else frozenset()
+    return Stuck(ordered, enqueued, completed, groups, world_size(scanned), ranks_that_left)
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,14 @@ class Left:
 
 def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
     """Return the call in which a rank failed because of others, the user's frame, and the line that says so."""
-    own = [each for each in scanned.tracebacks if each.speaker.rank == rank and not (each.handled or each.side)]
-    if not own:
+    own_tracebacks = [
+        traceback
+        for traceback in scanned.tracebacks
+        if traceback.speaker.rank == rank and not (traceback.handled or traceback.side)
+    ]
+    if not own_tracebacks:
         return "", "", None
-    last = own[-1]
+    last = own_tracebacks[-1]
     frames = [frame for part in last.parts for frame in part.frames]
     return _called_by_user(frames), last.raised.frame or "", last.root.line
 
@@ -170,15 +174,15 @@ def _called_by_user(frames: Sequence[tuple[str, int, str]]) -> str:
 def _left(scanned: Scanned) -> set[int]:
     """Return the ranks that printed that they were done, if the line tells their rank."""
     first = {int(match.group(1)) for line in scanned.lines if (match := _LEFT.search(line.text))}
-    said = (line for line in scanned.lines if line.speaker.rank is not None and _OVER.match(line.text))
-    return first | {line.speaker.rank for line in said if line.speaker.rank is not None}
+    end_lines = (line for line in scanned.lines if line.speaker.rank is not None and _OVER.match(line.text))
+    return first | {line.speaker.rank for line in end_lines if line.speaker.rank is not None}
 
 
-def _gloo(scanned: Scanned, said: re.Pattern[str]) -> Iterable[Waited]:
+def _gloo(scanned: Scanned, pattern: re.Pattern[str]) -> Iterable[Waited]:
     for traceback in scanned.tracebacks:
         part = traceback.parts[-1]
         rank = traceback.speaker.rank
-        if rank is None or not said.search(part.raised.message):
+        if rank is None or not pattern.search(part.raised.message):
             continue
         place, source = next(((call.place, call.source) for call in traceback.calls), ("", ""))
         yield Waited(rank, part.line, call=_called_by_user(part.frames), frame=place, source=source)
@@ -192,7 +196,7 @@ def world_size(scanned: Scanned) -> int | None:
         ):
             return _plausible(max(int(number) for number in match.groups() if number))
     ranks = [line.speaker.rank for line in scanned.lines if line.speaker.rank is not None]
-    ranks += [each.rank for each in scanned.exits if each.rank is not None]
+    ranks += [end.rank for end in scanned.exits if end.rank is not None]
     return _plausible(max(ranks) + 1) if ranks else None
 
 
@@ -200,41 +204,41 @@ def _plausible(size: int) -> int | None:
     return size if size <= _MOST_RANKS else None
 
 
-def mismatch(found: Stuck) -> tuple[Waited, Waited] | None:
+def mismatch(waits: Stuck) -> tuple[Waited, Waited] | None:
     """Return two ranks that waited in different collectives, None if all were in the same one or nothing tells."""
     by_call: dict[str, Waited] = {}
     by_number: dict[tuple[str, int | None], Waited] = {}
-    for each in found.waited:
-        if each.call:
-            first = by_call.setdefault(each.group, each)
-            if first.call != each.call:
-                return first, each
-        if each.op is not None:
-            first = by_number.setdefault((each.group, each.seq), each)
-            if (first.op, first.numel) != (each.op, each.numel):
-                return first, each
+    for wait in waits.waited:
+        if wait.call:
+            first = by_call.setdefault(wait.group, wait)
+            if first.call != wait.call:
+                return first, wait
+        if wait.op is not None:
+            first = by_number.setdefault((wait.group, wait.seq), wait)
+            if (first.op, first.numel) != (wait.op, wait.numel):
+                return first, wait
     return None
 
 
-def uneven(found: Stuck) -> tuple[int, int] | None:
+def uneven(waits: Stuck) -> tuple[int, int] | None:
     """Return the ranks that had enqueued the fewest and the most collectives, if these differ by two or more.
 
     The one with the fewest waits too: of one that does not, counts only say that it was late, stuck or gone.
     """
-    if len(found.enqueued) < 2 or len({found.groups.get(rank, "") for rank in found.enqueued}) > 1:
+    if len(waits.enqueued) < 2 or len({waits.groups.get(rank, "") for rank in waits.enqueued}) > 1:
         return None
-    least = min(found.enqueued, key=lambda rank: found.enqueued[rank])
-    if found.waited and least not in {each.rank for each in found.waited}:
+    least = min(waits.enqueued, key=lambda rank: waits.enqueued[rank])
+    if waits.waited and least not in {wait.rank for wait in waits.waited}:
         return None
-    most = max(found.enqueued, key=lambda rank: found.enqueued[rank])
-    return (least, most) if found.enqueued[most] - found.enqueued[least] >= 2 else None
+    most = max(waits.enqueued, key=lambda rank: waits.enqueued[rank])
+    return (least, most) if waits.enqueued[most] - waits.enqueued[least] >= 2 else None
 
 
-def first_never_done(found: Stuck) -> bool:
+def first_never_done(waits: Stuck) -> bool:
     """Return whether every rank was stuck in its first collective."""
-    if len(found.waited) < 2 or any(each.seq != 1 for each in found.waited) or found.absent:
+    if len(waits.waited) < 2 or any(wait.seq != 1 for wait in waits.waited) or waits.absent:
         return False
-    return all(done <= 0 for done in found.completed.values())
+    return all(completed <= 0 for completed in waits.completed.values())
 
 
 def _signed(text: str) -> int:
@@ -297,7 +301,7 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> 
                 reached.setdefault((group, number), {})[rank] = entry
                 last[group, rank] = max(number, last.get((group, rank), number))
     ends_known = any(entry.get("state") == _DONE for by_rank in reached.values() for entry in by_rank.values())
-    for group, number in sorted(reached, key=lambda each: (each[1], each[0])):
+    for group, number in sorted(reached, key=lambda group_and_number: (group_and_number[1], group_and_number[0])):
         by_rank = reached[group, number]
         members = {rank: upto for (named, rank), upto in last.items() if named == group}
         missing = tuple(sorted(rank for rank, upto in members.items() if upto < number))
@@ -306,20 +310,20 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> 
         if not ends_known and number < max(members.values()) and not missing:
             continue  # gloo's do not say what has ended: only the last one can be open, and any that some never joined
         called = [(rank, _called(reached[group, upto][rank])) for rank, upto in sorted(members.items())]
-        found = _open(number, by_rank, missing, ranks if ends_known else 0)
-        return replace(found, last=tuple((rank, at) for rank, at in called if at is not None))
+        operation = _open(number, by_rank, missing, ranks if ends_known else 0)
+        return replace(operation, last=tuple((rank, at) for rank, at in called if at is not None))
     return None
 
 
 def _called(entry: Mapping[str, Any]) -> CodePlace | None:
     """Return the place that called this collective; its frames are the innermost first."""
     frames = entry.get("frames")
-    found = tuple(
-        Frame(str(each.get("filename")), line, str(each.get("name")))
-        for each in (frames if isinstance(frames, list) else ())
-        if isinstance(each, dict) and isinstance(line := each.get("line"), int)
+    calls = tuple(
+        Frame(str(frame.get("filename")), line, str(frame.get("name")))
+        for frame in (frames if isinstance(frames, list) else ())
+        if isinstance(frame, dict) and isinstance(line := frame.get("line"), int)
     )
-    return place_of(RankStack(0, 0, (ThreadStack("", found),))) if found else None
+    return place_of(RankStack(0, 0, (ThreadStack("", calls),))) if calls else None
 
 
 def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[int, ...], ranks: int) -> Flight:
@@ -358,7 +362,7 @@ _NAME = re.compile(r"flight-recorder-rank-_?(\d+)")
 
 def flight_dumps(directory: Path) -> dict[int, list[dict[str, Any]]]:
     """Return the entries of each rank's dump; missing, broken and too large ones are left out."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    dumps: dict[int, list[dict[str, Any]]] = {}
     try:
         paths = list(directory.iterdir())
     except OSError:
@@ -367,7 +371,7 @@ def flight_dumps(directory: Path) -> dict[int, list[dict[str, Any]]]:
         match = _NAME.fullmatch(path.name)
         try:
             if match and not path.is_symlink():
-                found[int(match[1])] = read_dump(read_plain(path, LARGEST_BYTES))
+                dumps[int(match[1])] = read_dump(read_plain(path, LARGEST_BYTES))
         except (OSError, ValueError):
             continue
-    return found
+    return dumps

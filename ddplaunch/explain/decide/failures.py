@@ -203,17 +203,17 @@ def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[
     who = part.line.speaker
     for at in range(part.line.at, part.first - 1, -1):
         for hit in by_line.get(at, ()):
-            said = at == part.line.at
-            other = (hit.quoted or _is_said_of_another(hit.signature, part)) if said else _in_source(hit)
-            if hit.line.speaker == who and not other:
+            is_own_line = at == part.line.at
+            of_another = (hit.quoted or _is_said_of_another(hit.signature, part)) if is_own_line else _in_source(hit)
+            if hit.line.speaker == who and not of_another:
                 yield hit
 
 
 def _in_source(hit: Hit) -> bool:
     """Return whether a line of source inside a traceback only quotes what the signature describes, or raises it."""
     text = hit.line.text.lstrip()
-    before = text[: max(0, text.find(hit.groups["line"]))]
-    quotes = not text.startswith('File "') and (before.count('"') % 2 or before.count("'") % 2)
+    text_before = text[: max(0, text.find(hit.groups["line"]))]
+    quotes = not text.startswith('File "') and (text_before.count('"') % 2 or text_before.count("'") % 2)
     return text.startswith(("raise ", "#")) or bool(quotes)
 
 
@@ -227,8 +227,8 @@ def _is_said_of_another(signature: Signature, part: ChainedException) -> bool:
         return False
     last = part.calls[-1] if part.calls else None
     raises = last is not None and not last.folded and bool(_RAISES.search(last.source))
-    own = raises and "[Errno" not in part.raised.message
-    return own or (signature.code in OF_MACHINES and name in _OF_LOGIC and name not in signature.raises)
+    is_own = raises and "[Errno" not in part.raised.message
+    return is_own or (signature.code in OF_MACHINES and name in _OF_LOGIC and name not in signature.raises)
 
 
 def _of_exception(traceback: Traceback) -> Failure | None:

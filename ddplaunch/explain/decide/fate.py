@@ -71,89 +71,93 @@ class Case(NamedTuple):
 Holds = Callable[[Failure], bool]
 
 
-def _caught(each: Failure) -> bool:
+def _caught(failure: Failure) -> bool:
     """Return whether a program tells in its own words of an exception."""
-    own = each.raised is None and each.code not in BY_OTHERS and not _VOICES.search(each.line.text)
-    return own and _CAUGHT.match(each.line.text) is not None
+    by_program = failure.raised is None and failure.code not in BY_OTHERS and not _VOICES.search(failure.line.text)
+    return by_program and _CAUGHT.match(failure.line.text) is not None
 
 
 def announced_and_passed_over(case: Case) -> Holds:
     """The program said that it goes on, or named an exception, and printed more before anything else went wrong."""
-    lines = [each.line for each in case.failures if not each.logged] + [hit.line for hit in case.echoes]
+    lines = [failure.line for failure in case.failures if not failure.logged] + [hit.line for hit in case.echoes]
     bad = sorted(line.at for line in (*lines, *(end.line for end in case.scanned.exits)))
 
-    def holds(each: Failure) -> bool:
-        place = bisect.bisect_right(bad, each.line.at)
+    def holds(failure: Failure) -> bool:
+        place = bisect.bisect_right(bad, failure.line.at)
         until = bad[place] if place < len(bad) else case.scanned.lines[-1].at + 1
-        told = each.bare and each.signature is None and each.speaker.rank is None
-        return (each.logged or told or _caught(each)) and case.work.said_between(each.line, until) >= GOES_ON
+        bare_words = failure.bare and failure.signature is None and failure.speaker.rank is None
+        return (failure.logged or bare_words or _caught(failure)) and case.work.said_between(
+            failure.line, until
+        ) >= GOES_ON
 
     return holds
 
 
 def announced_and_a_step_followed(case: Case) -> Holds:
     """The program said that it goes on, and reported a step, before it failed."""
-    return lambda each: case.failed and each.logged and case.work.went_on(each.line, announced=True)
+    return lambda failure: case.failed and failure.logged and case.work.went_on(failure.line, announced=True)
 
 
 def of_an_earlier_attempt(case: Case) -> Holds:
     """The ranks were started again after it, and nothing says that the run failed."""
     begun = max((end.line.at for end in case.scanned.exits if not end.by_agent), default=-1)
-    return lambda each: not case.failed and each.line.at <= begun
+    return lambda failure: not case.failed and failure.line.at <= begun
 
 
 def work_went_on(case: Case) -> Holds:
     """Steps or the word that all is done follow it, and nothing says that the run failed."""
 
-    def holds(each: Failure) -> bool:
-        resumed = each.code in OUTSIDE and case.work.began_again(each.line)
-        ends = not each.logged and (each.raised is not None or each.code not in _SKIPPED)
-        return case.work.went_on(each.line, ends, each.logged or resumed)
+    def holds(failure: Failure) -> bool:
+        resumed = failure.code in OUTSIDE and case.work.began_again(failure.line)
+        ends = not failure.logged and (failure.raised is not None or failure.code not in _SKIPPED)
+        return case.work.went_on(failure.line, ends, failure.logged or resumed)
 
-    return (lambda each: False) if case.failed else holds
+    return (lambda failure: False) if case.failed else holds
 
 
 def beside_work_that_is_done(case: Case) -> Holds:
     """A thread raised it, or Python warned of it, and the last lines say that the work is done."""
-    done = not case.failed and said_done(case.scanned.lines, 30, once=True)
+    is_done = not case.failed and said_done(case.scanned.lines, 30, once=True)
 
-    def holds(each: Failure) -> bool:
-        beside = each.side or _WARNED.search(each.line.text) is not None
-        return done and beside and each.code not in OUTSIDE
+    def holds(failure: Failure) -> bool:
+        beside_the_work = failure.side or _WARNED.search(failure.line.text) is not None
+        return is_done and beside_the_work and failure.code not in OUTSIDE
 
     return holds
 
 
 def quoted_in_work_that_did_not_fail(case: Case) -> Holds:
     """The line repeats what somebody else printed, and nothing says that the run failed."""
-    return lambda each: not case.failed and each.raised is None and each.hit is not None and each.hit.quoted
+    return lambda failure: not case.failed and failure.raised is None and failure.hit is not None and failure.hit.quoted
 
 
 def quoted(case: Case) -> Holds:
     """The line repeats what somebody else printed."""
-    return lambda each: each.quoted
+    return lambda failure: failure.quoted
 
 
 def caught_and_logged(case: Case) -> Holds:
     """The exception was printed by a logger, as a warning, or from within code that had caught it."""
-    return lambda each: (each.logged and each.raised is not None) or _WARNED.search(each.line.text) is not None
+    return lambda failure: (
+        (failure.logged and failure.raised is not None) or _WARNED.search(failure.line.text) is not None
+    )
 
 
 def steps_followed(case: Case) -> Holds:
     """The same rank reported several more steps."""
-    return lambda each: case.work.steps_after(each.line)
+    return lambda failure: case.work.steps_after(failure.line)
 
 
 def at_start_and_started(case: Case) -> Holds:
     """It ends ranks before their first step, and a step follows it."""
-    return lambda each: each.code in AT_START and case.work.started_after(each.line)
+    return lambda failure: failure.code in AT_START and case.work.started_after(failure.line)
 
 
 def stopped_by_the_launcher(case: Case) -> Holds:
     """By the record, the rank ended well, or the launcher ended it after another one had failed."""
     complaining = frozenset(hit.line.speaker.rank for hit in of_peers(case.echoes))
-    ranks = ended_later(case.facts, complaining - {each.speaker.rank for each in case.failures})
-    return lambda each: each.speaker.rank in ranks
+    ranks = ended_later(case.facts, complaining - {failure.speaker.rank for failure in case.failures})
+    return lambda failure: failure.speaker.rank in ranks
 
 
 def older_than_the_exception_that_ended_its_rank(case: Case) -> Holds:
@@ -163,13 +167,13 @@ def older_than_the_exception_that_ended_its_rank(case: Case) -> Holds:
         if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
             last[traceback.speaker] = traceback
 
-    def holds(each: Failure) -> bool:
-        final = last.get(each.speaker)
-        if final is None or each.speaker.rank is None or _VOICES.search(each.line.text):
+    def holds(failure: Failure) -> bool:
+        final = last.get(failure.speaker)
+        if final is None or failure.speaker.rank is None or _VOICES.search(failure.line.text):
             return False
-        if each.of_worker and (final.in_loader or final.lost_worker):
+        if failure.of_worker and (final.in_loader or final.lost_worker):
             return False
-        return final.parts[0].first > each.line.at
+        return final.parts[0].first > failure.line.at
 
     return holds
 
@@ -190,49 +194,53 @@ class _Ended(NamedTuple):
 
 def _ended(case: Case) -> _Ended:
     only = only_failed_rank(case.scanned)
-    fatal = [each for each in case.failures if each.fate == "fatal"]
-    own = [each for each in fatal if each.raised is not None and each.tier <= Tier.GENERAL]
-    whole = [each for each in own if each.signature is not None or not each.bare]
-    of_only = [each for each in whole if each.signature is None and each.speaker.rank == only is not None]
-    waits = [each for each in fatal if each.tier == Tier.SYMPTOM]  # for a rank that had failed by then
-    known = [each.line.at for each in (*whole, *waits)]
+    fatal = [failure for failure in case.failures if failure.fate == "fatal"]
+    own_exceptions = [failure for failure in fatal if failure.raised is not None and failure.tier <= Tier.GENERAL]
+    whole = [failure for failure in own_exceptions if failure.signature is not None or not failure.bare]
+    of_only = [failure for failure in whole if failure.signature is None and failure.speaker.rank == only is not None]
+    waits = [failure for failure in fatal if failure.tier == Tier.SYMPTOM]  # for a rank that had failed by then
+    known_places = [failure.line.at for failure in (*whole, *waits)]
     exits = [end.line.at for end in case.scanned.exits if not end.by_agent]
     below = case.scanned.lines[-1].at + 1 if case.scanned.lines else 0
     signed = [
-        each for each in fatal if each.signature and each.raised and each.tier == Tier.UNCERTAIN and not each.bare
+        failure
+        for failure in fatal
+        if failure.signature and failure.raised and failure.tier == Tier.UNCERTAIN and not failure.bare
     ]
     of_only_rank, raised, uncaught = (
-        max((each.line.at for each in kind), default=-1) for kind in (of_only, own, (*whole, *signed))
+        max((failure.line.at for failure in kind), default=-1) for kind in (of_only, own_exceptions, (*whole, *signed))
     )
-    return _Ended(of_only_rank, raised, uncaught, min((*known, *exits), default=below), min(known, default=below))
+    return _Ended(
+        of_only_rank, raised, uncaught, min((*known_places, *exits), default=below), min(known_places, default=below)
+    )
 
 
-def _unsigned(each: Failure) -> bool:
-    by_others = each.code in BY_OTHERS or _VOICES.search(each.line.text) is not None
-    return each.speaker.rank is None and each.raised is None and not by_others
+def _unsigned(failure: Failure) -> bool:
+    by_others = failure.code in BY_OTHERS or _VOICES.search(failure.line.text) is not None
+    return failure.speaker.rank is None and failure.raised is None and not by_others
 
 
 def after_the_failure(case: Case) -> Holds:
     """Nobody signs it, and it stands below a failure that tells more."""
     ended = _ended(case)
-    return lambda each: _unsigned(each) and each.line.at > ended.explained and each.code not in AT_START
+    return lambda failure: _unsigned(failure) and failure.line.at > ended.explained and failure.code not in AT_START
 
 
 def of_something_else(case: Case) -> Holds:
     """Nobody signs it, and an exception that ended a rank is printed below it, or an exit stands above it."""
     ended = _ended(case)
 
-    def holds(each: Failure) -> bool:
-        if not _unsigned(each):
+    def holds(failure: Failure) -> bool:
+        if not _unsigned(failure):
             return False
         caught = (
             ended.raised
-            if _COMPLAINS.match(each.line.text)
+            if _COMPLAINS.match(failure.line.text)
             else ended.uncaught
-            if _CAUGHT.match(each.line.text)
+            if _CAUGHT.match(failure.line.text)
             else -1
         )
-        return ended.of_only_rank >= 0 or each.line.at > ended.over or each.line.at < caught
+        return ended.of_only_rank >= 0 or failure.line.at > ended.over or failure.line.at < caught
 
     return holds
 
@@ -241,10 +249,10 @@ def a_step_before_the_exception(case: Case) -> Holds:
     """Nobody signs it, and a step stands between it and the exception that ended a rank."""
     uncaught = _ended(case).uncaught
 
-    def holds(each: Failure) -> bool:
-        if each.speaker.rank is not None or each.code in BY_OTHERS or _VOICES.search(each.line.text):
+    def holds(failure: Failure) -> bool:
+        if failure.speaker.rank is not None or failure.code in BY_OTHERS or _VOICES.search(failure.line.text):
             return False
-        step = case.work.reports_a_step(each.line) if each.line.at < uncaught else None
+        step = case.work.reports_a_step(failure.line) if failure.line.at < uncaught else None
         return step is not None and step.at < uncaught
 
     return holds
@@ -252,11 +260,11 @@ def a_step_before_the_exception(case: Case) -> Holds:
 
 def explained_by_another(case: Case) -> Holds:
     """Another failure of the log leads to it."""
-    codes = {each.code for each in case.failures if each.fate in ("fatal", "doubtful")}
+    codes = {failure.code for failure in case.failures if failure.fate in ("fatal", "doubtful")}
 
-    def holds(each: Failure) -> bool:
-        of_gpu = each.signature is None and each.raised is not None and _OF_A_GPU.search(each.raised.message)
-        return not codes.isdisjoint(_FOLLOWS["cuda-unavailable"] if of_gpu else _FOLLOWS.get(each.code, ()))
+    def holds(failure: Failure) -> bool:
+        of_gpu = failure.signature is None and failure.raised is not None and _OF_A_GPU.search(failure.raised.message)
+        return not codes.isdisjoint(_FOLLOWS["cuda-unavailable"] if of_gpu else _FOLLOWS.get(failure.code, ()))
 
     return holds
 
@@ -264,7 +272,7 @@ def explained_by_another(case: Case) -> Holds:
 def ended_by_its_launcher(case: Case) -> Holds:
     """The launcher reports there that it ended a rank."""
     reports = {end.line.at for end in case.scanned.exits if end.by_agent}
-    return lambda each: each.code == "killed" and each.line.at in reports
+    return lambda failure: failure.code == "killed" and failure.line.at in reports
 
 
 def named_beside(case: Case) -> Holds:
@@ -274,14 +282,14 @@ def named_beside(case: Case) -> Holds:
     native threads run often aborts, and launchers end what is left.
     """
     named: dict[Speaker, list[tuple[int, bool]]] = {}
-    for each in case.failures:
-        if each.signature and each.fate == "fatal" and not (each.is_hint or each.code in ABORTS):
-            named.setdefault(each.speaker, []).append((each.line.at, each.code in _ENDS))
-    return lambda each: (
-        each.signature is None
+    for failure in case.failures:
+        if failure.signature and failure.fate == "fatal" and not (failure.is_hint or failure.code in ABORTS):
+            named.setdefault(failure.speaker, []).append((failure.line.at, failure.code in _ENDS))
+    return lambda failure: (
+        failure.signature is None
         and any(
-            abs(at - each.line.at) <= _NEAR and not (ends and at > each.line.at)
-            for at, ends in named.get(each.speaker, ())
+            abs(at - failure.line.at) <= _NEAR and not (ends and at > failure.line.at)
+            for at, ends in named.get(failure.speaker, ())
         )
     )
 
@@ -292,23 +300,23 @@ def after_an_end_from_outside(case: Case) -> Holds:
     A launcher that reports a failed rank saw it fail before its own end, wherever printed. A time limit warns by
     signals.
     """
-    found = [each for each in case.failures if each.fate == "fatal"]
-    outside = [each.line.at for each in found if each.code in OUTSIDE and not each.is_hint]
-    own = [end for end in case.scanned.exits if not end.by_agent and end.code not in _ASKED_TO_END]
-    cancelled = min((each.line.at for each in found if " CANCELLED AT " in each.line.text), default=math.inf)
-    reported = any(not (end.table or ("srun: " in end.line.text and cancelled < end.line.at)) for end in own)
+    fatal = [failure for failure in case.failures if failure.fate == "fatal"]
+    outside = [failure.line.at for failure in fatal if failure.code in OUTSIDE and not failure.is_hint]
+    own_exits = [end for end in case.scanned.exits if not end.by_agent and end.code not in _ASKED_TO_END]
+    cancelled = min((failure.line.at for failure in fatal if " CANCELLED AT " in failure.line.text), default=math.inf)
+    reported = any(not (end.table or ("srun: " in end.line.text and cancelled < end.line.at)) for end in own_exits)
     end = math.inf if reported else min(outside, default=math.inf)
-    causes = (each for each in found if each.code not in OUTSIDE and each.line.at < end)
-    failed_before = any(each.tier <= Tier.GENERAL for each in causes)
-    limited = any(each.code == "time-limit" and each.tier == Tier.CAUSE for each in found)
-    first_exit = min((end.line.at for end in own), default=math.inf)
+    causes = (failure for failure in fatal if failure.code not in OUTSIDE and failure.line.at < end)
+    failed_before = any(failure.tier <= Tier.GENERAL for failure in causes)
+    limited = any(failure.code == "time-limit" and failure.tier == Tier.CAUSE for failure in fatal)
+    first_exit = min((end.line.at for end in own_exits), default=math.inf)
 
-    def holds(each: Failure) -> bool:
-        if each.code == "terminated":
-            return failed_before or limited or each.line.at > first_exit
-        return each.code not in OUTSIDE | _REASONS and each.line.at > end
+    def holds(failure: Failure) -> bool:
+        if failure.code == "terminated":
+            return failed_before or limited or failure.line.at > first_exit
+        return failure.code not in OUTSIDE | _REASONS and failure.line.at > end
 
-    return holds if outside else (lambda each: False)
+    return holds if outside else (lambda failure: False)
 
 
 #: In this order: the first rule that holds for a failure decides what became of it.
@@ -338,19 +346,21 @@ FOLLOWED = frozenset(("explained_by_another", "after_an_end_from_outside"))
 
 
 def with_fates(
-    scanned: Scanned, work: Work, facts: RunFacts | None, found: Sequence[Failure], echoes: Sequence[Hit]
+    scanned: Scanned, work: Work, facts: RunFacts | None, failures: Sequence[Failure], echoes: Sequence[Hit]
 ) -> Case:
     """Return the case with the fate of each failure, and without the echoes of attempts that the work survived."""
-    case = Case(scanned, work, facts, says_failed(scanned, work, facts), found, echoes)
+    case = Case(scanned, work, facts, says_failed(scanned, work, facts), failures, echoes)
     for fate, rule in RULES:
         holds = rule(case)
         case = case._replace(
             failures=[
-                replace(each, fate=fate, reason=rule.__name__) if each.fate == "fatal" and holds(each) else each
-                for each in case.failures
+                replace(failure, fate=fate, reason=rule.__name__)
+                if failure.fate == "fatal" and holds(failure)
+                else failure
+                for failure in case.failures
             ]
         )
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
     begun = max((end.line.at for end in scanned.exits if not end.by_agent), default=-1)
-    over = last is None or last.at < begun or work.went_on(last, uncaught=True)
-    return case if case.failed or not over else case._replace(echoes=())
+    is_over = last is None or last.at < begun or work.went_on(last, uncaught=True)
+    return case if case.failed or not is_over else case._replace(echoes=())

@@ -62,8 +62,8 @@ def unexplained(
         kind = _ORDER.index(ended.code)
         return (kind, rank in complaining, ends.get(rank, math.inf), ended.exit.code == 1, ended.exit.line.at)
 
-    own = (each for each in exits if not each.by_agent)
-    kinds = (BareExit("unknown" if each.seen and each.code > 0 else exit_code(each.code), each) for each in own)
+    own_exits = (end for end in exits if not end.by_agent)
+    kinds = (BareExit("unknown" if end.seen and end.code > 0 else exit_code(end.code), end) for end in own_exits)
     return min(kinds, key=order, default=None)
 
 
@@ -73,18 +73,20 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
     In a log of all ranks it is the last line before the launcher's report, else one that no rank has signed and that
     reads like a reason. ``complains``: the rank says that it lost another one.
     """
-    known = ended.exit
-    before = [line for line in lines if known.seen or line.at < known.line.at]
-    own = _spoken(line for line in before if line.speaker.rank == known.rank and not line.file.endswith("launcher.err"))
-    if not (own or known.seen):
-        unsigned = _spoken(line for line in before if line.speaker.rank is None)[-_LAST:]
+    rank_exit = ended.exit
+    earlier = [line for line in lines if rank_exit.seen or line.at < rank_exit.line.at]
+    own_lines = _spoken(
+        line for line in earlier if line.speaker.rank == rank_exit.rank and not line.file.endswith("launcher.err")
+    )
+    if not (own_lines or rank_exit.seen):
+        unsigned = _spoken(line for line in earlier if line.speaker.rank is None)[-_LAST:]
         return replace(ended, said=tuple(line for line in unsigned if _gives_reason(line.text))[-1:])
-    last = [line for line in own if ".err" in line.file] or own
-    last = last[-_LAST:] if known.seen else last[-1:]  # what stands above it may be another rank's
-    said = _reason(last)
-    alone = not said and known.seen and known.code == 1 and not complains
-    gives_reason = bool(said) or (alone and _is_message(last, known.one_file))
-    return replace(ended, said=said or tuple(last[-1:]), gives_reason=gives_reason)
+    last = [line for line in own_lines if ".err" in line.file] or own_lines
+    last = last[-_LAST:] if rank_exit.seen else last[-1:]  # what stands above it may be another rank's
+    reason = _reason(last)
+    by_sys_exit = not reason and rank_exit.seen and rank_exit.code == 1 and not complains
+    gives_reason = bool(reason) or (by_sys_exit and _is_message(last, rank_exit.one_file))
+    return replace(ended, said=reason or tuple(last[-1:]), gives_reason=gives_reason)
 
 
 def _spoken(lines: Iterable[Line]) -> list[Line]:
@@ -112,9 +114,9 @@ def _is_message(last: Sequence[Line], one_file: bool) -> bool:
     """
     text = last[-1].text if last and (one_file or ".err" in last[-1].file) else ""
     sentence = len(_WORD.findall(text)) >= 4 and len(COUNT.findall(text)) <= 1  # "the loss diverged at epoch 3"
-    repeated = COUNT.sub("", text) in {COUNT.sub("", each.text) for each in last[:-1]}
-    told = sentence and not repeated if one_file else sentence or not PROGRESS.search(text)
-    return told and " " in text.strip() and not _RECORD.search(text)
+    repeated = COUNT.sub("", text) in {COUNT.sub("", line.text) for line in last[:-1]}
+    is_message = sentence and not repeated if one_file else sentence or not PROGRESS.search(text)
+    return is_message and " " in text.strip() and not _RECORD.search(text)
 
 
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
@@ -122,11 +124,11 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
 
     Programs that a rank starts print into the rank's files; an exception of theirs says more than what is below it.
     """
-    parts = (part for each in scanned.tracebacks for part in each.parts if part.line.at == line.at)
+    parts = (part for item in scanned.tracebacks for part in item.parts if part.line.at == line.at)
     first = next((part.first for part in parts), line.at)
-    above = [each for each in scanned.lines if each.speaker == line.speaker and each.at < first]
+    above = [item for item in scanned.lines if item.speaker == line.speaker and item.at < first]
     last = _spoken(above)[-_ABOVE:]
-    raised = [each for each in last if names_exception(each.text)]
+    raised = [item for item in last if names_exception(item.text)]
     return tuple(raised[-1:]) or _reason(last[-_LAST:])
 
 
@@ -136,9 +138,9 @@ def code_with_words(ended: BareExit) -> str:
     126 and 127 are what a shell and `env` give a command that may not be executed, or is not there. In a log without a
     record last words count that call themselves an error, or that fit to such a status.
     """
-    said = ended.said[0].text if ended.said else ""
+    first_words = ended.said[0].text if ended.said else ""
     of_shell, words = _OF_SHELL.get(ended.exit.code, ("script-exception", ""))
     if ended.exit.seen:
         return of_shell if ended.gives_reason and ended.exit.code > 0 else ended.code
-    told = _LEVEL.search(said) or (words and words in said)
-    return of_shell if told and 0 < ended.exit.code < _SIGNALLED else ended.code
+    is_told = _LEVEL.search(first_words) or (words and words in first_words)
+    return of_shell if is_told and 0 < ended.exit.code < _SIGNALLED else ended.code

@@ -35,8 +35,8 @@ def with_facts(scanned: Scanned, facts: RunFacts | None) -> Scanned:
     at = scanned.lines[-1].at + 1 if scanned.lines else 0
     exits = [_exit(end, at + position) for position, end in enumerate(facts.ranks)]
     ranks, hosts = {end.rank for end in facts.ranks}, {end.host for end in facts.ranks}
-    others = [each for each in scanned.exits if each.rank is not None and each.rank not in ranks]
-    exits = [each for each in exits if each.code] + [each for each in others if each.host not in hosts]
+    other_exits = [each for each in scanned.exits if each.rank is not None and each.rank not in ranks]
+    exits = [each for each in exits if each.code] + [each for each in other_exits if each.host not in hosts]
     return replace(scanned, exits=tuple(exits), just_ended=facts.just_ended)
 
 
@@ -52,9 +52,9 @@ def _exit(end: RankEnd, at: int) -> RankExit:
 
 def rank_of_pid(pid: int, scanned: Scanned) -> int | None:
     """Return the rank that is this process, or that printed its pid, as ranks do with their DataLoader workers'."""
-    for known in scanned.exits:
-        if known.pid == pid:
-            return exit_rank(known, scanned)
+    for end in scanned.exits:
+        if end.pid == pid:
+            return exit_rank(end, scanned)
     named = re.compile(rf"\bpids?\b\D{{0,5}}{pid}\b")
     for line in scanned.lines:
         if line.speaker.rank is not None and named.search(line.text):
@@ -62,45 +62,47 @@ def rank_of_pid(pid: int, scanned: Scanned) -> int | None:
     return None
 
 
-def exit_rank(known: RankExit, scanned: Scanned) -> int | None:
+def exit_rank(end: RankExit, scanned: Scanned) -> int | None:
     """Return the global rank of an exit; on one host the local rank is the global one."""
-    if known.rank is not None or known.local is None:
-        return known.rank
-    return known.local if len(scanned.hosts) <= 1 else None
+    if end.rank is not None or end.local is None:
+        return end.rank
+    return end.local if len(scanned.hosts) <= 1 else None
 
 
 def only_failed_rank(scanned: Scanned) -> int | None:
     """Return the only rank that crashed, else the only one that failed without an abort, else the only one at all."""
-    own = [each for each in scanned.exits if not each.by_agent]
-    crashed = [each for each in own if exit_code(each.code) in _CRASHES or each.code == -7]
-    not_aborted = [each for each in own if exit_code(each.code) != "aborted"]
-    for kind in (crashed, not_aborted, own):
-        ranks = {exit_rank(each, scanned) for each in kind}
+    own_exits = [end for end in scanned.exits if not end.by_agent]
+    crashed = [end for end in own_exits if exit_code(end.code) in _CRASHES or end.code == -7]
+    not_aborted = [end for end in own_exits if exit_code(end.code) != "aborted"]
+    for kind in (crashed, not_aborted, own_exits):
+        ranks = {exit_rank(end, scanned) for end in kind}
         if ranks:
             named = ranks - {None}  # what has run the launcher names no rank
             return named.pop() if len(named) == 1 else None
     return None
 
 
-def says_alone(known: RankExit, said: Sequence[Line], scanned: Scanned) -> bool:
-    """Return whether a rank of a record ``said`` something at its end that no other one did."""
-    texts = {line.text for line in said}
-    others = {line.text for line in scanned.lines if line.speaker.rank not in (known.rank, None)} if said else set()
-    return known.seen and not texts <= others
+def says_alone(end: RankExit, last_lines: Sequence[Line], scanned: Scanned) -> bool:
+    """Return whether one of ``last_lines`` of a rank of a record is of no other rank."""
+    texts = {line.text for line in last_lines}
+    other_texts = (
+        {line.text for line in scanned.lines if line.speaker.rank not in (end.rank, None)} if last_lines else set()
+    )
+    return end.seen and not texts <= other_texts
 
 
-def only_complains(known: RankExit, said: Sequence[Line], complaints: Sequence[int]) -> bool:
-    """Return whether the exception that ended a rank, whose last words are ``said``, is that it lost another one.
+def only_complains(end: RankExit, last_lines: Sequence[Line], complaints: Sequence[int]) -> bool:
+    """Return whether the exception that ended a rank, whose last words are ``last_lines``, is that it lost another one.
 
     ``complaints`` are where lines say so. Only a record knows the exit of each rank.
     """
-    own = known.seen and known.code == 1 and bool(said)
-    return own and said[0].at in complaints and OF_CUDA.search(said[0].text) is None
+    by_sys_exit = end.seen and end.code == 1 and bool(last_lines)
+    return by_sys_exit and last_lines[0].at in complaints and OF_CUDA.search(last_lines[0].text) is None
 
 
 def was_aborted(rank: int | None, scanned: Scanned) -> bool:
     """Return whether the record says that native code aborted ``rank``."""
-    return rank is not None and any(each.seen and each.code == -6 and each.rank == rank for each in scanned.exits)
+    return rank is not None and any(end.seen and end.code == -6 and end.rank == rank for end in scanned.exits)
 
 
 def memory_says(code: str, exit_code: int | None, facts: RunFacts | None) -> tuple[str, Line] | None:
@@ -120,14 +122,14 @@ def out_of_memory(facts: RunFacts | None) -> Line | None:
 
     Of the kernel's lines the one with the process and its size counts before the one that begins its report.
     """
-    found: list[Line] = []
+    lines: list[Line] = []
     for at, text in enumerate(() if facts is None else facts.dmesg):
         line = Line(at, "dmesg", 0, text, NOBODY)
         hits = matcher().hits(line)
         if hits and hits[0].signature.code == "host-out-of-memory" and hits[0].signature.is_root:
-            found.append(line)
-    if found:
-        return min(found, key=lambda line: _KILLED.search(line.text) is None)
+            lines.append(line)
+    if lines:
+        return min(lines, key=lambda line: _KILLED.search(line.text) is None)
     if facts is not None and facts.oom_kills:
         times = "once" if facts.oom_kills == 1 else f"{facts.oom_kills} times"
         return Line(0, "memory.events", 0, f"oom_kill: the cgroup's limit was reached {times} during the run", NOBODY)
@@ -140,8 +142,8 @@ def xid(facts: RunFacts | None) -> str:
     45 says that a program's channels were closed, which follows: https://docs.nvidia.com/deploy/xid-errors/.
     """
     reports = (_XID.search(text) for text in (() if facts is None else facts.dmesg))
-    found = next((match for match in reports if match and match[2] != "45"), None)
-    return "" if found is None else f"the driver reported Xid {found[2]} for the GPU at {found[1]}"
+    report = next((match for match in reports if match and match[2] != "45"), None)
+    return "" if report is None else f"the driver reported Xid {report[2]} for the GPU at {report[1]}"
 
 
 def memory_limit(facts: RunFacts | None) -> str | None:
@@ -154,8 +156,8 @@ def memory_limit(facts: RunFacts | None) -> str | None:
     if cgroup is None or facts is None:
         return None
     if job := re.search(r"/job_(\d+)", cgroup):
-        mine = facts.slurm_memory_bytes if facts.slurm_job == job[1] else None
-        return f"job {job[1]} was over its memory limit{f' of {size_text(mine)}' if mine else ''}"
+        own_bytes = facts.slurm_memory_bytes if facts.slurm_job == job[1] else None
+        return f"job {job[1]} was over its memory limit{f' of {size_text(own_bytes)}' if own_bytes else ''}"
     whose = "the container" if re.search(r"kubepods|docker|libpod|containerd", cgroup) else f"its cgroup `{cgroup}`"
     return f"{whose} was over its memory limit"
 
@@ -180,8 +182,8 @@ def ended_later(facts: RunFacts | None, lost_another: frozenset[int | None]) -> 
     failed = {end.rank for end in ends if end.ended_by == "itself" and (end.exit_code or end.signal)}
     if not failed:
         return frozenset()
-    told = failed - lost_another
-    return frozenset(end.rank for end in ends if end.exit_code == 0 or (told and end.ended_by == "launcher"))
+    ranks_told = failed - lost_another
+    return frozenset(end.rank for end in ends if end.exit_code == 0 or (ranks_told and end.ended_by == "launcher"))
 
 
 def end_times(facts: RunFacts | None) -> dict[int | None, float]:
@@ -193,18 +195,18 @@ def end_times(facts: RunFacts | None) -> dict[int | None, float]:
 def first_by_itself(facts: RunFacts | None) -> RankEnd | None:
     """Return the first rank that failed by itself, None where no record tells when ranks ended."""
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    own = [
+    own_ends = [
         end for end in ends if end.ended_s is not None and end.ended_by == "itself" and (end.exit_code or end.signal)
     ]
-    return min(own, key=lambda end: (end.ended_s or 0.0, end.rank), default=None)
+    return min(own_ends, key=lambda end: (end.ended_s or 0.0, end.rank), default=None)
 
 
 def left_before(facts: RunFacts | None, first: RankEnd) -> tuple[RankEnd, ...]:
     """Return the ranks that ended by themselves with status 0 before ``first`` failed, the earliest first."""
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    left = [end for end in ends if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None]
-    left.sort(key=lambda end: (end.ended_s or 0.0, end.rank))
-    return tuple(end for end in left if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
+    ends_before = [end for end in ends if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None]
+    ends_before.sort(key=lambda end: (end.ended_s or 0.0, end.rank))
+    return tuple(end for end in ends_before if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
 
 
 def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tuple[RankEnd, ...]] | None:
@@ -213,14 +215,18 @@ def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tupl
     It lists all that failed or were ended on its host. None where none is missing, or one may have ended well after it
     was asked to, or most are, of a log that does not show all.
     """
-    asked = any(hit.signature.code == "stopped-by-launcher" for hit in echoes)
-    table = {each.rank: each for each in scanned.exits if each.table and each.rank is not None}
-    hosts = {each.host for each in table.values()}
-    if asked or len(hosts) != 1 or any(each.by_agent for each in scanned.exits):
+    told_to_end = any(hit.signature.code == "stopped-by-launcher" for hit in echoes)
+    table = {end.rank: end for end in scanned.exits if end.table and end.rank is not None}
+    hosts = {end.host for end in table.values()}
+    if told_to_end or len(hosts) != 1 or any(end.by_agent for end in scanned.exits):
         return None
-    left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
-    root = max(table.values(), key=lambda each: each.line.at)
-    return (RankEnd(root.rank or 0, root.host, root.code), left) if 0 < len(left) <= len(table) else None
+    ranks_that_left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
+    root = max(table.values(), key=lambda end: end.line.at)
+    return (
+        (RankEnd(root.rank or 0, root.host, root.code), ranks_that_left)
+        if 0 < len(ranks_that_left) <= len(table)
+        else None
+    )
 
 
 #: How a rank says that it has no work left, and that it goes.
@@ -244,7 +250,7 @@ def said_to_leave(
     """
     if not complaints:
         return None
-    waiting = {rank for rank, _ in complaints} | {each.rank for each in scanned.exits}
+    waiting = {rank for rank, _ in complaints} | {end.rank for end in scanned.exits}
     first = min(line.at for _, line in complaints)
     last: dict[int, list[Line]] = {}
     ended: dict[int, Line] = {}
@@ -254,14 +260,20 @@ def said_to_leave(
         if (rank := signed_rank(line)) is not None and says_something(line.text):
             last[rank] = [*last.get(rank, ())[1 - _LAST_WORDS :], line]
     words = {rank: line for rank, lines in last.items() for line in lines if _says_that_it_leaves(line.text)}
-    left = {rank: line for rank, line in (words | ended).items() if rank not in waiting and line.at < first}
-    others = waiting - {None}
-    if not left or not others or len(left) > max(len(others), len(last) - len(left)):
+    lines_by_rank = {rank: line for rank, line in (words | ended).items() if rank not in waiting and line.at < first}
+    other_ranks = waiting - {None}
+    if (
+        not lines_by_rank
+        or not other_ranks
+        or len(lines_by_rank) > max(len(other_ranks), len(last) - len(lines_by_rank))
+    ):
         return None
-    ends = tuple(RankEnd(rank, exit_code=0) for rank in sorted(left))
-    says = left[ends[0].rank]
-    above = [line for line in last.get(ends[0].rank, ()) if line.at < says.at and not PROGRESS.search(line.text)]
-    return RankEnd(min(rank for rank in others if rank is not None)), ends, (*above, says)
+    ends = tuple(RankEnd(rank, exit_code=0) for rank in sorted(lines_by_rank))
+    words_of_rank = lines_by_rank[ends[0].rank]
+    above = [
+        line for line in last.get(ends[0].rank, ()) if line.at < words_of_rank.at and not PROGRESS.search(line.text)
+    ]
+    return RankEnd(min(rank for rank in other_ranks if rank is not None)), ends, (*above, words_of_rank)
 
 
 def _says_that_it_leaves(text: str) -> bool:
@@ -271,9 +283,9 @@ def _says_that_it_leaves(text: str) -> bool:
 def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | None:
     """Return the end of ``rank``, or of the first of several, if it aborted after its program was through."""
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    own = [end for end in ends if end.ended_by == "itself" and (end.exit_code or end.signal)]
-    own = [end for end in own if rank is None or end.rank == rank]
-    return own[0] if own and all(end.signal == "SIGABRT" and end.through for end in own) else None
+    own_ends = [end for end in ends if end.ended_by == "itself" and (end.exit_code or end.signal)]
+    own_ends = [end for end in own_ends if rank is None or end.rank == rank]
+    return own_ends[0] if own_ends and all(end.signal == "SIGABRT" and end.through for end in own_ends) else None
 
 
 def bus_error(facts: RunFacts | None, frame: str | None) -> tuple[str, tuple[str, ...]]:

@@ -95,13 +95,15 @@ def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
     """
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
     cut = [line for line in (*hooks, *scanned.cut) if not work.went_on(line, uncaught=True)]
-    said = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"]
-    over = any(_OVER.search(line.text) for line in said[-_ENDS:])
-    known = {hit.line.at for hit in scanned.hits} | {part.line.at for each in scanned.tracebacks for part in each.parts}
-    known |= {end.line.at for end in scanned.exits if end.by_agent}
-    bad = [line for line in said[-_CLOSING:] if closes_badly(line.text)]
-    good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in said[-1:])
-    closing = [] if good or over else [line for line in bad if line.at not in known]
+    lines = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"]
+    is_over = any(_OVER.search(line.text) for line in lines[-_ENDS:])
+    known_places = {hit.line.at for hit in scanned.hits} | {
+        part.line.at for traceback in scanned.tracebacks for part in traceback.parts
+    }
+    known_places |= {end.line.at for end in scanned.exits if end.by_agent}
+    bad = [line for line in lines[-_CLOSING:] if closes_badly(line.text)]
+    good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in lines[-1:])
+    closing = [] if good or is_over else [line for line in bad if line.at not in known_places]
     return min(cut or closing, key=lambda line: line.at, default=None)
 
 
@@ -131,8 +133,8 @@ def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
     """
     texts = _texts(lines)
     often = Counter(COUNT.sub("", text) for text in texts) if once else {}
-    done = (text for text in texts[-last:] if _DONE.search(text))
-    return any(often.get(COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done)
+    done_texts = (text for text in texts[-last:] if _DONE.search(text))
+    return any(often.get(COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done_texts)
 
 
 def says_failed(scanned: Scanned, work: Work, facts: RunFacts | None) -> bool:
@@ -141,8 +143,8 @@ def says_failed(scanned: Scanned, work: Work, facts: RunFacts | None) -> bool:
         return facts.state != "succeeded"
     if any(_PASSED.search(text) for text in _texts(scanned.lines)[-2:]):
         return False  # of a test suite: it prints failures of other programs
-    own = [end for end in scanned.exits if not end.by_agent]
-    if scanned.summary is not None or any(end.table or not _recovered(end.line, work) for end in own):
+    own_exits = [end for end in scanned.exits if not end.by_agent]
+    if scanned.summary is not None or any(end.table or not _recovered(end.line, work) for end in own_exits):
         return True
     summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
     return any(not work.went_on(line, uncaught=True) for line in summed_up)
@@ -218,17 +220,17 @@ class Work:
         was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" counts only with a
         step: the shell script around the training prints it too.
         """
-        said = self._files.get(line.file, [])
-        at = bisect.bisect_right(said, line.at, key=_place)
+        lines = self._files.get(line.file, [])
+        at = bisect.bisect_right(lines, line.at, key=_place)
         rest = self._rest(line.file)
         if rest.passed >= at:
             return True
-        if len(said) - at < 1 + uncaught:
+        if len(lines) - at < 1 + uncaught:
             return False
         progress, steps = rest.progress[at], rest.steps[at]
         begun = steps > 0 or (progress > 0 and self.began_again(line))
-        over = rest.done >= at and (begun or not uncaught)
-        return over or steps >= 2 or progress >= (1 if announced else 4)
+        is_over = rest.done >= at and (begun or not uncaught)
+        return is_over or steps >= 2 or progress >= (1 if announced else 4)
 
     def reports_a_step(self, line: Line) -> Line | None:
         """Return the first report of a step below ``line`` in the same log that no other rank signs.
@@ -241,44 +243,44 @@ class Work:
 
     def started_after(self, line: Line) -> bool:
         """Return whether any rank reported a step after ``line`` in the same log, which means that all had started."""
-        said = self._files.get(line.file, [])
-        return self._rest(line.file).progress[bisect.bisect_right(said, line.at, key=_place)] > 0
+        lines = self._files.get(line.file, [])
+        return self._rest(line.file).progress[bisect.bisect_right(lines, line.at, key=_place)] > 0
 
     def steps_after(self, line: Line) -> bool:
         """Return whether the speaker of ``line`` reported several further steps after it."""
         reports = self._reports.get(line.speaker, [])
-        after = reports[bisect.bisect_right(reports, line.at, key=_place) :][: 4 * _SURVIVED]
-        steps = {" ".join(_STEP.findall(each.text)) for each in after} - {""}
-        return len(steps) >= _SURVIVED or len(after) >= 4 * _SURVIVED
+        later_reports = reports[bisect.bisect_right(reports, line.at, key=_place) :][: 4 * _SURVIVED]
+        steps = {" ".join(_STEP.findall(report.text)) for report in later_reports} - {""}
+        return len(steps) >= _SURVIVED or len(later_reports) >= 4 * _SURVIVED
 
     def said_between(self, line: Line, until: int) -> int:
         """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""
-        said = self._files.get(line.file, [])
-        begun, end = (bisect.bisect_left(said, at, key=_place) for at in (line.at + 1, until))
+        lines = self._files.get(line.file, [])
+        begun, end = (bisect.bisect_left(lines, at, key=_place) for at in (line.at + 1, until))
         return end - begun
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was taken up again."""
         if line.file not in self._again:
-            said = self._files.get(line.file, [])
-            self._again[line.file] = max((each.at for each in said if _AGAIN.search(each.text)), default=-1)
+            lines = self._files.get(line.file, [])
+            self._again[line.file] = max((later.at for later in lines if _AGAIN.search(later.text)), default=-1)
         return self._again[line.file] > line.at
 
     def _rest(self, file: str) -> _Rest:
         if file not in self._rests:
-            said = self._files.get(file, [])
-            progress, steps, seen = [0], [0], set[str]()
+            lines = self._files.get(file, [])
+            progress, steps, steps_seen = [0], [0], set[str]()
             reports: list[Line] = []
-            for line in reversed(said):
+            for line in reversed(lines):
                 reported, step = bool(PROGRESS.search(line.text)), " ".join(_STEP.findall(line.text))
-                seen |= {step} if step else set()
+                steps_seen |= {step} if step else set()
                 progress.append(progress[-1] + reported)
-                steps.append(len(seen))
+                steps.append(len(steps_seen))
                 if reported and step and not _NO_REPORT.search(line.text):
                     reports.append(line)
-            last = range(max(0, len(said) - _ENDS), len(said))
+            last = range(max(0, len(lines) - _ENDS), len(lines))
             passed, done = (
-                max((at for at in last if each.search(said[at].text)), default=-1) for each in (_OVER, _DONE)
+                max((at for at in last if pattern.search(lines[at].text)), default=-1) for pattern in (_OVER, _DONE)
             )
             self._rests[file] = _Rest(progress[::-1], steps[::-1], passed, done, reports[::-1])
         return self._rests[file]

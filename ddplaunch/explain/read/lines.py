@@ -198,7 +198,7 @@ def _merged(head: bytes, windows: _Windows, before_tail: int, tail: bytes) -> li
     pieces.append(_numbered(tail, before_tail + 1)[1:])
     for piece in pieces:
         last = lines[-1][0] if lines else 0
-        lines += [each for each in piece if each[0] > last]
+        lines += [numbered for numbered in piece if numbered[0] > last]
     return lines
 
 
@@ -218,8 +218,8 @@ class _Windows:
                 continue
             start = block.rfind(b"\n", 0, max(0, at - _BEFORE_BYTES)) + 1
             end = at + _AFTER_BYTES
-            kept = self._first if len(self._first) < _FIRST else self._last
-            kept.append((self.passed + block.count(b"\n", 0, start) + 1, block[start:end]))
+            window = self._first if len(self._first) < _FIRST else self._last
+            window.append((self.passed + block.count(b"\n", 0, start) + 1, block[start:end]))
         self.passed += block.count(b"\n")
 
     def _places(self, block: bytes) -> list[int]:

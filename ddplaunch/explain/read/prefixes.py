@@ -104,9 +104,9 @@ class Prefixes:
         timeless = [_STAMP.sub("", line, count=1) for line in sample]
         hosts = Counter(match[1] for line in timeless if (match := _HOST.match(line)) and match[1] not in _NO_HOST)
         filled = [line for line in sample if line.strip()]
-        found = [match for line in sample if (match := _COLUMN.match(line))]
-        columns, numbered_all = Counter(match[1] for match in found), all(match[2] for match in found)
-        if len(found) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
+        matches = [match for line in sample if (match := _COLUMN.match(line))]
+        columns, numbered_all = Counter(match[1] for match in matches), all(match[2] for match in matches)
+        if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
         bracketed = {match[1] for line in timeless if (match := _BRACKETED.match(line))}
@@ -114,10 +114,10 @@ class Prefixes:
         bare = [self._behind_host(line) for line in timeless] if self._host else timeless
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
-        told = sum(bool(_TASK_TELLS.match(line)) for line in bare)
+        task_lines = sum(bool(_TASK_TELLS.match(line)) for line in bare)
         ranks = Counter(match[1] for line in bare if line[:1] == "[" and (match := _TASK.match(line)))
         few = "0" in ranks and len(ranks) * _OFTEN <= ranks.total()  # what counts anything else has other numbers
-        self._tasks = numbered > 2 and (told > 1 or numbered * 5 > 3 * len(filled) or few)
+        self._tasks = numbered > 2 and (task_lines > 1 or numbered * 5 > 3 * len(filled) or few)
         self._front: re.Pattern[str] | None = None
         self._front = self._learned(sample) if len(filled) >= _FEWEST_LINES else None
 
@@ -207,8 +207,8 @@ def _shapes(front: str) -> Iterator[str]:
     head = r"\s*" if front[:1].isspace() else ""
     space = front[len(front.rstrip()) :]
     ends = f"(?:{re.escape(space)}|$)" if space else ""
-    parts = ("" if not each else r"\d+" if each.isdigit() else r"\s+" if each.isspace() else re.escape(each)
-             for each in _FIELD.split(inner))  # fmt: skip
+    parts = ("" if not field else r"\d+" if field.isdigit() else r"\s+" if field.isspace() else re.escape(field)
+             for field in _FIELD.split(inner))  # fmt: skip
     yield f"{head}{''.join(parts)}{ends}"
     words = [_looser(word) for word in inner.split()]
     if len(words) > 1 and any(word != r"\S+" for word in words):
@@ -220,8 +220,8 @@ def _looser(word: str) -> str:
     if not (any(map(str.isdigit, word)) or word.isupper()):
         return re.escape(word)
     core = word.strip("[](){}<>|:")
-    before, _, behind = word.partition(core)
-    return rf"{re.escape(before)}\S+{re.escape(behind)}"
+    prefix, _, suffix = word.partition(core)
+    return rf"{re.escape(prefix)}\S+{re.escape(suffix)}"
 
 
 def _native(text: str, who: Speaker) -> Speaker:

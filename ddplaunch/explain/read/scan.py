@@ -54,12 +54,12 @@ def _compile(expression: str) -> re.Pattern[str]:
 
 def _shown(signature: Signature, text: str) -> tuple[dict[str, str], bool] | None:
     """Return what the words of ``signature`` are filled with, and whether it is quoted, if ``text`` shows it."""
-    found = (match for each in signature.patterns if (match := _compile(each).search(text)))
-    match = next(found, None)
+    matches = (match for pattern in signature.patterns if (match := _compile(pattern).search(text)))
+    match = next(matches, None)
     if match is None or any(_compile(near).search(text) for near in signature.unless):
         return None
-    before = text[: match.start()]
-    quoted = before.count('"') % 2 == 1 and bool(_OPENED.search(before)) and not _LISTS.search(before)
+    text_before = text[: match.start()]
+    quoted = text_before.count('"') % 2 == 1 and bool(_OPENED.search(text_before)) and not _LISTS.search(text_before)
     return {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}, quoted
 
 
@@ -82,14 +82,14 @@ class Matcher:
     def candidates(self, text: str) -> tuple[Signature, ...]:
         """Return the signatures of which a needed text stands in ``text``, numbers aside, as they are listed."""
         shape = _shape(text)
-        known = self._shapes.get(shape)
-        if known is None:
+        candidates = self._shapes.get(shape)
+        if candidates is None:
             places = {place for needed, listed in self._places.items() if needed in shape for place in listed}
-            known = tuple(self._signatures[place] for place in sorted(places))
+            candidates = tuple(self._signatures[place] for place in sorted(places))
             if len(self._shapes) >= _TEMPLATES:
                 self._shapes.clear()
-            self._shapes[shape] = known
-        return known
+            self._shapes[shape] = candidates
+        return candidates
 
     def hits(self, line: Line) -> list[Hit]:
         """Return the signatures that ``line`` shows: by tier, and within a tier as they are listed."""
@@ -105,26 +105,26 @@ def spoken_against(signature: Signature, texts: Sequence[str]) -> bool:
 
 def _in_context(hits: Iterable[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
     """Yield the hits whose ``log_with`` and ``log_by_several`` other lines match, with the groups of these."""
-    known: dict[int, dict[str, str] | None] = {}
+    known_groups: dict[int, dict[str, str] | None] = {}
     for hit in hits:
         signature = hit.signature
         if not (signature.log_with or signature.log_by_several):
             yield hit
             continue
         key = id(signature)
-        if key not in known:
-            several = all(_by_several(each, lines) for each in signature.log_by_several)
-            known[key] = _said_elsewhere(signature.log_with, lines) if several else None
-        if (found := known[key]) is not None:
-            yield hit._replace(groups=found | hit.groups)
+        if key not in known_groups:
+            several = all(_by_several(expression, lines) for expression in signature.log_by_several)
+            known_groups[key] = _said_elsewhere(signature.log_with, lines) if several else None
+        if (groups := known_groups[key]) is not None:
+            yield hit._replace(groups=groups | hit.groups)
 
 
 def _by_several(expression: str, lines: Sequence[Line]) -> bool:
     """Return whether two ranks print a line that matches, or one stands twice where no rank is named."""
-    found = [line for line in lines if _compile(expression).search(line.text)]
-    said = [(signed_rank(line), line.text.rpartition(" INFO ")[2] or line.text) for line in found]
-    nobody = [text for rank, text in said if rank is None]
-    return len({rank for rank, _ in said} - {None}) > 1 or len(nobody) > len(set(nobody))
+    matching = [line for line in lines if _compile(expression).search(line.text)]
+    signed = [(signed_rank(line), line.text.rpartition(" INFO ")[2] or line.text) for line in matching]
+    nobody = [text for rank, text in signed if rank is None]
+    return len({rank for rank, _ in signed} - {None}) > 1 or len(nobody) > len(set(nobody))
 
 
 def signed_rank(line: Line) -> int | None:
@@ -137,8 +137,8 @@ def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[s
     """Return the groups of the first match of each expression, None if one matches no line."""
     groups: dict[str, str] = {}
     for expression in expressions:
-        found = (match for line in lines if (match := _compile(expression).search(line.text)))
-        match = next(found, None)
+        matches = (match for line in lines if (match := _compile(expression).search(line.text)))
+        match = next(matches, None)
         if match is None:
             return None
         groups |= match.groupdict()
@@ -172,30 +172,30 @@ def matcher() -> Matcher:
 def scan(lines: Iterable[Line]) -> Scanned:
     """Read ``lines`` once, in their order."""
     tracebacks, trailer, find = Tracebacks(), Trailer(), matcher()
-    kept: list[Line] = []
+    kept_lines: list[Line] = []
     hits: list[Hit] = []
     for line in lines:
         line = trailer.feed(line)
-        kept.append(line)
+        kept_lines.append(line)
         tracebacks.feed(line)
         start = line.text[:8]
         if start and not (
             ("#" in start and _COMMENT.match(line.text)) or ((":" in start or "\t" in start) and _SAMPLE.match(start))
         ):
             hits.extend(find.hits(line))
-    found = tuple(tracebacks.finish())
-    for part in (part for each in found for part in each.parts):
-        told = f"{part.raised.type}: {part.raised.message}"
-        if part.raised.message and told not in part.line.text:  # it stands in the lines below, or ranks mixed theirs
-            hits.extend(find.hits(part.line._replace(text=told)))
+    tracebacks_found = tuple(tracebacks.finish())
+    for part in (part for one_traceback in tracebacks_found for part in one_traceback.parts):
+        shown = f"{part.raised.type}: {part.raised.message}"
+        if part.raised.message and shown not in part.line.text:  # it stands in the lines below, or ranks mixed theirs
+            hits.extend(find.hits(part.line._replace(text=shown)))
     return Scanned(
-        tuple(kept),
-        tuple(_in_context(hits, kept)),
-        found,
+        tuple(kept_lines),
+        tuple(_in_context(hits, kept_lines)),
+        tracebacks_found,
         tuple(trailer.finish()),
         trailer.failed_summary,
         tuple(tracebacks.cut),
-        hosts=frozenset(line.speaker.host for line in kept if line.speaker.host),
+        hosts=frozenset(line.speaker.host for line in kept_lines if line.speaker.host),
     )
 
 
@@ -207,19 +207,19 @@ def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
     """
     if line.speaker.rank is None:
         return ()
-    found: list[str] = []
+    notes: list[str] = []
     first: list[str] | None = None
-    for each in scanned.lines[line.at - scanned.lines[0].at + 1 :]:
-        if each.speaker != line.speaker or each.file != line.file:
-            if each.file != line.file:
+    for below in scanned.lines[line.at - scanned.lines[0].at + 1 :]:
+        if below.speaker != line.speaker or below.file != line.file:
+            if below.file != line.file:
                 break
             continue
-        if _GOES_ON.search(each.text):
+        if _GOES_ON.search(below.text):
             break
-        if not each.text.strip():
-            first = [*found] if first is None else first
+        if not below.text.strip():
+            first = [*notes] if first is None else first
             continue
-        found.append(each.text.strip())
-        if len(found) > _NOTES:
+        notes.append(below.text.strip())
+        if len(notes) > _NOTES:
             return tuple(first or ())
-    return tuple(found)
+    return tuple(notes)

@@ -164,9 +164,9 @@ class Traceback:
     @property
     def raised(self) -> Raised:
         """The root's exception; its frame is the last one in the user's own code in all of the chain."""
-        found = self.root.raised
+        raised = self.root.raised
         frames = (part.raised.frame for part in self.parts if part.raised.frame is not None)
-        return found if found.frame is not None else replace(found, frame=next(frames, None))
+        return raised if raised.frame is not None else replace(raised, frame=next(frames, None))
 
     @property
     def calls(self) -> tuple[UserCall, ...]:
@@ -262,14 +262,14 @@ class Tracebacks:
             if state is not None:
                 self._close(line.speaker, state)
             state = self._open[line.speaker] = _Open()
-            before = self._before.get(line.speaker, "")
-            state.logged = announced(before) or announced(text)
-            state.side = bool(_THREAD.match(before))
-            state.handled = bool(_IGNORED.match(before))
-            if (match := _SPAWNED.match(before)) and line.speaker.rank is None:
+            line_before = self._before.get(line.speaker, "")
+            state.logged = announced(line_before) or announced(text)
+            state.side = bool(_THREAD.match(line_before))
+            state.handled = bool(_IGNORED.match(line_before))
+            if (match := _SPAWNED.match(line_before)) and line.speaker.rank is None:
                 state.speaker = line.speaker._replace(rank=int(match.group(1)))
-        elif state.handled and not state.link and not _HEADER.search(before := self._before.get(line.speaker, "")):
-            state.handled = bool(_IGNORED.match(before))  # the one before was cut off
+        elif state.handled and not state.link and not _HEADER.search(line_before := self._before.get(line.speaker, "")):
+            state.handled = bool(_IGNORED.match(line_before))  # the one before was cut off
         state.begin(line, "original" if inner else state.link)
         state.seen = line.at
 
@@ -355,5 +355,5 @@ class Tracebacks:
         """Return all tracebacks in the order of their exceptions."""
         for who, state in list(self._open.items()):
             self._close(who, state)
-        self.done.sort(key=lambda each: each.parts[0].line.at)
+        self.done.sort(key=lambda traceback: traceback.parts[0].line.at)
         return self.done

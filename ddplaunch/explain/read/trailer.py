@@ -158,8 +158,8 @@ class Trailer:
         elif (entry := self._entries.get(line.speaker)) is not None:
             line = self._summary(line, entry)
         text = line.text
-        if any(trigger in text for trigger in _TRIGGERS) and (known := self._exit(line)) and known.code:
-            self.exits.append(known)
+        if any(trigger in text for trigger in _TRIGGERS) and (rank_exit := self._exit(line)) and rank_exit.code:
+            self.exits.append(rank_exit)
         if self._step_ended is None and _STEP_ENDED.match(text):
             self._step_ended = line
         if text.endswith(" FAILED") and text.count(" ") == 1:
@@ -202,26 +202,26 @@ class Trailer:
     def finish(self) -> list[RankExit]:
         """Return the exits, with ``by_agent``, and with ranks and hosts from the summary's entry for the same pid."""
         entries: dict[object, RankExit] = {}
-        for each in self.exits:
-            entries |= dict.fromkeys(_keys(each), each) if each.table else {}
-        failed = any(each.code > 0 for each in self.exits)
+        for rank_exit in self.exits:
+            entries |= dict.fromkeys(_keys(rank_exit), rank_exit) if rank_exit.table else {}
+        failed = any(rank_exit.code > 0 for rank_exit in self.exits)
         result = []
-        for each in self.exits:
-            known = next((entries[key] for key in _keys(each) if key in entries), each)
-            rank = known.rank if each.rank is None else each.rank
-            late = self._step_ended is not None and each.line.at > self._step_ended.at
-            killed = late and each.code in _ENDED_SO and _BY_THEM.match(each.line.text) is not None
-            by_agent = killed or _by_agent(each, self._forced, failed)
-            result.append(replace(each, rank=rank, host=each.host or known.host, by_agent=by_agent))
+        for rank_exit in self.exits:
+            entry = next((entries[key] for key in _keys(rank_exit) if key in entries), rank_exit)
+            rank = entry.rank if rank_exit.rank is None else rank_exit.rank
+            is_late = self._step_ended is not None and rank_exit.line.at > self._step_ended.at
+            killed = is_late and rank_exit.code in _ENDED_SO and _BY_THEM.match(rank_exit.line.text) is not None
+            by_agent = killed or _by_agent(rank_exit, self._forced, failed)
+            result.append(replace(rank_exit, rank=rank, host=rank_exit.host or entry.host, by_agent=by_agent))
         return result
 
 
-def _keys(known: RankExit) -> Iterator[object]:
+def _keys(rank_exit: RankExit) -> Iterator[object]:
     """Yield what an exit and its entry in a summary have in common, the best first."""
-    if known.pid is not None:
-        yield from ((known.pid, known.host), known.pid)
-    if known.local is not None:
-        yield (known.host, "local", known.local)
+    if rank_exit.pid is not None:
+        yield from ((rank_exit.pid, rank_exit.host), rank_exit.pid)
+    if rank_exit.local is not None:
+        yield (rank_exit.host, "local", rank_exit.local)
 
 
 def _told(match: re.Match[str], line: Line) -> RankExit:
@@ -236,14 +236,18 @@ def _told(match: re.Match[str], line: Line) -> RankExit:
     return RankExit(code, line, rank, local, pid, parts.get("host") or line.speaker.host)
 
 
-def _by_agent(each: RankExit, forced: set[int], failed: bool) -> bool:
+def _by_agent(rank_exit: RankExit, forced: set[int], failed: bool) -> bool:
     """Return whether the agent ended this rank after another one had ``failed``: SIGTERM first, then SIGKILL."""
-    if each.code == -9:
-        return each.pid in forced
-    if each.code != -15:
+    if rank_exit.code == -9:
+        return rank_exit.pid in forced
+    if rank_exit.code != -15:
         return False
-    named = _RETURNED.search(each.line.text)  # the process whose end made the launcher stop the others
-    return each.table or (each.pid is None and named is None) or (failed and bool(_CRASHED.search(each.line.text)))
+    named = _RETURNED.search(rank_exit.line.text)  # the process whose end made the launcher stop the others
+    return (
+        rank_exit.table
+        or (rank_exit.pid is None and named is None)
+        or (failed and bool(_CRASHED.search(rank_exit.line.text)))
+    )
 
 
 def exit_code(status: int) -> str:

@@ -15,7 +15,7 @@ from ddplaunch.explain.signatures.signature import Signature, Tier, Words, words
 @cache
 def all_signatures() -> tuple[Signature, ...]:
     """Return what lines of logs are compared with; read here, when a log is to be explained."""
-    return tuple(each for each in _all() if not each.name)
+    return tuple(signature for signature in _all() if not signature.name)
 
 
 def named(name: str) -> Signature:
@@ -40,16 +40,16 @@ def all_words() -> Iterable[Signature]:
 
 def words_for(exception: str, message: str) -> Iterator[tuple[Signature, dict[str, str]]]:
     """Yield the words for an exception with this message, and for one of this type, with the groups they fill in."""
-    for each in all_words():
-        for match in filter(None, (re.search(pattern, message) for pattern in each.patterns)):
-            yield each, match.groupdict()
+    for words in all_words():
+        for match in filter(None, (re.search(pattern, message) for pattern in words.patterns)):
+            yield words, match.groupdict()
     if has_words(of_type := f"exception-{exception}"):
         yield named(of_type), {}
 
 
 @cache
 def _names() -> dict[str, Signature]:
-    return {each.name: each for each in _all() if each.name}
+    return {words.name: words for words in _all() if words.name}
 
 
 @cache

@@ -18,15 +18,15 @@ def told_by_sizes(groups: Mapping[str, str]) -> tuple[Signature, Mapping[str, st
 
     They tell a tensor that no GPU holds, and whether others hold the memory.
     """
-    wanted, free, total, used = (_bytes(groups.get(name, "")) for name in ("wanted", "free", "total", "used"))
-    if total and wanted and wanted > total:
+    wanted_bytes, free, total, used = (_bytes(groups.get(name, "")) for name in ("wanted", "free", "total", "used"))
+    if total and wanted_bytes and wanted_bytes > total:
         return named("larger-than-a-gpu"), groups
     if not (total and used and free is not None):
         return None
-    others = total - free - used
-    if others < _OF_DRIVER * total:
+    other_bytes = total - free - used
+    if other_bytes < _OF_DRIVER * total:
         return named("gpu-all-own"), groups
-    return named("gpu-shared"), {**groups, "others": size_text(round(others))}
+    return named("gpu-shared"), {**groups, "others": size_text(round(other_bytes))}
 
 
 def _bytes(text: str) -> float | None:

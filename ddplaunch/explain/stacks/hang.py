@@ -102,98 +102,115 @@ class NoProgress:
 
 def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnosis:
     """Return what the ranks wait for, with the rank that does not come where one can be told."""
-    found = groups(stacks)
-    known = [group for group in found if group.place.kind != "unknown"]
-    alone = len(stacks) == 1 and not measured.elsewhere and not measured.left
-    waiting = [group for group in known if group.place.needs_others and not alone]
-    late = [group for group in known if group not in waiting]
+    all_groups = groups(stacks)
+    known_groups = [group for group in all_groups if group.place.kind != "unknown"]
+    one_process = len(stacks) == 1 and not measured.elsewhere and not measured.left
+    waiting = [group for group in known_groups if group.place.needs_others and not one_process]
+    late_groups = [group for group in known_groups if group not in waiting]
     since = f"for {duration_text(round(measured.seconds))}"
     if measured.left and waiting:
         story = _waiting_for_ended(waiting, measured.left, since)
-    elif waiting and late:
-        story = _waiting_for_late(late, waiting, measured.busy, since)
+    elif waiting and late_groups:
+        story = _waiting_for_late(late_groups, waiting, measured.busy, since)
     elif len(waiting) > 1 and all(group.place.kind in ("collective", "meeting") for group in waiting):
         story = _in_different_calls(waiting, since)  # and not at different moments of one training step
     elif waiting:
         story = _in_one_call(waiting, measured.elsewhere, since)
-    elif known:
-        story = _none_waits(known, [stack.rank for stack in stacks], measured.busy, since)
+    elif known_groups:
+        story = _none_waits(known_groups, [stack.rank for stack in stacks], measured.busy, since)
     else:
         story = _nothing_known(stacks, since)
     story = with_ended_parts(story, measured.raised)
     if measured.steps:
         story = replace(story, why=f"{story.why}; the last optimizer step was number {measured.steps}")
-    return replace(story, host=None if story.rank is None else measured.host, evidence=evidence_of(found))
+    return replace(story, host=None if story.rank is None else measured.host, evidence=evidence_of(all_groups))
 
 
-def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | None) -> Diagnosis:
+def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | None) -> Diagnosis:
     """Return the diagnosis of a collective that failed, with the ranks that did not join it and where each was.
 
     ``stacks`` are of the moment when the first rank said so, ``recorded`` is what flight recorders say.
     """
     missing, last = (recorded.missing, recorded.last) if recorded is not None else ((), ())
-    suspects = set(missing or (() if found.rank is None else (found.rank,)))
-    seen = [group for group in groups(stacks) if group.place.kind != "unknown" and not is_ending(group.stacks[0])]
-    if recorded is not None and recorded.everyone and found.code == "collective-timeout":
-        return _all_called_it(found, seen, recorded)
-    late = [group for group in seen if not group.place.needs_others]
-    late = [group for group in late if not suspects or suspects & set(group.ranks)]
-    found = _with_those_late(found, late)
-    apart = [group for group in seen if not late and suspects.issuperset(group.ranks)]  # they wait, but elsewhere
-    there = [group for group in late or apart if group.place.path]
-    places = [(group.place, ranks_text(group.ranks)) for group in there]
-    where = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {at_text(each)}" for each in there]
-    if not where:
-        where = [
+    suspects = set(missing or (() if diagnosis.rank is None else (diagnosis.rank,)))
+    known_groups = [
+        group for group in groups(stacks) if group.place.kind != "unknown" and not is_ending(group.stacks[0])
+    ]
+    if recorded is not None and recorded.everyone and diagnosis.code == "collective-timeout":
+        return _all_called_it(diagnosis, known_groups, recorded)
+    late_groups = [group for group in known_groups if not group.place.needs_others]
+    late_groups = [group for group in late_groups if not suspects or suspects & set(group.ranks)]
+    diagnosis = _with_those_late(diagnosis, late_groups)
+    groups_elsewhere = [
+        group for group in known_groups if not late_groups and suspects.issuperset(group.ranks)
+    ]  # they wait, but elsewhere
+    with_path = [group for group in late_groups or groups_elsewhere if group.place.path]
+    places = [(group.place, ranks_text(group.ranks)) for group in with_path]
+    place_texts = [
+        f"{ranks_text(item.ranks)} {'were' if len(item.ranks) > 1 else 'was'} {at_text(item)}" for item in with_path
+    ]
+    if not place_texts:
+        place_texts = [
             f"rank {rank} had called its last collective as {place.text}" for rank, place in last if rank in missing
         ]
         places = [(place, f"rank {rank}") for rank, place in last if place.path]
-    if not (late or apart or where or missing):
-        return found
-    reason, fix = _reasons(late, {}) if late else ("", SAME_ORDER if apart else "")
+    if not (late_groups or groups_elsewhere or place_texts or missing):
+        return diagnosis
+    reason, fix = _reasons(late_groups, {}) if late_groups else ("", SAME_ORDER if groups_elsewhere else "")
     fix = _STOPPED if fix.startswith("`kill") else fix  # by now it has been ended
-    if late and not fix and late[0].place.path:
-        fix = f"look at what `{late[0].place.path}:{late[0].place.line}` waits for"
+    if late_groups and not fix and late_groups[0].place.path:
+        fix = f"look at what `{late_groups[0].place.path}:{late_groups[0].place.line}` waits for"
     evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places[:EVIDENCE])
-    rank = _only([*suspects] or [rank for group in late for rank in group.ranks])
-    calls = calls_of((late or apart)[0].stacks[0]) if late or apart else ()
+    rank = _only([*suspects] or [rank for group in late_groups for rank in group.ranks])
+    calls = calls_of((late_groups or groups_elsewhere)[0].stacks[0]) if late_groups or groups_elsewhere else ()
     return replace(
-        found,
-        what=recorded.what if recorded is not None and missing else found.what,
-        why="; ".join(filter(None, (*where[:2], reason, found.why))),
+        diagnosis,
+        what=recorded.what if recorded is not None and missing else diagnosis.what,
+        why="; ".join(filter(None, (*place_texts[:2], reason, diagnosis.why))),
         fixes=tuple(
-            each for each in (fix, *found.fixes) if each and not ((late or apart) and "hangs shows where" in each)
+            item
+            for item in (fix, *diagnosis.fixes)
+            if item and not ((late_groups or groups_elsewhere) and "hangs shows where" in item)
         ),
-        rank=found.rank if rank is None else rank,
-        evidence=(*found.evidence, *evidence),
-        calls=calls or found.calls,
+        rank=diagnosis.rank if rank is None else rank,
+        evidence=(*diagnosis.evidence, *evidence),
+        calls=calls or diagnosis.calls,
     )
 
 
-def _with_those_late(found: Diagnosis, late: Sequence[RankGroup]) -> Diagnosis:
-    """Return that ``late`` ranks did not come, where it only says that others waited, or that they did so in different
-    calls: `broadcast` and its like let a rank go on that has what it needs, while another one still waits.
+def _with_those_late(diagnosis: Diagnosis, late_groups: Sequence[RankGroup]) -> Diagnosis:
+    """Return the diagnosis with ranks of ``late_groups`` as those that did not come.
+
+    It said only that others waited, or that they did so in different calls: `broadcast` and its like let a rank go on
+    that has what it needs, while another one still waits.
     """
-    own = sorted(rank for group in late for rank in group.ranks if any(map(is_own, group.stacks[0].main)))
-    complain = {int(number) for number in _WAITED.findall(found.what)}
-    complain |= {int(number) for each in found.evidence for number in _FILE_OF.findall(each.file)}
-    if found.rank is not None or not own or complain & set(own) or not found.code.startswith("collective-"):
-        return found
-    what = f"{ranks_text(own)} did not come to a collective: {found.what}"
-    return replace(found, code="collective-timeout", what=what, why=_COLLECTIVE_WHY, fixes=())
+    at_own_code = sorted(
+        rank for group in late_groups for rank in group.ranks if any(map(is_own, group.stacks[0].main))
+    )
+    complain = {int(number) for number in _WAITED.findall(diagnosis.what)}
+    complain |= {int(number) for evidence in diagnosis.evidence for number in _FILE_OF.findall(evidence.file)}
+    if (
+        diagnosis.rank is not None
+        or not at_own_code
+        or complain & set(at_own_code)
+        or not diagnosis.code.startswith("collective-")
+    ):
+        return diagnosis
+    what = f"{ranks_text(at_own_code)} did not come to a collective: {diagnosis.what}"
+    return replace(diagnosis, code="collective-timeout", what=what, why=_COLLECTIVE_WHY, fixes=())
 
 
-def _all_called_it(found: Diagnosis, seen: Sequence[RankGroup], recorded: Flight) -> Diagnosis:
+def _all_called_it(diagnosis: Diagnosis, known_groups: Sequence[RankGroup], recorded: Flight) -> Diagnosis:
     """Return the diagnosis of a collective that every rank of the run had called, and that did not end all the same."""
-    alone = recorded.everyone == 1
+    one_rank = recorded.everyone == 1
     busy = "GPU was still busy with what it had been given before"
     why = f"all {recorded.everyone} ranks had called it: the data did not get through, or a {busy}"
-    fixes = tuple(each for each in found.fixes if "py-spy" not in each and "ddplaunch stacks" not in each)
+    fixes = tuple(fix for fix in diagnosis.fixes if "py-spy" not in fix and "ddplaunch stacks" not in fix)
     return replace(
-        found,
-        why=f"the run has one process, and that had called it: its {busy}" if alone else why,
-        fixes=fixes if alone else (_TRANSPORT, *fixes),
-        evidence=(*found.evidence, *evidence_of(seen)),
+        diagnosis,
+        why=f"the run has one process, and that had called it: its {busy}" if one_rank else why,
+        fixes=fixes if one_rank else (_TRANSPORT, *fixes),
+        evidence=(*diagnosis.evidence, *evidence_of(known_groups)),
     )
 
 
@@ -201,33 +218,36 @@ def with_ended_parts(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -
     """Name the exceptions that ended threads or processes of ranks that stand still: nobody does their work."""
     if not raised:
         return story
-    named = [f"a {kind} of rank {rank} was ended by {said}" for rank, kind, said in raised[:_THREADS]]
+    named = [f"a {kind} of rank {rank} was ended by {words}" for rank, kind, words in raised[:_THREADS]]
     also = f"{' and '.join(named)}: what it was to do, nobody does any more"
-    rank, kind, said = raised[0]
+    rank, kind, words = raised[0]
     first = f"look at the exception of rank {rank}'s {kind} first: a {kind} that ends tells no other"
-    fixes = (UNGUARDED if IMPORTED_ANEW in said else first, *story.fixes)
+    fixes = (UNGUARDED if IMPORTED_ANEW in words else first, *story.fixes)
     return replace(story, why=f"{also}; {story.why}", fixes=fixes)
 
 
-def _waiting_for_ended(waiting: Sequence[RankGroup], left: Mapping[int, str], since: str) -> Diagnosis:
-    gone = sorted(left)
-    how = "; ".join(dict.fromkeys(left[rank] for rank in gone))
-    what = f"{ranks_text(gone)} had ended ({how}) while {_where(waiting)} {since}"
-    return Diagnosis("collective-timeout", "likely", what, _COLLECTIVE_WHY, (EQUAL_BATCHES, SAME_ORDER), _only(gone))
+def _waiting_for_ended(waiting: Sequence[RankGroup], reasons: Mapping[int, str], since: str) -> Diagnosis:
+    ended_ranks = sorted(reasons)
+    how = "; ".join(dict.fromkeys(reasons[rank] for rank in ended_ranks))
+    what = f"{ranks_text(ended_ranks)} had ended ({how}) while {_where(waiting)} {since}"
+    return Diagnosis(
+        "collective-timeout", "likely", what, _COLLECTIVE_WHY, (EQUAL_BATCHES, SAME_ORDER), _only(ended_ranks)
+    )
 
 
 def _waiting_for_late(
-    late: Sequence[RankGroup], waiting: Sequence[RankGroup], busy: Mapping[int, float], since: str
+    late_groups: Sequence[RankGroup], waiting: Sequence[RankGroup], busy: Mapping[int, float], since: str
 ) -> Diagnosis:
-    ranks = [rank for group in late for rank in group.ranks]
-    reason, fix = _reasons(late, busy)
-    at = " and ".join(at_text(group) for group in late[:2])
+    ranks = [rank for group in late_groups for rank in group.ranks]
+    reason, fix = _reasons(late_groups, busy)
+    at = " and ".join(at_text(group) for group in late_groups[:2])
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
     why = f"{reason}; {_COLLECTIVE_WHY}" if reason else _COLLECTIVE_WHY
-    if not fix and late[0].place.kind == "own" and late[0].place.path:
-        fix = f"look at what `{late[0].place.path}:{late[0].place.line}` waits for: a lock, a queue, another thread"
+    if not fix and late_groups[0].place.kind == "own" and late_groups[0].place.path:
+        place = late_groups[0].place
+        fix = f"look at what `{place.path}:{place.line}` waits for: a lock, a queue, another thread"
     fixes = (fix,) if fix else (EQUAL_BATCHES, SAME_ORDER)
-    calls = calls_of(late[0].stacks[0])
+    calls = calls_of(late_groups[0].stacks[0])
     return Diagnosis("collective-timeout", "likely", what, why, fixes, _only(ranks), calls=calls)
 
 
@@ -250,17 +270,19 @@ def _in_one_call(waiting: Sequence[RankGroup], elsewhere: bool, since: str) -> D
     return Diagnosis("collective-timeout", "likely", what, why, fixes)
 
 
-def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[int, float], since: str) -> Diagnosis:
+def _none_waits(
+    known_groups: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[int, float], since: str
+) -> Diagnosis:
     """Tell where the ranks are, first those that compute, because the others may wait for them unseen."""
-    known = sorted(known, key=lambda group: not set(group.ranks) & busy.keys())
-    first, computing = known[0], [bool(set(group.ranks) & busy.keys()) for group in known]
+    known_groups = sorted(known_groups, key=lambda group: not set(group.ranks) & busy.keys())
+    first, computing = known_groups[0], [bool(set(group.ranks) & busy.keys()) for group in known_groups]
     reason, fix = _reason(first, busy)
-    at = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in known[:3])
+    at = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in known_groups[:3])
     why = reason or "no rank computes, reads or prints anything: each waits for something that does not come"
-    odd = computing.count(True) == 1 if any(computing) else len(first.ranks) < len(known[-1].ranks)
-    asleep = all("nanosleep" in stack.kernel for group in known for stack in group.stacks)
+    odd = computing.count(True) == 1 if any(computing) else len(first.ranks) < len(known_groups[-1].ranks)
+    asleep = all("nanosleep" in stack.kernel for group in known_groups for stack in group.stacks)
     fixes = (fix or f"look at what `{first.place.path}:{first.place.line}` waits for", *((_SILENT,) if asleep else ()))
-    rank = _only(first.ranks if odd and len(known) > 1 else ranks)
+    rank = _only(first.ranks if odd and len(known_groups) > 1 else ranks)
     what = f"nothing has moved {since}: {at}"
     return Diagnosis("hang", "likely", what, why, fixes, rank, calls=calls_of(first.stacks[0]))
 
@@ -284,9 +306,9 @@ def _where(waiting: Sequence[RankGroup]) -> str:
     return " and ".join(parts) + (" and elsewhere" if len(waiting) > 2 else "")
 
 
-def _reasons(late: Sequence[RankGroup], busy: Mapping[int, float]) -> tuple[str, str]:
-    told = [_reason(group, busy) for group in late[:2]]
-    return "; ".join(dict.fromkeys(why for why, _ in told if why)), told[0][1]
+def _reasons(late_groups: Sequence[RankGroup], busy: Mapping[int, float]) -> tuple[str, str]:
+    reasons = [_reason(group, busy) for group in late_groups[:2]]
+    return "; ".join(dict.fromkeys(why for why, _ in reasons if why)), reasons[0][1]
 
 
 def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
@@ -355,21 +377,21 @@ def waiting_words(
     code: str,
     rank: int | None,
     mismatched: tuple[Waited, Waited] | None,
-    found: Stuck,
+    waits: Stuck,
     apart: tuple[int, int] | None,
 ) -> tuple[str, str, tuple[str, ...]] | None:
     """Return what, why and fixes of ranks that timed out, None where the line of the time-out says as much."""
-    first = found.waited[0]
-    waiting = ranks_text([each.rank for each in found.waited])
+    first = waits.waited[0]
+    waiting = ranks_text([wait.rank for wait in waits.waited])
     if code == "collective-mismatch":
-        return _mismatch(rank, mismatched, found, apart)
+        return _mismatch(rank, mismatched, waits, apart)
     if code == "gpu-p2p-broken":
         return (
-            f"all {len(found.waited)} ranks hang in their first collective ({first.described})",
+            f"all {len(waits.waited)} ranks hang in their first collective ({first.described})",
             "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
             (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
         )
-    if code == "collective-timeout" and rank is not None and rank in found.absent:
+    if code == "collective-timeout" and rank is not None and rank in waits.absent:
         at = f", at {first.frame}" if first.frame else ""
         return (
             f"rank {rank} did not come to {first.described}; {waiting} waited in vain{at}",
@@ -380,28 +402,28 @@ def waiting_words(
 
 
 def _mismatch(
-    rank: int | None, mismatched: tuple[Waited, Waited] | None, found: Stuck, apart: tuple[int, int] | None
+    rank: int | None, mismatched: tuple[Waited, Waited] | None, waits: Stuck, apart: tuple[int, int] | None
 ) -> tuple[str, str, tuple[str, ...]] | None:
     why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
     if mismatched is not None:
-        first, other = mismatched
-        own, others = (
-            f"{each.described} (from {each.frame})" if each.frame else each.described for each in (first, other)
+        first, second = mismatched
+        first_text, second_text = (
+            f"{wait.described} (from {wait.frame})" if wait.frame else wait.described for wait in (first, second)
         )
-        what = f"rank {first.rank} waited in {own}, rank {other.rank} in {others}"
+        what = f"rank {first.rank} waited in {first_text}, rank {second.rank} in {second_text}"
         lines = [
-            f"`{each.frame}` is `{each.source[:_SOURCE]}`" for each in (first, other) if each.frame and each.source
+            f"`{wait.frame}` is `{wait.source[:_SOURCE]}`" for wait in (first, second) if wait.frame and wait.source
         ]
         why = "; ".join((*lines, why))
         detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
         return (what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
-    if found.left and rank is not None:
-        waiting = ranks_text([each.rank for each in found.waited])
-        what = f"rank {rank} was done while {waiting} still waited in {found.waited[0].described}"
+    if waits.left and rank is not None:
+        waiting = ranks_text([wait.rank for wait in waits.waited])
+        what = f"rank {rank} was done while {waiting} still waited in {waits.waited[0].described}"
         return (what, why, (EQUAL_BATCHES, SAME_ORDER))
     if apart is None:
         return None
     least, most = apart
-    fewest, more = found.enqueued[least], found.enqueued[most]
+    fewest, more = waits.enqueued[least], waits.enqueued[most]
     what = f"rank {least} had started {fewest} collectives when rank {most} had started {more}"
     return (what, why, (EQUAL_BATCHES, SAME_ORDER))

@@ -94,17 +94,17 @@ def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
 
 def from_py_spy(text: str) -> tuple[ThreadStack, ...]:
     """Return the threads of ``py-spy dump --json``, the main one first. Raises ValueError for anything else."""
-    found = []
+    threads = []
     try:
         for thread in json.loads(text):
             frames = tuple(
-                Frame(str(each["filename"]), int(each["line"]), str(each["name"])) for each in thread["frames"]
+                Frame(str(item["filename"]), int(item["line"]), str(item["name"])) for item in thread["frames"]
             )
             is_main = thread.get("os_thread_id") == thread["pid"] or thread.get("thread_name") == "MainThread"
-            found.append((not is_main, ThreadStack(str(thread.get("thread_name") or ""), frames)))
+            threads.append((not is_main, ThreadStack(str(thread.get("thread_name") or ""), frames)))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"py-spy printed something unknown: {error!r}") from error
-    return tuple(thread for _, thread in sorted(found, key=lambda each: each[0]))
+    return tuple(thread for _, thread in sorted(threads, key=lambda item: item[0]))
 
 
 def stack_text(stack: RankStack, who: str = "") -> str:
@@ -120,7 +120,7 @@ def stack_text(stack: RankStack, who: str = "") -> str:
         lines.append(f"  thread {name} (most recent call first):")
         lines += [f'    File "{frame.file}", line {frame.line} in {frame.function}' for frame in thread.frames]
     what = "DataLoader worker" if place_of(stack).kind == "loader" else "process"
-    workers = (stack_text(each, f"{what} of rank {stack.rank}") for each in stack.workers)
+    workers = (stack_text(worker, f"{what} of rank {stack.rank}") for worker in stack.workers)
     return "\n".join(lines) + "\n" + "".join(workers)
 
 
@@ -194,9 +194,10 @@ def place_of(stack: RankStack) -> CodePlace:
         return CodePlace(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
     if not frames:
         return CodePlace(stack.problem or "no Python frame", "unknown")
-    own = next((position for position, frame in enumerate(frames) if is_own(frame)), 0)
-    frame, inner = frames[own], frames[:own]  # a program that is a library itself, as with `-m`, has no own frame
-    kind = "own" if own == 0 and is_own(frame) else _kind(inner or frames)
+    # A program that is a library itself, as with `-m`, has no frame of its own.
+    place = next((position for position, frame in enumerate(frames) if is_own(frame)), 0)
+    frame, inner = frames[place], frames[:place]
+    kind = "own" if place == 0 and is_own(frame) else _kind(inner or frames)
     call = _call(inner, kind) if inner else ""
     text = f"{call} at {short(frame.file)}:{frame.line}" if call else _plain(frame)
     return CodePlace(text, kind, frame.file, frame.line)
@@ -227,8 +228,8 @@ def short(path: str) -> str:
 
 def _plain(frame: Frame) -> str:
     name = frame.function.rpartition(".")[2]
-    where = f"{short(frame.file)}:{frame.line}"
-    return where if name.startswith("<") else f"{where} in {name}"
+    place = f"{short(frame.file)}:{frame.line}"
+    return place if name.startswith("<") else f"{place} in {name}"
 
 
 def _kind(inner: Sequence[Frame]) -> Kind:
@@ -274,8 +275,8 @@ def waits_for_program(stack: RankStack) -> bool:
     """Return whether the main thread waits for the end or the output of a program that it has started."""
     if stack.kernel.lstrip("_") == "do_wait":  # not futex_do_wait, in which newer kernels wait for a lock
         return True
-    own = next((at for at, frame in enumerate(stack.main) if is_own(frame)), len(stack.main))
-    return any(frame.file.endswith("/subprocess.py") for frame in stack.main[:own])
+    own_position = next((at for at, frame in enumerate(stack.main) if is_own(frame)), len(stack.main))
+    return any(frame.file.endswith("/subprocess.py") for frame in stack.main[:own_position])
 
 
 def is_through(stack: RankStack) -> bool:
@@ -292,25 +293,27 @@ def is_ending(stack: RankStack) -> bool:
 
 def beside(stack: RankStack) -> str:
     """Return where another thread of a rank is, as a clause; "" where none is in the user's code."""
-    own = (thread for thread in stack.threads[1:] if any(map(is_own, thread.frames)))
-    other = next((place_of(replace(stack, threads=(thread,))).text for thread in own), "")
-    return f": one of its threads is at {other}" if other else ""
+    own_threads = (thread for thread in stack.threads[1:] if any(map(is_own, thread.frames)))
+    place = next((place_of(replace(stack, threads=(thread,))).text for thread in own_threads), "")
+    return f": one of its threads is at {place}" if place else ""
 
 
 def kept_below(stack: RankStack) -> tuple[str, str]:
     """Return where a process is that a rank waits for, and what to do. A worker that awaits its next index is idle."""
-    stopped = next((each for each in stack.workers if each.state in ("T", "t")), None)
+    stopped = next((worker for worker in stack.workers if worker.state in ("T", "t")), None)
     if stopped is not None:
         return f": pid {stopped.pid} is stopped, by SIGSTOP or a debugger", f"`kill -CONT {stopped.pid}` lets it go on"
-    if any(frame.function == "_finalize_join" for each in stack.workers for frame in each.main):
+    if any(frame.function == "_finalize_join" for worker in stack.workers for frame in worker.main):
         why = ": it cannot end before what it has put into a queue is read"
         return why, "read the queue before `join()`: the pipe behind it holds 64 KiB"
-    anew = next((each for each in stack.workers if any(frame.function in IMPORTS_AGAIN for frame in each.main)), None)
-    if anew is not None:
-        why = f": one imports the script anew, and is in it at {place_of(anew).text}"
+    importing_worker = next(
+        (worker for worker in stack.workers if any(frame.function in IMPORTS_AGAIN for frame in worker.main)), None
+    )
+    if importing_worker is not None:
+        why = f": one imports the script anew, and is in it at {place_of(importing_worker).text}"
         return why, UNGUARDED
-    places = (place_of(each) for each in stack.workers if any(map(is_own, each.main)))
-    place = next((each for each in places if each.kind == "own" and "worker.py" not in each.path), None)
+    places = (place_of(worker) for worker in stack.workers if any(map(is_own, worker.main)))
+    place = next((worker for worker in places if worker.kind == "own" and "worker.py" not in worker.path), None)
     if place is None:
         return "", ""
     at = "in" if " at " in place.text else "at"

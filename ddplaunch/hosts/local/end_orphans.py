@@ -53,11 +53,11 @@ def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Lefto
         for group in orphans_in(table, adopts_orphans)
         if run_id in (None, group.run_id) and spared.isdisjoint(process.pid for process in group.processes)
     ]
-    own = tuple(group for group in groups if group.processes[0].uid == uid)
-    others = tuple(group for group in groups if group.processes[0].uid != uid)
+    own_groups = tuple(group for group in groups if group.processes[0].uid == uid)
+    other_groups = tuple(group for group in groups if group.processes[0].uid != uid)
     pids = [process.pid for group in groups for process in group.processes]
     memory: GpuMemory | Unavailable = gpu_memory(pids) if pids else {}
-    return Leftovers(own, others, memory)
+    return Leftovers(own_groups, other_groups, memory)
 
 
 def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
@@ -65,12 +65,12 @@ def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
     facts, _ = probe_nvml(details=True)
     if not isinstance(facts, NvmlFacts):
         return facts
-    wanted, found = set(pids), dict[int, dict[int, int]]()
+    wanted_pids, bytes_by_gpu = set(pids), dict[int, dict[int, int]]()
     for gpu in facts.gpus:
         for process in () if isinstance(gpu.processes, Unavailable) else gpu.processes:
-            if process.pid in wanted:
-                found.setdefault(process.pid, {})[gpu.index] = process.memory_bytes or 0
-    return found
+            if process.pid in wanted_pids:
+                bytes_by_gpu.setdefault(process.pid, {})[gpu.index] = process.memory_bytes or 0
+    return bytes_by_gpu
 
 
 def clean(found: Leftovers, grace_s: float) -> Cleaned:
@@ -82,14 +82,14 @@ def clean(found: Leftovers, grace_s: float) -> Cleaned:
     return Cleaned(*ends, holding=_still_held([*ends.ended, *ends.killed], found.gpu_memory))
 
 
-def _still_held(gone: Sequence[Process], before: GpuMemory | Unavailable) -> GpuMemory:
+def _still_held(ended: Sequence[Process], held_before: GpuMemory | Unavailable) -> GpuMemory:
     """Return the memory that the driver has not freed after some seconds."""
-    if isinstance(before, Unavailable) or not any(process.pid in before for process in gone):
+    if isinstance(held_before, Unavailable) or not any(process.pid in held_before for process in ended):
         return {}
     end = time.monotonic() + _FREED_S
     while True:
-        pids = {process.pid for process in gone} - {process.pid for process in remaining(gone)}
-        held = gpu_memory(pids)
-        if isinstance(held, Unavailable) or not held or time.monotonic() >= end:
-            return {} if isinstance(held, Unavailable) else held
+        pids = {process.pid for process in ended} - {process.pid for process in remaining(ended)}
+        held_now = gpu_memory(pids)
+        if isinstance(held_now, Unavailable) or not held_now or time.monotonic() >= end:
+            return {} if isinstance(held_now, Unavailable) else held_now
         time.sleep(_PAUSE_S)

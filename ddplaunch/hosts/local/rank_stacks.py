@@ -57,13 +57,13 @@ class LiveRank:
     start_ticks: int
 
 
-def take_stacks(asked: Sequence[LiveRank]) -> tuple[RankStack, ...]:
+def take_stacks(ranks: Sequence[LiveRank]) -> tuple[RankStack, ...]:
     """Return where each of these ranks is, in their order; takes some seconds at most, many ranks at once."""
     from concurrent.futures import ThreadPoolExecutor
 
     program = _find_py_spy()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return tuple(pool.map(lambda each: _stack(each, program), asked))
+        return tuple(pool.map(lambda rank: _stack(rank, program), ranks))
 
 
 def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
@@ -79,7 +79,9 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     def of(stack: RankStack) -> RankStack:
         if not _waits_below(stack):
             return stack
-        return replace(stack, workers=tuple(_stack(each, program) for each in children.get(stack.pid, ())[:_WORKERS]))
+        return replace(
+            stack, workers=tuple(_stack(worker, program) for worker in children.get(stack.pid, ())[:_WORKERS])
+        )
 
     return tuple(of(stack) for stack in stacks)
 
@@ -101,49 +103,49 @@ def open_memory(pid: int) -> tuple[int, int] | None:
     return None if memory is None else (interpreter, memory)
 
 
-def _stack(asked: LiveRank, program: str | None) -> RankStack:
-    stat = read_stat(asked.pid)
-    empty = RankStack(asked.rank, asked.pid)
-    if stat is None or stat.start_ticks != asked.start_ticks or not stat.alive:
+def _stack(rank: LiveRank, program: str | None) -> RankStack:
+    stat = read_stat(rank.pid)
+    empty = RankStack(rank.rank, rank.pid)
+    if stat is None or stat.start_ticks != rank.start_ticks or not stat.alive:
         return replace(empty, state="X", problem="it has ended")
-    python = _python_process(asked.pid)
-    known = replace(
+    python = _python_process(rank.pid)
+    from_kernel = replace(
         empty,
         pid=python,
         state=(read_stat(python) or stat).state,
         kernel=_kernel(python),
         reads=_reads(python),
     )
-    told = _told(asked, known, program)
-    return told if told.threads else replace(told, programs=_below(asked.pid))
+    with_calls = _told(rank, from_kernel, program)
+    return with_calls if with_calls.threads else replace(with_calls, programs=_below(rank.pid))
 
 
-def _told(asked: LiveRank, known: RankStack, program: str | None) -> RankStack:
-    python = known.pid
+def _told(rank: LiveRank, from_kernel: RankStack, program: str | None) -> RankStack:
+    python = from_kernel.pid
     problem = "py-spy is not installed"
     if program is not None:
-        answer = _by_py_spy(program, python)
-        if not isinstance(answer, Unavailable):
-            return replace(known, threads=answer, source="py-spy")
-        problem = answer.reason
-    if known.state in ("T", "t"):
-        return replace(known, problem=f"it is stopped, and {problem}")
-    told = _by_signal(python, asked.start_ticks if python == asked.pid else None)
+        text = _by_py_spy(program, python)
+        if not isinstance(text, Unavailable):
+            return replace(from_kernel, threads=text, source="py-spy")
+        problem = text.reason
+    if from_kernel.state in ("T", "t"):
+        return replace(from_kernel, problem=f"it is stopped, and {problem}")
+    told = _by_signal(python, rank.start_ticks if python == rank.pid else None)
     if not isinstance(told, Unavailable):
-        return replace(known, threads=told, source="faulthandler")
-    return replace(known, problem=f"{told.reason}, and {problem}")
+        return replace(from_kernel, threads=told, source="faulthandler")
+    return replace(from_kernel, problem=f"{told.reason}, and {problem}")
 
 
 def _find_py_spy() -> str | None:
     """Return py-spy's program: in PATH, or beside the interpreter, where pip puts it."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
+    candidate = Path(sys.executable).parent / "py-spy"
+    return shutil.which("py-spy") or (str(candidate) if os.access(candidate, os.X_OK) else None)
 
 
 def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
     """Return what `py-spy dump --json` shows of ``pid``, or why it does not; the process pauses for a moment."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [program, "dump", "--json", "--pid", str(pid)],
             capture_output=True,
             text=True,
@@ -156,15 +158,17 @@ def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
         return Unavailable(f"py-spy took more than {_PY_SPY_S:.0f} s")
     except OSError as error:
         return Unavailable(f"py-spy cannot be run: {error.strerror}")
-    if done.returncode == 0:
+    if completed.returncode == 0:
         try:
-            return from_py_spy(done.stdout)
+            return from_py_spy(completed.stdout)
         except ValueError as error:
             return Unavailable(str(error))
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    if any("permission" in line.lower() for line in said):
+    messages = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
+    if any("permission" in line.lower() for line in messages):
         return Unavailable("py-spy may not look into the process (no right to trace it)")
-    return Unavailable(f"py-spy: {said[0].removeprefix('Error: ') if said else f'exit status {done.returncode}'}")
+    return Unavailable(
+        f"py-spy: {messages[0].removeprefix('Error: ') if messages else f'exit status {completed.returncode}'}"
+    )
 
 
 def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | Unavailable:
@@ -180,9 +184,9 @@ def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | U
         if start_ticks is not None and ((stat := read_stat(pid)) is None or stat.start_ticks != start_ticks):
             return Unavailable("it has ended")
         try:
-            before = os.fstat(memory).st_size
+            size_before = os.fstat(memory).st_size
             signal.pidfd_send_signal(handle, SIGNAL)
-            text = _answer(memory, before)
+            text = _answer(memory, size_before)
         finally:
             os.close(memory)
     except PermissionError:
@@ -195,13 +199,13 @@ def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | U
     return threads if threads else Unavailable("it did not answer: no thread of it returned from the kernel")
 
 
-def _answer(memory: int, before: int) -> str:
+def _answer(memory: int, size_before: int) -> str:
     until_s = time.monotonic() + _ANSWER_S
     text, grown_s = "", time.monotonic()
     while (now_s := time.monotonic()) < until_s:
-        size = os.fstat(memory).st_size - before
+        size = os.fstat(memory).st_size - size_before
         if size > len(text):
-            text = os.pread(memory, size, before).decode("ascii", "replace")  # faulthandler writes ASCII only
+            text = os.pread(memory, size, size_before).decode("ascii", "replace")  # faulthandler writes ASCII only
             grown_s = now_s
         if _BOTTOM.search(text) or (text and now_s - grown_s > _STABLE_S):
             break
@@ -222,8 +226,8 @@ def _memory(pid: int) -> int | None:
 
 
 def _catches(pid: int) -> bool:
-    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", read_bytes(f"/proc/{pid}/status") or b"", re.MULTILINE)
-    return bool(found and int(found[1], 16) >> (SIGNAL - 1) & 1)
+    match = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", read_bytes(f"/proc/{pid}/status") or b"", re.MULTILINE)
+    return bool(match and int(match[1], 16) >> (SIGNAL - 1) & 1)
 
 
 def _python_process(pid: int) -> int:

@@ -40,18 +40,18 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
     it ends by itself when nothing is left to show.
     """
     begun = time.monotonic()
-    seen = {process.pid: process for process in run.all}
+    processes = {process.pid: process for process in run.all}
     denied = _send_all(run.launchers or asked_first((*run.ranks, *run.children)), signal.SIGTERM)
     if denied:
         return Stopped(run, (), (), run.all, denied, time.monotonic() - begun)
-    left = _wait_stopped(run, begun + grace_s, seen)
+    remaining_run = _wait_stopped(run, begun + grace_s, processes)
     killed: list[Process] = []
-    if left is not None:
-        killed = [*left.launchers, *left.ranks, *left.children]
+    if remaining_run is not None:
+        killed = [*remaining_run.launchers, *remaining_run.ranks, *remaining_run.children]
         _send_all(killed, signal.SIGKILL)  # the launcher first, so that it restarts nothing
-    remaining = wait_gone([each for each in seen.values() if each not in run.guards], KILLED_S)
+    remaining = wait_gone([each for each in processes.values() if each not in run.guards], KILLED_S)
     remaining += wait_gone(run.guards, _GUARD_S)
-    return Stopped(run, *ends_of(seen.values(), killed, remaining), denied=(), took_s=time.monotonic() - begun)
+    return Stopped(run, *ends_of(processes.values(), killed, remaining), denied=(), took_s=time.monotonic() - begun)
 
 
 def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grace_s: float) -> Stopped:
@@ -63,33 +63,33 @@ def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grac
     begun = time.monotonic()
     if send_signal(launcher, signal.SIGTERM) == "denied":
         return Stopped(run, (), (), (launcher,), (launcher,), time.monotonic() - begun)
-    left = wait_gone([launcher], grace_s)
-    if left and grace_s < own_grace_s:
+    remaining = wait_gone([launcher], grace_s)
+    if remaining and grace_s < own_grace_s:
         send_signal(launcher, signal.SIGINT)
-    left = wait_gone(left, _RESIDENT_S)
-    killed = [launcher] if left and send_signal(launcher, signal.SIGKILL) == "sent" else []
-    ends = ends_of([launcher], killed, wait_gone(left, KILLED_S))
+    remaining = wait_gone(remaining, _RESIDENT_S)
+    killed = [launcher] if remaining and send_signal(launcher, signal.SIGKILL) == "sent" else []
+    ends = ends_of([launcher], killed, wait_gone(remaining, KILLED_S))
     return Stopped(run, *ends, denied=(), took_s=time.monotonic() - begun)
 
 
-def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> RunProcesses | None:
+def _wait_stopped(run: RunProcesses, end: float, processes: dict[int, Process]) -> RunProcesses | None:
     """Wait until launcher, ranks and their children are gone; return what is left at ``end``, None if nothing.
 
     Ranks that have lost their launcher on the way are asked themselves, once: nobody else will.
     """
-    asked = not run.launchers
+    told_to_end = not run.launchers
     while True:
-        left = next((each for each in runs_in(process_table()) if _same_run(each, run, seen)), None)
-        if left is None or not (left.launchers or left.ranks or left.children):
+        remaining_run = next((each for each in runs_in(process_table()) if _same_run(each, run, processes)), None)
+        if remaining_run is None or not (remaining_run.launchers or remaining_run.ranks or remaining_run.children):
             return None
-        for process in left.all:
-            seen[process.pid] = _best_known(seen.get(process.pid), process)
-        if not asked and not left.launchers and not left.guards:
-            _send_all(asked_first((*left.ranks, *left.children)), signal.SIGTERM)
-            asked = True
+        for process in remaining_run.all:
+            processes[process.pid] = _best_known(processes.get(process.pid), process)
+        if not told_to_end and not remaining_run.launchers and not remaining_run.guards:
+            _send_all(asked_first((*remaining_run.ranks, *remaining_run.children)), signal.SIGTERM)
+            told_to_end = True
         if time.monotonic() >= end:
-            return left
-        wait_gone(left.all, min(_LOOK_S, end - time.monotonic()))
+            return remaining_run
+        wait_gone(remaining_run.all, min(_LOOK_S, end - time.monotonic()))
 
 
 def _best_known(then: Process | None, now: Process) -> Process:
@@ -99,11 +99,11 @@ def _best_known(then: Process | None, now: Process) -> Process:
     return now._replace(command=now.command or then.command, environment=now.environment or then.environment)
 
 
-def _same_run(one: RunProcesses, run: RunProcesses, seen: dict[int, Process]) -> bool:
+def _same_run(one: RunProcesses, run: RunProcesses, processes: dict[int, Process]) -> bool:
     """Whether it is this run, and not one of the same id and user that was started since."""
     if (one.run_id, one.uid, one.launch) != (run.run_id, run.uid, run.launch):
         return False
-    known = (seen.get(process.pid) for process in one.all)
+    known = (processes.get(process.pid) for process in one.all)
     return any(
         each is not None and each.start_ticks == now.start_ticks for each, now in zip(known, one.all, strict=True)
     )
@@ -140,7 +140,7 @@ def ask_hosts(launched: Launched, grace_s: float) -> tuple[HostStopped, ...]:
         return tuple(_stopped(place, hosts.answers.get(place.node), problems) for place in launched.places)
 
 
-def _stopped(place: Place, answer: Mapping[str, Any] | None, problems: Mapping[str, Finding]) -> HostStopped:
-    if answer is None:
+def _stopped(place: Place, reply: Mapping[str, Any] | None, problems: Mapping[str, Finding]) -> HostStopped:
+    if reply is None:
         return HostStopped(place.host, problem=problems.get(place.host) or problems.get(""))
-    return HostStopped(place.host, tuple(answer["ended"]), tuple(answer["remaining"]))
+    return HostStopped(place.host, tuple(reply["ended"]), tuple(reply["remaining"]))

@@ -81,9 +81,9 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
         try:
             verdict = roll.wait()
             if verdict is None:
-                found = compare(roll.joined, roll.clocks)
-                go = not any(each.severity is Severity.ERROR for each in found)
-                verdict = Verdict(go, found, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None)
+                findings = compare(roll.joined, roll.clocks)
+                go = not any(finding.severity is Severity.ERROR for finding in findings)
+                verdict = Verdict(go, findings, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None)
         except BaseException as problem:
             cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
             last = Verdict(False, (rules.ended_by(me.host, cause),))
@@ -116,14 +116,14 @@ class _Roll:
     def wait(self) -> Verdict | None:
         """Return None once all have joined, or the verdict that refuses them."""
         while len(self.joined) < self._call.nodes:
-            left = self._call.timeout_s - self._waited_s()
-            if left <= 0:
+            left_s = self._call.timeout_s - self._waited_s()
+            if left_s <= 0:
                 absent, waited_s = self._missing(), self._waited_s()
-                found = rules.nodes_missing(self._call.nodes, absent, waited_s, self._call.place, self._turned_away)
-                return Verdict(False, (found,))
+                missing = rules.nodes_missing(self._call.nodes, absent, waited_s, self._call.place, self._turned_away)
+                return Verdict(False, (missing,))
             self._show(self._status())
             self._spread()
-            for caller, line in self._door.lines(min(left, _SPREAD_S if self._news else _TICK_S)):
+            for caller, line in self._door.lines(min(left_s, _SPREAD_S if self._news else _TICK_S)):
                 problem = self._heard(caller, line)
                 if problem is not None:
                     return Verdict(False, (problem,))
@@ -159,9 +159,9 @@ class _Roll:
 
     def _enter(self, caller: Caller, hello: Hello) -> None:
         if hello.node_rank in self._of:  # the rules found that the same host started it again
-            again = rules.replaced(hello.host, hello.pid)
-            before = self._of[hello.node_rank]
-            before.say(self.last(Verdict(False, (again,)))(before))
+            replacement = rules.replaced(hello.host, hello.pid)
+            earlier = self._of[hello.node_rank]
+            earlier.say(self.last(Verdict(False, (replacement,)))(earlier))
         now = time.time()
         self._of[hello.node_rank] = caller
         self.joined[hello.node_rank] = hello
@@ -215,11 +215,11 @@ def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
     """
     started = time.monotonic()
     attempts, reason = 0, "it was not tried"
-    while (left := call.timeout_s - (time.monotonic() - started)) > 0:
+    while (left_s := call.timeout_s - (time.monotonic() - started)) > 0:
         try:
-            return _attempt(call, hello, show, started, left)
+            return _attempt(call, hello, show, started, left_s)
         except _NotThere as problem:
-            if not attempts or left >= _LEAST_S:
+            if not attempts or left_s >= _LEAST_S:
                 reason = str(problem)
         pause = _PAUSES_S[min(attempts, len(_PAUSES_S) - 1)]
         attempts += 1
@@ -237,7 +237,7 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
         first = None if line is None else greeted(line)
         if first is None:
             raise _NotThere(f"what listens at {call.place} is no roll call: another program, or a launch without one")
-        secret = next((each for each in call.secrets if each.name == first.secret), None)
+        secret = next((candidate for candidate in call.secrets if candidate.name == first.secret), None)
         nonce = os.urandom(16).hex()
         try:
             connection.sendall(sealed(hello_line(hello(), nonce), secret, "hello", first.nonce))

@@ -81,8 +81,8 @@ class Door:
                 continue
             yield from self._read(key.data)
         for caller in list(self.callers):
-            late = caller.hello is None and time.monotonic() - caller.since > _FIRST_LINE_S
-            if late or not caller.open:
+            too_late = caller.hello is None and time.monotonic() - caller.since > _FIRST_LINE_S
+            if too_late or not caller.open:
                 self.drop(caller)
                 yield caller, None
 
@@ -106,8 +106,8 @@ class Door:
             if caller.hello is None or not caller.open:
                 self.drop(caller)
         until = time.monotonic() + patience_s
-        while self.callers and (left := until - time.monotonic()) > 0:
-            for _ in self.lines(left):
+        while self.callers and (left_s := until - time.monotonic()) > 0:
+            for _ in self.lines(left_s):
                 pass
 
     def _stop_listening(self) -> None:

@@ -44,9 +44,9 @@ class Secret:
     name: str
     key: bytes
 
-    def proof(self, said: bytes, *context: str) -> str:
-        """Return the proof for the line ``said`` in ``context``: what kind of line, and the numbers of both sides."""
-        message = "\0".join(context).encode() + b"\0\0" + said
+    def proof(self, line: bytes, *context: str) -> str:
+        """Return the proof for ``line`` in ``context``: what kind of line, and the numbers of both sides."""
+        message = "\0".join(context).encode() + b"\0\0" + line
         return hmac.digest(self.key, message, "sha256").hex()
 
 
@@ -119,14 +119,14 @@ class Greeting:
 
 def greeting(nonce: str = "", secret: Secret | None = None) -> bytes:
     """Return the line with which node 0 greets a connection."""
-    wanted = {} if secret is None else {"secret": secret.name}
-    return line_of({_GREETING: PROTOCOL, "nonce": nonce, **wanted})
+    fields = {} if secret is None else {"secret": secret.name}
+    return line_of({_GREETING: PROTOCOL, "nonce": nonce, **fields})
 
 
 def greeted(line: bytes) -> Greeting | None:
     """Return the greeting in ``line``, None for any other line."""
-    said = message_in(line)
-    number, nonce, secret = said.get(_GREETING), said.get("nonce", ""), said.get("secret")
+    message = message_in(line)
+    number, nonce, secret = message.get(_GREETING), message.get("nonce", ""), message.get("secret")
     if type(number) is not int or type(nonce) is not str or not (secret is None or type(secret) is str):
         return None
     return Greeting(number, nonce, secret)
@@ -156,9 +156,9 @@ def nonce_of(line: bytes) -> str:
 
 def read_hello(line: bytes) -> Hello | None:
     """Return the hello in ``line``; None for anything that a stranger might send."""
-    said = message_in(line).get("hello")
+    message = message_in(line).get("hello")
     try:
-        hello = codec.from_plain(said, Hello)
+        hello = codec.from_plain(message, Hello)
     except ValueError:
         return None
     whole = all(0 <= number < 1 << 31 for number in (hello.node_rank, hello.pid, hello.protocol))
@@ -186,37 +186,38 @@ def status_line(status: Status) -> bytes:
 
 def read_status(line: bytes, waited_s: float) -> Status | None:
     """Return the progress in ``line``, None where it is something else."""
-    said = message_in(line).get("waiting")
-    if not isinstance(said, dict) or not isinstance(said.get("names"), list):
+    message = message_in(line).get("waiting")
+    if not isinstance(message, dict) or not isinstance(message.get("names"), list):
         return None
-    if not all(type(said.get(name)) is int and 0 <= said[name] < 1 << 31 for name in ("expected", "joined")):
+    if not all(type(message.get(name)) is int and 0 <= message[name] < 1 << 31 for name in ("expected", "joined")):
         return None
-    missing = tuple(str(name)[:_TEXT_CHARS] for name in said["names"])
-    return Status(said["expected"], missing, waited_s, joined=said["joined"])
+    missing = tuple(str(name)[:_TEXT_CHARS] for name in message["names"])
+    return Status(message["expected"], missing, waited_s, joined=message["joined"])
 
 
 def verdict_line(verdict: Verdict) -> bytes:
     """Return node 0's last word as a line."""
-    found = [
-        [each.code, each.severity.value, each.what, each.why, each.fix, list(each.where)] for each in verdict.findings
+    findings = [
+        [finding.code, finding.severity.value, finding.what, finding.why, finding.fix, list(finding.where)]
+        for finding in verdict.findings
     ]
-    return line_of({"verdict": verdict.go, "rendezvous_id": verdict.rendezvous_id, "findings": found})
+    return line_of({"verdict": verdict.go, "rendezvous_id": verdict.rendezvous_id, "findings": findings})
 
 
 def read_verdict(line: bytes) -> Verdict | None:
     """Return the verdict in ``line``, None where it is something else."""
-    said = message_in(line)
-    go, identity = said.get("verdict"), said.get("rendezvous_id")
+    message = message_in(line)
+    go, identity = message.get("verdict"), message.get("rendezvous_id")
     if type(go) is not bool or not (identity is None or _is_name(identity)):
         return None
     try:
-        found = tuple(
+        findings = tuple(
             Finding(str(code), Severity(severity), str(what), str(why), str(fix), tuple(map(str, where)))
-            for code, severity, what, why, fix, where in said.get("findings", ())
+            for code, severity, what, why, fix, where in message.get("findings", ())
         )
     except (TypeError, ValueError):
         return None
-    return Verdict(go, found, identity)
+    return Verdict(go, findings, identity)
 
 
 def _is_name(value: object) -> bool:
@@ -241,20 +242,24 @@ def secrets_of(environ: Mapping[str, str], file: str | None, whence: str) -> tup
             )
         key = pbkdf2_hmac("sha256", text.encode("utf-8", "surrogateescape"), b"ddplaunch roll call", _ROUNDS)
         return (Secret("given", key),)
-    own = None if whence in _NOTHING_SHARED else user_key(environ)
-    return () if own is None else (Secret(f"user {derived(own, 'name').hex()[:8]}", derived(own, "roll call")),)
+    own_key = None if whence in _NOTHING_SHARED else user_key(environ)
+    return (
+        ()
+        if own_key is None
+        else (Secret(f"user {derived(own_key, 'name').hex()[:8]}", derived(own_key, "roll call")),)
+    )
 
 
 def _secret_in(file: str) -> str:
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            about = os.fstat(opened.fileno())
-            text = opened.read(_LONGEST_SECRET) if stat.S_ISREG(about.st_mode) else b""
+            status = os.fstat(opened.fileno())
+            text = opened.read(_LONGEST_SECRET) if stat.S_ISREG(status.st_mode) else b""
     except OSError as problem:
-        text, about, why = b"", None, problem.strerror or str(problem)
+        text, status, why = b"", None, problem.strerror or str(problem)
     else:
         why = "it is empty, or no file"
-    if about is not None and about.st_mode & 0o007:
+    if status is not None and status.st_mode & 0o007:
         raise usage(
             f"`--join-secret {file}` can be read by everybody",
             why="who has it can join the launch",

@@ -95,16 +95,17 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
             fix=_same_command(first, new),
             where=(first.name, new.name),
         )
-    other = joined.get(new.node_rank)
-    if other is None or _replaced(other, new):
+    joined_hello = joined.get(new.node_rank)
+    if joined_hello is None or _replaced(joined_hello, new):
         return None
     return error(
         "node-rank-twice",
-        f"two nodes have `--node-rank {new.node_rank}`: {_process(other)}, and {_process(new)}",
+        f"two nodes have `--node-rank {new.node_rank}`: {_process(joined_hello)}, and {_process(new)}",
         why="each node needs a rank of its own; the ranks of both would get the same numbers",
-        fix=f"give one of them another `--node-rank`; or, if one is a left-over, end it there: `kill {other.pid}` on "
-        f"{other.host}, or `kill {new.pid}` on {new.host}",
-        where=(other.host, new.host),
+        fix="give one of them another `--node-rank`; or, if one is a left-over, end it there: "
+        f"`kill {joined_hello.pid}` on "
+        f"{joined_hello.host}, or `kill {new.pid}` on {new.host}",
+        where=(joined_hello.host, new.host),
     )
 
 
@@ -116,10 +117,10 @@ def _same_command(first: Hello, new: Hello) -> str:
     return f"give the same command on both; `ps -o lstart,args {new.pid}` on {new.host} shows what waits there"
 
 
-def _replaced(other: Hello, new: Hello) -> bool:
+def _replaced(joined_hello: Hello, new: Hello) -> bool:
     """Whether ``new`` was started in the place of a waiting node: on the same machine, later."""
-    again = other.machine == new.machine and other.pid != new.pid
-    return new.node_rank != 0 and again and other.started_s < new.started_s
+    restarted = joined_hello.machine == new.machine and joined_hello.pid != new.pid
+    return new.node_rank != 0 and restarted and joined_hello.started_s < new.started_s
 
 
 def _process(hello: Hello) -> str:
@@ -145,13 +146,13 @@ def all_together(
         _report(hello, facts, ordered, heard_s.get(hello.node_rank, (0.0, 0.0)), script, names)
         for hello, facts in understood
     )
-    found = [
+    findings = [
         _by_hand(finding)
         for outcome in run_across(reports, ignore)
         if outcome.check.code in COMPARED
         for finding in outcome.findings
     ]
-    return (*found, *_other_arguments(ordered))
+    return (*findings, *_other_arguments(ordered))
 
 
 def _by_hand(finding: Finding) -> Finding:
@@ -171,9 +172,9 @@ def _report(
     script: str | None,
     names: Mapping[str, str],
 ) -> HostReport:
-    alone = sum(each.host == hello.host for each in everybody) == 1
+    only_one = sum(node.host == hello.host for node in everybody) == 1
     return HostReport(
-        name=hello.host if alone else hello.name,
+        name=hello.host if only_one else hello.name,
         facts=facts,
         ddplaunch=hello.ddplaunch,
         script_name=script,
@@ -193,16 +194,16 @@ def _facts(text: str) -> Facts | None:
 
 
 def _other_arguments(ordered: Sequence[Hello]) -> tuple[Finding, ...]:
-    others = [hello for hello in ordered if hello.arguments != ordered[0].arguments]
-    if not others:
+    odd_nodes = [hello for hello in ordered if hello.arguments != ordered[0].arguments]
+    if not odd_nodes:
         return ()
     return (
         warning(
             "script-arguments-differ",
-            f"the script's arguments on {listed(hello.name for hello in others)} are not those on {ordered[0].name}",
+            f"the script's arguments on {listed(hello.name for hello in odd_nodes)} are not those on {ordered[0].name}",
             why="ranks that train with other numbers wait for each other or diverge; paths of a host's own are fine",
             fix="compare what `ddplaunch run … --dry-run` prints on these nodes",
-            where=tuple(hello.host for hello in others),
+            where=tuple(hello.host for hello in odd_nodes),
         ),
     )
 

@@ -39,8 +39,11 @@ class Answers:
         if what == "listen":
             return self._listen(order)
         if what == "reach":
-            found = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
-            return {"reached": {name: own for name, own, _ in found}, "at": {name: peer for name, _, peer in found}}
+            routes = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
+            return {
+                "reached": {name: own_address for name, own_address, _ in routes},
+                "at": {name: peer for name, _, peer in routes},
+            }
         if what == "sources":
             files = {str(path): digest_of_file(Path(path)) or "missing" for path in order["files"]}
             return {"files": files, "tree": work_tree()}
@@ -48,15 +51,20 @@ class Answers:
 
     def _listen(self, order: dict[str, Any]) -> dict[str, Any]:
         """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
-        asked = order.get("port")
+        asked_port = order.get("port")
         try:
-            self._meeting = _listening(asked)
+            self._meeting = _listening(asked_port)
         except OSError as error:
-            return {"port_problem": error.strerror or str(error), "port": asked}
+            return {"port_problem": error.strerror or str(error), "port": asked_port}
         threading.Thread(target=_greet, args=(self._meeting, str(order["nonce"]).encode()), daemon=True).start()
-        found = [each for each in network.probe_interfaces() if each.up and not each.loopback]
-        found.sort(key=lambda each: -(each.speed_mbps or 0))
-        addresses = [address for each in found for address in each.addresses if not address.lower().startswith("fe80")]
+        interfaces = [interface for interface in network.probe_interfaces() if interface.up and not interface.loopback]
+        interfaces.sort(key=lambda interface: -(interface.speed_mbps or 0))
+        addresses = [
+            address
+            for interface in interfaces
+            for address in interface.addresses
+            if not address.lower().startswith("fe80")
+        ]
         addresses.sort(key=lambda address: ":" in address)
         return {"port": self._meeting.getsockname()[1], "addresses": addresses}
 
@@ -95,9 +103,9 @@ def facts(order: dict[str, Any]) -> dict[str, Any]:
     from ddplaunch.values.resolved import Unavailable
 
     os.environ.update(order.get("env") or {})
-    beside = os.path.dirname(sys.executable)  # noqa: PTH120 - torchrun and other programs of this environment
-    if beside not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH", ""))))
+    folder = os.path.dirname(sys.executable)  # noqa: PTH120 - torchrun and other programs of this environment
+    if folder not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH", ""))))
     problem = _enter(order.get("cwd"))
     plugin = probe_plugin()
     return {
@@ -141,26 +149,26 @@ def digest_of_file(path: Path) -> str | None:
     """Return a digest of a file's bytes and of whether it may be executed, of a link's target; None for none."""
     from _blake2 import blake2b
 
-    found = blake2b(digest_size=8)
+    digest = blake2b(digest_size=8)
     try:
         if path.is_symlink():
-            found.update(b"link " + os.fsencode(path.readlink()))
-            return found.hexdigest()
+            digest.update(b"link " + os.fsencode(path.readlink()))
+            return digest.hexdigest()
         with path.open("rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            found.update(b"x" if os.fstat(file.fileno()).st_mode & 0o100 else b"-")
+            digest.update(b"x" if os.fstat(file.fileno()).st_mode & 0o100 else b"-")
             while data := file.read(1 << 20):
-                found.update(data)
+                digest.update(data)
     except OSError:
         return None
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def work_tree() -> str | None:
     """Return what git says of this directory: `git describe`, and of changes to tracked files a digest; or None."""
-    here = Path.cwd()
-    if not any((folder / ".git").exists() for folder in (here, *here.parents)):
+    working_directory = Path.cwd()
+    if not any((folder / ".git").exists() for folder in (working_directory, *working_directory.parents)):
         return None
     described = _git("describe", "--always", "--dirty")
     if described is None or not described.endswith(b"-dirty"):
@@ -175,10 +183,10 @@ def _git(*words: str) -> bytes | None:
     import subprocess
 
     try:
-        done = subprocess.run(["git", *words], capture_output=True, timeout=_GIT_S, check=True)
+        completed = subprocess.run(["git", *words], capture_output=True, timeout=_GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def machine() -> str:
@@ -208,7 +216,7 @@ def reached(addresses: list[str], port: int, nonce: str) -> list[tuple[str, str,
 
     The same address elsewhere (docker0's is alike on all hosts) does not count, which the nonce tells.
     """
-    found = []
+    routes = []
     until = time.monotonic() + _REACH_S
     for address in addresses:
         try:
@@ -216,7 +224,7 @@ def reached(addresses: list[str], port: int, nonce: str) -> list[tuple[str, str,
                 (address, port), timeout=max(0.2, min(1.5, until - time.monotonic()))
             ) as link:
                 if link.recv(256) == nonce.encode():
-                    found.append((address, str(link.getsockname()[0]), str(link.getpeername()[0])))
+                    routes.append((address, str(link.getsockname()[0]), str(link.getpeername()[0])))
         except OSError:
             continue
-    return found
+    return routes

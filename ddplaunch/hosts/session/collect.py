@@ -60,48 +60,49 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
         "env": dict(question.env or {}),
     }
     reached = FanOut(links, start, order, question.deadline_s).ask(names)
-    clocks = _clocks(links, [each.link for each in reached if each.answer is not None])
-    reports, answered, missing = [], [], []
-    for each in reached:
-        found: HostReport | Finding
-        if each.answer is None:
-            found = failure(each.name, question.python, each.status, each.said, each.tries)
+    clocks = _clocks(links, [host.link for host in reached if host.answer is not None])
+    reports, answered_hosts, missing = [], [], []
+    for host in reached:
+        report: HostReport | Finding
+        if host.answer is None:
+            report = failure(host.name, question.python, host.status, host.said, host.tries)
         else:
-            found = _report(each.name, question, each.answer, clocks.get(each.name, _UNKNOWN_CLOCK))
-        if isinstance(found, HostReport):
-            reports.append(found)
-            answered.append(each.link)
+            report = _report(host.name, question, host.answer, clocks.get(host.name, _UNKNOWN_CLOCK))
+        if isinstance(report, HostReport):
+            reports.append(report)
+            answered_hosts.append(host.link)
         else:
-            missing.append(found)
-            links.close(each.link)
-    return Gathered(tuple(reports), tuple(answered), tuple(missing))
+            missing.append(report)
+            links.close(host.link)
+    return Gathered(tuple(reports), tuple(answered_hosts), tuple(missing))
 
 
 def with_sources(
-    links: Links, gathered: Gathered, files: Sequence[str], here: Sequence[tuple[str, str]] = ()
+    links: Links, gathered: Gathered, files: Sequence[str], sources_here: Sequence[tuple[str, str]] = ()
 ) -> Gathered:
-    """Ask every host for digests of ``files`` in its directory, and what git says of it; ``here`` are those of this
-    machine. A host that does not answer in time is not compared.
+    """Ask every host for digests of ``files`` in its directory, and what git says of it.
+
+    ``sources_here`` are those of this machine. A host that does not answer in time is not compared.
     """
     for link in gathered.links:
         link.send({"what": "sources", "files": list(files)})
     answers = dict(replies(links, gathered.links, _MEET_S))
     reports = []
     for report in gathered.reports:
-        said = answers.get(report.name, {})
-        tree = said.get("tree")
-        found = tuple(_texts(said.get("files")).items())
+        reply = answers.get(report.name, {})
+        tree = reply.get("tree")
+        files_there = tuple(_texts(reply.get("files")).items())
         tree = tree if isinstance(tree, str) else None
-        reports.append(replace(report, sources=found, sources_here=tuple(here), tree=tree))
+        reports.append(replace(report, sources=files_there, sources_here=tuple(sources_here), tree=tree))
     return replace(gathered, reports=tuple(reports))
 
 
-def replies(links: Links, asked: Sequence[Link], deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def replies(links: Links, asked_links: Sequence[Link], deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and answer of each host, as far as they arrive in time."""
-    waiting = {link for link in asked if not link.closed}
+    waiting = {link for link in asked_links if not link.closed}
     until = time.monotonic() + deadline_s
-    while waiting and (left := until - time.monotonic()) > 0:
-        for event in links.wait(left):
+    while waiting and (left_s := until - time.monotonic()) > 0:
+        for event in links.wait(left_s):
             if event.link in waiting:
                 waiting.discard(event.link)
                 if event.kind == "message":
@@ -109,15 +110,15 @@ def replies(links: Links, asked: Sequence[Link], deadline_s: float) -> Iterator[
 
 
 def _report(
-    name: str, question: Question, answer: Mapping[str, Any], clock: tuple[float, float]
+    name: str, question: Question, reply: Mapping[str, Any], clock: tuple[float, float]
 ) -> HostReport | Finding:
-    if "problem" in answer:
-        return misunderstood(name, str(answer["problem"]))
+    if "problem" in reply:
+        return misunderstood(name, str(reply["problem"]))
     try:
-        extra = answer["extra"]
+        extra = reply["extra"]
         return HostReport(
             name=name,
-            facts=codec.from_json(answer["facts"], Facts),
+            facts=codec.from_json(reply["facts"], Facts),
             ddplaunch=str(extra["ddplaunch"]),
             plugin=extra["plugin"],
             cwd=question.cwd or "",
@@ -132,17 +133,17 @@ def _report(
         return misunderstood(name, str(problem))
 
 
-def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float]]:
+def _clocks(links: Links, asked_links: Sequence[Link]) -> dict[str, tuple[float, float]]:
     """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three.
 
     One sample that came back at once is enough. A host that does not echo is waited for once.
     """
     best: dict[str, tuple[float, float]] = {}
     for _ in range(_SAMPLES):
-        for link in asked:
+        for link in asked_links:
             link.send({"what": "clock", "sent": time.time()})
         echoed = set()
-        for name, beat in replies(links, asked, _ECHO_S):
+        for name, beat in replies(links, asked_links, _ECHO_S):
             try:
                 clock = clock_of(beat, time.time())
             except (KeyError, TypeError, ValueError, OverflowError):  # no clock's answer: as if it had not echoed
@@ -150,7 +151,7 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
             echoed.add(name)
             if name not in best or clock[1] < best[name][1]:
                 best[name] = clock
-        asked = [link for link in asked if link.name in echoed and best[link.name][1] > _SURE_S]
+        asked_links = [link for link in asked_links if link.name in echoed and best[link.name][1] > _SURE_S]
     return best
 
 
@@ -167,48 +168,51 @@ def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
 
 def _texts(value: object) -> dict[str, str]:
     """Return a JSON object of a host with all values as text, empty for anything else."""
-    return {key: str(each) for key, each in value.items()} if isinstance(value, dict) else {}
+    return {key: str(item) for key, item in value.items()} if isinstance(value, dict) else {}
 
 
-def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
+def meet(
+    links: Links, asked_links: Sequence[Link], port: int | None, address: str | None
+) -> Meeting | tuple[Finding, ...]:
     """Let the first host listen on ``port`` (or a free one), and all others try its addresses.
 
     Returns the first address that all reach; ``address`` is the user's choice. Else findings that name the hosts.
     """
-    first, *others = asked
+    first, *other_links = asked_links
     nonce = secrets.token_hex(8)
     first.send({"what": "listen", "port": port, "nonce": nonce})
-    answer = dict(replies(links, [first], _MEET_S)).get(first.name, {"problem": "no answer"})
-    if "problem" in answer:
-        return (misunderstood(first.name, str(answer["problem"])),)
-    if "port_problem" in answer:
+    reply = dict(replies(links, [first], _MEET_S)).get(first.name, {"problem": "no answer"})
+    if "problem" in reply:
+        return (misunderstood(first.name, str(reply["problem"])),)
+    if "port_problem" in reply:
         return (
             error(
                 "port-taken",
-                f"port {answer.get('port')} cannot be used on {first.name}: {answer['port_problem']}",
+                f"port {reply.get('port')} cannot be used on {first.name}: {reply['port_problem']}",
                 why="rank 0's host has to listen on it",
                 fix="leave `--master-port` away, and a free port is found; or name another one",
                 where=first.name,
             ),
         )
-    found, listed = answer.get("port"), answer.get("addresses")
-    if type(found) is not int or not 0 < found < 1 << 16 or not isinstance(listed, list):
+    found_port, listed = reply.get("port"), reply.get("addresses")
+    if type(found_port) is not int or not 0 < found_port < 1 << 16 or not isinstance(listed, list):
         return (misunderstood(first.name, "it names no port and addresses"),)
     addresses = [address] if address else list(map(str, listed))
-    for link in others:
-        link.send({"what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
-    answers = dict(replies(links, others, _MEET_S))
-    reached = {link.name: _texts(answers.get(link.name, {}).get("reached")) for link in others}
+    for link in other_links:
+        link.send({"what": "reach", "addresses": addresses, "port": found_port, "nonce": nonce})
+    answers = dict(replies(links, other_links, _MEET_S))
+    reached = {link.name: _texts(answers.get(link.name, {}).get("reached")) for link in other_links}
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):
             numbers = {_texts(each.get("at")).get(candidate, candidate) for each in answers.values()}
             place = numbers.pop() if len(numbers) == 1 else candidate  # rank 0's name may mean 127.0.1.1 there
-            return Meeting(place, found, (place, *(each[candidate] for each in reached.values())))
+            return Meeting(place, found_port, (place, *(each[candidate] for each in reached.values())))
     cut_off = [name for name, each in reached.items() if not each] or list(reached)
     return (
         error(
             "hosts-not-connected",
-            f"{named(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} port {found}",
+            f"{named(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} "
+            f"port {found_port}",
             why="all ranks meet at rank 0's host; a firewall, a missing route or another network stands between",
             fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "
             "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",

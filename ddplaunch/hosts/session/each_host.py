@@ -48,8 +48,8 @@ class EachHost:
             except FileNotFoundError:
                 self.problems = (ssh_missing(),)
                 reached = ()
-            for each in reached:
-                self._take_answer(each)
+            for host in reached:
+                self._take_answer(host)
             for link in self._by_link:
                 link.send({"what": "go on"})  # before, nobody would have listened
             begun.pop_all()
@@ -65,13 +65,13 @@ class EachHost:
         return self._links.open(name, command(name, place.python, *words))
 
     def _take_answer(self, reached: Reached) -> None:
-        place, answer = self._places[reached.name], reached.answer
-        if answer is None:
+        place, reply = self._places[reached.name], reached.answer
+        if reply is None:
             self.problems += (failure(place.host, place.python, reached.status, reached.said, reached.tries),)
-        elif "problem" in answer:
-            self.problems += (misunderstood(place.host, str(answer["problem"])),)
+        elif "problem" in reply:
+            self.problems += (misunderstood(place.host, str(reply["problem"])),)
         else:
-            self.answers[place.node] = answer
+            self.answers[place.node] = reply
             self._by_link[reached.link] = place
             reached.link.started = self._order["what"] == "record"
             return

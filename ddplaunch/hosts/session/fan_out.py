@@ -153,7 +153,7 @@ class FanOut:
                 return 0.0
             times += [at for at, _, _ in self._again[:1]]
         elif fresh or self._again:
-            times.append(min(each.tried_s for each in self._connecting) + _SLOT_S)
+            times.append(min(host.tried_s for host in self._connecting) + _SLOT_S)
         return max(0.0, min(times, default=now + self._deadline_s) - now)
 
     def _take(self, event: Event) -> None:

@@ -98,17 +98,17 @@ class HostJob:
         last output pass.
         """
         until_s = time.monotonic() + _GUARD_S
-        while (left := self._left()) and time.monotonic() < until_s:
+        while (processes := self._left()) and time.monotonic() < until_s:
             time.sleep(0.1)
-        for process in left:
+        for process in processes:
             send_signal(process, signal.SIGKILL)
-        wait_gone(left, KILLED_S)
+        wait_gone(processes, KILLED_S)
         for pump in self._pumps:
             pump.join(_LAST_OUTPUT_S)
 
     def _left(self) -> list[Process]:
-        mine = (run for run in runs_in(process_table()) if (run.run_id, run.uid, run.launch) == self._run)
-        return [process for run in mine for process in run.all if process.pid != os.getpid()]
+        own_runs = (run for run in runs_in(process_table()) if (run.run_id, run.uid, run.launch) == self._run)
+        return [process for run in own_runs for process in run.all if process.pid != os.getpid()]
 
 
 def _streams(names: Iterable[str], terminal: Mapping[str, Any] | None) -> tuple[dict[int, str], dict[str, int]]:

@@ -100,8 +100,8 @@ class Link:
         """Yield the messages that are whole with ``data``. Raises ValueError for one that never ends."""
         self._pending += data
         if not self.greeted:
-            self.before, found, after = self._pending.partition(GREETING)
-            self.greeted, self._pending = bool(found), after if found else self.before[-_NOISE:]
+            self.before, greeting, rest = self._pending.partition(GREETING)
+            self.greeted, self._pending = bool(greeting), rest if greeting else self.before[-_NOISE:]
         if self.greeted and b"\n" in data:
             *whole, self._pending = self._pending.split(b"\n")
             yield from whole
@@ -180,17 +180,17 @@ class Links:
                 self._selector.unregister(stream)
         link.close()
 
-    def keep_alive(self, wanted: Collection[Link]) -> list[Link]:
-        """Send a beat to each of ``wanted`` when one is due; end and return those that were silent too long.
+    def keep_alive(self, links: Collection[Link]) -> list[Link]:
+        """Send a beat to each of ``links`` when one is due; end and return those that were silent too long.
 
         Call it several times a second while something runs there: a host ends what it runs where no beat comes.
         """
         now = time.monotonic()
         if now >= self._beat_at_s:
             self._beat_at_s = now + BEAT_S
-            for link in wanted:
+            for link in links:
                 link.send({})
-        silent = [link for link in wanted if now - link.heard_s > SILENCE_S]
+        silent = [link for link in links if now - link.heard_s > SILENCE_S]
         for link in silent:
             link.kill()
         return silent
@@ -237,8 +237,8 @@ def allow_many(hosts: int) -> None:
     import resource  # not on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
+    descriptors = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        descriptors = min(descriptors, hard)
+    if soft != resource.RLIM_INFINITY and soft < descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))

@@ -86,14 +86,14 @@ class LaunchOnHosts:
         self._known[link] = replace(self._known[link], **news)
 
     def _take(self, event: Event) -> None:
-        link, known = event.link, self._known.get(event.link)
-        if known is None or known.ended:
+        link, host_end = event.link, self._known.get(event.link)
+        if host_end is None or host_end.ended:
             return
         if event.kind == "end":
             self._session_over(link)
             return
         if event.kind != "message":
-            self._show(known.node, event.kind, event.body)
+            self._show(host_end.node, event.kind, event.body)
 
     def _session_over(self, link: Link) -> None:
         """Note how the program ended: the session ends with its status, or is lost."""
@@ -131,13 +131,13 @@ class LaunchOnHosts:
                 action()
 
     def _say_what_is_waited_for(self) -> None:
-        left = [link.name for link in self._running()]
-        if left and self._kill in self._due:
-            again = "; Ctrl-C again ends them at once" if self.interrupted == signal.SIGINT else ""
-            self._say(f"the ranks on {listed(left)} get {self._grace_s:.0f} s to end{again}")
+        waited_for = [link.name for link in self._running()]
+        if waited_for and self._kill in self._due:
+            hint = "; Ctrl-C again ends them at once" if self.interrupted == signal.SIGINT else ""
+            self._say(f"the ranks on {listed(waited_for)} get {self._grace_s:.0f} s to end{hint}")
 
     def _running(self) -> list[Link]:
-        return [link for link, known in self._known.items() if not known.ended]
+        return [link for link, host_end in self._known.items() if not host_end.ended]
 
     def _give_up(self) -> None:
         for link in self._running():
@@ -174,14 +174,14 @@ class LaunchOnHosts:
 
         Ctrl-Z is ignored: a stopped launcher looks like a dead one.
         """
-        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        numbers = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
-        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+        handlers = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
+        handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 

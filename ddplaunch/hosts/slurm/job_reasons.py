@@ -98,8 +98,8 @@ def why_ended(
     job = array_task(environ) or job
     state = job_state(job, environ, _DEADLINE_S)
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    before = int(restarts) if restarts.isdigit() else 0
-    return None if state is None else diagnosis(job, state, before, grace_s, now_s, how)
+    restarts_before = int(restarts) if restarts.isdigit() else 0
+    return None if state is None else diagnosis(job, state, restarts_before, grace_s, now_s, how)
 
 
 def diagnosis(
@@ -115,14 +115,14 @@ def diagnosis(
     None where Slurm had no part in the end, as far as it says. ``now_s`` None: the run has been over for a while.
     """
     end = ENDS.get(_kind(state, restarts))
-    said = f"JobState={state.state} Reason={state.reason or 'None'}"
+    evidence = f"JobState={state.state} Reason={state.reason or 'None'}"
     if end is not None:
-        return _diagnosed(end, f"job {job} {end.what}", job, said)
+        return _diagnosed(end, f"job {job} {end.what}", job, evidence)
     end_s = epoch_s(state.end)
     if state.state != "RUNNING" or end_s is None or now_s is None or not 0 <= end_s - now_s <= grace_s + _EARLY_S:
         return None
     what = f"{how}, {end_s - now_s:.0f} s before the time limit of job {job}"
-    return _diagnosed(ENDS["TIMEOUT"], what, job, f"{said} EndTime={state.end}")
+    return _diagnosed(ENDS["TIMEOUT"], what, job, f"{evidence} EndTime={state.end}")
 
 
 def _kind(state: JobState, restarts: int) -> str:
@@ -188,8 +188,8 @@ def never(reason: str) -> str | None:
     if match is None:
         return _NEVER.get(reason)
     owner = "account" if match[1] == "Assoc" else "QOS"
-    thing = _THINGS.get(match[2], match[2])
-    return f"the {owner}'s limit of {thing} for one {match[3].lower()} is lower"
+    limit = _THINGS.get(match[2], match[2])
+    return f"the {owner}'s limit of {limit} for one {match[3].lower()} is lower"
 
 
 def waits_for(reason: str) -> str:
@@ -222,13 +222,13 @@ def _refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> N
     why = never(state.reason) if state.state == "PENDING" else None
     if why is None:
         return
-    done = cancel(job, environ)
+    cancelled = cancel(job, environ)
     raise RefusedError(
         error(
             "slurm-job-cannot-start",
             f"job {job} can never start: {state.reason}",
             why=f"{why}; Slurm would let it wait for ever",
             fix="ask for less, or elsewhere: `sinfo -o '%P %D %l %G'` shows partitions, nodes, time limits and GPUs; "
-            + ("the job was cancelled" if done else f"`scancel {job}` takes it back"),
+            + ("the job was cancelled" if cancelled else f"`scancel {job}` takes it back"),
         )
     )

@@ -61,7 +61,7 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
             )
         )
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["sbatch", "--parsable"],
             input=os.fsencode(text),
             cwd=cwd,
@@ -81,10 +81,10 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
         ) from exception
     except OSError as exception:
         raise RefusedError(_failed([f"sbatch cannot be run: {exception.strerror}"])) from exception
-    out, said = _text(done.stdout), _text(done.stderr)
+    out, errors = _text(completed.stdout), _text(completed.stderr)
     match = re.match(r"([0-9]+)(?:;|$)", out.strip())  # ";CLUSTER" follows on federated clusters
-    if done.returncode or match is None:
-        raise RefusedError(_failed([line for line in [*said.splitlines(), *out.splitlines()] if line.strip()]))
+    if completed.returncode or match is None:
+        raise RefusedError(_failed([line for line in [*errors.splitlines(), *out.splitlines()] if line.strip()]))
     return match[1]
 
 
@@ -173,7 +173,7 @@ def epoch_s(text: str) -> float | None:
 def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = _ASK_DEADLINE_S) -> str | None:
     """Return stdout, or None where the program is missing, fails or does not answer in time."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             list(words),
             env=dict(environ),
             stdin=subprocess.DEVNULL,
@@ -183,17 +183,17 @@ def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = _
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return _text(done.stdout) if done.returncode == 0 else None
+    return _text(completed.stdout) if completed.returncode == 0 else None
 
 
-def _text(said: bytes) -> str:
-    return said.decode("utf-8", "surrogateescape")
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _failed(lines: Sequence[str]) -> Finding:
     """The last line is the verdict (``Batch job submission failed: …``), the one before often the detail."""
-    said = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line).strip() for line in lines]
-    spoken = [line for line in said if not line.startswith('Try "sbatch')] or ["it said nothing"]
+    messages = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line).strip() for line in lines]
+    spoken = [line for line in messages if not line.startswith('Try "sbatch')] or ["it said nothing"]
     verdict = spoken[-1].removeprefix("Batch job submission failed: ")
     everything = " ".join(spoken).lower()
     fix = next((fix for word, fix in _FIX if word in everything), "`--dry-run` prints the batch script to try by hand")
