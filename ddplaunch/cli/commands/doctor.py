@@ -97,7 +97,7 @@ def doctor(
     asked_hosts = asked_for(hosts)
     options = with_configuration(said, profile)
     if asked_hosts is not None:
-        test = partial(_collectives, said, profile, options, comm_timeout, asked=asked_hosts) if comm else None
+        test = partial(_collectives, said, profile, options, comm_timeout, asked_hosts=asked_hosts) if comm else None
         return _doctor_hosts(options, asked_hosts, script, bool(json), test)
     facts, outcomes = _examine(options, script)
     collectives = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
