@@ -192,10 +192,10 @@ def torch_for_other_gpus(
     NVIDIA's. `torch.cuda.is_available()` is False then, and many scripts silently train on the CPU. Remedy: the build
     for these GPUs, or ask for the CPU with `--device cpu`.
     """
-    built, version = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), nvml.vendor
-    if not built[1] or not nvml.gpus or (version == "amd") == bool(torch.hip) or cpu_was_chosen(environment, launch):
+    built, vendor = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), nvml.vendor
+    if not built[1] or not nvml.gpus or (vendor == "amd") == bool(torch.hip) or cpu_was_chosen(environment, launch):
         return
-    maker, platform = ("AMD", "ROCm") if version == "amd" else ("NVIDIA", "CUDA")
+    maker, platform = ("AMD", "ROCm") if vendor == "amd" else ("NVIDIA", "CUDA")
     what = f"is built for {built[0]}, and this machine has {count(len(nvml.gpus), f'{maker} GPU')}"
     why = f"it sees no GPU of {maker}'s: they need a build for {platform}"
     yield _wrong_build("torch-for-other-gpus", torch, python, what, why, platform)

@@ -188,8 +188,8 @@ def never(reason: str) -> str | None:
     if match is None:
         return _NEVER.get(reason)
     owner = "account" if match[1] == "Assoc" else "QOS"
-    limit = _THINGS.get(match[2], match[2])
-    return f"the {owner}'s limit of {limit} for one {match[3].lower()} is lower"
+    resource = _THINGS.get(match[2], match[2])
+    return f"the {owner}'s limit of {resource} for one {match[3].lower()} is lower"
 
 
 def waits_for(reason: str) -> str:
