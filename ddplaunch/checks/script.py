@@ -219,9 +219,8 @@ def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Fin
     fix = f"pass {named} behind `--` as the script wants it for several processes"
     if not switches:
         fix = f"leave {named} out, or give it another value"
-    local_rank_flag = next(
-        (flag for flag in switches if flag in _LOCAL_RANK_FLAGS), ""
-    )  # one literal value is that of all ranks
+    # One literal value would be that of all ranks.
+    local_rank_flag = next((flag for flag in switches if flag in _LOCAL_RANK_FLAGS), "")
     if local_rank_flag and launch.target is not None and launch.target.kind == "script":
         fix = f"let a shell pass each rank its own: {_shell_passes(script.path, local_rank_flag, launch.target)}"
     yield warning(

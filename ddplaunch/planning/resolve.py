@@ -81,7 +81,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     about = Settings(
         situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=placement.cpus
     )
-    settings = plugin_settings(options, about)._replace(others=_others(options, topology))
+    settings = plugin_settings(options, about)._replace(others=_others(topology))
     lacks = "nothing is recorded, explained or ended by a time-out of ddplaunch's"
     capture_notes = () if uncaptured is None else (f"no capture: {uncaptured}; {lacks}",)
     selection = situation.selection if device.value == "cuda" else None
@@ -273,7 +273,7 @@ def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: 
     return Plan(numbers, nproc, nnodes, families, automatic, withheld_numbers(options), executable)
 
 
-def _others(options: Options, topology: Topology) -> str:
+def _others(topology: Topology) -> str:
     """Return where nodes that were started by hand hear of each other's end. srun, or an ssh launcher, ends the others
     itself, and an elastic launch goes on without a node.
     """

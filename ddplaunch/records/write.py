@@ -49,9 +49,8 @@ def write_record(
     try:
         directory = run_directory(base, launch.run_id)
         rank = launch.topology.node_rank
-        one_writer = (
-            rank is not None or launch.topology.nnodes.value == 1
-        )  # those that torchrun numbers share one run.json
+        # Nodes that torchrun numbers share one run.json.
+        one_writer = rank is not None or launch.topology.nnodes.value == 1
         record = {**_record(launch, argv, environment, facts, findings), "code": dict(code)}
         record["launch"] = token if one_writer else ""
         _own(base)

@@ -269,8 +269,13 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
     # First, because such ranks are late in turn, and the others wait for them.
     waits_for_ranks = shares["comm"] or 0
     mostly_computes = computes >= _COMPUTES * (1 - waits_for_ranks)
-    mostly_computes &= computes >= waits_for_ranks or threads >= _CROWDED * cpus
-    if threads > cpus and mostly_computes and all(one.facts.get("device") == "cpu" for one in ranks):
+    explains_waiting = computes >= waits_for_ranks or threads >= _CROWDED * cpus
+    if (
+        threads > cpus
+        and mostly_computes
+        and explains_waiting
+        and all(one.facts.get("device") == "cpu" for one in ranks)
+    ):
         return warning(
             "threads-exceed-cpus",
             f"{count(len(ranks), 'rank')} compute with {threads} threads on {count(cpus, 'CPU')}",
@@ -286,8 +291,8 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
     if (shares["data"] or 0) >= _BOUND:
         return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
     single_process = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP works all the same
-    if (shares["comm"] or 0) >= _BOUND and not single_process:
-        return _communication_bound(ranks, shares["comm"] or 0)
+    if waits_for_ranks >= _BOUND and not single_process:
+        return _communication_bound(ranks, waits_for_ranks)
     return None
 
 

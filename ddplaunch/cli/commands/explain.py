@@ -175,9 +175,8 @@ def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
     failed = record.outcome is not None and record.outcome.state == "failed"
     if failed and not (named or outside) and from_texts.diagnosis.code == "terminated":  # of the nodes that srun ended
         return (record.outcome and record.outcome.explanation) or from_texts
-    return next(
-        iter((*named, *outside)), from_texts
-    )  # a node may have known more than its logs say: its kernel, its cgroup
+    # A node may have known more than its logs say: its kernel, its cgroup.
+    return next(iter((*named, *outside)), from_texts)
 
 
 def _refused(subject: Subject) -> Explanation | None:

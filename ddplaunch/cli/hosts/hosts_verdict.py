@@ -36,7 +36,6 @@ _AWAKE = (
 
 def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
     """Return the diagnosis of ``end``, the first of the hosts that were lost. All at once points at this machine."""
-    lost_ends = [host_end for host_end in ends if host_end.lost is not None]
     if end.still_s:
         return Diagnosis(
             "launcher-stood-still",
@@ -47,10 +46,8 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
             _AWAKE,
             host=socket.gethostname(),
         )
-    close = (
-        max(host_end.heard_s for host_end in lost_ends) - min(host_end.heard_s for host_end in lost_ends) < _TOGETHER_S
-    )
-    if len(lost_ends) == len(ends) > 1 and close:
+    heard_s = [host_end.heard_s for host_end in ends if host_end.lost is not None]
+    if len(heard_s) == len(ends) > 1 and max(heard_s) - min(heard_s) < _TOGETHER_S:
         return Diagnosis(
             "launcher-cut-off",
             "likely",
@@ -225,9 +222,8 @@ def _explain(
         if explanation.diagnosis is not None and (explanation.diagnosis.rank is not None or own_diagnosis is None):
             return replace(explanation, diagnosis=_with_host(explanation.diagnosis, outcomes, ends, end))
     if own_diagnosis is None:
-        own_diagnosis = told_in_log(
-            end.said.decode(errors="replace"), end.name
-        )  # its disk took no record, but it said why
+        # Its disk took no record, but it said why.
+        own_diagnosis = told_in_log(end.said.decode(errors="replace"), end.name)
     if own_diagnosis is not None:
         return Explanation(replace(own_diagnosis, host=end.name))
     return Explanation(_nothing_known(end))

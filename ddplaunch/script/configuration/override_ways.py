@@ -103,14 +103,14 @@ class Ways:
         name, full = last(call.func), dotted(call.func, part.aliases)
         where = at(call, part.source)
         if name in ("from_cli", "from_dotlist") and full.startswith("omegaconf."):
-            behind, front = self._source_of(call.args[0], part) if call.args else ("", False)
+            behind, front = self._source_of(call.args[0]) if call.args else ("", False)
             yield Way("k=v", where, "omegaconf", behind, front)
         elif full == "hydra.main":
             yield Way("k=v", where, "hydra", entries=tuple(self._hydra(call, part)))
         elif name in ("merge_from_list", "cfg_from_list") and call.args:
             packages = {value.partition(".")[0] for each in self.parts for value in each.aliases.values()}
             known = _DETECTRON if "detectron2" in packages else ()
-            behind, front = self._source_of(call.args[0], part)
+            behind, front = self._source_of(call.args[0])
             yield Way("k v", where, "yacs", behind, front, entries=tuple(self._yacs()), known=known)
         elif name == "DictAction" or (name == "add_argument" and last(keyword(call, "action")) == "DictAction"):
             flag = next((each for item in call.args if (each := string(item) or "").startswith("--")), "")
@@ -134,7 +134,7 @@ class Ways:
         if read is not None and not composes and not _DEFAULTS.search(read.text):
             yield from config_files.read_entries(path, show(path, self.cwd))
 
-    def _source_of(self, node: ast.AST, part: ReachablePart) -> tuple[str, bool]:
+    def _source_of(self, node: ast.AST) -> tuple[str, bool]:
         """Return the flag that overrides follow, and whether a parser left them over, so that they may stand first."""
         wanted = {last(inner) for inner in ast.walk(node) if isinstance(inner, (ast.Attribute, ast.Name))}
         names = ("opts", "options", "overrides", "override", "cfg_options", "opt", "set", "cfg_overrides")

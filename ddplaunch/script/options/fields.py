@@ -6,7 +6,7 @@ It reads the classes in the user's files, and knows those fields of Hugging Face
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from ddplaunch.script.configuration.config_files import dict_items
 from ddplaunch.script.known import text_of
@@ -36,8 +36,6 @@ _TRAINING_ARGUMENTS = (
     ("logging_dir", None),
 )
 _GONE = frozenset({"logging_dir"})  # from transformers 5
-#: Gives the expressions that a name stands for, each with the part that it is in.
-Bound = Callable[[ast.AST, ReachablePart], Sequence[tuple[ast.expr, ReachablePart]]]
 _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union", "Literal", "List", "list", "None"})
 
 
