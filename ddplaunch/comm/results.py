@@ -78,7 +78,17 @@ def _with_line(comm: Comm, line: dict[str, Any]) -> Comm:
     if problem is None and (rate is None or latency is None):
         raise ValueError("no measurement")
     group = GroupResult(cast(Test, line["test"]), hosts, int(line["ranks"]), rate, latency, problem)
-    return replace(comm, groups=(*comm.groups, group))
+    first = next((other for other in comm.groups if (other.test, other.hosts) == (group.test, group.hosts)), None)
+    others = tuple(other for other in comm.groups if other is not first)
+    return replace(comm, groups=(*others, group if first is None else _better(first, group)))
+
+
+def _better(first: GroupResult, second: GroupResult) -> GroupResult:
+    """Return what a pair reached in the better of two measurements; what fails at the second has failed."""
+    if second.problem is not None or first.bandwidth is None or second.bandwidth is None:
+        return second
+    latency = min(first.latency_us or _LARGEST, second.latency_us or _LARGEST)
+    return replace(second, bandwidth=max(first.bandwidth, second.bandwidth), latency_us=latency)
 
 
 def _number(value: Any) -> float | None:

@@ -14,6 +14,7 @@ import pytest
 from ddplaunch.cli.commands.doctor import comm_words, device_of, run_comm_test
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
+from ddplaunch.examples.comm_test import doubtful
 from ddplaunch.machine.facts import TorchImport
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.planning.options import Options
@@ -80,6 +81,26 @@ def test_what_else_is_printed_is_left_out() -> None:
     lines = ["a:1:2 [0] NCCL INFO Bootstrap", json.dumps(BEGIN), "[" * 50_000, "{}", "3", json.dumps(GROUP)]
     comm = comm_results([*lines, json.dumps({"test": "end"})])
     assert comm.ended and comm.hosts == ("a", "b") and [group.bandwidth for group in comm.groups] == [1.2e9]
+
+
+def test_a_pair_that_was_measured_twice_counts_by_the_better() -> None:
+    slow = GROUP | {"bandwidth_bytes_per_s": 1e6, "latency_us": 50.0}
+    for lines in ((slow, GROUP), (GROUP, slow)):
+        (group,) = comm_results(map(json.dumps, (BEGIN, *lines))).groups
+        assert (group.bandwidth, group.latency_us) == (1.2e9, 50.0)
+    (group,) = comm_results(map(json.dumps, (BEGIN, GROUP, GROUP | {"problem": "it hangs"}))).groups
+    assert group.problem == "it hangs"
+
+
+def test_slow_and_late_pairs_are_measured_again() -> None:
+    pairs = [GROUP | {"hosts": ("a", str(other))} for other in range(5)]
+    assert doubtful([GROUP | {"test": "all", "bandwidth_bytes_per_s": 1.0}, *pairs]) == []
+    pairs[1] = pairs[1] | {"bandwidth_bytes_per_s": 0.4e9}
+    pairs[3] = pairs[3] | {"latency_us": 900.0}
+    assert doubtful([*pairs, GROUP | {"problem": "it hangs", "bandwidth_bytes_per_s": None}]) == [
+        ("a", "1"),
+        ("a", "3"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,8 @@ def test_elements_of_an_array_are_explained_by_their_names(cluster: Cluster, pla
         assert json.loads(said.stdout)["run_id"].startswith(run), said.stdout + said.stderr
     said = cluster.ddplaunch("explain", job, cwd=place)
     assert said.returncode == 2
-    assert f"2 runs could be meant: `slurm-{job}.0`" in " ".join(said.stderr.split())
+    words = " ".join(said.stderr.split())
+    assert "2 runs could be meant: " in words and f"`slurm-{job}.0`" in words
 
 
 def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Cluster, place: Path) -> None:
