@@ -23,7 +23,7 @@ MOST_TOKENS = {
     "cli": 49_980,
     "script": 33_810,
     "agent": 47_879,
-    "planning": 39_562,
+    "planning": 39_645,
     "hosts": 25_634,
     "watch": 17_814,
     "records": 21_107,

@@ -151,9 +151,9 @@ argument-too-long: An argument is longer than Linux passes to a program
     name of the file.
 stdout-not-writable: stdout cannot be written
     The disk is full or the pipe is closed, so the output is incomplete.
-unknown-placeholder: A word in braces in the script's arguments is no placeholder
-    `{batch}` would reach the script as it stands. Remedy: a placeholder that exists, or doubled braces, `{{batch}}`,
-    for literal ones.
+unknown-placeholder: A word in braces in the script's arguments is a misspelt placeholder
+    `{batchsize}` would reach the script as it stands. Remedy: a placeholder that exists, or doubled braces,
+    `{{batchsize}}`, for literal ones. Other words in braces are the script's.
 script-option-unknown: `--batch-option` or one of its like names an option that the script does not have
     It says which option of the script takes a number, where reading the source found none, several or the wrong one.
     A number for an option that does not exist would end every rank. Remedy: a name that the script declares.

@@ -17,10 +17,10 @@ from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, L
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import nearest
 
 NAMES = ("batch_size", "global_batch_size", "lr", "lr_factor", "warmup_steps", "accum", "world_size", "nproc", "nnodes")
-_NAME = r"[a-z_]+|lr:[A-Za-z][A-Za-z0-9_-]*"
+_NAME = r"[A-Za-z][A-Za-z0-9_:-]*"
 _PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|(?<!\$)\{{({_NAME})\}}")
 #: The meanings that a number of the plan can be filled in as, without a placeholder. World size, nproc and nnodes are
 #: not filled in, since scripts give these names other meanings.
@@ -161,15 +161,22 @@ def _positive(text: str) -> float | None:
 
 
 def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tuple[tuple[str, ...], list[Passed]]:
-    """Return the arguments with ``known`` numbers in their places, and which these are. Raises UsageError."""
+    """Return the arguments with ``known`` numbers in their places, and which these are.
+
+    Braces around other words, as in a prompt, are the script's. Raises UsageError for a number that nothing gives, and
+    for a misspelt placeholder.
+    """
     passed: dict[str, Passed] = {}
 
     def substitute(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        meant = _meant(name)
+        if meant is None:
+            return match[0]
         if match[1]:
-            return "{" + match[1] + "}"
-        name = match[2]
+            return "{" + name + "}"
         if name not in known:
-            raise _no_number(name)
+            raise _no_number(name, meant)
         passed[name] = Passed(name, known[name], (), None)
         return known[name]
 
@@ -178,23 +185,24 @@ def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tup
 
 def as_literal(text: str) -> str:
     """Return an argument that ``replace_placeholders`` turns into ``text``, whatever placeholders that looks like."""
-    return _PLACEHOLDER.sub(lambda match: "{" + match[0] + "}", text)
+    return _PLACEHOLDER.sub(lambda match: match[0] if _meant(match[1] or match[2]) is None else f"{{{match[0]}}}", text)
 
 
-def _no_number(name: str) -> UsageError:
-    if name not in NAMES:
-        return usage(
-            f"`{{{name}}}` in the script's arguments is no placeholder",
-            why="a placeholder is replaced by the number of the plan: "
-            + listed([f"`{{{each}}}`" for each in NAMES], len(NAMES)),
-            fix=f"use one of those, or write `{{{{{name}}}}}` if the braces are meant",
-            code="unknown-placeholder",
-        )
+def _meant(name: str) -> str | None:
+    """Return the placeholder that a word in braces is, or must have been meant to be: ``batchsize``, ``lr:head``."""
+    if name in NAMES:
+        return name
+    joined = {placeholder.replace("_", ""): placeholder for placeholder in NAMES}
+    return joined.get(nearest(re.sub("[_-]|:.*", "", name).lower(), joined, 0.85) or "")
+
+
+def _no_number(name: str, meant: str) -> UsageError:
+    known = name == meant
     return usage(
-        f"`{{{name}}}` stands in the script's arguments, but nothing gives it a value",
-        why="a placeholder is replaced by the number of the plan",
-        fix=f"add {FLAGS[name]}, or write `{{{{{name}}}}}` if the braces are meant",
-        code="placeholder-without-number",
+        f"`{{{name}}}` in the script's arguments {'has no number' if known else 'is no placeholder'}",
+        why="a placeholder is replaced by the number of the plan" + (", and nothing gives this one" if known else ""),
+        fix=f"{f'add {FLAGS[name]}' if known else f'`{{{meant}}}`'}, or `{{{{{name}}}}}` if the braces are meant",
+        code="placeholder-without-number" if known else "unknown-placeholder",
     )
 
 
