@@ -28,7 +28,7 @@ host-name-malformed: ssh does not accept this host name
     ssh would read a name with blanks or with a leading dash as an option. Remedy: correct the name.
 host-named-twice: A host is listed twice
     Each host gets one node rank. Remedy: list it once, with all its processes.
-host-unknown: `--include` or `--exclude` names a host or slot that is not in the list
+host-unknown: `--include` or `--exclude` names a host that is not in the list
     A misspelt name would silently change nothing. Remedy: a name from `--hosts` or the host file.
 hostfile-malformed: A line of the host file has neither of the two known forms
     The forms are DeepSpeed's `host slots=4` and MPI's `host:4`; `#` starts a comment. Remedy: correct the line.
@@ -266,7 +266,7 @@ record-not-yours: A record, or the directory that holds it, is not yours
 record-not-removed: A record could not be deleted
     It belongs to another user, or its file system is read-only.
 stacks-unavailable: No rank can show its stack
-    py-spy is missing or not permitted, and the run was not started with `--stacks`. Remedy: one of the two.
+    The run was started with `--no-stacks`, or its ranks are no Python. Remedy: the next run without it.
 """
 _PHASES = """
 rank-late: The other ranks wait for one rank

@@ -1,27 +1,23 @@
-"""Which hosts `--hosts` or a host file names, and which of them and of their GPUs `--include` and `--exclude` leave."""
+"""Which hosts `--hosts` or a host file names, and which of them `--include` and `--exclude` leave."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:%-]*\Z")
 _COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")
-_DEVICES = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*\Z")
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host: ``name`` is what ssh gets; ``slots`` its processes where the list says so; ``devices`` its GPUs where
-    ``--include`` or ``--exclude`` chose, as nvidia-smi counts.
-    """
+    """One host: ``name`` is what ssh gets; ``slots`` its processes where the list says so."""
 
     name: str
     slots: int | None = None
-    devices: tuple[int, ...] | None = None
 
 
 def from_words(text: str) -> tuple[Host, ...]:
@@ -127,66 +123,29 @@ def _unique(hosts: tuple[Host, ...], places: Sequence[str]) -> tuple[Host, ...]:
     return hosts
 
 
-def chosen(hosts: tuple[Host, ...], include: Iterable[str], exclude: Iterable[str]) -> tuple[Host, ...]:
-    """Return the hosts that ``--include`` keeps and ``--exclude`` does not drop, ``HOST`` or ``HOST:0,2`` each.
+def chosen(hosts: tuple[Host, ...], include: Sequence[str], exclude: Sequence[str]) -> tuple[Host, ...]:
+    """Return the hosts that ``--include`` keeps and ``--exclude`` does not drop.
 
-    Several in one word are divided by ``@``, as in DeepSpeed. An excluded GPU of a host without known slots cannot be
-    resolved here, so a host file must say them. Raises UsageError for a host or GPU that is not in the list.
+    Raises UsageError for a host that is not in the list, and where none is left.
     """
-    included, dropped = _choices(include, hosts, "--include"), _choices(exclude, hosts, "--exclude")
-    if included and dropped:
+    if include and exclude:
         raise usage(
             "`--include` and `--exclude` together",
             why="one says what to take, the other what to leave out",
             fix="give one of them",
         )
-    result = []
-    for host in hosts:
-        devices = included.get(host.name, ())
-        if dropped.get(host.name):
-            devices = _without(host, dropped[host.name])
-        elif host.name in dropped or (included and host.name not in included):
-            continue
-        result.append(Host(host.name, len(devices), devices) if devices else host)
-    if not result:
+    names = [host.name for host in hosts]
+    for flag, chosen_names in (("--include", include), ("--exclude", exclude)):
+        for name in chosen_names:
+            if name not in names:
+                raise usage(
+                    f"`{flag} {name}` names no host of the list",
+                    why=f"the hosts are {', '.join(names)}; a host is taken or left out with all of its GPUs",
+                    fix=f"`{flag} {names[0]}`; `--gpus 0,2` takes these GPUs of every host",
+                    where=f"flag: {flag}",
+                    code="host-unknown",
+                )
+    remaining = tuple(host for host in hosts if host.name not in exclude and (not include or host.name in include))
+    if not remaining:
         raise usage("no host is left", why="`--exclude` drops all of them", fix="leave one in", code="host-unknown")
-    return tuple(result)
-
-
-def _choices(words: Iterable[str], hosts: tuple[Host, ...], flag: str) -> dict[str, tuple[int, ...]]:
-    slots = {host.name: host.slots for host in hosts}
-    choices: dict[str, tuple[int, ...]] = {}
-    for word in (part for words_of_option in words for part in words_of_option.split("@")):
-        typed = f"`{flag} {word}`"
-        name, colon, devices = word.strip().partition(":")
-        if name not in slots:
-            names = f"the hosts are {', '.join(slots)}"
-            raise _no_choice(flag, f"{typed} names no host of the list", names, f"`{flag} {next(iter(slots))}`")
-        if colon and not _DEVICES.match(devices):
-            why = "the host is followed by their numbers, as nvidia-smi counts"
-            raise _no_choice(flag, f"{typed} names no GPUs", why, f"`{flag} {name}:0,2`", "host-name-malformed")
-        choices[name] = tuple(dict.fromkeys(map(int, devices.split(",")))) if colon else ()
-        most = slots[name]
-        if most is not None and any(number >= most for number in choices[name]):
-            why = f"they count from 0 to {most - 1}"
-            raise _no_choice(flag, f"{typed}, but `{name}` has {most} slots", why, f"`{flag} {name}:0`")
-    return choices
-
-
-def _without(host: Host, dropped: tuple[int, ...]) -> tuple[int, ...]:
-    if host.slots is None:
-        raise _no_choice(
-            "--exclude",
-            f"`--exclude {host.name}:{','.join(map(str, dropped))}`, but the GPUs of `{host.name}` are not known",
-            "the GPUs that are left have to be known",
-            f"write the slots, as in `--hosts {host.name}:8`, or use `--include {host.name}:0,1`",
-        )
-    numbers = tuple(number for number in range(host.slots) if number not in dropped)
-    if not numbers:
-        what, why = f"`--exclude` leaves no GPU of `{host.name}`", "a host without processes is not part of the launch"
-        raise _no_choice("--exclude", what, why, f"`--exclude {host.name}`")
-    return numbers
-
-
-def _no_choice(flag: str, what: str, why: str, fix: str, code: str = "host-unknown") -> UsageError:
-    return usage(what, why=why, fix=fix, where=f"flag: {flag}", code=code)
+    return remaining

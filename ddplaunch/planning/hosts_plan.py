@@ -136,7 +136,7 @@ def _refuse_few_slots(processes: int, slots: Mapping[str, int], options: Options
         )
 
 
-def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tuple[int, ...] | None) -> Options:
+def part(options: Options, node: int, meeting: Meeting, run_id: str) -> Options:
     """Return the options of the host with this node rank. What was typed in one place becomes that host's own."""
     source = Source("flag", "--hosts")
     detected, master_addr = Source("detected", "all hosts reach it"), options.master_addr
@@ -146,7 +146,6 @@ def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tu
         master_addr=Resolved(meeting.address, master_addr.source if master_addr else detected),
         master_port=Resolved(meeting.port, options.master_port.source if options.master_port else detected),
         run_id=Resolved(run_id, options.run_id.source if options.run_id else source),
-        gpus=options.gpus if devices is None else Resolved(",".join(map(str, devices)), source),
     )
 
 

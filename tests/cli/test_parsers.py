@@ -180,6 +180,6 @@ def test_what_is_misspelt_gets_a_tip(call: Call, line: str, what: str, fix: str)
 
 def test_short_spellings_underscores_and_lists() -> None:
     assert parse("logs", ["-f", "-n", "5", "-r", "0"]) == parse_with_typer(["logs", "-f", "-n", "5", "-r", "0"])
-    values = parse_with_typer(["run", "--batch_size", "8", "--ignore", "a,b", "--exclude", "gpu-a:0,2"])
+    values = parse_with_typer(["run", "--batch_size", "8", "--ignore", "a,b", "--exclude", "gpu-a,gpu-b"])
     assert values is not None and values["batch_size"] == "8"
-    assert values["ignore"] == ["a", "b"] and values["exclude"] == ["gpu-a:0,2"]
+    assert values["ignore"] == ["a", "b"] and values["exclude"] == ["gpu-a", "gpu-b"]

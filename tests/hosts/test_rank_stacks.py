@@ -26,7 +26,6 @@ from ddplaunch.explain.stacks.parse import (
     ThreadStack,
     calls_of,
     from_faulthandler,
-    from_py_spy,
     groups,
     place_of,
     stack_text,
@@ -362,12 +361,6 @@ def test_a_collective_that_every_rank_had_called_is_not_blamed_on_one_of_them() 
 
 # What prints stacks
 
-PY_SPY = [
-    {"pid": 7, "thread_id": 1, "thread_name": "bg", "os_thread_id": 8, "frames": []},
-    {"pid": 7, "thread_id": 2, "thread_name": None, "os_thread_id": 7,
-     "frames": [{"name": "main", "filename": "/a.py", "line": 4}]},
-]  # fmt: skip
-
 
 def test_a_collective_that_failed_says_what_kept_the_rank_that_did_not_join() -> None:
     found = Diagnosis("collective-timeout", "observed", "rank 1 did not come", "needs all", ("look",), 1)
@@ -381,15 +374,6 @@ def test_a_collective_that_failed_says_what_kept_the_rank_that_did_not_join() ->
     )
     starts = located(found, [rank(0, *ALL_REDUCE), rank(1, line=41, kernel="do_wait")], None)
     assert "waits for a program that it has started" in starts.why
-
-
-def test_py_spys_main_thread_comes_first() -> None:
-    threads = from_py_spy(json.dumps(PY_SPY))
-    assert [thread.name for thread in threads] == ["", "bg"]
-    assert threads[0].frames == (Frame("/a.py", 4, "main"),)
-    for text in ("", "[1]", '[{"pid": 1}]'):
-        with pytest.raises(ValueError, match=r"."):
-            from_py_spy(text)
 
 
 def test_the_last_dump_of_several_counts() -> None:
@@ -443,11 +427,6 @@ def asked(process: subprocess.Popen[str], number: int = 0) -> LiveRank:
     seen = read_process(process.pid)
     assert seen
     return LiveRank(number, process.pid, seen.start_ticks)
-
-
-@pytest.fixture(autouse=True)
-def _without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.hosts.local.rank_stacks._find_py_spy", lambda: None)
 
 
 def test_ranks_show_where_they_are_and_go_on() -> None:
@@ -550,7 +529,7 @@ def test_the_command_says_what_is_missing_and_disturbs_nobody(tmp_path: Path, ca
         until(lambda: one.file("attempt-0/rank-0.out") == b"up\n", "it runs")
         said = call("stacks", one.run_id)
         assert said.status == ExitStatus.FINDINGS
-        assert "warning[stacks-unavailable]" in said.err and "`pip install py-spy`" in said.err
+        assert "warning[stacks-unavailable]" in said.err and "`--no-stacks`" in said.err
         assert one.ranks[0].poll() is None
     gone = call("stacks", one.run_id)
     assert gone.status == ExitStatus.USAGE and "no record of a run" in gone.err

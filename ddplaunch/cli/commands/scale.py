@@ -127,8 +127,7 @@ class Machines(NamedTuple):
             return []
         chosen = self.hosts[: size.nodes]
         names = ",".join(host.name for host in chosen)
-        some = [f"{one.name}:{','.join(map(str, one.devices))}" for one in chosen if one.devices is not None]
-        return replace(self.asked, hosts=names, hostfile=None, include=some, exclude=()).words()
+        return replace(self.asked, hosts=names, hostfile=None, include=(), exclude=()).words()
 
 
 def _machines(options: Options, target: Target, flags: Mapping[str, Any]) -> Machines:
@@ -137,7 +136,7 @@ def _machines(options: Options, target: Target, flags: Mapping[str, Any]) -> Mac
     if asked_hosts is not None:
         refuse_own_place(options)
         hosts = hosts_of(asked_hosts)  # each trial asks them for their facts
-        slots = [host.slots if host.devices is None else len(host.devices) for host in hosts]
+        slots = [host.slots for host in hosts]
         least = None if None in slots else min(number or 1 for number in slots)
         first = prepare(replace(one, device=Resolved("cpu", _SIZES)), target)
         return Machines(first, len(hosts), least, False, hosts, asked_hosts)

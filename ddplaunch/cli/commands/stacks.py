@@ -124,8 +124,8 @@ def _findings(run_id: str, ranks: RanksSeen, host: str | None) -> tuple[Finding,
             warning(
                 "stacks-unavailable",
                 f"no rank of {run_id} shows where it is: {blind[0].problem}",
-                why="a process shows its Python stack to a debugger that may look, or on a signal that it has prepared",
-                fix="`pip install py-spy`, and where it may not look start the run with `--stacks`",
+                why="a rank shows its Python stack on a signal that it has prepared",
+                fix="`py-spy dump --pid PID` where it is installed and may look; the next run without `--no-stacks`",
             ),
         )
     idle = [rank for rank, used in cpu.items() if used < _IDLE_PERCENT]

@@ -191,7 +191,7 @@ class LaunchedHosts:
         parts = []
         named_findings: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
         for node, (link, report) in enumerate(zip(gathered.links, gathered.reports, strict=True)):
-            host_options = part(options, node, meeting, run_id, self._hosts[report.name].devices)
+            host_options = part(options, node, meeting, run_id)
             if not isinstance(report.facts.network, Unavailable):
                 network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
                 report = replace(report, facts=replace(report.facts, network=network))

@@ -6,7 +6,6 @@ plainly right is left to Typer; a test holds the two against each other.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container
 from typing import Any
 
@@ -15,8 +14,6 @@ from ddplaunch.planning.options import Said, flags_of_options
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Source
 
-#: Between the names of a list, not in front of a number: `--exclude gpu-a:0,2` are GPUs of one host.
-_COMMA = re.compile(r",(?!\d+(?:,|$))")
 #: Options that take names in a list with commas, although they may be repeated.
 _LISTS = ("ignore", "include", "exclude")
 
@@ -24,7 +21,7 @@ _LISTS = ("ignore", "include", "exclude")
 def with_lists_taken_apart(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a command line with each name of ``--ignore a,b`` for itself."""
     lists = {
-        name: [part for value in values[name] for part in _COMMA.split(value) if part]
+        name: [part for value in values[name] for part in value.split(",") if part]
         for name in _LISTS
         if values.get(name)
     }

@@ -1,11 +1,10 @@
-"""Stacks of ranks as py-spy and faulthandler print them, and the place that a person would name (the user's own line).
+"""Stacks of ranks as faulthandler prints them, and the place that a person would name (the user's own line).
 
-faulthandler: https://docs.python.org/3/library/faulthandler.html; py-spy: https://github.com/benfred/py-spy.
+https://docs.python.org/3/library/faulthandler.html
 """
 
 from __future__ import annotations
 
-import json
 import linecache
 import re
 from collections.abc import Iterable, Sequence
@@ -90,21 +89,6 @@ def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
         elif not line.startswith("  "):
             frames = None
     return tuple(ThreadStack(name, tuple(listed)) for name, listed in reversed(list(threads.values())))
-
-
-def from_py_spy(text: str) -> tuple[ThreadStack, ...]:
-    """Return the threads of ``py-spy dump --json``, the main one first. Raises ValueError for anything else."""
-    threads = []
-    try:
-        for thread in json.loads(text):
-            frames = tuple(
-                Frame(str(item["filename"]), int(item["line"]), str(item["name"])) for item in thread["frames"]
-            )
-            is_main = thread.get("os_thread_id") == thread["pid"] or thread.get("thread_name") == "MainThread"
-            threads.append((not is_main, ThreadStack(str(thread.get("thread_name") or ""), frames)))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"py-spy printed something unknown: {error!r}") from error
-    return tuple(thread for _, thread in sorted(threads, key=lambda item: item[0]))
 
 
 def stack_text(stack: RankStack, who: str = "") -> str:

@@ -1,29 +1,22 @@
-"""Where ranks of this machine are now: by py-spy, or by the signal upon which a rank writes its own stacks.
+"""Where ranks of this machine are now, by the signal upon which a rank writes its own stacks.
 
-py-spy (https://github.com/benfred/py-spy) reads another process's memory, for which Linux wants the rights of a
-debugger (PTRACE_MODE_ATTACH in ptrace(2)): root, or a parent's, or CAP_SYS_PTRACE in a container. The signal is sent
-only to a process that catches it and holds the memory into which it will write, see ``ddplaunch.agent.rank_site``: to
-anything else it would be deadly.
+The signal is sent only to a process that catches it and holds the memory into which it will write, see
+``ddplaunch.agent.rank_site``: to anything else it would be deadly.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ddplaunch.explain.stacks.parse import (
     RankStack,
     ThreadStack,
     from_faulthandler,
-    from_py_spy,
     place_of,
     waits_for_program,
 )
@@ -32,7 +25,6 @@ from ddplaunch.machine.processes.process_table import pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-_PY_SPY_S = 10.0
 #: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
 MEMORY = "ddplaunch-stacks"
 SIGNAL = int(signal.SIGRTMAX) - 6
@@ -61,9 +53,8 @@ def take_stacks(ranks: Sequence[LiveRank]) -> tuple[RankStack, ...]:
     """Return where each of these ranks is, in their order; takes some seconds at most, many ranks at once."""
     from concurrent.futures import ThreadPoolExecutor
 
-    program = _find_py_spy()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return tuple(pool.map(lambda rank: _stack(rank, program), ranks))
+        return tuple(pool.map(_stack, ranks))
 
 
 def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
@@ -74,14 +65,11 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     for pid in pids():
         if (stat := read_stat(pid)) and stat.alive:
             children.setdefault(stat.parent, []).append(LiveRank(-1, pid, stat.start_ticks))
-    program = _find_py_spy()
 
     def of(stack: RankStack) -> RankStack:
         if not _waits_below(stack):
             return stack
-        return replace(
-            stack, workers=tuple(_stack(worker, program) for worker in children.get(stack.pid, ())[:_WORKERS])
-        )
+        return replace(stack, workers=tuple(map(_stack, children.get(stack.pid, ())[:_WORKERS])))
 
     return tuple(of(stack) for stack in stacks)
 
@@ -103,72 +91,26 @@ def open_memory(pid: int) -> tuple[int, int] | None:
     return None if memory is None else (interpreter, memory)
 
 
-def _stack(rank: LiveRank, program: str | None) -> RankStack:
+def _stack(rank: LiveRank) -> RankStack:
     stat = read_stat(rank.pid)
     empty = RankStack(rank.rank, rank.pid)
     if stat is None or stat.start_ticks != rank.start_ticks or not stat.alive:
         return replace(empty, state="X", problem="it has ended")
     python = _python_process(rank.pid)
-    from_kernel = replace(
+    stack = replace(
         empty,
         pid=python,
         state=(read_stat(python) or stat).state,
         kernel=_kernel(python),
         reads=_reads(python),
     )
-    with_calls = _told(rank, from_kernel, program)
-    return with_calls if with_calls.threads else replace(with_calls, programs=_below(rank.pid))
-
-
-def _told(rank: LiveRank, from_kernel: RankStack, program: str | None) -> RankStack:
-    python = from_kernel.pid
-    problem = "py-spy is not installed"
-    if program is not None:
-        text = _by_py_spy(program, python)
-        if not isinstance(text, Unavailable):
-            return replace(from_kernel, threads=text, source="py-spy")
-        problem = text.reason
-    if from_kernel.state in ("T", "t"):
-        return replace(from_kernel, problem=f"it is stopped, and {problem}")
-    told = _by_signal(python, rank.start_ticks if python == rank.pid else None)
-    if not isinstance(told, Unavailable):
-        return replace(from_kernel, threads=told, source="faulthandler")
-    return replace(from_kernel, problem=f"{told.reason}, and {problem}")
-
-
-def _find_py_spy() -> str | None:
-    """Return py-spy's program: in PATH, or beside the interpreter, where pip puts it."""
-    candidate = Path(sys.executable).parent / "py-spy"
-    return shutil.which("py-spy") or (str(candidate) if os.access(candidate, os.X_OK) else None)
-
-
-def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
-    """Return what `py-spy dump --json` shows of ``pid``, or why it does not; the process pauses for a moment."""
-    try:
-        completed = subprocess.run(
-            [program, "dump", "--json", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_PY_SPY_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Unavailable(f"py-spy took more than {_PY_SPY_S:.0f} s")
-    except OSError as error:
-        return Unavailable(f"py-spy cannot be run: {error.strerror}")
-    if completed.returncode == 0:
-        try:
-            return from_py_spy(completed.stdout)
-        except ValueError as error:
-            return Unavailable(str(error))
-    messages = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
-    if any("permission" in line.lower() for line in messages):
-        return Unavailable("py-spy may not look into the process (no right to trace it)")
-    return Unavailable(
-        f"py-spy: {messages[0].removeprefix('Error: ') if messages else f'exit status {completed.returncode}'}"
-    )
+    if stack.state in ("T", "t"):
+        threads: tuple[ThreadStack, ...] | Unavailable = Unavailable("it is stopped")
+    else:
+        threads = _by_signal(python, rank.start_ticks if python == rank.pid else None)
+    if isinstance(threads, Unavailable):
+        return replace(stack, problem=threads.reason, programs=_below(rank.pid))
+    return replace(stack, threads=threads, source="faulthandler")
 
 
 def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | Unavailable:
