@@ -15,15 +15,14 @@ import pytest
 
 from ddplaunch.hosts.roll_call.door import Door
 from ddplaunch.hosts.roll_call.messages import (
+    PROTOCOL,
+    Greeting,
     Secret,
     Verdict,
-    greeted,
-    greeting,
-    hello_line,
-    read_verdict,
+    line_with,
+    read,
     sealed,
     secrets_of,
-    verdict_line,
 )
 from ddplaunch.machine.network import listening
 from ddplaunch.values.finding import UsageError
@@ -63,9 +62,9 @@ def knocked(port: int, made: bytes | None = None, secret: Secret | None = None, 
             time.sleep(0.01)
     with connection, connection.makefile("rb") as lines:
         connection.settimeout(60)
-        first = greeted(lines.readline())
+        first = read(lines.readline(), Greeting)
         assert first is not None
-        line = made or sealed(hello_line(hello(1, **changes)), secret, "hello", first.nonce)
+        line = made or sealed(line_with(hello(1, **changes)), secret, "hello", first.nonce)
         connection.sendall(line)
         connection.shutdown(socket.SHUT_WR)
         return lines.read()
@@ -78,10 +77,10 @@ def test_strangers_neither_join_nor_end_a_launch_with_a_secret(port: int) -> Non
         for rank in (0, 1, 2, 3, 2147483647):
             for launch in ({}, hello(1).launch, {"--nnodes": "9"}):
                 for secret in (None, THEIRS):
-                    verdict = read_verdict(knocked(port, secret=secret, node_rank=rank, launch=launch))
+                    verdict = read(knocked(port, secret=secret, node_rank=rank, launch=launch), Verdict)
                     assert verdict is not None and not verdict.go and not verdict.findings
-        knocked(port, sealed(hello_line(hello(1)), OURS, "hello", "of another connection"))
-        knocked(port, hello_line(hello(1, protocol=99)))
+        knocked(port, sealed(line_with(hello(1)), OURS, "hello", "of another connection"))
+        knocked(port, line_with(hello(1, protocol=99)))
         until(lambda: any(status.note for status in list(gathering.shown[0])), "it is told")
         assert {status.joined for status in gathering.shown[0]} == {1}
         verdicts = [node.result(60) for node in (first, gathering.node(1), gathering.node(2))]
@@ -92,7 +91,7 @@ def test_strangers_neither_join_nor_end_a_launch_with_a_secret(port: int) -> Non
 def test_without_a_secret_what_is_not_of_the_launch_is_dropped(port: int, change: dict[str, Any]) -> None:
     with Gathering(port) as gathering:
         first = gathering.node(0)
-        assert b"verdict" not in knocked(port, **change)
+        assert b"Verdict" not in knocked(port, **change)
         verdicts = [node.result(60) for node in (first, gathering.node(1), gathering.node(2))]
     assert all(verdict.go for verdict in verdicts)
 
@@ -120,10 +119,12 @@ def test_a_node_does_not_believe_a_node_0_without_the_secret(port: int) -> None:
 def test_a_forged_verdict_launches_nothing(port: int, secret: Secret | None) -> None:
     """Somebody listens at the port before node 0, and says go."""
     with Gathering(port, timeout_s=3, secrets=all_share(OURS)) as gathering:
-        with closing(Door(listening(port, backlog=16), lambda nonce: greeting(nonce, OURS))) as door:
+        with closing(
+            Door(listening(port, backlog=16), lambda nonce: line_with(Greeting(PROTOCOL, nonce, OURS.name)))
+        ) as door:
             node = gathering.node(1)
             until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")
-            forged = verdict_line(Verdict(True, (), "evil"))
+            forged = line_with(Verdict(True, (), "evil"))
             for caller in door.callers:
                 caller.say(sealed(forged, secret, "verdict", caller.nonce, ""))
             time.sleep(0.5)

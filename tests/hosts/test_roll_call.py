@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -15,10 +14,11 @@ import pytest
 
 from ddplaunch.hosts.roll_call.door import Door
 from ddplaunch.hosts.roll_call.messages import (
-    greeted,
-    greeting,
-    hello_line,
-    read_verdict,
+    PROTOCOL,
+    Greeting,
+    Verdict,
+    line_with,
+    read,
     sealed,
     secrets_of,
     unsealed,
@@ -33,6 +33,11 @@ from tests.ports import free_port
 @pytest.fixture
 def port() -> int:
     return free_port()
+
+
+def greeting(nonce: str) -> bytes:
+    """Return how node 0 greets where no secret is needed."""
+    return line_with(Greeting(PROTOCOL, nonce))
 
 
 def test_all_come_and_the_port_is_free_at_once(port: int) -> None:
@@ -98,9 +103,9 @@ def test_strangers_do_not_disturb(port: int) -> None:
         others = [
             _knock(port, b"GET / HTTP/1.1\r\n\r\n"),
             _knock(port, b"\0\xff\n" * 20),
-            _knock(port, b'{"hello":{"node_rank":true}}\n'),
+            _knock(port, b'{"Hello":{"node_rank":true}}\n'),
             _knock(port, b"[" * 60000 + b"\n"),
-            _knock(port, b'{"hello":'),
+            _knock(port, b'{"Hello":'),
         ]
         nodes = [gathering.node(rank) for rank in (1, 2)]
         verdicts = [node.result(60) for node in (first, *nodes)]
@@ -135,7 +140,7 @@ def test_a_line_without_end_is_cut_off(port: int) -> None:
 def test_a_node_goes_and_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
         first = gathering.node(0)
-        with _knock(port, hello_line(hello(2))):
+        with _knock(port, line_with(hello(2))):
             gathering.until(0, 2)
         gathering.until(0, 1)
         away = "node 2 (gpu-2) went away"
@@ -156,16 +161,6 @@ def test_two_with_one_rank_are_refused_everywhere(port: int) -> None:
             assert "pid 101 on gpu-1" in finding.what and "pid 900 on gpu-9" in finding.what
 
 
-def test_the_later_start_on_a_host_counts(port: int) -> None:
-    with Gathering(port, nodes=3) as gathering:
-        nodes = [gathering.node(0), gathering.node(1)]
-        gathering.until(0, 2)
-        again = gathering.node(1, pid=900, started_s=time.time() + 1)
-        replaced = nodes.pop().result(60)
-        assert not replaced.go and "pid 900" in replaced.findings[0].what
-        assert all(node.result(60).go for node in (*nodes, again, gathering.node(2)))
-
-
 def test_another_launch_is_refused_with_what_differs(port: int) -> None:
     with Gathering(port) as gathering:
         nodes = [gathering.node(0), gathering.node(1, launch={**WORDS, "--nnodes": "2"})]
@@ -184,13 +179,13 @@ def test_another_script_is_refused_when_all_are_in(port: int) -> None:
             assert "gpu-2" in finding.what and "--ignore hosts-differ-script" in finding.fix
 
 
-def test_a_waiting_node_hears_of_the_others_and_of_an_interrupt(port: int) -> None:
+def test_a_node_waits_for_a_node_0_that_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
         with closing(Door(listening(port, backlog=16), greeting)) as door:  # a node 0 that is killed
             node = gathering.node(1)
             until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")
         first = gathering.node(0)  # and comes back
-        gathering.until(1, 2)
+        gathering.until(0, 2)
         assert any("went away" in (status.note or "") for status in gathering.shown[1])
         nodes = (first, node, gathering.node(2))
         assert all(each.result(60).go for each in nodes)
@@ -214,13 +209,14 @@ def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, st
         said = {**WORDS, "--device": "cpu"}
         with _knock(port, b"") as connection:
             lines = connection.makefile("rb")
-            first = greeted(lines.readline())
+            first = read(lines.readline(), Greeting)
             assert first is not None and first.secret == "given"
-            connection.sendall(sealed(hello_line(hello(1, launch=said), "mine"), secret, "hello", first.nonce))
-            assert json.loads(lines.readline())["waiting"]["names"] == ["node 2"]
+            node = hello(1, launch=said, nonce="mine")
+            connection.sendall(sealed(line_with(node), secret, "hello", first.nonce))
+            assert process.stderr is not None and any("2 of 3 nodes joined" in line for line in process.stderr)
             process.send_signal(number)
             body = unsealed(lines.readline(), secret, "verdict", first.nonce, "mine")
-            verdict = None if body is None else read_verdict(body)
+            verdict = None if body is None else read(body, Verdict)
             lines.close()
         told = process.communicate(timeout=120)[1]
     finally:

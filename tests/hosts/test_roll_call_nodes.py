@@ -28,8 +28,10 @@ def test_three_nodes(tmp_path: Path) -> None:
     with nodes(3, tmp_path) as made:
         two = [start(made[rank], rank, tmp_path, made[0].address, "--join-timeout", "12") for rank in (1, 0)]
         lonely = start(made[2], 2, tmp_path, "alpha0", "--join-timeout", "2", "--master-port", "29511")
-        for text in finish(two, 4):
-            assert "2 of 3 nodes joined, waiting for node 2\n" in text
+        texts = finish(two, 4)
+        assert "2 of 3 nodes joined, waiting for node 2\n" in texts[1]
+        assert "waiting for the other nodes; node 0 says which\n" in texts[0]
+        for text in texts:
             assert "error[nodes-missing]: 2 of 3 nodes joined within 12 s; missing: node 2\n" in text
             assert text.endswith("nothing was launched\n")
         (text,) = finish([lonely], 4)

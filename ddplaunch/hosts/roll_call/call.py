@@ -15,21 +15,15 @@ from ddplaunch.hosts.roll_call.door import Caller, Door, keep_alive
 from ddplaunch.hosts.roll_call.messages import (
     LONGEST_LINE,
     PROTOCOL,
+    Greeting,
     Hello,
     Secret,
     Status,
     Verdict,
-    greeted,
-    greeting,
-    hello_line,
-    nonce_of,
-    read_hello,
-    read_status,
-    read_verdict,
+    line_with,
+    read,
     sealed,
-    status_line,
     unsealed,
-    verdict_line,
 )
 from ddplaunch.machine import network
 from ddplaunch.planning.ranks.topology import endpoint
@@ -38,7 +32,6 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
 _TICK_S = 1.0
-_SPREAD_S = 0.2  # with many nodes, telling each of every other one would be most of the work
 Show = Callable[[Status], None]
 Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tuple[Finding, ...]]
 
@@ -63,6 +56,10 @@ class Call:
         """What node 0 wants proved."""
         return self.secrets[0] if self.secrets else None
 
+    def greeting(self, nonce: str) -> bytes:
+        """Return the line with which node 0 greets a connection."""
+        return line_with(Greeting(PROTOCOL, nonce, None if self.secret is None else self.secret.name))
+
     @property
     def place(self) -> str:
         """Address and port as one word."""
@@ -76,7 +73,7 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
     cannot be had. Whatever ends this early (a signal) is told to the nodes that wait.
     """
     server = network.listening(call.port, backlog=4096)
-    with closing(Door(server, lambda nonce: greeting(nonce, call.secret))) as door:
+    with closing(Door(server, call.greeting)) as door:
         roll = _Roll(call, me, door, show)
         try:
             verdict = roll.wait()
@@ -104,13 +101,11 @@ class _Roll:
         self._of: dict[int, Caller] = {}  # of a node rank; all but node 0
         self._hosts = dict(call.known)
         self._note: str | None = None
-        self._news = False
-        self._spread_s = 0.0
         self._turned_away = 0
 
     def last(self, verdict: Verdict) -> Callable[[Caller], bytes]:
         """Return what makes the line that tells a node the verdict."""
-        line = verdict_line(verdict)
+        line = line_with(verdict)
         return lambda caller: sealed(line, self._call.secret, "verdict", caller.nonce, caller.its_nonce)
 
     def wait(self) -> Verdict | None:
@@ -122,8 +117,7 @@ class _Roll:
                 missing = rules.nodes_missing(self._call.nodes, absent, waited_s, self._call.place, self._turned_away)
                 return Verdict(False, (missing,))
             self._show(self._status())
-            self._spread()
-            for caller, line in self._door.lines(min(left_s, _SPREAD_S if self._news else _TICK_S)):
+            for caller, line in self._door.lines(min(left_s, _TICK_S)):
                 problem = self._heard(caller, line)
                 if problem is not None:
                     return Verdict(False, (problem,))
@@ -140,50 +134,36 @@ class _Roll:
         if body is None:
             self._turn_away(caller)
             return None
-        hello = read_hello(body)
+        hello = read(body, Hello)
         if hello is None or rules.is_stranger(self.joined[0], hello, self._call.nodes):
             self._door.drop(caller)
             return None
-        caller.hello, caller.its_nonce = hello, nonce_of(body)
-        problem = rules.at_the_door(self.joined, caller.hello)
+        caller.hello, caller.its_nonce = hello, hello.nonce
+        problem = rules.at_the_door(self.joined, hello)
         if problem is None:
-            self._enter(caller, caller.hello)
+            self._enter(caller, hello)
         return problem
 
     def _turn_away(self, caller: Caller) -> None:
         """Tell a caller without the proof that it is not known, and the user that there was one."""
         self._turned_away += 1
         self._note = "a caller without the secret of this launch was turned away"
-        caller.say(verdict_line(Verdict(False)))
+        caller.say(line_with(Verdict(False)))
         self._door.drop(caller)
 
     def _enter(self, caller: Caller, hello: Hello) -> None:
-        if hello.node_rank in self._of:  # the rules found that the same host started it again
-            replacement = rules.replaced(hello.host, hello.pid)
-            earlier = self._of[hello.node_rank]
-            earlier.say(self.last(Verdict(False, (replacement,)))(earlier))
         now = time.time()
         self._of[hello.node_rank] = caller
         self.joined[hello.node_rank] = hello
         self._hosts[hello.node_rank] = hello.host
         self.clocks[hello.node_rank] = (hello.clock_s - (caller.greeted_s + now) / 2, (now - caller.greeted_s) / 2)
         self._note = None
-        self._news = True
 
     def _left(self, caller: Caller) -> None:
         hello = caller.hello
         if hello is not None and self._of.get(hello.node_rank) is caller:
             del self.joined[hello.node_rank], self._of[hello.node_rank]
             self._note = f"{hello.name} went away"
-            self._news = True
-
-    def _spread(self) -> None:
-        if not self._news or time.monotonic() - self._spread_s < _SPREAD_S:
-            return
-        self._news, self._spread_s = False, time.monotonic()
-        line = status_line(self._status())
-        for caller in self._of.values():
-            caller.say(line)
 
     def _missing(self) -> tuple[str, ...]:
         absent = (rank for rank in range(self._call.nodes) if rank not in self.joined)
@@ -234,13 +214,13 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
     with _connected(call, left_s) as connection:
         lines = LineReader(connection.fileno(), 16 * LONGEST_LINE)
         line = lines.next(time.monotonic() + min(_GREETING_S, left_s))
-        first = None if line is None else greeted(line)
+        first = None if line is None else read(line, Greeting)
         if first is None:
             raise _NotThere(f"what listens at {call.place} is no roll call: another program, or a launch without one")
         secret = next((candidate for candidate in call.secrets if candidate.name == first.secret), None)
         nonce = os.urandom(16).hex()
         try:
-            connection.sendall(sealed(hello_line(hello(), nonce), secret, "hello", first.nonce))
+            connection.sendall(sealed(line_with(replace(hello(), nonce=nonce)), secret, "hello", first.nonce))
         except OSError as problem:
             raise _NotThere(f"the connection to {call.place} broke: {_text(problem)}") from problem
         if first.protocol != PROTOCOL:
@@ -253,23 +233,19 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
 def _verdict(
     call: Call, lines: LineReader, show: Show, started: float, proved: Callable[[bytes], bytes | None]
 ) -> Verdict:
-    """Return the verdict that is ``proved``. Once this node has joined, only node 0's time counts."""
-    status: Status | None = None
+    """Return the verdict that is ``proved``; from here on only node 0's time counts."""
     while True:
         line = lines.next(time.monotonic() + _TICK_S)
-        waited = time.monotonic() - started
         if line is not None:
             body = proved(line)
-            verdict = read_verdict(line if body is None else body)
+            verdict = read(line if body is None else body, Verdict)
             if verdict is not None and body is not None:
                 return verdict
             if verdict is not None and not verdict.go:
                 return Verdict(False, (rules.no_shared_secret(call.place),), heard=False)
-            status = read_status(line, waited) or status
         elif lines.ended:
             raise _NotThere(f"node 0 at {call.place} went away")
-        if status is not None:
-            show(replace(status, waited_s=waited))
+        show(Status(call.nodes, ("the other nodes",), time.monotonic() - started, "node 0 says which"))
 
 
 def _connected(call: Call, left_s: float) -> socket.socket:

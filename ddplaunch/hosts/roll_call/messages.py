@@ -1,7 +1,8 @@
 """What nodes say to each other in a roll call, as values and as lines of JSON, and how they prove that they may.
 
-Node 0 greets whoever connects, and a node speaks only to who greeted it. The node answers with its hello; node 0 sends
-progress while it waits, and one verdict. No line carries arguments, variables or paths: secrets may be among them.
+Node 0 greets whoever connects, and a node speaks only to who greeted it. The node answers with its hello, and node 0
+sends one verdict when all are there, or the time is over. No line carries arguments, variables or paths: secrets may
+be among them.
 
 Where the nodes share a secret, greeting and hello carry a fresh number each, and behind hello and verdict stands a
 proof (``sealed``), which is looked at before the line is. Nothing has to be typed where the nodes read one file of the
@@ -15,19 +16,19 @@ import hmac
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from hashlib import pbkdf2_hmac
+from typing import TypeVar
 
 from ddplaunch.hosts.json_lines import line_of, message_in
 from ddplaunch.records.user_key import derived, user_key
 from ddplaunch.values import codec
-from ddplaunch.values.finding import Finding, Severity, usage
+from ddplaunch.values.finding import Finding, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import JOIN_SECRET
 
-PROTOCOL = 4  # also where a word of ``Hello.launch`` is added or goes away
+PROTOCOL = 5  # also where a word of ``Hello.launch`` is added or goes away
 LONGEST_LINE = 1 << 16  # bytes; a hello has some 2,000 for a host with eight GPUs
-_GREETING = "ddplaunch roll call"
 _TEXT_CHARS = 300
 _LAST_S = 1 << 35  # of the clock, in the year 3058; localtime() fails far behind it
 _ROUNDS = 200_000  # 0.1 s: a secret that somebody thought up is to be guessed slowly
@@ -58,7 +59,7 @@ class Hello:
     ``arguments`` is a digest of the script's, ``script`` one of its source. ``facts`` are the versions as JSON of
     ``Facts``, ``machine`` is alike for all processes of one machine and unlike for two machines. ``started_s`` and
     ``clock_s`` (when it spoke) are this node's epoch seconds. ``sources`` are the script's own files, digests of names
-    and texts.
+    and texts, ``nonce`` is a fresh number.
     """
 
     node_rank: int
@@ -74,6 +75,7 @@ class Hello:
     script: str | None = None
     protocol: int = PROTOCOL
     sources: dict[str, str] = field(default_factory=dict)
+    nonce: str = ""
 
     @property
     def name(self) -> str:
@@ -85,7 +87,7 @@ class Hello:
 class Status:
     """Where a roll call stands. ``missing`` are the names of nodes; ``note`` is the latest news of one of them.
 
-    ``joined`` counts the others; None on a node that has not reached node 0, and cannot know.
+    ``joined`` counts the others; None where node 0 alone knows.
     """
 
     expected: int
@@ -117,19 +119,21 @@ class Greeting:
     secret: str | None = None
 
 
-def greeting(nonce: str = "", secret: Secret | None = None) -> bytes:
-    """Return the line with which node 0 greets a connection."""
-    fields = {} if secret is None else {"secret": secret.name}
-    return line_of({_GREETING: PROTOCOL, "nonce": nonce, **fields})
+Message = TypeVar("Message", "Greeting", "Hello", "Verdict")
 
 
-def greeted(line: bytes) -> Greeting | None:
-    """Return the greeting in ``line``, None for any other line."""
-    message = message_in(line)
-    number, nonce, secret = message.get(_GREETING), message.get("nonce", ""), message.get("secret")
-    if type(number) is not int or type(nonce) is not str or not (secret is None or type(secret) is str):
+def line_with(message: Greeting | Hello | Verdict) -> bytes:
+    """Return one message as a line."""
+    return line_of({type(message).__name__: codec.plain(message)})
+
+
+def read(line: bytes, kind: type[Message]) -> Message | None:
+    """Return the message of this kind in ``line``; None for anything else that a stranger might send."""
+    try:
+        message = codec.from_plain(message_in(line).get(kind.__name__), kind)
+    except ValueError:
         return None
-    return Greeting(number, nonce, secret)
+    return message if _is_sane(message) else None
 
 
 def sealed(line: bytes, secret: Secret | None, *context: str) -> bytes:
@@ -144,85 +148,28 @@ def unsealed(line: bytes, secret: Secret | None, *context: str) -> bytes | None:
     return body if secret is None or hmac.compare_digest(proof, secret.proof(body, *context).encode()) else None
 
 
-def hello_line(hello: Hello, nonce: str = "") -> bytes:
-    """Return a hello as a line, with the fresh number of its node."""
-    return line_of({"hello": codec.plain(hello), "nonce": nonce})
-
-
-def nonce_of(line: bytes) -> str:
-    """Return the fresh number in a hello."""
-    return str(message_in(line).get("nonce", ""))[:_TEXT_CHARS]
-
-
-def read_hello(line: bytes) -> Hello | None:
-    """Return the hello in ``line``; None for anything that a stranger might send."""
-    message = message_in(line).get("hello")
-    try:
-        hello = codec.from_plain(message, Hello)
-    except ValueError:
-        return None
-    whole = all(0 <= number < 1 << 31 for number in (hello.node_rank, hello.pid, hello.protocol))
-    if not whole or not all(0 <= seconds < _LAST_S for seconds in (hello.started_s, hello.clock_s)):  # NaN is not
-        return None
+def _is_sane(message: Greeting | Hello | Verdict) -> bool:
+    """Whether numbers and texts are within bounds; a rendezvous id may stand in torchrun's arguments."""
+    if isinstance(message, Verdict):
+        return message.rendezvous_id is None or _is_name(message.rendezvous_id)
+    if isinstance(message, Greeting):
+        return True
+    whole = (message.node_rank, message.pid, message.protocol)
+    if not all(0 <= number < 1 << 31 for number in whole):
+        return False
     texts = (
-        hello.machine,
-        hello.ddplaunch,
-        hello.arguments,
-        hello.script or "",
-        *hello.launch.values(),
-        *hello.sources,
-        *hello.sources.values(),
+        *(message.machine, message.ddplaunch, message.arguments, message.script or "", message.nonce, message.host),
+        *message.launch.values(),
+        *message.sources,
+        *message.sources.values(),
     )
-    if any(len(text) > _TEXT_CHARS for text in texts):
-        return None
-    return replace(hello, host=hello.host[:_TEXT_CHARS])
+    times = (message.started_s, message.clock_s)
+    return all(0 <= seconds < _LAST_S for seconds in times) and all(len(text) <= _TEXT_CHARS for text in texts)
 
 
-def status_line(status: Status) -> bytes:
-    """Return node 0's progress as a line."""
-    shown = status.missing[:64]
-    return line_of({"waiting": {"expected": status.expected, "joined": status.joined, "names": shown}})
-
-
-def read_status(line: bytes, waited_s: float) -> Status | None:
-    """Return the progress in ``line``, None where it is something else."""
-    message = message_in(line).get("waiting")
-    if not isinstance(message, dict) or not isinstance(message.get("names"), list):
-        return None
-    if not all(type(message.get(name)) is int and 0 <= message[name] < 1 << 31 for name in ("expected", "joined")):
-        return None
-    missing = tuple(str(name)[:_TEXT_CHARS] for name in message["names"])
-    return Status(message["expected"], missing, waited_s, joined=message["joined"])
-
-
-def verdict_line(verdict: Verdict) -> bytes:
-    """Return node 0's last word as a line."""
-    findings = [
-        [finding.code, finding.severity.value, finding.what, finding.why, finding.fix, list(finding.where)]
-        for finding in verdict.findings
-    ]
-    return line_of({"verdict": verdict.go, "rendezvous_id": verdict.rendezvous_id, "findings": findings})
-
-
-def read_verdict(line: bytes) -> Verdict | None:
-    """Return the verdict in ``line``, None where it is something else."""
-    message = message_in(line)
-    go, identity = message.get("verdict"), message.get("rendezvous_id")
-    if type(go) is not bool or not (identity is None or _is_name(identity)):
-        return None
-    try:
-        findings = tuple(
-            Finding(str(code), Severity(severity), str(what), str(why), str(fix), tuple(map(str, where)))
-            for code, severity, what, why, fix, where in message.get("findings", ())
-        )
-    except (TypeError, ValueError):
-        return None
-    return Verdict(go, findings, identity)
-
-
-def _is_name(value: object) -> bool:
+def _is_name(value: str) -> bool:
     """Whether it may stand in torchrun's arguments: no program can be given a NUL."""
-    return type(value) is str and len(value) <= _TEXT_CHARS and value.isprintable()
+    return len(value) <= _TEXT_CHARS and value.isprintable()
 
 
 def secrets_of(environ: Mapping[str, str], file: str | None, whence: str) -> tuple[Secret, ...]:

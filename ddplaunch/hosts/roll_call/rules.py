@@ -71,9 +71,7 @@ def is_stranger(first: Hello, new: Hello, nodes: int) -> bool:
         return False
     if new.launch.keys() != first.launch.keys():
         return True
-    if new.node_rank >= nodes and new.launch["--nnodes"] == first.launch["--nnodes"]:
-        return True
-    return new.ddplaunch == first.ddplaunch and _facts(new.facts) is None
+    return new.node_rank >= nodes and new.launch["--nnodes"] == first.launch["--nnodes"]
 
 
 def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
@@ -96,7 +94,7 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
             where=(first.name, new.name),
         )
     joined_hello = joined.get(new.node_rank)
-    if joined_hello is None or _replaced(joined_hello, new):
+    if joined_hello is None:
         return None
     return error(
         "node-rank-twice",
@@ -115,12 +113,6 @@ def _same_command(first: Hello, new: Hello) -> str:
     if differing == ["NPROC"]:
         return "the same command on all nodes, with a number of processes that each of them can run"
     return f"give the same command on both; `ps -o lstart,args {new.pid}` on {new.host} shows what waits there"
-
-
-def _replaced(joined_hello: Hello, new: Hello) -> bool:
-    """Whether ``new`` was started in the place of a waiting node: on the same machine, later."""
-    restarted = joined_hello.machine == new.machine and joined_hello.pid != new.pid
-    return new.node_rank != 0 and restarted and joined_hello.started_s < new.started_s
 
 
 def _process(hello: Hello) -> str:
@@ -273,16 +265,5 @@ def ended_by(host: str, cause: str) -> Finding:
         f"node 0 ({host}) {cause} while nodes were waiting for each other",
         why="without node 0 there is no launch",
         fix="start the command again on all nodes",
-        where=host,
-    )
-
-
-def replaced(host: str, pid: int) -> Finding:
-    """Return what a waiting node is told when the same host started the same node again."""
-    return error(
-        "roll-call-ended",
-        f"this node was started again on {host}, as pid {pid}",
-        why="a host has each node rank once; the later start counts",
-        fix="continue in the terminal of the later one",
         where=host,
     )
