@@ -16,7 +16,7 @@ from ddplaunch.hosts.json_lines import GREETING, line_of
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.collect import Question, ask_all
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.hosts.session.fan_out import TRIES, FanOut, Window, delay_s
+from ddplaunch.hosts.session.fan_out import TRIES, FanOut, delay_s
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.machine.facts import ProbeRequest
@@ -111,17 +111,17 @@ def test_what_a_drop_is(status: int | None, said: str, dropped: bool) -> None:
     assert was_dropped(status, said) is dropped
 
 
-def test_window_halves_once_for_a_burst_and_grows_again() -> None:
-    window = Window(32)
+def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: Path) -> None:
+    command = answering(tmp_path, 0)
+    order = FanOut(links, lambda name: links.open(name, command(name)), {"what": "facts"}, 60, most=8)
     for now in (10.0, 10.1, 10.2):
-        window.dropped(now)
-    assert window.limit == 16
-    for _ in range(1000):
-        window.joined()
-    assert window.limit == 32
+        order._dropped(now)
+    assert order._free == 4
+    order.ask([f"host{number}" for number in range(48)])  # each that comes lets it grow by a part of its size
+    assert order._free == 8
     for now in range(100, 200):
-        window.dropped(float(now))
-    assert window.limit == 1
+        order._dropped(float(now))
+    assert order._free == 1
 
 
 def test_hosts_do_not_come_back_together() -> None:

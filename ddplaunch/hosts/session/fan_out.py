@@ -8,17 +8,16 @@ TCP's does (https://www.rfc-editor.org/rfc/rfc5681#section-3.1), and the host is
 
 from __future__ import annotations
 
-import heapq
+import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.hosts.ssh import was_dropped
-from ddplaunch.values.finding import RefusedError, error
+from ddplaunch.values.finding import Finding, RefusedError, error
 
 TRIES = 8
 _PATIENCE_S = 0.5  # what a shell still wants to say after ssh's connection ended
@@ -39,35 +38,13 @@ class Reached:
         self.answer: dict[str, Any] | None = None
         self.status: int | None = None
         self.tries = 0
-        self.settled = False
-        self.tried_s = self.until_s = 0.0
+        self.connecting = self.settled = False
+        self.next_try_s, self.tried_s, self.until_s = 0.0, 0.0, math.inf
 
     @property
     def said(self) -> str:
         """The text that ssh and the shell's start-up files wrote before the first message."""
         return (self.link.before + b"\n" + self.link.said).decode("utf-8", "replace")
-
-
-class Window:
-    """How many sessions may be under way to the first word of their host."""
-
-    def __init__(self, most: int) -> None:
-        """Begin with ``most``."""
-        self._most, self._limit, self._shrunk_s = most, float(most), float("-inf")
-
-    @property
-    def limit(self) -> int:
-        """The number now, 1 at least."""
-        return max(1, int(self._limit))
-
-    def dropped(self, now_s: float) -> None:
-        """Halve it, once for all drops of a burst."""
-        if now_s - self._shrunk_s >= _SHRINK_EVERY_S:
-            self._limit, self._shrunk_s = max(1.0, self._limit / 2), now_s
-
-    def joined(self) -> None:
-        """Let it grow again."""
-        self._limit = min(self._most, self._limit + 1 / self._limit)
 
 
 def window_of(cpus: int) -> int:
@@ -89,72 +66,51 @@ class FanOut:
     ) -> None:
         """``start`` opens a session; ``most`` at once, by default what suits this machine."""
         self._links, self._start, self._order, self._deadline_s = links, start, order, deadline_s
-        self._window = Window(most or window_of(len(os.sched_getaffinity(0))))
-        self._connecting: set[Reached] = set()
+        self._most = most or window_of(len(os.sched_getaffinity(0)))
+        self._window, self._shrunk_s = float(self._most), -math.inf
         self._by_link: dict[Link, Reached] = {}
-        self._again: list[tuple[float, int, Reached]] = []  # a heap, by when it is due
-        self._deadlines: deque[Reached] = deque()  # in order, since all have the same time
-        self._left = 0
+        self._waiting: list[Reached] = []
 
     def ask(self, names: Sequence[str]) -> tuple[Reached, ...]:
         """Return what became of each host, in their order. Raises OSError where there is no ssh, and RefusedError
         where this machine lets no more of them be started.
         """
         hosts = [Reached(index, name) for index, name in enumerate(names)]
-        fresh = deque(hosts)
-        self._left = len(hosts)
-        while self._left:
-            now = time.monotonic()
-            self._begin(fresh, now)
-            for event in self._links.wait(self._wait_s(fresh, now)):
+        self._waiting = list(hosts)
+        while self._waiting:
+            self._begin(time.monotonic())
+            for event in self._links.wait(self._wait_s(time.monotonic())):
                 self._take(event)
-            self._count_joined(time.monotonic())
-            self._end_overdue(time.monotonic())
+            self._keep_time(time.monotonic())
+            self._waiting = [host for host in self._waiting if not host.settled]
         return tuple(hosts)
 
-    def _begin(self, fresh: deque[Reached], now: float) -> None:
-        while len(self._connecting) < self._window.limit:
-            if self._again and self._again[0][0] <= now:
-                host = heapq.heappop(self._again)[2]
-                if host.settled:
-                    continue
-            elif fresh:
-                host = fresh.popleft()
-                host.until_s = time.monotonic() + self._deadline_s
-                self._deadlines.append(host)
-            else:
-                return
-            self._open(host)
+    @property
+    def _free(self) -> int:
+        """How many sessions more may be under way to the first word of their host."""
+        return max(0, max(1, int(self._window)) - sum(host.connecting for host in self._waiting))
 
-    def _open(self, host: Reached) -> None:
-        try:
-            host.link = self._start(host.name)
-        except FileNotFoundError:
-            raise
-        except OSError as problem:
-            refused = error(
-                "hosts-too-many",
-                f"after {len(self._by_link)} sessions this machine starts no more: {problem.strerror}",
-                why="each host takes an ssh client and four open files of this machine for as long as it runs",
-                fix="`ulimit -Hu` and `ulimit -Hn` show the limits; raise them by `nproc` and `nofile` in "
-                "`/etc/security/limits.conf`, or launch inside a Slurm allocation, where one `srun` reaches all hosts",
-            )
-            raise RefusedError(refused) from problem
-        host.tries, host.tried_s = host.tries + 1, time.monotonic()
-        self._by_link[host.link] = host
-        self._connecting.add(host)
-        host.link.send(self._order)
+    def _begin(self, now: float) -> None:
+        due = [host for host in self._waiting if host.next_try_s <= now]
+        for host in due[: self._free]:
+            try:
+                host.link = self._start(host.name)
+            except FileNotFoundError:
+                raise
+            except OSError as problem:
+                raise RefusedError(_too_many(len(self._by_link), problem)) from problem
+            if not host.tries:
+                host.until_s = now + self._deadline_s
+            host.tries, host.tried_s, host.next_try_s, host.connecting = host.tries + 1, now, math.inf, True
+            self._by_link[host.link] = host
+            host.link.send(self._order)
 
-    def _wait_s(self, fresh: deque[Reached], now: float) -> float:
+    def _wait_s(self, now: float) -> float:
         """Return how long nothing is due."""
-        times = [self._deadlines[0].until_s] if self._deadlines else []
-        if len(self._connecting) < self._window.limit:
-            if fresh:
-                return 0.0
-            times += [at for at, _, _ in self._again[:1]]
-        elif fresh or self._again:
-            times.append(min(host.tried_s for host in self._connecting) + _SLOT_S)
-        return max(0.0, min(times, default=now + self._deadline_s) - now)
+        times = [host.until_s for host in self._waiting]
+        times += [host.tried_s + _SLOT_S for host in self._waiting if host.connecting]
+        times += [host.next_try_s for host in self._waiting] if self._free else []
+        return max(0.0, min(times) - now)
 
     def _take(self, event: Event) -> None:
         host = self._by_link.get(event.link)
@@ -164,40 +120,50 @@ class FanOut:
             self._joined(host)
             self._settle(host, message_in(event.body), None)
         elif event.kind == "end":
-            self._session_over(host, event.link)
+            self._session_over(host)
 
-    def _session_over(self, host: Reached, link: Link) -> None:
-        self._connecting.discard(host)
-        status = link.reap(_PATIENCE_S)
+    def _session_over(self, host: Reached) -> None:
+        host.connecting = False
+        status = host.link.reap(_PATIENCE_S)
         now = time.monotonic()
-        if not link.greeted and was_dropped(status, host.said):
-            self._window.dropped(now)
-            at = now + delay_s(host.tries, host.index)
-            if host.tries < TRIES and at < host.until_s:
-                self._links.close(link)
-                heapq.heappush(self._again, (at, host.index, host))
+        if not host.link.greeted and was_dropped(status, host.said):
+            self._dropped(now)
+            next_try_s = now + delay_s(host.tries, host.index)
+            if host.tries < TRIES and next_try_s < host.until_s:
+                self._links.close(host.link)
+                host.next_try_s = next_try_s
                 return
         self._settle(host, None, status)
 
     def _settle(self, host: Reached, answer: dict[str, Any] | None, status: int | None) -> None:
-        host.answer, host.status, host.settled = answer, status, True
-        self._connecting.discard(host)
-        self._left -= 1
+        host.answer, host.status, host.settled, host.connecting = answer, status, True, False
 
-    def _count_joined(self, now: float) -> None:
-        for host in tuple(self._connecting):
-            if host.link.greeted:
-                self._joined(host)
-            elif now - host.tried_s > _SLOT_S:
-                self._connecting.discard(host)
+    def _dropped(self, now: float) -> None:
+        """Halve the window, once for all drops of a burst."""
+        if now - self._shrunk_s >= _SHRINK_EVERY_S:
+            self._window, self._shrunk_s = max(1.0, self._window / 2), now
 
     def _joined(self, host: Reached) -> None:
-        if host in self._connecting:
-            self._connecting.discard(host)
-            self._window.joined()
+        """Let the window grow again."""
+        if host.connecting:
+            host.connecting = False
+            self._window = min(self._most, self._window + 1 / self._window)
 
-    def _end_overdue(self, now: float) -> None:
-        while self._deadlines and (self._deadlines[0].settled or self._deadlines[0].until_s <= now):
-            host = self._deadlines.popleft()
-            if not host.settled:
+    def _keep_time(self, now: float) -> None:
+        for host in self._waiting:
+            if host.connecting and host.link.greeted:
+                self._joined(host)
+            if now - host.tried_s > _SLOT_S:
+                host.connecting = False
+            if not host.settled and host.until_s <= now:
                 self._settle(host, None, None)
+
+
+def _too_many(sessions: int, problem: OSError) -> Finding:
+    return error(
+        "hosts-too-many",
+        f"after {sessions} sessions this machine starts no more: {problem.strerror}",
+        why="each host takes an ssh client and four open files of this machine for as long as it runs",
+        fix="`ulimit -Hu` and `ulimit -Hn` show the limits; raise them by `nproc` and `nofile` in "
+        "`/etc/security/limits.conf`, or launch inside a Slurm allocation, where one `srun` reaches all hosts",
+    )
