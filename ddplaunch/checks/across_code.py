@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
 
 from ddplaunch.checks.check import Findings, alone, checks_in, compare, majority
 from ddplaunch.planning.hosts_plan import HostReport
@@ -83,18 +82,16 @@ def hosts_differ_commit(hosts: tuple[HostReport, ...]) -> Findings:
 # Packages that matter most to a training are named first.
 _TRAINING = """
     numpy transformers accelerate datasets tokenizers safetensors huggingface-hub peft trl deepspeed lightning
-    pytorch-lightning torchvision torchaudio triton flash-attn xformers bitsandbytes timm einops sentencepiece pillow
+    pytorch-lightning torchvision torchaudio flash-attn xformers bitsandbytes timm einops sentencepiece pillow
     pyarrow webdataset hydra-core omegaconf
 """
 _NAMED_FIRST = {name: number for number, name in enumerate(_TRAINING.split())}
-_COMPARED_ELSEWHERE = re.compile(r"torch|ddplaunch|nvidia-nccl-cu\d+")
-_WITH_TORCH = re.compile(r"nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec")
-# Tools for people and installers, which no rank imports.
-_TOOLS = re.compile(
-    r"pip|setuptools|wheel|distlib|virtualenv|uv|build|twine|pytest.*|coverage|hypothesis|tox|nox|ruff|black|isort|flake8.*"
+# What other checks compare, what comes with torch, and tools for people and installers, which no rank imports.
+_NOT_COMPARED = re.compile(
+    r"torch|ddplaunch|nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec"
+    r"|pip|setuptools|wheel|distlib|virtualenv|uv|build|twine|pytest.*|coverage|hypothesis|tox|nox|ruff|black|isort|flake8.*"
     r"|pylint|mypy.*|pre-commit|ipython.*|ipykernel|jupyter.*|notebook.*|nbconvert|nbformat|debugpy|py-spy|nvitop|gpustat"
 )
-_INSTALLED = 8  # packages that one pip command names
 
 
 def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Findings:
@@ -102,63 +99,36 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Findings:
 
     Ranks that run different code silently shuffle, tokenize or compute differently; or one rank fails at an import and
     the others wait for it. The versions come from the names of `.dist-info` folders. Tools that no training imports do
-    not count, nor do packages that only a few hosts have.
+    not count, nor what comes with torch, nor packages that only a few hosts have.
     Remedy: one environment for all hosts, from one lock file or image, or on a file system that they share.
     """
     installed = {
         host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)
     }
-    usual_versions: dict[str, str] = {}  # by package, the version of most hosts
-    odd_hosts: dict[str, dict[str, str | None]] = {}  # by package, the hosts that have another version, or None
-    for package in _compared(installed):
-        most, differing = majority({host: versions.get(package) for host, versions in installed.items()})
-        if most is not None and differing:
-            usual_versions[package], odd_hosts[package] = most, differing
-    if not usual_versions:
-        return
-    affected = [name for name in installed if any(name in differing for differing in odd_hosts.values())]
-    texts = [
-        _package_text(name, usual_versions[name], odd_hosts[name], installed) for name in list(usual_versions)[:_NAMED]
-    ]
-    unnamed = len(usual_versions) - len(texts)
-    more = f"{count(unnamed, 'more package')} {'differ' if unnamed > 1 else 'differs'}"
-    bad = next(host for host in hosts if host.name == affected[0])
-    good = next((host.name for host in hosts if host.name not in affected), None)
-    lacking = [f"{package}=={version}" for package, version in usual_versions.items() if bad.name in odd_hosts[package]]
-    yield warning(
-        "hosts-differ-packages",
-        "; ".join([*texts, more] if unnamed else texts),
-        why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
-        fix=_install_command(bad, lacking, good)
-        + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else ""),
-        where=tuple(affected),
-    )
-
-
-def _compared(installed: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the packages to compare, in order of weight; those that come with torch only if all have the same one."""
-    same_torch = len({versions.get("torch") for versions in installed.values()}) == 1
-    ignored = [_COMPARED_ELSEWHERE, _TOOLS, *([] if same_torch else [_WITH_TORCH])]
-    names = {name for versions in installed.values() for name in versions}
-    compared = [name for name in names if not any(pattern.fullmatch(name) for pattern in ignored)]
-    return sorted(compared, key=lambda name: (_NAMED_FIRST.get(name, len(_NAMED_FIRST)), name))
-
-
-def _package_text(package: str, most: str, odd_hosts: Mapping[str, str | None], hosts: Iterable[str]) -> str:
-    by_version: dict[str | None, list[str]] = {}
-    for host, version in odd_hosts.items():
-        by_version.setdefault(version, []).append(host)
-    version_texts = [f"{version or 'missing'} on {listed(names, 2)}" for version, names in by_version.items()]
-    return f"{package} is {', '.join(version_texts)}, {most} on {alone(hosts, odd_hosts) or 'the others'}"
-
-
-def _install_command(bad: HostReport, lacking: list[str], good: str | None) -> str:
-    """Return a command that installs what the host ``bad`` lacks; for many packages, a copy of what ``good`` has."""
-    python = "python" if isinstance(bad.facts.python, Unavailable) else shlex.quote(bad.facts.python.executable)
-    install = f"ssh {shlex.quote(bad.name)} {python} -m pip install"
-    if len(lacking) <= _INSTALLED or good is None:
-        return f"`{install} {' '.join(lacking[:_INSTALLED])}`"
-    return f"`ssh {shlex.quote(good)} {python} -m pip freeze | {install} -r /dev/stdin`"
+    names = sorted({name for versions in installed.values() for name in versions if not _NOT_COMPARED.fullmatch(name)})
+    problems: list[str] = []
+    affected: dict[str, None] = {}
+    for package in sorted(names, key=lambda name: _NAMED_FIRST.get(name, len(_NAMED_FIRST))):
+        most, odd_hosts = majority({host: versions.get(package) for host, versions in installed.items()})
+        if most is not None and odd_hosts:
+            affected |= dict.fromkeys(odd_hosts)
+            version_texts = listed(f"{version or 'missing'} on {host}" for host, version in odd_hosts.items())
+            problems.append(f"{package} is {version_texts}, {most} on {alone(installed, odd_hosts) or 'the others'}")
+    if problems:
+        more = f"; and {count(len(problems) - _NAMED, 'more package')}" if len(problems) > _NAMED else ""
+        good = next((host for host in installed if host not in affected), None)
+        bad = next(host for host in hosts if host.name in affected)
+        python = "python" if isinstance(bad.facts.python, Unavailable) else bad.facts.python.executable
+        pip = f"{shlex.quote(python)} -m pip"
+        yield warning(
+            "hosts-differ-packages",
+            f"{'; '.join(problems[:_NAMED])}{more}",
+            why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
+            fix="install one lock file on all hosts"
+            if good is None
+            else f"`ssh {shlex.quote(good)} {pip} freeze | ssh {shlex.quote(bad.name)} {pip} install -r /dev/stdin`",
+            where=tuple(affected),
+        )
 
 
 CHECKS = checks_in(globals(), "hosts")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from ddplaunch.checks.check import Findings, checks_in
-from ddplaunch.checks.gpu_choice import used_gpus
 from ddplaunch.checks.known_variables import user_variables
 from ddplaunch.checks.variables import active_ports
 from ddplaunch.machine.facts import (
     CpuFacts,
-    CpuLayout,
     HostFacts,
     LimitFacts,
     MemoryFacts,
     NetworkFacts,
-    NvmlFacts,
     ShmFacts,
 )
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.ranks.placement import said_workers
 from ddplaunch.values.finding import error, warning
-from ddplaunch.values.words import count, numbers_of, numbers_text, size_text
+from ddplaunch.values.words import count, numbers_of, size_text
 
 MIB = 1024**2
 GIB = 1024**3
@@ -206,77 +203,6 @@ def _room(cpu: CpuFacts, launch: Launch) -> int:
     """Return how many CPUs the rank that has fewest is bound to, divided by those that share them; all if unbound."""
     bound = launch.placement.cpus
     return min((len(numbers_of(cpus)) // bound.count(cpus) for cpus in bound), default=cpu.usable)
-
-
-#: Variables by which OpenMP binds threads, and the values that bind none.
-_BINDING = {
-    "OMP_PROC_BIND": ("", "false"),
-    "OMP_PLACES": ("",),
-    "GOMP_CPU_AFFINITY": ("",),
-    "KMP_AFFINITY": ("", "none", "disabled"),
-}
-
-
-def ranks_share_cores(cpu_layout: CpuLayout, cpu: CpuFacts, environment: dict[str, str], launch: Launch) -> Findings:
-    """Ranks that compute on the CPU share physical cores, or OpenMP binds the threads of all ranks to the same CPUs.
-
-    OMP_PROC_BIND and KMP_AFFINITY put the first thread of a process on its first CPU, the second on the next: where
-    ranks have the same CPUs, the first of them compute for all ranks, and the others for none. Two hyper-threads of a
-    core share its units for computing, so that ranks on both wait for each other. Remedy: CPUs of its own for each
-    rank (`--placement cores`), or no such variable; at most as many ranks as there are cores.
-    """
-    processes, cores = launch.topology.nproc_per_node.value, len(cpu_layout.cores)
-    if processes == 1 or launch.placement.apart:
-        return
-    settings = user_variables(environment, launch)
-    for name, off in _BINDING.items():
-        setting = settings.get(name)
-        if setting and setting.value.lower() not in off:
-            yield warning(
-                "ranks-share-cores",
-                f"{setting.typed} binds the threads of {count(processes, 'rank')} to the same CPUs",
-                why="OpenMP counts from the first CPU that a process may use, and the ranks may use the same ones",
-                fix=f"{setting.removal}; `--placement cores` gives each rank CPUs of its own",
-                where=setting.where,
-            )
-            return
-    if launch.device.value == "cpu" and cores < processes <= cpu.usable:
-        yield warning(
-            "ranks-share-cores",
-            f"{count(processes, 'rank')} compute on {count(cores, 'physical core')} with {cpu.usable} hyper-threads",
-            why="hyper-threads of a core share its units for computing, so that ranks wait for each other there",
-            fix=f"run {count(cores, 'process')}, or ask for more cores: `--threads-per-core=1` in Slurm",
-        )
-
-
-def gpu_across_socket(cpu_layout: CpuLayout, nvml: NvmlFacts, environment: dict[str, str], launch: Launch) -> Findings:
-    """A rank's GPU is on a NUMA node of which the launch may use no CPU.
-
-    What the rank copies to its GPU then crosses the link between the sockets, and so does every command to it. It
-    happens where a scheduler or `docker run --cpuset-cpus` gives CPUs of one socket and GPUs of the other. Remedy: CPUs
-    of the GPU's node, as `nvidia-smi topo -m` shows them.
-    """
-    if launch.device.value == "cpu" or not cpu_layout.gpu_nodes:
-        return
-    usable = {node.index for node in cpu_layout.nodes if node.cores}
-    gpus = used_gpus(nvml, environment, launch)
-    far = [entry for entry in gpus if cpu_layout.gpu_nodes.get(entry.gpu.pci_bus_id, next(iter(usable))) not in usable]
-    if not far:
-        return
-    homes = sorted({cpu_layout.gpu_nodes[entry.gpu.pci_bus_id] for entry in far})
-    slurm = "SLURM_JOB_ID" in environment
-    named = numbers_text(entry.gpu.index for entry in far)
-    which = f"GPU {named} is" if len(far) == 1 else f"GPUs {named} are"
-    yield warning(
-        "gpu-across-socket",
-        f"{which} on NUMA node {numbers_text(homes)}, and the usable CPUs "
-        f"({numbers_text(cpu_layout.cpus)}) are on node {numbers_text(sorted(usable))}",
-        why="what these ranks copy to their GPUs crosses the link between the sockets",
-        fix="`sbatch --gres-flags=enforce-binding` gives CPUs near the GPUs"
-        if slurm
-        else "give the launch CPUs of that node as well (`docker run --cpuset-cpus`, `taskset`), or take GPUs of "
-        f"node {numbers_text(sorted(usable))}; `nvidia-smi topo -m` shows both",
-    )
 
 
 def container_cpu_quota(cpu: CpuFacts, launch: Launch) -> Findings:

@@ -1,4 +1,4 @@
-"""Checks of the data and output paths of a launch, and of how torch is read from where it lies."""
+"""Checks of the data and output paths of a launch, and of where its record is kept."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from shlex import quote
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.host import GIB, MIB
-from ddplaunch.machine.facts import HostFacts, PathFact, PythonFacts, TorchFacts, TorchImport
+from ddplaunch.machine.facts import PathFact
 from ddplaunch.values.finding import error, warning
-from ddplaunch.values.words import duration_text, size_text
+from ddplaunch.values.words import size_text
 
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for many readers and are not on the list.
 _REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
-#: In the page cache and with its bytecode, torch 2.13 (CPU) and 2.15 (CUDA) took 1.0 to 1.6 s on a virtual machine;
-#: 1.9 s from a disk's first read, 2.7 s with every module compiled.
-SLOW_IMPORT_S = 4.0
-_PARALLEL = ("lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "wekafs", "panfs", "pvfs2")
 _FULL_BYTES = 100 * MIB
 _NO_ROOM_BYTES = 1 << 20  # of the record
 _LOW_BYTES = GIB
@@ -229,55 +225,6 @@ def output_inodes(output_paths: tuple[PathFact, ...]) -> Findings:
                 fix=f"`du --inodes -x {_parent(path.path)} | sort -n | tail` shows where the many small files are",
                 where="--output",
             )
-
-
-def torch_import_slow(
-    python: PythonFacts,
-    torch: TorchFacts,
-    torch_import: TorchImport,
-    environment: dict[str, str],
-    host: HostFacts | None = None,
-) -> Findings:
-    """Importing torch takes long, for a reason that can be helped.
-
-    torchrun imports torch, and then every rank does. Some thousand files are opened for it, each with several questions
-    to a server where the environment lies on a network file system; and where no bytecode is stored beside them (uv
-    stores none unless it is asked to, PYTHONDONTWRITEBYTECODE forbids it), every process compiles them anew. Time
-    that was spent waiting for a busy CPU does not count. Remedy: `--start warm`, a local disk, `python -m compileall`.
-    https://docs.astral.sh/uv/reference/settings/#compile-bytecode
-    """
-    took_s, cpu_s, place = torch_import.idle_s, torch_import.cpu_s, torch_import.filesystem
-    if took_s < SLOW_IMPORT_S or cpu_s is None:
-        return
-    headline = f"`import torch` took {duration_text(took_s)}"
-    compiling = f"`{quote(python.executable)} -m compileall -q {quote(torch.path)}`"
-    if (is_remote(place) or place in _PARALLEL) and took_s - cpu_s > cpu_s:
-        yield warning(
-            "torch-import-slow",
-            f"{headline}, {duration_text(took_s - cpu_s)} of it waiting for files",
-            why=f"torch lies on {place}, where every file costs questions to a server; torchrun imports it, and then "
-            "each rank",
-            fix="`--start warm` imports it once on a node; an environment on a local disk, or in one file (image of a "
-            "container, squashfs), is read faster",
-            where=torch.path,
-        )
-    elif torch_import.bytecode == "missing":
-        reason = " (PYTHONDONTWRITEBYTECODE is set)" if environment.get("PYTHONDONTWRITEBYTECODE") else ""
-        yield warning(
-            "torch-import-slow",
-            f"{headline} and compiled every module, without keeping it{reason}",
-            why="torchrun and each rank do that anew",
-            fix=f"{compiling} keeps it",
-            where=torch.path,
-        )
-    elif torch_import.bytecode == "written" and host is not None and host.container:
-        yield warning(
-            "torch-import-slow",
-            f"{headline} and compiled every module",
-            why="no bytecode came with this container's image, so that each new container compiles them again",
-            fix=f"{compiling} where the image is built; uv does it with `uv pip install --compile-bytecode`",
-            where=torch.path,
-        )
 
 
 CHECKS = checks_in(globals(), "storage")

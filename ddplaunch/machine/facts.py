@@ -78,12 +78,7 @@ class PackageFacts:
 
 @dataclass(frozen=True)
 class TorchImport:
-    """torch as a child interpreter finds it by importing it (seconds; only ``doctor`` asks for it).
-
-    ``cpu_s`` is what the import computed, ``queued_s`` how long it waited for a CPU that others used; None where the
-    kernel does not tell. ``bytecode`` is "stored" if torch's modules were compiled before, "written" if this import
-    has compiled and stored them, "missing" if the next one has to compile them again. ``filesystem`` holds torch.
-    """
+    """torch as a child interpreter finds it by importing it (seconds; only ``doctor`` asks for it)."""
 
     import_s: float
     version: str
@@ -92,15 +87,6 @@ class TorchImport:
     cuda_error: str | None
     device_count: int
     arch_list: tuple[str, ...]
-    cpu_s: float | None = None
-    queued_s: float | None = None
-    bytecode: str | None = None
-    filesystem: str | None = None
-
-    @property
-    def idle_s(self) -> float:
-        """What the import would have taken on CPUs that nobody else uses, in seconds."""
-        return max(0.0, self.import_s - (self.queued_s or 0.0))
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from ddplaunch.machine import files
 from ddplaunch.machine.facts import TorchImport
-from ddplaunch.machine.paths import filesystem
 from ddplaunch.values import codec
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.variable_names import own_command
@@ -70,13 +66,11 @@ def _last_words(status: int, errors: bytes) -> str:
 
 def import_report() -> dict[str, Any]:
     """Import torch here and describe it in JSON's types; the child's whole work."""
-    began_s, cpu_s, queued_s = time.perf_counter(), time.thread_time(), _queued_s()
-    bytecode = _bytecode()
-    stored = bytecode is not None and bytecode.exists()
+    began_s = time.perf_counter()
     import torch
     import torch.distributed
 
-    import_s, cpu_s, until_s = time.perf_counter() - began_s, time.thread_time() - cpu_s, _queued_s()
+    import_s = time.perf_counter() - began_s
     available = torch.cuda.is_available()
     error = _cuda_error(torch)
     if error is None and not available:
@@ -89,26 +83,7 @@ def import_report() -> dict[str, Any]:
         "cuda_error": error,
         "device_count": torch.cuda.device_count(),
         "arch_list": list(torch.cuda.get_arch_list()),
-        "cpu_s": cpu_s,
-        "queued_s": None if queued_s is None or until_s is None else until_s - queued_s,
-        "bytecode": None if bytecode is None else "stored" if stored else "written" if bytecode.exists() else "missing",
-        "filesystem": filesystem(str(torch.__file__)),
     }
-
-
-def _bytecode() -> Path | None:
-    """Return where torch's first module is when it is compiled; None of a torch that is no file."""
-    spec = importlib.util.find_spec("torch")
-    return Path(spec.cached) if spec is not None and spec.cached else None
-
-
-def _queued_s() -> float | None:
-    """Return how long this thread waited for a CPU, in seconds.
-
-    The second number, in ns: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat
-    """
-    numbers = (files.read("/proc/thread-self/schedstat") or "").split()
-    return int(numbers[1]) / 1e9 if len(numbers) == 3 else None
 
 
 def _cuda_error(torch: Any) -> str | None:

@@ -114,25 +114,19 @@ def differing(*hosts: HostReport) -> Finding | None:
     return found[0] if found else None
 
 
-def test_packages_that_matter_are_named_first_and_can_be_installed() -> None:
+def test_packages_that_matter_are_named_first_and_a_host_that_has_all_is_copied() -> None:
     usual = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1", "zstandard": "2"}
     good = [packages(f"gpu-{name}", **usual) for name in "acd"]
-    one = differing(good[0], packages("gpu-b", **{**usual, "transformers": "4.44.0"}), *good[1:])
+    one = differing(packages("gpu-b", **{**usual, "transformers": "4.44.0"}), *good)
     assert one and one.what == "transformers is 4.44.0 on gpu-b, 4.46.1 on the others"
     assert one.severity is Severity.WARNING and one.where == ("gpu-b",)
-    assert one.fix == "`ssh gpu-b /opt/env/bin/python -m pip install transformers==4.46.1`"
+    python = "/opt/env/bin/python -m pip"
+    assert one.fix == f"`ssh gpu-a {python} freeze | ssh gpu-b {python} install -r /dev/stdin`"
     many = differing(*good, packages("gpu-b", attrs="0", numpy="1.9.0"), packages("gpu-e", **{**usual, "numpy": "1"}))
     assert many and many.what == (
         "numpy is 1.9.0 on gpu-b, 1 on gpu-e, 2.0.0 on the others; transformers is missing on gpu-b, 4.46.1 on the "
-        "others; attrs is 0 on gpu-b, 1 on the others; 1 more package differs"
+        "others; attrs is 0 on gpu-b, 1 on the others; and 1 more package"
     )
-    assert many.fix.endswith("zstandard==2`, and so on for gpu-e")
-
-
-def test_much_that_differs_is_copied_from_a_host_that_has_it() -> None:
-    usual = {f"package{number}": "1" for number in range(9)}
-    found = differing(packages("gpu-a", **usual), packages("gpu-b"), packages("gpu-c", **usual))
-    assert found and "`ssh gpu-a /opt/env/bin/python -m pip freeze | ssh gpu-b" in found.fix
 
 
 def test_two_hosts_that_differ() -> None:
@@ -145,13 +139,11 @@ def test_two_hosts_that_differ() -> None:
     [
         {"numpy": "2", "torch": "2", "pip": "1", "pytest_xdist": "3", "ddplaunch": "7"},  # tools, and other checks'
         {"numpy": "2", "torch": "2", "only_here": "1"},
-        {"numpy": "2", "torch": "3", "nvidia_cudnn_cu12": "9", "triton": "3"},  # come with another torch
+        {"numpy": "2", "nvidia_cudnn_cu12": "9", "triton": "3"},  # come with torch
     ],
 )
 def test_packages_that_are_of_no_matter(odd: dict[str, str]) -> None:
     usual = {"numpy": "2", "torch": "2", "pip": "24", "nvidia_cudnn_cu12": "8", "triton": "2"}
-    if odd["torch"] == "2":
-        odd = {**odd, "nvidia_cudnn_cu12": "8", "triton": "2"}
     assert differing(packages("a", **usual), packages("b", **usual), packages("c", **odd)) is None
 
 

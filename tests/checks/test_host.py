@@ -13,7 +13,7 @@ from ddplaunch.planning.launch import Launch, Placement, Target
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
-from tests.checks.healthy import FLAG, GIB, healthy_facts, healthy_launch, healthy_layout, healthy_network, topology
+from tests.checks.healthy import FLAG, GIB, healthy_facts, healthy_launch, healthy_network, topology
 
 MIB = 1024**2
 DOCKER = ShmFacts(64 * MIB, 64 * MIB)
@@ -126,42 +126,6 @@ def test_workers_of_bound_ranks_count_on_their_own_cpus() -> None:
     assert finding and finding.what == "3 DataLoader workers of a rank on the 1 CPU that it is bound to"
     easy = dataclasses.replace(launch(4, workers=2), placement=placement)
     assert found(CHECKS, "cpus-short", healthy_facts(cpu=CpuFacts(64, 64, None, 64)), easy) is None
-
-
-def test_ranks_share_cores() -> None:
-    bound = {"OMP_PROC_BIND": "close"}
-    finding = found(CHECKS, "ranks-share-cores", healthy_facts(environment=bound))
-    assert finding and finding.what == "OMP_PROC_BIND=close binds the threads of 8 ranks to the same CPUs"
-    assert finding.fix.startswith("`unset OMP_PROC_BIND`; `--placement cores`")
-    for environment, chosen in (
-        ({"OMP_PROC_BIND": "FALSE", "KMP_AFFINITY": "none"}, healthy_launch(8)),
-        (bound, healthy_launch(1)),
-        (bound, healthy_launch(8, placement=Placement(("0-7", "8-15"), apart=True))),
-    ):
-        assert found(CHECKS, "ranks-share-cores", healthy_facts(environment=environment), chosen) is None
-
-
-def test_ranks_share_cores_by_hyper_threads() -> None:
-    crowded, fits = healthy_launch(100, device=CPU), healthy_launch(64, device=CPU)
-    finding = found(CHECKS, "ranks-share-cores", None, crowded)
-    assert finding and finding.what == "100 ranks compute on 64 physical cores with 128 hyper-threads"
-    assert found(CHECKS, "ranks-share-cores", None, fits) is None
-    assert found(CHECKS, "ranks-share-cores", None, healthy_launch(100)) is None, "GPUs compute"
-
-
-def test_gpu_across_socket() -> None:
-    near, far = healthy_layout().nodes
-    layout = healthy_layout(nodes=(near, dataclasses.replace(far, cores=())))
-    facts = healthy_facts(cpu_layout=layout)
-    finding = found(CHECKS, "gpu-across-socket", facts)
-    assert finding and finding.what == ("GPUs 4-7 are on NUMA node 1, and the usable CPUs (0-31,64-95) are on node 0")
-    assert "--cpuset-cpus" in finding.fix
-    slurm = found(CHECKS, "gpu-across-socket", dataclasses.replace(facts, environment={"SLURM_JOB_ID": "7"}))
-    assert slurm and "--gres-flags=enforce-binding" in slurm.fix
-    assert found(CHECKS, "gpu-across-socket", facts, healthy_launch(4)) is None, "their GPUs are near"
-    assert found(CHECKS, "gpu-across-socket", facts, healthy_launch(8, device=CPU)) is None
-    unknown = healthy_layout(nodes=layout.nodes, gpu_nodes={})
-    assert found(CHECKS, "gpu-across-socket", healthy_facts(cpu_layout=unknown)) is None
 
 
 def test_container_cpu_quota() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.storage import CHECKS, is_remote
-from ddplaunch.machine.facts import Facts, HostFacts, PathFact
+from ddplaunch.machine.facts import Facts, PathFact
 from ddplaunch.machine.paths import Role, begin_looks
 from ddplaunch.values.finding import Finding, Severity
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
-from tests.checks.healthy import GIB, healthy_facts, healthy_torch_import
+from tests.checks.healthy import GIB, healthy_facts
 
 MIB = 1024**2
 GOOD = PathFact("/data/my text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4")
@@ -25,13 +25,6 @@ def data(**replace: Any) -> Facts:
 
 def output(**replace: Any) -> Facts:
     return healthy_facts(output_paths=(dataclasses.replace(GOOD, **replace),))
-
-
-def imported(environment: dict[str, str] | None = None, container: str | None = None, **replace: Any) -> Facts:
-    facts = healthy_facts(torch_import=healthy_torch_import(**{"import_s": 12.0, "cpu_s": 1.4, **replace}))
-    assert isinstance(facts.host, HostFacts) and isinstance(facts.environment, dict)
-    host = dataclasses.replace(facts.host, container=container)
-    return dataclasses.replace(facts, host=host, environment={**facts.environment, **(environment or {})})
 
 
 FIRES = [
@@ -49,26 +42,8 @@ FIRES = [
     ("disk-nearly-full", output(free_bytes=15 * GIB), Severity.WARNING, "15 GiB of 1000 GiB free"),
     ("output-inodes", output(free_inodes=12), Severity.WARNING, "12 inodes free"),
     ("output-inodes", output(free_inodes=0), Severity.ERROR, "0 inodes free"),
-    ("torch-import-slow", imported(filesystem="nfs4"), Severity.WARNING, "took 12 s, 11 s of it waiting for files"),
-    ("torch-import-slow", imported(filesystem="lustre", bytecode="missing"), Severity.WARNING, "waiting for files"),
-    ("torch-import-slow", imported(filesystem="fuse.sshfs", queued_s=5.0), Severity.WARNING, "took 7.0 s, 5.6 s of it"),
-    ("torch-import-slow", imported(cpu_s=11.0, bytecode="missing"), Severity.WARNING, "without keeping it"),
-    (
-        "torch-import-slow",
-        imported({"PYTHONDONTWRITEBYTECODE": "1"}, cpu_s=11.0, bytecode="missing", filesystem="nfs4"),
-        Severity.WARNING,
-        "without keeping it (PYTHONDONTWRITEBYTECODE is set)",
-    ),
-    ("torch-import-slow", imported(container="docker", bytecode="written"), Severity.WARNING, "compiled every module"),
 ]
 SILENT = [
-    ("torch-import-slow", imported(import_s=3.9, filesystem="nfs4")),
-    ("torch-import-slow", imported(filesystem="nfs4", queued_s=8.5)),  # the CPUs are busy
-    ("torch-import-slow", imported(filesystem="nfs4", cpu_s=11.0)),  # the CPU is slow
-    ("torch-import-slow", imported(filesystem="nfs4", cpu_s=None)),  # of an older ddplaunch
-    ("torch-import-slow", imported(filesystem="ext4", bytecode="stored")),  # the first read of a local disk
-    ("torch-import-slow", imported(filesystem="ext4", bytecode="written")),  # the next import is quicker
-    ("torch-import-slow", imported(import_s=3.0, bytecode="missing")),
     ("data-missing", data()),
     ("data-unreadable", data(kind="missing", readable=False)),
     ("data-unreadable", data(kind="unreachable", readable=False)),

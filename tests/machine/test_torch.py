@@ -10,7 +10,6 @@ import pytest
 
 from ddplaunch.machine import torch_child
 from ddplaunch.machine.facts import TorchFacts, TorchImport
-from ddplaunch.machine.paths import filesystem
 from ddplaunch.machine.software import probe_torch, torchrun_flags
 from ddplaunch.values.resolved import Unavailable
 from tests.agent.guarded import runs, until
@@ -92,30 +91,6 @@ def test_the_installed_torch_imports() -> None:
     assert found.cuda_available is (found.cuda_error is None)
     if facts.cuda is None and facts.hip is None:
         assert found.cuda_error == "Torch not compiled with CUDA enabled"
-
-
-QUIET_CUDA = """
-def is_available(): return False
-def init(): raise RuntimeError("Torch not compiled with CUDA enabled")
-def device_count(): return 0
-def get_arch_list(): return []
-"""
-NO_BACKENDS = "def is_nccl_available(): return False\n"
-
-
-def test_how_an_import_went_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    init = "import time\nimport torch.cuda\nfrom torch.version import __version__\ntime.sleep(0.4)\n"
-    fake_torch(tmp_path, VERSION, monkeypatch, init)
-    (tmp_path / "torch/cuda.py").write_text(QUIET_CUDA)
-    (tmp_path / "torch/distributed/__init__.py").write_text(NO_BACKENDS)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    for forbidden, bytecode in (("1", "missing"), ("1", "missing"), ("", "written"), ("", "stored")):
-        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", forbidden)  # empty, it forbids nothing
-        found = torch_child.finish(torch_child.start_import(), 60)
-        assert isinstance(found, TorchImport)
-        assert found.bytecode == bytecode and found.filesystem == filesystem(str(tmp_path))
-        assert found.cpu_s is not None and found.import_s - found.cpu_s > 0.3 and found.queued_s is not None
-        assert 0.3 < found.idle_s <= found.import_s
 
 
 def child_with(folder: Path, init: str, monkeypatch: pytest.MonkeyPatch, hangs_at: Path | None = None) -> Unavailable:
