@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddplaunch.machine.facts import Facts
+from ddplaunch.machine.facts import Facts, NvmlFacts
+from ddplaunch.planning.gpus import VisibleGpu, VisibleGpus, exported, shown, visible
 from ddplaunch.planning.launch import Launch
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.values.words import listed
 
 if TYPE_CHECKING:
@@ -22,8 +23,59 @@ if TYPE_CHECKING:
 CheckFunction = Callable[..., Iterable[Finding]]
 Findings = Iterator[Finding]  # what a check yields
 Status = Literal["passed", "found", "skipped", "crashed"]
-PARAMETERS = frozenset({"launch", "script", *(field.name for field in fields(Facts))})
+PARAMETERS = frozenset({"launch", "script", "gpus", *(field.name for field in fields(Facts))})
+_DECIDED_BY_US = ("default", "detected", "computed")
 _MEASURED = frozenset({"hosts", "comm", "samples"})  # reports of all hosts; what was measured between them, or of ranks
+
+
+@dataclass(frozen=True)
+class LaunchGpus:
+    """The GPUs of this machine as the ranks of ``launch`` get them; without one, as any program in ``environment``."""
+
+    nvml: NvmlFacts
+    environment: Mapping[str, str]
+    launch: Launch | None
+
+    @property
+    def seen(self) -> VisibleGpus:
+        """Those that CUDA shows to the ranks; without a CUDA launch, to any program."""
+        values: dict[str, str | None] = dict(self.environment)
+        # A launch on the CPU hides all GPUs, so only the user's own variables count there.
+        if self.launch is not None and self.launch.device.value == "cuda":
+            values |= {variable.name: variable.value for variable in self.launch.environment}
+        if self.nvml.vendor == "amd":
+            set_values = {name: value for name, value in values.items() if value is not None}
+            return shown(self.nvml, exported(set_values, (), self.nvml))
+        return visible(self.nvml, values.get("CUDA_VISIBLE_DEVICES"), values.get("CUDA_DEVICE_ORDER"))
+
+    @property
+    def visible(self) -> tuple[VisibleGpu, ...]:
+        """Those that the ranks see on this node; without a launch, all GPUs of the machine."""
+        if self.launch is None:
+            return tuple(VisibleGpu(str(gpu.index), gpu) for gpu in self.nvml.gpus)
+        return () if self.launch.device.value == "cpu" else self.seen.entries
+
+    @property
+    def used(self) -> tuple[VisibleGpu, ...]:
+        """Those of ``visible`` that the launch has ranks for."""
+        return self.visible[: self.launch.topology.nproc_per_node.value if self.launch else None]
+
+    @property
+    def cpu_chosen(self) -> bool:
+        """As ``cpu_was_chosen``."""
+        return cpu_was_chosen(self.environment, self.launch)
+
+
+def cpu_was_chosen(environment: Mapping[str, str], launch: Launch | None) -> bool:
+    """Whether the user decided against GPUs: with ``--device cpu`` or by hiding them all.
+
+    A launch that fell back to the CPU because no GPU was found does not count.
+    """
+    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return launch is None or launch.device.value == "cpu"
+    if launch is None or launch.device.value != "cpu":
+        return False
+    return launch.device.source.kind not in _DECIDED_BY_US
 
 
 @dataclass(frozen=True)
@@ -94,9 +146,11 @@ def checks_in(
 
 
 def available(facts: Facts, launch: Launch | Unavailable, script: ScriptReport | Unavailable) -> dict[str, Any]:
-    """Return every value that a check may name as a parameter: the fields of ``Facts``, ``launch``, ``script``."""
+    """Return every value that a check may name: the fields of ``Facts``, ``gpus``, ``launch``, ``script``."""
     values = {field.name: getattr(facts, field.name) for field in fields(facts)}
-    return {**values, "launch": launch, "script": script}
+    nvml = facts.nvml
+    gpus = nvml if isinstance(nvml, Unavailable) else LaunchGpus(nvml, facts.environment, known(launch, None))
+    return {**values, "gpus": gpus, "launch": launch, "script": script}
 
 
 def run_check(check: Check, values: dict[str, Any], ignore: Collection[str] = ()) -> CheckOutcome:

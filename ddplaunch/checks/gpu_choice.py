@@ -1,58 +1,19 @@
-"""Checks of which GPUs the ranks get: number, names in CUDA_VISIBLE_DEVICES, MIG and models.
-
-The functions in front of the checks say which GPUs a launch uses, so that all GPU checks look at these only.
-"""
+"""Checks of which GPUs the ranks get: number, names in CUDA_VISIBLE_DEVICES, MIG and models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from ddplaunch.checks.check import Findings, checks_in
+from ddplaunch.checks.check import Findings, LaunchGpus, checks_in
 from ddplaunch.checks.known_variables import Setting, as_ranks_get_it
-from ddplaunch.machine.facts import Gpu, NvidiaFacts, NvmlFacts, TorchFacts
-from ddplaunch.planning.gpus import HIP_VISIBLE, SHELL, VisibleGpu, VisibleGpus, exported, shown, visible
+from ddplaunch.machine.facts import NvidiaFacts, NvmlFacts, TorchFacts
+from ddplaunch.planning.gpus import HIP_VISIBLE, SHELL, VisibleGpu
 from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count, size_text
+from ddplaunch.values.words import count
 
 _NAME = "CUDA_VISIBLE_DEVICES"
-_DECIDED_BY_US = ("default", "detected", "computed")
-
-
-def cpu_was_chosen(environment: Mapping[str, str], launch: Launch | None) -> bool:
-    """Whether the user decided against GPUs: with ``--device cpu`` or by hiding them all.
-
-    A launch that fell back to the CPU because no GPU was found does not count.
-    """
-    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return launch is None or launch.device.value == "cpu"
-    if launch is None or launch.device.value != "cpu":
-        return False
-    return launch.device.source.kind not in _DECIDED_BY_US
-
-
-def seen_by_ranks(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> VisibleGpus:
-    """Return the GPUs that CUDA shows to the ranks; without a CUDA launch, to any program in ``environment``."""
-    values: dict[str, str | None] = dict(environment)
-    # A launch on the CPU hides all GPUs, so only the user's own variables count there.
-    if launch is not None and launch.device.value == "cuda":
-        values |= {variable.name: variable.value for variable in launch.environment}
-    if nvml.vendor == "amd":
-        return shown(nvml, exported({name: value for name, value in values.items() if value is not None}, (), nvml))
-    return visible(nvml, values.get("CUDA_VISIBLE_DEVICES"), values.get("CUDA_DEVICE_ORDER"))
-
-
-def visible_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> tuple[VisibleGpu, ...]:
-    """Return the GPUs that this launch's ranks see on this node; without a launch, all GPUs of the machine."""
-    if launch is None:
-        return tuple(VisibleGpu(str(gpu.index), gpu) for gpu in nvml.gpus)
-    return () if launch.device.value == "cpu" else seen_by_ranks(nvml, environment, launch).entries
-
-
-def used_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> tuple[VisibleGpu, ...]:
-    """Return those of ``visible_gpus`` that the launch has ranks for."""
-    return visible_gpus(nvml, environment, launch)[: launch.topology.nproc_per_node.value if launch else None]
 
 
 def present_gpus(nvidia: NvidiaFacts | None, nvml: NvmlFacts | None) -> int:
@@ -82,14 +43,14 @@ def choice(entries: Iterable[VisibleGpu]) -> str:
     return ",".join(entry.uuid if entry.mig else str(entry.gpu.index) for entry in entries)
 
 
-def showing(environment: Mapping[str, str], launch: Launch | None) -> Setting:
-    """Return CUDA_VISIBLE_DEVICES as the ranks get it; without a CUDA launch, as ``environment`` has it.
+def _showing(gpus: LaunchGpus) -> Setting:
+    """Return CUDA_VISIBLE_DEVICES as the ranks get it; without a CUDA launch, as the environment has it.
 
     On AMD's GPUs it is HIP_VISIBLE_DEVICES where that is set.
     """
-    on_gpus = launch if launch is not None and launch.device.value == "cuda" else None
-    variable = as_ranks_get_it(HIP_VISIBLE, environment, on_gpus) or as_ranks_get_it(_NAME, environment, on_gpus)
-    return variable or Setting(_NAME, "", SHELL)
+    launch = gpus.launch if gpus.launch is not None and gpus.launch.device.value == "cuda" else None
+    settings = (as_ranks_get_it(name, gpus.environment, launch) for name in (HIP_VISIBLE, _NAME))
+    return next(filter(None, settings), Setting(_NAME, "", SHELL))
 
 
 def _hides(setting: Setting, launch: Launch) -> str:
@@ -113,11 +74,9 @@ def _more(setting: Setting, processes: int = 0) -> str:
 
 
 _DUPLICATE = " (duplicate)"
-# Two GPUs of one model may differ by a few MiB, because of ECC or memory that the firmware reserves.
-_SAME_MEMORY_SHARE = 0.05
 
 
-def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Findings:
+def more_processes_than_gpus(gpus: LaunchGpus, launch: Launch) -> Findings:
     """More processes than visible GPUs.
 
     Each rank takes the GPU of its LOCAL_RANK. A rank without one fails with "invalid device ordinal"; two ranks on one
@@ -125,21 +84,21 @@ def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mappi
     """
     if launch.device.value != "cuda":
         return
-    seen = seen_by_ranks(nvml, environment, launch)
-    processes, gpus = launch.topology.nproc_per_node.value, len(seen.entries)
+    seen, present = gpus.seen, len(gpus.nvml.gpus)
+    processes, number = launch.topology.nproc_per_node.value, len(seen.entries)
     split = any(entry.mig for entry in seen.entries)  # mig-one-per-process
-    if not gpus or processes <= gpus or seen.unknown or split:
+    if not number or processes <= number or seen.unknown or split:
         return
     nodes = launch.topology.nnodes.value
-    fewer = f"{gpus}" if nodes == 1 else f"{nodes}x{gpus}"
-    hidden = len(nvml.gpus) - gpus
-    setting = showing(environment, launch)
-    more = f" ({_hides(setting, launch)} {hidden} of {len(nvml.gpus)})" if hidden > 0 else ""
-    enough = f", {_more(setting, processes)}" if len(nvml.gpus) >= processes else ""
+    fewer = f"{number}" if nodes == 1 else f"{nodes}x{number}"
+    hidden = present - number
+    setting = _showing(gpus)
+    more = f" ({_hides(setting, launch)} {hidden} of {present})" if hidden > 0 else ""
+    enough = f", {_more(setting, processes)}" if present >= processes else ""
     yield error(
         "more-processes-than-gpus",
-        f"{count(processes, 'process')} per node, but {count(gpus, 'GPU')} visible{more}",
-        why=f"local rank {gpus} would have no GPU of its own; NCCL refuses two ranks on one GPU",
+        f"{count(processes, 'process')} per node, but {count(number, 'GPU')} visible{more}",
+        why=f"local rank {number} would have no GPU of its own; NCCL refuses two ranks on one GPU",
         fix=f"`ddplaunch run {fewer} …`{enough}, or `--device cpu` for all {processes}",
         where=str(launch.topology.nproc_per_node.source),
     )
@@ -147,8 +106,7 @@ def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mappi
 
 def no_gpu_for_cuda(
     launch: Launch,
-    environment: Mapping[str, str],
-    nvml: NvmlFacts | Unavailable,
+    gpus: LaunchGpus | Unavailable,
     torch: TorchFacts | None = None,
     nvidia: NvidiaFacts | None = None,
 ) -> Findings:
@@ -161,24 +119,23 @@ def no_gpu_for_cuda(
         return
     why = 'every rank would fail with "No CUDA GPUs are available"'
     fix = "start it on a machine with a GPU, or add `--device cpu`"
-    if isinstance(nvml, Unavailable):
+    if isinstance(gpus, Unavailable):
         if nvidia is None or not nvidia.device_nodes:  # with device nodes CUDA may work without NVML
-            yield error("no-gpu-for-cuda", f"this launch needs CUDA, but {nvml.reason}", why=why, fix=fix)
+            yield error("no-gpu-for-cuda", f"this launch needs CUDA, but {gpus.reason}", why=why, fix=fix)
         return
-    gpus = seen_by_ranks(nvml, environment, launch)
-    if gpus.entries or gpus.unknown:
+    if gpus.seen.entries or gpus.seen.unknown:
         return
-    if nvml.gpus:
-        setting = showing(environment, launch)
+    if gpus.nvml.gpus:
+        setting = _showing(gpus)
         hides = f"{setting.name}={setting.value!r} from {setting.where} hides"
-        what = f"this launch needs CUDA, but {hides} all {count(len(nvml.gpus), 'GPU')}"
+        what = f"this launch needs CUDA, but {hides} all {count(len(gpus.nvml.gpus), 'GPU')}"
         fix = f"{_more(setting)}, or add `--device cpu`"
     else:
         what = "this launch needs CUDA, but this machine has no NVIDIA GPU"
     yield error("no-gpu-for-cuda", what, why=why, fix=fix, where=str(launch.device.source))
 
 
-def visible_devices_unknown(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def visible_devices_unknown(gpus: LaunchGpus) -> Findings:
     """CUDA_VISIBLE_DEVICES names a GPU that does not exist.
 
     CUDA reads the list from the left and stops at the first entry that names no device: an index that is too high, a
@@ -186,37 +143,37 @@ def visible_devices_unknown(nvml: NvmlFacts, environment: Mapping[str, str], lau
     Inside a container or a Slurm step, indices start again at 0. Remedy: `unset CUDA_VISIBLE_DEVICES`, or names from
     `nvidia-smi -L`.
     """
-    if cpu_was_chosen(environment, launch):
+    if gpus.cpu_chosen:
         return
-    gpus = seen_by_ranks(nvml, environment, launch)
-    bad = [text for text in gpus.unknown if not text.endswith(_DUPLICATE)]
+    seen, present = gpus.seen, len(gpus.nvml.gpus)
+    bad = [text for text in seen.unknown if not text.endswith(_DUPLICATE)]
     if not bad:
         return
-    usable = choice(gpus.entries)
-    remaining = f"{count(len(gpus.entries), 'GPU')} of {len(nvml.gpus)} would be visible"
-    unread = f" and does not read `{','.join(gpus.unread)}` behind it" if gpus.unread else ""
-    existing = f"0 to {len(nvml.gpus) - 1}" if nvml.gpus else "none"
-    setting = showing(environment, launch)
+    usable = choice(seen.entries)
+    remaining = f"{count(len(seen.entries), 'GPU')} of {present} would be visible"
+    unread = f" and does not read `{','.join(seen.unread)}` behind it" if seen.unread else ""
+    existing = f"0 to {present - 1}" if present else "none"
+    setting = _showing(gpus)
     word = f"export {setting.name}=" if setting.where == SHELL else "--gpus "
     narrowed = f", `{word}{usable}` to keep what works" if usable else ""
     yield error(
         "visible-devices-unknown",
         f"{setting.name} names `{bad[0]}`, which does not exist (GPUs here: {existing}); {remaining}",
         why=f"CUDA stops at the first entry that names no device{unread}",
-        fix=f"{_more(setting)}{narrowed}; `{'rocminfo' if nvml.vendor == 'amd' else 'nvidia-smi -L'}` lists names",
+        fix=f"{_more(setting)}{narrowed}; `{'rocminfo' if gpus.nvml.vendor == 'amd' else 'nvidia-smi -L'}` lists names",
         where=f"{setting.typed} from {setting.where}",
     )
 
 
-def duplicate_gpu(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def duplicate_gpu(gpus: LaunchGpus) -> Findings:
     """CUDA_VISIBLE_DEVICES names one GPU twice.
 
     CUDA then shows no device at all, whatever else is in the list. Remedy: each GPU once.
     """
-    if cpu_was_chosen(environment, launch):
+    if gpus.cpu_chosen:
         return
-    setting = showing(environment, launch)
-    for text in seen_by_ranks(nvml, environment, launch).unknown:
+    setting = _showing(gpus)
+    for text in gpus.seen.unknown:
         if text.endswith(_DUPLICATE):
             yield error(
                 "duplicate-gpu",
@@ -227,7 +184,7 @@ def duplicate_gpu(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launc
             )
 
 
-def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Findings:
+def mig_one_per_process(gpus: LaunchGpus, launch: Launch) -> Findings:
     """Several processes over MIG instances.
 
     A CUDA process uses only the first visible MIG instance, so all ranks of a launch land on the same one; and NCCL
@@ -237,11 +194,11 @@ def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[st
     processes = launch.topology.nproc_per_node.value
     if launch.device.value != "cuda" or processes == 1:
         return
-    split = [entry for entry in seen_by_ranks(nvml, environment, launch).entries if entry.mig]
+    split = [entry for entry in gpus.seen.entries if entry.mig]
     if not split:
         return
-    gpus = ",".join(str(gpu.index) for gpu in nvml.gpus if gpu.mig_enabled is True)
-    off = f"`sudo nvidia-smi -i {gpus} -mig 0` while nothing runs there"
+    split_gpus = ",".join(str(gpu.index) for gpu in gpus.nvml.gpus if gpu.mig_enabled is True)
+    off = f"`sudo nvidia-smi -i {split_gpus} -mig 0` while nothing runs there"
     yield error(
         "mig-one-per-process",
         f"{processes} processes, but MIG shows all of them the same instance, {split[0].uuid}",
@@ -251,45 +208,25 @@ def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[st
     )
 
 
-def gpu_mixed_models(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
-    """The GPUs of the launch differ in model or memory size.
+def gpu_mixed_models(gpus: LaunchGpus) -> Findings:
+    """The GPUs of the launch are of different models.
 
     Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, the smallest memory the
     batch. `doctor` without a launch looks at all GPUs of the machine. Remedy: GPUs of one model, with `--gpus`.
     """
-    used = [entry for entry in used_gpus(nvml, environment, launch) if entry.gpu.fault is None]
-    groups: list[list[VisibleGpu]] = []
-    for entry in used:
-        same = next((group for group in groups if _alike(group[0].gpu, entry.gpu)), None)
-        if same is None:
-            groups.append([entry])
-        else:
-            same.append(entry)
-    if len(groups) < 2:
-        return
-    largest = max(groups, key=len)
-    models = ", ".join(f"{len(group)} × {_model(group[0].gpu)}" for group in groups)
-    yield warning(
-        "gpu-mixed-models",
-        f"the GPUs differ: {models}",
-        why="every step waits for the slowest GPU, and the smallest memory limits the batch of all",
-        fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest)} …` for one model only",
-        where=tuple(f"GPU {indices(group)}: {_model(group[0].gpu)}" for group in groups),
-    )
-
-
-def _alike(one: Gpu, other: Gpu) -> bool:
-    first, second = one.memory_total_bytes, other.memory_total_bytes
-    if one.name != other.name:
-        return False
-    if isinstance(first, Unavailable) or isinstance(second, Unavailable):
-        return True
-    return abs(first - second) <= _SAME_MEMORY_SHARE * max(first, second)
-
-
-def _model(gpu: Gpu) -> str:
-    memory = gpu.memory_total_bytes
-    return gpu.name if isinstance(memory, Unavailable) else f"{gpu.name} ({size_text(memory)})"
+    models: dict[str, list[VisibleGpu]] = {}
+    for entry in gpus.used:
+        if entry.gpu.fault is None:
+            models.setdefault(entry.gpu.name, []).append(entry)
+    if len(models) > 1:
+        largest = max(models.values(), key=len)
+        yield warning(
+            "gpu-mixed-models",
+            f"the GPUs differ: {', '.join(f'{len(entries)} × {name}' for name, entries in models.items())}",
+            why="every step waits for the slowest GPU, and the smallest memory limits the batch of all",
+            fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest)} …` for one model only",
+            where=tuple(f"GPU {indices(entries)}: {name}" for name, entries in models.items()),
+        )
 
 
 CHECKS = checks_in(globals(), "gpu")

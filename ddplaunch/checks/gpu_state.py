@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from ddplaunch.checks.check import Findings, checks_in
-from ddplaunch.checks.gpu_choice import choice, cpu_was_chosen, gpu_word, indices, used_gpus, visible_gpus
+from ddplaunch.checks.check import Findings, LaunchGpus, checks_in, cpu_was_chosen
+from ddplaunch.checks.gpu_choice import choice, gpu_word, indices
 from ddplaunch.machine.facts import Gpu, GpuProcess, HostFacts, NvidiaFacts, NvmlFacts
 from ddplaunch.planning.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
 from ddplaunch.planning.launch import Launch
@@ -19,9 +19,7 @@ _SERIOUS_SHARE = 0.1
 _RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or restart the machine"
 
 
-def gpu_busy(
-    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None, host: HostFacts | None = None
-) -> Findings:
+def gpu_busy(gpus: LaunchGpus, host: HostFacts | None = None) -> Findings:
     """Another process holds memory of a GPU that the launch would use.
 
     Two jobs on one GPU run out of memory or halve each other's speed, and a data-parallel job waits for its slowest
@@ -29,7 +27,7 @@ def gpu_busy(
     holds a tenth of the memory or an orphan holds any. Remedy: `--gpus free:N`, which picks idle GPUs, or
     `ddplaunch clean` for orphans.
     """
-    used = used_gpus(nvml, environment, launch)
+    used = gpus.used
     busy = [(entry, words) for entry in used if (words := _holders(entry))]
     if not busy:
         return
@@ -38,9 +36,9 @@ def gpu_busy(
         process.pid: process.user for entry in entries for process in known(entry.gpu.processes, ()) if process.orphan
     }
     serious = bool(orphans) or any(_share_held(entry.gpu) >= _SERIOUS_SHARE for entry in entries)
-    visible = visible_gpus(nvml, environment, launch)
+    visible = gpus.visible
     idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in visible)
-    number = min(idle, launch.topology.nproc_per_node.value) if launch else idle
+    number = min(idle, gpus.launch.topology.nproc_per_node.value) if gpus.launch else idle
     fix = f"use idle GPUs with `ddplaunch run {number} --gpus free:{number} …`, or wait"
     if not idle:
         fix = "all GPUs are in use; wait or free one"
@@ -57,14 +55,14 @@ def gpu_busy(
     )
 
 
-def gpu_exclusive_mode(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def gpu_exclusive_mode(gpus: LaunchGpus) -> Findings:
     """The compute mode of a GPU keeps processes out.
 
     In mode "prohibited" no CUDA program may use the GPU. In an exclusive mode one process may, and the next one gets
     "CUDA-capable device(s) is/are busy or unavailable". Administrators set these modes. Remedy: other GPUs, or
     `sudo nvidia-smi -c DEFAULT`.
     """
-    for entry in used_gpus(nvml, environment, launch):
+    for entry in gpus.used:
         mode, processes = known(entry.gpu.compute_mode, "not known"), known(entry.gpu.processes, ())
         if mode == "prohibited":
             what = f"{gpu_word(entry)} is in compute mode prohibited"
@@ -121,36 +119,37 @@ def _process(process: GpuProcess) -> str:
     return " ".join(words) + (f" ({', '.join(details)})" if details else "")
 
 
-def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def gpu_lost(gpus: LaunchGpus) -> Findings:
     """A GPU does not answer any more.
 
     It fell off the bus (Xid 79) or needs a reset, because of overheating, power or hardware. CUDA opens every visible
     GPU when it starts, so ranks on the other GPUs fail too. Remedy: restart the machine; until then leave the GPU out
     with `--gpus`.
     """
-    visible = visible_gpus(nvml, environment, launch)
+    visible = gpus.visible
     lost = [entry for entry in visible if entry.gpu.fault is not None]
     well = [entry for entry in visible if entry.gpu.fault is None]
     if not lost:
         return
+    verb = "does" if len(lost) == 1 else "do"
     rest = f"; meanwhile `ddplaunch run {len(well)} --gpus {choice(well)} …`" if well else ""
     yield error(
         "gpu-lost",
-        f"{_listed(lost)} of {len(nvml.gpus)} {'does' if len(lost) == 1 else 'do'} not answer: {lost[0].gpu.fault}",
+        f"{_listed(lost)} of {len(gpus.nvml.gpus)} {verb} not answer: {lost[0].gpu.fault}",
         why="CUDA opens every visible GPU when it starts and fails at one that does not answer",
         fix=f"`sudo dmesg | grep -i xid` names the cause; restart the machine{rest}",
         where=tuple(f"{gpu_word(entry)}: {entry.gpu.fault}" for entry in lost),
     )
 
 
-def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def gpu_ecc_errors(gpus: LaunchGpus) -> Findings:
     """A GPU had uncorrectable memory errors since its driver was loaded.
 
     The process that hits such an error is ended (Xid 48, 63, 64 or 95). The driver takes the bad memory out of use, but
     a GPU that had one error tends to have another, which would end a long training. Remedy: reset the GPU.
     https://docs.nvidia.com/deploy/gpu-debug-guidelines/
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: known(gpu.ecc_uncorrected, 0) > 0)
+    bad = _with(gpus.used, lambda gpu: known(gpu.ecc_uncorrected, 0) > 0)
     errors = count(sum(known(entry.gpu.ecc_uncorrected, 0) for entry in bad), "uncorrectable ECC error")
     yield from _of_gpus(
         warning,
@@ -162,40 +161,40 @@ def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Laun
     )
 
 
-def gpu_remap_pending(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def gpu_remap_pending(gpus: LaunchGpus) -> Findings:
     """A GPU waits for a reset to replace bad rows of its memory.
 
     Row remapping replaces a defective row by a spare one, but only when the GPU is reset. Remedy: reset the GPU.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_pending is True)
+    bad = _with(gpus.used, lambda gpu: gpu.remap_pending is True)
     what = ": a defective memory row will be replaced at the next reset"
     why = "the defective row stays in place until then"
     yield from _of_gpus(warning, "gpu-remap-pending", dict.fromkeys(bad, ""), what, why, _RESET)
 
 
-def gpu_remap_failed(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def gpu_remap_failed(gpus: LaunchGpus) -> Findings:
     """A GPU could not replace bad rows of its memory.
 
     It has no spare rows left, which is NVIDIA's criterion for replacing the GPU. The next memory error ends the
     process that runs there. Remedy: leave the GPU out with `--gpus`, and have it replaced.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_failed is True)
+    bad = _with(gpus.used, lambda gpu: gpu.remap_failed is True)
     what = ": remapping a defective memory row failed"
     why = "no spare row is left, and the next uncorrectable error ends the training"
     fix = "leave it out with `--gpus`, and have the GPU replaced"
     yield from _of_gpus(error, "gpu-remap-failed", dict.fromkeys(bad, ""), what, why, fix)
 
 
-def gpu_recovery_needed(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def gpu_recovery_needed(gpus: LaunchGpus) -> Findings:
     """The driver asks for a recovery action on a GPU.
 
     After an error the driver says how to bring the GPU back: a reset, a restart of the machine, or draining the
     peer-to-peer traffic. Until then, work on the GPU fails or hangs. `nvidia-smi -q` shows it as "GPU Recovery
     Action". Remedy: that action.
     """
-    actions = [(entry, known(entry.gpu.recovery_action, "none")) for entry in used_gpus(nvml, environment, launch)]
+    actions = [(entry, known(entry.gpu.recovery_action, "none")) for entry in gpus.used]
     bad = {entry: action for entry, action in actions if action != "none"}
     what = f": the driver asks for the recovery action {next(iter(bad.values()), '')}"
     why = "after a hardware error, work on it fails or hangs until this is done"
@@ -203,13 +202,13 @@ def gpu_recovery_needed(nvml: NvmlFacts, environment: Mapping[str, str], launch:
     yield from _of_gpus(error, "gpu-recovery-needed", bad, what, why, fix)
 
 
-def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
+def gpu_throttled(gpus: LaunchGpus) -> Findings:
     """Heat or the power supply slows a GPU down.
 
     The hardware lowers the clocks to protect itself. Every rank waits for the slowest, so one hot GPU slows the whole
     job. Idle GPUs and GPUs at their power limit are healthy and not reported. Remedy: cooling or power.
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(known(gpu.throttle_reasons, ())))
+    bad = _with(gpus.used, lambda gpu: bool(known(gpu.throttle_reasons, ())))
     reasons = {entry: _throttle(entry.gpu) for entry in bad}
     fix = "cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {}` says which"
     what = f" throttled: {next(iter(reasons.values()), '')}"

@@ -6,18 +6,17 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.checks.check import Findings, checks_in
-from ddplaunch.checks.gpu_choice import cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
+from ddplaunch.checks.check import Findings, LaunchGpus, checks_in, cpu_was_chosen
+from ddplaunch.checks.gpu_choice import gpu_word, present_gpus
 from ddplaunch.machine.facts import NOT_ASKED, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
 from ddplaunch.planning.launch import Launch
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count
 
 _OLDEST = (2, 4)
 _SELECTOR = "https://pytorch.org/get-started/locally"
 _FIRST_COMPATIBLE_MAJOR = 11
-_KINDS = {"cu": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
 #: The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
@@ -119,35 +118,6 @@ def torch_import_failed(torch: TorchFacts, torch_import: TorchImport | Unavailab
         )
 
 
-def torchvision_mismatch(python: PythonFacts, torch: TorchFacts) -> Findings:
-    """torchvision was built for another torch than the one that is installed.
-
-    Its compiled part then does not load, and `import torchvision` ends with "operator torchvision::nms does not exist",
-    or only its functions for GPUs are missing. Every release asks for exactly one torch, and builds for CUDA, ROCm and
-    the CPU belong to the torch of the same kind. Remedy: install the two together, from one index.
-    https://github.com/pytorch/vision#installation
-    """
-    if torch.torchvision is None:
-        return
-    torch_version, torch_needed = torch.version.partition("+")[0], torch.torchvision_for
-    build = re.search(r"\+(cpu|cu(?=\d)|rocm)", torch.torchvision)
-    kind = "cu" if torch.cuda else "rocm" if torch.hip else "cpu"
-    if torch_needed is not None and torch_needed != torch_version:
-        why = f"it asks for torch {torch_needed}"
-    elif build is not None and build[1] != kind:
-        why = f"one is built for {_KINDS[build[1]]}, the other for {_KINDS[kind]}"
-    else:
-        return
-    yield warning(
-        "torchvision-mismatch",
-        f"torchvision {torch.torchvision} does not fit torch {torch.version}",
-        why=f"{why}: what is compiled in it may not load (`operator torchvision::nms does not exist`)",
-        fix=f"install both with one command of {_SELECTOR}, after "
-        f"`{shlex.quote(python.executable)} -m pip uninstall -y torch torchvision`",
-        where=torch.path,
-    )
-
-
 def torch_cpu_build_on_gpu_machine(
     torch: TorchFacts,
     environment: Mapping[str, str],
@@ -179,42 +149,30 @@ def _wrong_build(code: str, torch: TorchFacts, python: PythonFacts, what: str, w
     return error(code, f"torch {torch.version} {what}", why=why, fix=f"{fix}add `--device cpu`", where=torch.path)
 
 
-def torch_for_other_gpus(
-    torch: TorchFacts,
-    environment: Mapping[str, str],
-    python: PythonFacts,
-    nvml: NvmlFacts,
-    launch: Launch | None = None,
-) -> Findings:
+def torch_for_other_gpus(torch: TorchFacts, python: PythonFacts, gpus: LaunchGpus) -> Findings:
     """torch is built for the GPUs of another maker than this machine's.
 
     `pip install torch` brings a build for CUDA, on a machine with AMD's GPUs too, and a build for ROCm does not see
     NVIDIA's. `torch.cuda.is_available()` is False then, and many scripts silently train on the CPU. Remedy: the build
     for these GPUs, or ask for the CPU with `--device cpu`.
     """
-    built, vendor = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), nvml.vendor
-    if not built[1] or not nvml.gpus or (vendor == "amd") == bool(torch.hip) or cpu_was_chosen(environment, launch):
+    built, vendor = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), gpus.nvml.vendor
+    if not built[1] or not gpus.nvml.gpus or (vendor == "amd") == bool(torch.hip) or gpus.cpu_chosen:
         return
     maker, platform = ("AMD", "ROCm") if vendor == "amd" else ("NVIDIA", "CUDA")
-    what = f"is built for {built[0]}, and this machine has {count(len(nvml.gpus), f'{maker} GPU')}"
+    what = f"is built for {built[0]}, and this machine has {count(len(gpus.nvml.gpus), f'{maker} GPU')}"
     why = f"it sees no GPU of {maker}'s: they need a build for {platform}"
     yield _wrong_build("torch-for-other-gpus", torch, python, what, why, platform)
 
 
-def nccl_unavailable(
-    torch: TorchFacts,
-    torch_import: TorchImport,
-    environment: Mapping[str, str],
-    nvml: NvmlFacts,
-    launch: Launch | None = None,
-) -> Findings:
+def nccl_unavailable(torch: TorchFacts, torch_import: TorchImport, gpus: LaunchGpus) -> Findings:
     """This CUDA build of torch was compiled without NCCL.
 
     `init_process_group("nccl")` then raises "Distributed package doesn't have NCCL built in". Official Linux wheels
     contain NCCL; builds from source with USE_NCCL=0, some distributions and Jetson builds do not. Remedy: an official
     wheel.
     """
-    if torch.cuda is None or torch_import.nccl_available or not nvml.gpus or cpu_was_chosen(environment, launch):
+    if torch.cuda is None or torch_import.nccl_available or not gpus.nvml.gpus or gpus.cpu_chosen:
         return
     yield error(
         "nccl-unavailable",
@@ -225,9 +183,7 @@ def nccl_unavailable(
     )
 
 
-def gpu_arch_not_in_wheel(
-    torch_import: TorchImport, nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
-) -> Findings:
+def gpu_arch_not_in_wheel(torch_import: TorchImport, gpus: LaunchGpus) -> Findings:
     """The torch build has no kernels for this GPU's architecture.
 
     Machine code for sm_XY runs on the same major architecture with the same or a higher minor number; the driver
@@ -235,7 +191,7 @@ def gpu_arch_not_in_wheel(
     available for execution on the device". Remedy: a build of torch for this architecture.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
     """
-    for entry in used_gpus(nvml, environment, launch):
+    for entry in gpus.used:
         capability = entry.gpu.compute_capability
         if isinstance(capability, Unavailable) or runs_on(torch_import.arch_list, capability):
             continue
@@ -250,30 +206,24 @@ def gpu_arch_not_in_wheel(
         )
 
 
-def cuda_unavailable_reason(
-    torch: TorchFacts,
-    torch_import: TorchImport,
-    nvml: NvmlFacts,
-    environment: Mapping[str, str],
-    launch: Launch | None = None,
-) -> Findings:
+def cuda_unavailable_reason(torch: TorchFacts, torch_import: TorchImport, gpus: LaunchGpus) -> Findings:
     """torch cannot use CUDA although GPUs are visible.
 
     `torch.cuda.is_available()` is False without a reason, so `doctor` asks CUDA in a child interpreter. An unknown
     error often means that nvidia_uvm is not loaded or that the GPU needs a reset; error 802 on NVSwitch machines means
     that nvidia-fabricmanager is not running. Remedy: the one that the finding names for the error.
     """
-    if torch.cuda is None or torch_import.cuda_available or cpu_was_chosen(environment, launch):
+    if torch.cuda is None or torch_import.cuda_available or gpus.cpu_chosen:
         return
-    if not driver_suffices(torch.cuda, nvml.cuda_driver_version):
+    if not driver_suffices(torch.cuda, gpus.nvml.cuda_driver_version):
         return  # driver-too-old reports it
-    gpus = len(seen_by_ranks(nvml, environment, launch).entries)
-    if not gpus:
+    number = len(gpus.seen.entries)
+    if not number:
         return
     reason = torch_import.cuda_error or "CUDA gave no reason"
     yield error(
         "cuda-unavailable-reason",
-        f"torch cannot use CUDA, although {count(gpus, 'GPU')} should be visible",
+        f"torch cannot use CUDA, although {count(number, 'GPU')} should be visible",
         why=f"CUDA says: {reason}",
         fix=_remedy(reason),
         where=torch.path,
@@ -290,13 +240,7 @@ def _remedy(reason: str) -> str:
     )
 
 
-def driver_too_old(
-    torch: TorchFacts,
-    nvml: NvmlFacts,
-    environment: Mapping[str, str],
-    torch_import: TorchImport | None = None,
-    launch: Launch | None = None,
-) -> Findings:
+def driver_too_old(torch: TorchFacts, gpus: LaunchGpus, torch_import: TorchImport | None = None) -> Findings:
     """The NVIDIA driver is too old for the CUDA that torch was built with.
 
     A driver runs programs of its own CUDA major release and older ones, whatever the minor release: a 12.8 wheel works
@@ -304,7 +248,8 @@ def driver_too_old(
     CUDA 12 and 580 for CUDA 13. Remedy: update the driver, or install a torch for the driver's CUDA.
     https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
     """
-    if torch.cuda is None or nvml.vendor == "amd" or not nvml.gpus or cpu_was_chosen(environment, launch):
+    nvml = gpus.nvml
+    if torch.cuda is None or nvml.vendor == "amd" or not nvml.gpus or gpus.cpu_chosen:
         return
     works = torch_import is not None and torch_import.cuda_available  # for example with the cuda-compat package
     if works or driver_suffices(torch.cuda, nvml.cuda_driver_version):

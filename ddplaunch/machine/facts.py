@@ -51,9 +51,7 @@ class TorchFacts:
     """torch as installed, read from its files without importing it (about a millisecond).
 
     ``cuda``/``hip`` are the toolkit versions it was built for (None in a CPU build). ``torchrun_flags`` are the
-    long options that the installed ``torch/distributed/run.py`` declares, spelled with dashes. ``torchvision`` is the
-    version beside it, with the build (``0.28.0+cu130``) where it says so, ``torchvision_for`` the torch that it asks
-    for (``2.13.0``).
+    long options that the installed ``torch/distributed/run.py`` declares, spelled with dashes.
     """
 
     version: str
@@ -62,8 +60,6 @@ class TorchFacts:
     hip: str | None
     torchrun_flags: frozenset[str]
     nccl_version: str | None = None
-    torchvision: str | None = None
-    torchvision_for: str | None = None
 
 
 @dataclass(frozen=True)

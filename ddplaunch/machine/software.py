@@ -107,7 +107,6 @@ def shadowing_file(directory: str) -> str | None:
 
 
 _ASSIGNED = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*(?:None|'([^'\n]*)'|\"([^\"\n]*)\")", re.MULTILINE)
-_WANTED_TORCH = re.compile(r"^Requires-Dist: torch ?\(?==([\w.]+)\)?\s*$", re.MULTILINE)
 _LONG_OPTION = re.compile(r"""["']--([a-z0-9][a-z0-9_-]*)["']""")
 
 
@@ -129,8 +128,7 @@ def probe_torch() -> TorchFacts | Unavailable:
     version = values.get("__version__")
     if version is None:
         return Unavailable(f"`import torch` in {sys.executable} would load {folder}, which has no version.py of torch")
-    place = str(Path(folder).parent)
-    packages = probe_packages([place]).versions
+    packages = probe_packages([str(Path(folder).parent)]).versions
     nccl = (version for name, version in packages.items() if name.startswith("nvidia-nccl-cu"))
     return TorchFacts(
         version=version,
@@ -139,20 +137,7 @@ def probe_torch() -> TorchFacts | Unavailable:
         hip=values.get("hip"),
         torchrun_flags=torchrun_flags(files.read(f"{folder}/distributed/run.py") or ""),
         nccl_version=next(nccl, None),  # None if NCCL came another way than as a wheel
-        **_torchvision(place, packages.get("torchvision")),
     )
-
-
-def _torchvision(place: str, installed: str | None) -> dict[str, str | None]:
-    """Return the facts of the torchvision that is ``installed`` in the directory ``place``: its name has no build."""
-    if installed is None:
-        return {}
-    built = _ASSIGNED.search(files.read(f"{place}/torchvision/version.py") or "")
-    requirement = _WANTED_TORCH.search(files.read(f"{place}/torchvision-{installed}.dist-info/METADATA") or "")
-    return {
-        "torchvision": (built[2] or built[3] if built and built[1] == "__version__" else None) or installed,
-        "torchvision_for": requirement[1] if requirement else None,
-    }
 
 
 def torchrun_flags(source: str) -> frozenset[str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from ddplaunch.checks.gpu_choice import seen_by_ranks
+from ddplaunch.checks.check import LaunchGpus
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch, Passed, Target
 from ddplaunch.planning.ranks.topology import endpoint
@@ -77,7 +77,7 @@ def gpus_text(gpus: Sequence[str]) -> str:
 def _models(launch: Launch, facts: Facts | None) -> str:
     if facts is None or isinstance(facts.nvml, Unavailable):
         return ""
-    names = [entry.gpu.name for entry in seen_by_ranks(facts.nvml, facts.environment, launch).entries]
+    names = [entry.gpu.name for entry in LaunchGpus(facts.nvml, facts.environment, launch).visible]
     return f" ({tallied(names)})" if names else ""
 
 

@@ -99,23 +99,6 @@ FIRES = (
     ),
     Case("torch-too-old", "1.13", healthy_facts(torch=healthy_torch(version="1.13.1")), says=("1.13.1",)),
     Case(
-        "torchvision-mismatch",
-        "for another torch",
-        healthy_facts(torch=healthy_torch(torchvision="0.22.1+cu128", torchvision_for="2.7.1")),
-        says=("torchvision 0.22.1+cu128 does not fit torch 2.8.0+cu128", "asks for torch 2.7.1"),
-        severity="warning",
-    ),
-    Case(
-        "torchvision-mismatch",
-        "from another index",
-        healthy_facts(
-            torch=healthy_torch(version="2.8.0+cpu", cuda=None, torchvision="0.23.0+cu128", torchvision_for="2.8.0")
-        ),
-        ON_CPU,
-        says=("one is built for CUDA, the other for CPUs",),
-        severity="warning",
-    ),
-    Case(
         "torch-import-failed",
         "a library is missing",
         healthy_facts(torch_import=Unavailable("`import torch` failed in /opt/env/bin/python: libcudnn.so.9")),
@@ -228,12 +211,6 @@ SILENT = (
     Case("torch-too-old", "2.4 itself", healthy_facts(torch=healthy_torch(version="2.4.0"))),
     Case("torch-too-old", "2.13 is newer than 2.4", healthy_facts(torch=healthy_torch(version="2.13.0+cpu"))),
     Case("torch-too-old", "a version of its own", healthy_facts(torch=healthy_torch(version="nightly"))),
-    Case(
-        "torchvision-mismatch",
-        "of the same kind",
-        healthy_facts(torch=healthy_torch(torchvision="0.23.0+cu126", torchvision_for="2.8.0")),
-    ),
-    Case("torchvision-mismatch", "says no build", healthy_facts(torch=healthy_torch(torchvision="0.23.0"))),
     Case("torch-import-failed", "not asked", healthy_facts(torch_import=NOT_ASKED)),
     Case("torch-cpu-build-on-gpu-machine", "asked for the CPU", healthy_facts(torch=CPU_BUILD), ON_CPU),
     Case(

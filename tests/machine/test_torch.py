@@ -35,18 +35,6 @@ def test_a_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe_torch() == TorchFacts("2.7.1+cu126", f"{tmp_path}/torch", "12.6", None, flags, "2.26.2")
 
 
-def test_the_torchvision_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_torch(tmp_path, VERSION, monkeypatch)
-    (tmp_path / "torchvision-0.22.1.dist-info").mkdir()
-    facts = probe_torch()
-    assert isinstance(facts, TorchFacts) and (facts.torchvision, facts.torchvision_for) == ("0.22.1", None)
-    (tmp_path / "torchvision-0.22.1.dist-info/METADATA").write_text("Name: torchvision\nRequires-Dist: torch ==2.7.1\n")
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision/version.py").write_text("__version__ = '0.22.1+cu126'\ngit_version = '59a3e1f'\n")
-    facts = probe_torch()
-    assert isinstance(facts, TorchFacts) and (facts.torchvision, facts.torchvision_for) == ("0.22.1+cu126", "2.7.1")
-
-
 def test_a_rocm_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_torch(tmp_path, OLD_VERSION, monkeypatch)
     facts = probe_torch()
