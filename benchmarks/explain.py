@@ -192,7 +192,7 @@ def ablation(corpus: Path) -> list[Need]:
     lost |= {_name_of(signature): [] for signature in all_signatures()}
     for name, text, codes in labelled(corpus):
         scanned = read_logs([LogSource("train.log", io.BytesIO(text.encode()))])
-        cause, case = choose(scanned, None)
+        cause, case = choose(scanned)
         if (None if cause is None else cause.code) not in codes:
             continue
         reasons = {failure.reason for failure in case.failures} - {""}
@@ -209,7 +209,7 @@ def ablation(corpus: Path) -> list[Need]:
 
 
 def _code(scanned: Scanned) -> str | None:
-    cause, _ = choose(scanned, None)
+    cause, _ = choose(scanned)
     return None if cause is None else cause.code
 
 

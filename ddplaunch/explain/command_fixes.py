@@ -27,12 +27,12 @@ _NO_HALF = (
 )
 
 
-def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tuple[str, ...]:
+def command_fixes(code: str, facts: RunFacts, dumped: bool = False) -> tuple[str, ...]:
     """Return what can be typed after a failure with ``code``; empty unless the command was a known ``run``.
 
     ``dumped``: the stack of Python is in the log.
     """
-    if facts is None or not facts.argv or not _was_typed_by_a_user(facts.argv):
+    if not facts.argv or not _was_typed_by_a_user(facts.argv):
         return ()
     if code == "disk-full":
         return tuple(
@@ -76,14 +76,14 @@ def _was_typed_by_a_user(argv: Sequence[str]) -> bool:
     return tuple(argv[1:2]) == ("run",) and not any(word.startswith(f"{TRIAL}=") for word in argv)
 
 
-def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> tuple[str, ...]:
+def still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> tuple[str, ...]:
     """Return ``fixes`` without those that the run had followed; ``dumped``: the stack of Python is in the log.
 
     Where that stack is known already, the native one is the next measurement.
     """
     fixes_left = []
     for fix in fixes:
-        if facts is not None and facts.argv and facts.argv[1:2] == ("run",):
+        if facts.argv and facts.argv[1:2] == ("run",):
             fix = _PY_SPY.sub("`ddplaunch stacks`", fix)
         followed = _already_followed(fix, facts)
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
@@ -93,11 +93,11 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
     return tuple(dict.fromkeys(fixes_left))
 
 
-def _already_followed(fix: str, facts: RunFacts | None) -> bool:
+def _already_followed(fix: str, facts: RunFacts) -> bool:
     """Return whether the run that failed had done what ``fix`` says, or had nothing that it could undo."""
     if "--no-forward" in fix:
-        return facts is None or not (facts.plan or {}).get("passed")
-    if facts is None or (facts.plan is None and not facts.ranks):
+        return not (facts.plan or {}).get("passed")
+    if facts.plan is None and not facts.ranks:
         return False
     if "PYTHONFAULTHANDLER" in fix:
         return _sets(facts, "PYTHONFAULTHANDLER")
@@ -106,9 +106,9 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
 
 
-def never_launched(groups: Mapping[str, str], facts: RunFacts | None) -> dict[str, str] | None:
+def never_launched(groups: Mapping[str, str], facts: RunFacts) -> dict[str, str] | None:
     """Return the rank that a script waits for (``culprit``) and the number of ranks, where it is none of them."""
-    awaited, ranks = groups.get("culprit", ""), _number((facts.plan if facts else None) or {}, "world_size")
+    awaited, ranks = groups.get("culprit", ""), _number(facts.plan or {}, "world_size")
     if not (awaited.isdecimal() and ranks is not None and int(awaited) >= ranks):
         return None
     return {"awaited": awaited, "ranks": str(ranks)}
@@ -123,25 +123,25 @@ def stopped_by(user: str) -> Words:
     return say("stopped", user=user)
 
 
-def signal_to_launcher(code: str, facts: RunFacts | None) -> Words:
+def signal_to_launcher(code: str, facts: RunFacts) -> Words:
     """Return what, why and the fixes of a run whose launcher was ended by a signal."""
     if code == "killed":
         return say("launcher-killed")
-    if facts is not None and facts.launcher_lost:
+    if facts.launcher_lost:
         return say("launcher-lost")
-    if facts is not None and facts.stopped_by is not None:
+    if facts.stopped_by is not None:
         return stopped_by(facts.stopped_by)
-    signal = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    signal = signal_name(facts.signal) if facts.signal else "a signal"
     known = f"launcher-{signal}"
     return say(known if has_words(known) else "launcher-ended", signal=signal, asked=who_asked(facts))
 
 
-def who_asked(facts: RunFacts | None) -> str:
+def who_asked(facts: RunFacts) -> str:
     """Return how to find out who ended a run by SIGTERM: from Slurm only where it ran in a job."""
     save = "save checkpoints on SIGTERM"
-    if facts is not None and facts.slurm_job:
+    if facts.slurm_job:
         return f"if it was not you: `sacct -j {facts.slurm_job} -o State,ExitCode,Reason` says why Slurm did; {save}"
-    if facts is not None and facts.argv:
+    if facts.argv:
         return f"if it was not you, a `kill` of somebody's or what supervises this process sent it; {save}"
     return f"if it was not you: in a job of Slurm, `sacct -j JOBID -o State,ExitCode,Reason` says why; {save}"
 

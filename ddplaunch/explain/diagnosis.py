@@ -202,6 +202,8 @@ class RunFacts:
     just_ended: bool = False
 
 
+#: Of a log without a record.
+NOTHING_KNOWN = RunFacts()
 SCHEMA = 1
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddplaunch.explain.decide.choose import RootCause, choose, passed_over
 from ddplaunch.explain.decide.fate import FOLLOWED
 from ddplaunch.explain.decide.work import says_something, stops_short
-from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
+from ddplaunch.explain.diagnosis import NOTHING_KNOWN, Echo, Evidence, Explanation, LogSource, RunFacts
 from ddplaunch.explain.episodes import last_episode
 from ddplaunch.explain.read.lines import Line, Numbered, numbered_lines, read_lines
 from ddplaunch.explain.read.prefixes import Speaker
@@ -31,13 +31,13 @@ def explain_texts(
     """
     lines = list(_lines(numbered_lines(sources)))
     if len(sources) != 1 or facts is not None:
-        return _explained(lines, facts, why)
+        return _explained(lines, facts or NOTHING_KNOWN, why)
     begun = last_episode(lines, says_something)
-    explanation = _explained(lines[begun:], None, why)
+    explanation = _explained(lines[begun:], NOTHING_KNOWN, why)
     if not begun or explanation.diagnosis is None:
         return explanation
     earlier = lines[:begun]
-    earlier_diagnosis = _explained(earlier[last_episode(earlier, says_something) :], None).diagnosis
+    earlier_diagnosis = _explained(earlier[last_episode(earlier, says_something) :], NOTHING_KNOWN).diagnosis
     if earlier_diagnosis is None:
         return explanation
     same = (earlier_diagnosis.code, earlier_diagnosis.what) == (explanation.diagnosis.code, explanation.diagnosis.what)
@@ -53,16 +53,17 @@ def read_logs(sources: Sequence[LogSource]) -> Scanned:
     return scan(lines[last_episode(lines, says_something) :])
 
 
-def _explained(lines: Iterable[Line], facts: RunFacts | None, why: list[str] | None = None) -> Explanation:
+def _explained(lines: Iterable[Line], facts: RunFacts, why: list[str] | None = None) -> Explanation:
     scanned = scan(lines)
     cause, case = choose(scanned, facts)
     if why is not None:
         why += stages(scanned, case, cause)
     if cause is not None:
-        return Explanation(worded(cause, facts, scanned), _echoes(cause))
-    last = stops_short(scanned.lines) if facts is None else None
+        return Explanation(worded(cause), _echoes(cause))
+    if facts is not NOTHING_KNOWN:
+        return Explanation(None)
+    last, error = stops_short(scanned.lines), passed_over(case)
     stops_at = last.text.strip() if last is not None else ""
-    error = passed_over(case) if facts is None else None
     return Explanation(None, (), stops_at, None if error is None else error.line.evidence)
 
 
@@ -78,11 +79,11 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
     """Return what followed, one entry for each kind of line and speaker, in the order of their first lines."""
     entries = [
         (hit.line, hit.line.speaker, filled(hit.signature.what, hit.groups))
-        for hit in cause.echoes
+        for hit in cause.case.echoes
         if hit.signature.code not in NOISE
     ]
     for loser in cause.losers:
-        if loser.code == cause.code or loser is cause.rival or (loser.old and loser.reason not in FOLLOWED):
+        if loser.code == cause.code or loser is cause.rival or (loser.fate != "fatal" and loser.reason not in FOLLOWED):
             continue  # what a rank only quoted, or printed before its own exception, follows from nothing
         entries.append((loser.line, loser.speaker, loser.words))
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}

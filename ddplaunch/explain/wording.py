@@ -22,14 +22,13 @@ from ddplaunch.explain.decide.recorded import (
     memory_limit,
     xid,
 )
-from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, RunFacts, line_of
+from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, line_of
 from ddplaunch.explain.read.lines import Line, reason_text
-from ddplaunch.explain.read.scan import Scanned, matcher, notes_below
+from ddplaunch.explain.read.scan import matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures, has_words, say, words_for
 from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
 from ddplaunch.explain.signatures.signature import FIELD, NOISE, Tier, Words, readable, words_of
-from ddplaunch.explain.stacks.hang import waiting_words
 from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
@@ -42,15 +41,17 @@ _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["
 _REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
+_SOURCE = 60  # characters of a line of the script
 _QUOTED = 160  # characters of a rank's last words in one line
 
 
-def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagnosis:
+def worded(cause: RootCause) -> Diagnosis:
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
+    facts, scanned = cause.case.facts, cause.case.scanned
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
-    words = _words(cause, facts) if through is None else say("aborted-at-exit", **_at_exit(cause, through))
-    cause = replace(cause, rank=None) if _awaits_nobody(cause, facts) else cause
+    words = _words(cause) if through is None else say("aborted-at-exit", **_at_exit(cause, through))
+    cause = replace(cause, rank=None) if _awaits_nobody(cause) else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = command_fixes(cause.code, facts, dumped)
@@ -85,11 +86,11 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
     )
 
 
-def _awaits_nobody(cause: RootCause, facts: RunFacts | None) -> dict[str, str] | None:
+def _awaits_nobody(cause: RootCause) -> dict[str, str] | None:
     """Return the rank that the script waits for, where the launch has none of this number."""
     candidate = cause.candidate
     waits = candidate is not None and candidate.code == "rendezvous-failed"
-    return never_launched(candidate.groups, facts) if candidate is not None and waits else None
+    return never_launched(candidate.groups, cause.case.facts) if candidate is not None and waits else None
 
 
 def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:
@@ -107,25 +108,24 @@ def _rival(cause: RootCause) -> Rival | None:
     return None if other is None else Rival(other.code, other.words, other.line.evidence)
 
 
-def _words(cause: RootCause, facts: RunFacts | None) -> Words:
+def _words(cause: RootCause) -> Words:
     candidate = cause.candidate
     if cause.told:
-        return signal_to_launcher(cause.code, facts)
+        return signal_to_launcher(cause.code, cause.case.facts)
     if cause.left is not None:
-        return _left_early(cause.left, cause.stuck)
+        return _left_early(cause.left, cause.case.waits)
     if cause.outside is not None:
-        return _outside(cause, cause.outside, facts)
+        return _outside(cause, cause.outside)
     if cause.ended is not None:
-        return _bare_exit(cause, cause.ended, facts)
+        return _bare_exit(cause, cause.ended)
     if candidate is None:
         return _unknown(cause)
-    waits = cause.stuck if cause.stuck is not None and cause.stuck.waited else None
-    if waits and (told := waiting_words(cause.code, cause.rank, cause.mismatched, waits, uneven(waits))):
-        return Words(*told)
+    if cause.case.waits.waited and (waiting := _waiting(cause, cause.case.waits)) is not None:
+        return waiting
     if (signature := candidate.signature) is None:
         assert candidate.raised is not None
         return _exception(cause, candidate.raised)
-    if (never := _awaits_nobody(cause, facts)) is not None:
+    if (never := _awaits_nobody(cause)) is not None:
         return say("awaits-nobody", **never)
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
@@ -133,6 +133,38 @@ def _words(cause: RootCause, facts: RunFacts | None) -> Words:
     words = words_of(*(sizes or (signature, readable(candidate.groups))))
     at = cause.frame or (cause.calls[-1].place if cause.calls and cause.code == "syntax-error" else "")
     return words._replace(what=f"{words.what}, at {at}") if at else words
+
+
+def _waiting(cause: RootCause, waits: Stuck) -> Words | None:
+    """Return the words for ranks that timed out, None where the line of the time-out says as much."""
+    first, rank = waits.waited[0], cause.rank
+    waiting = ranks_text([wait.rank for wait in waits.waited])
+    if cause.code == "collective-mismatch":
+        return _mismatch(cause, waits, waiting)
+    if cause.code == "gpu-p2p-broken":
+        return say("first-collective-hangs", ranks=str(len(waits.waited)), call=first.described)
+    if cause.code == "collective-timeout" and rank is not None and rank in waits.absent:
+        at = f", at {first.frame}" if first.frame else ""
+        return say("did-not-come", rank=str(rank), call=first.described, waiting=waiting, at=at)
+    return None
+
+
+def _mismatch(cause: RootCause, waits: Stuck, waiting: str) -> Words | None:
+    if cause.mismatched is not None:
+        first, second = (
+            f"in {wait.described} (from {wait.frame})" if wait.frame else f"in {wait.described}"
+            for wait in cause.mismatched
+        )
+        ranks = [str(wait.rank) for wait in cause.mismatched]
+        sources = [f"`{wait.frame}` is `{wait.source[:_SOURCE]}`; " for wait in cause.mismatched if wait.source]
+        groups = {"first": ranks[0], "second": ranks[1], "in_first": first, "in_second": second}
+        return say("in-different-calls", lines="".join(sources), **groups)
+    if waits.left and cause.rank is not None:
+        return say("was-done", rank=str(cause.rank), waiting=waiting, call=waits.waited[0].described)
+    if (apart := uneven(waits)) is None:
+        return None
+    (least, fewest), (most, more) = ((str(rank), str(waits.enqueued[rank])) for rank in apart)
+    return say("started-fewer", rank=least, count=fewest, most=most, more=more)
 
 
 def _who(cause: RootCause, nobody: str) -> str:
@@ -165,14 +197,14 @@ def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
     """Return why a rank ended by an exception of which nothing more is known."""
     if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         return f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
-    others = any(hit.signature.code not in NOISE for hit in cause.echoes)
+    others = any(hit.signature.code not in NOISE for hit in cause.case.echoes)
     told = {each.speaker.rank for each in cause.losers if each.raised and each.raised.type == raised.type}
     alike = cause.rank is None and len(told - {None}) > 0
     why = f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception"
     return why + ("; errors on other ranks are consequences" if others and not alike else "")
 
 
-def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Words:
+def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
     """Return the words for a rank whose exit no line explains."""
     status, seen, text = ended.exit.code, ended.exit.seen, reason_text(ended.said)[:_QUOTED]
     at = f", at {cause.frame}" if cause.frame else ""
@@ -187,7 +219,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
         "at": at,
         "signal": signal_name(signal),
         "number": str(signal),
-        "asked": who_asked(facts),
+        "asked": who_asked(cause.case.facts),
         "none": f"no line of its own says why; one that no rank signs: {text}" if text else "no line says why",
         "last": f"; its last one: {text}" if text else "; it printed nothing",
         "read": read,
@@ -198,7 +230,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> Wor
     name = _name_of_exit(cause, ended)
     words = say(name, **groups)
     if status == -SIGNALS["SIGBUS"]:
-        return Words(words.what, *bus_error(facts, cause.frame))
+        return Words(words.what, *bus_error(cause.case.facts, cause.frame))
     if name not in ("left-with-reason", "left-in-silence"):
         return words
     if status == 255:
@@ -227,10 +259,10 @@ def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
     return next((name for holds, name in cases if holds), "left-in-silence")
 
 
-def _outside(cause: RootCause, line: Line, facts: RunFacts | None) -> Words:
+def _outside(cause: RootCause, line: Line) -> Words:
     """Return the words for an end that only the kernel or the cgroup explains."""
     by = f" by {status_text(cause.ended.exit.code, cause.ended.exit.seen)}" if cause.ended is not None else ""
-    limit = memory_limit(facts) if cause.code == "host-out-of-memory" else None
+    limit = memory_limit(cause.case.facts) if cause.code == "host-out-of-memory" else None
     reason = limit or f"{line.file} says: {line.text.strip()[:120]}"
     words = say("ended-outside", who=_who(cause, "a process of the run"), by=by, reason=reason)
     shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # what the kernel says, else any
@@ -238,14 +270,13 @@ def _outside(cause: RootCause, line: Line, facts: RunFacts | None) -> Words:
     return words._replace(fixes=tuple(fix for fix in fixes if not FIELD.search(fix))[:3])
 
 
-def _left_early(left: Left, stuck: Stuck | None) -> Words:
+def _left_early(left: Left, waits: Stuck) -> Words:
     """Return the words for ranks that ended with status 0 while another one still waited for them.
 
     A collective that the script itself calls has a place that these ranks did not come to. In `backward`, and where
     nothing tells the call, ranks meet once a batch.
     """
-    waits = stuck.waited if stuck is not None else ()
-    waited = next((each for each in waits if each.rank == left.waiting), None)
+    waited = next((each for each in waits.waited if each.rank == left.waiting), None)
     call = waited.described if waited is not None and waited.op else left.call
     called = bool(left.frame) and left.call not in ("", "backward")
     return say(
@@ -263,7 +294,7 @@ def _left_early(left: Left, stuck: Stuck | None) -> Words:
 
 def _unknown(cause: RootCause) -> Words:
     """Return the words where only survivors report, or where the log just ends."""
-    spoken = [hit for hit in cause.echoes if hit.signature.code not in NOISE]
+    spoken = [hit for hit in cause.case.echoes if hit.signature.code not in NOISE]
     told = [hit.line for hit in spoken] if cause.witness is None else [cause.witness.line]
     if told and all(OF_CUDA.search(line.text) for line in told):
         return say("failed-in-nccl", who_ended="")
@@ -273,7 +304,7 @@ def _unknown(cause: RootCause) -> Words:
         return say("witness", type=raised.type.rpartition(".")[2], message=raised.message[:120], **ray)
     if spoken:
         return say("only-survivors")
-    if summed_up := [hit.line.text.strip() for hit in cause.echoes if hit.signature.code == "told-elsewhere"]:
+    if summed_up := [hit.line.text.strip() for hit in cause.case.echoes if hit.signature.code == "told-elsewhere"]:
         return say("told-elsewhere", line=summed_up[-1][:80])
     if cause.cut is None:
         return say("just-ends")

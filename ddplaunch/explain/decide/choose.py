@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide import recorded
-from ddplaunch.explain.decide.collectives import (
-    Left,
-    Stuck,
-    Waited,
-    first_never_done,
-    mismatch,
-    stuck,
-    uneven,
-    waited_in,
-)
-from ddplaunch.explain.decide.failures import Failure, failures, of_peers
+from ddplaunch.explain.decide.collectives import Left, Waited, first_never_done, mismatch, uneven, waited_in
+from ddplaunch.explain.decide.failures import Failure, of_peers
 from ddplaunch.explain.decide.fate import ABORTS, BARE, OUTSIDE, Case, with_fates
 from ddplaunch.explain.decide.last_words import BareExit, code_with_words, unexplained, with_last_words
 from ddplaunch.explain.decide.work import Work, ended_well, unfinished_report
-from ddplaunch.explain.diagnosis import Certainty, RunFacts, UserCall
+from ddplaunch.explain.diagnosis import NOTHING_KNOWN, Certainty, RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.signatures.signature import Tier
@@ -39,23 +30,21 @@ _SHARED = BARE | {"collective-timeout", "collective-mismatch"}
 class RootCause:
     """The chosen cause: a ``candidate``, an exit that nothing explains (``ended``), or neither.
 
-    ``told``: the record of the run says it. ``outside``: what the kernel or the cgroup says, which is in no log.
-    ``witness``: the exception of a survivor, where nothing else is known. ``losers`` are the other candidates.
-    ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed below the cause.
-    ``left``: the ranks that left early. ``cut``: an uncaught exception is reported there, and the report is cut off.
-    ``doubtful``: the log does not decide, maybe because of a ``rival``: another cause, or a line that shows that the
-    work went on.
+    ``case`` has the echoes, and all failures in the order in which they count. ``told``: the record of the run says it.
+    ``outside``: what the kernel or the cgroup says, which is in no log. ``witness``: the exception of a survivor, where
+    nothing else is known. ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed
+    below the cause. ``left``: the ranks that left early. ``cut``: an uncaught exception is reported there, and the
+    report is cut off. ``doubtful``: the log does not decide, maybe because of a ``rival``: another cause, or a line
+    that shows that the work went on.
     """
 
     code: str
-    rank: int | None
-    host: str | None
+    case: Case
+    rank: int | None = None
+    host: str | None = None
     candidate: Failure | None = None
     ended: BareExit | None = None
     mismatched: tuple[Waited, Waited] | None = None
-    stuck: Stuck | None = None
-    echoes: tuple[Hit, ...] = ()
-    losers: tuple[Failure, ...] = ()
     told: bool = False
     outside: Line | None = None
     witness: Failure | None = None
@@ -64,6 +53,11 @@ class RootCause:
     cut: Line | None = None
     rival: Failure | Line | None = None
     doubtful: bool = False
+
+    @property
+    def losers(self) -> list[Failure]:
+        """The failures that are not the cause."""
+        return [failure for failure in self.case.failures if failure not in (self.candidate, self.witness)]
 
     @property
     def certainty(self) -> Certainty:
@@ -79,15 +73,14 @@ class RootCause:
     @property
     def lines(self) -> tuple[Line, ...]:
         """The lines that show the cause, the most telling first."""
-        lines = [] if self.candidate is None else [self.candidate.line]
-        lines += [] if self.own_echo is None else [self.own_echo.line]
+        lines = [item.line for item in (self.candidate, self.own_echo) if item is not None]
         lines += [] if self.ended is None else [self.ended.exit.line]
         lines += [item.line for item in self.mismatched or ()]
         lines += [] if self.left is None else self.left.lines
         lines += [] if self.witness is None else [self.witness.line]
         lines += [item for item in (self.outside, self.cut) if item is not None]
         lines = [*self.ended.said, *lines] if self.ended is not None and self.outside is None else lines
-        return tuple(lines or [hit.line for hit in self.echoes[:1]])
+        return tuple(lines or [hit.line for hit in self.case.echoes[:1]])
 
     @property
     def own_echo(self) -> Hit | None:
@@ -95,7 +88,7 @@ class RootCause:
         if self.code != "unknown" or self.ended is None:
             return None
         whose = () if self.rank is None else (self.rank, None) if self.ended.exit.code == 1 else (self.rank,)
-        return next((hit for hit in of_peers(self.echoes) if hit.line.speaker.rank in whose), None)
+        return next((hit for hit in of_peers(self.case.echoes) if hit.line.speaker.rank in whose), None)
 
     @property
     def frame(self) -> str | None:
@@ -114,22 +107,14 @@ class RootCause:
         return len(ranks - {None}) < 2
 
 
-def choose(scanned: Scanned, facts: RunFacts | None) -> tuple[RootCause | None, Case]:
+def choose(scanned: Scanned, facts: RunFacts = NOTHING_KNOWN) -> tuple[RootCause | None, Case]:
     """Return the root cause, None where nothing failed, and the case that it was chosen in."""
-    scanned = recorded.with_facts(scanned, facts)
-    candidates, echoes = failures(scanned)
-    case = with_fates(scanned, Work(scanned.lines), facts, candidates, echoes)
-    if facts is not None and facts.state == "succeeded":
+    case = with_fates(recorded.with_facts(scanned, facts), facts)
+    if facts.state == "succeeded":
         return None, case
-    waits, echoes = stuck(scanned), list(case.echoes)
-    candidates = _own_where_nobody_else_failed(
-        [failure for failure in case.failures if failure.fate != "survived"], echoes, facts
-    )
-    if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
-        cause = RootCause(
-            facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(candidates), told=True
-        )
-        return cause, case
+    candidates = _own_where_nobody_else_failed(case)
+    if facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
+        return RootCause(facts.state, case._replace(failures=candidates), told=True), case
     ends = recorded.end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
     candidates.sort(
@@ -140,31 +125,30 @@ def choose(scanned: Scanned, facts: RunFacts | None) -> tuple[RootCause | None, 
             failure.line.at,
         )
     )
-    return _chosen(case._replace(failures=candidates, scanned=scanned), waits), case
+    return _chosen(case._replace(failures=candidates)), case
 
 
-def _chosen(case: Case, waits: Stuck) -> RootCause | None:
+def _chosen(case: Case) -> RootCause | None:
     """Return what comes first of: a rank that left early, the best failure, an exit, a report of one."""
-    scanned, facts, candidates, echoes = case.scanned, case.facts, list(case.failures), list(case.echoes)
-    if (early := _left_early(candidates, echoes, scanned, waits, facts)) is not None:
+    scanned, facts, candidates = case.scanned, case.facts, case.failures
+    if (early := _left_early(case)) is not None:
         return early
-    ends, ranks = recorded.end_times(facts), _complaining(echoes)
-    ended = unexplained(scanned.exits, ends, ranks) if case.failed else None
+    ended = unexplained(scanned.exits, recorded.end_times(facts), case.complaining) if case.failed else None
     if candidates and not _exit_explains(ended, candidates[0]):
         if candidates[0].survivor:
-            return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=candidates[0])
-        cause = _with_memory_facts(_of_failure(candidates, echoes, scanned, waits), facts)
-        return cause if facts is not None and facts.ranks else _weighed(cause, candidates, case.work)
-    if ended is not None and (spoken := _last_words(ended, scanned, echoes)) is not None:
-        return _with_memory_facts(_of_exit(spoken, candidates, echoes, scanned, waits), facts)
+            return RootCause("unknown", case._replace(failures=()), witness=candidates[0])
+        cause = _with_memory_facts(_of_failure(case), facts)
+        return cause if facts.ranks else _weighed(cause, candidates, case.work)
+    if ended is not None and (spoken := _last_words(ended, case)) is not None:
+        return _with_memory_facts(_of_exit(spoken, case), facts)
     cut = unfinished_report(scanned, case.work)
     spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # others, which may be "finished"
     own_lines = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
     codes = {hit.signature.code for hit in scanned.hits}  # an agent whose ranks succeeded; an interpreter that ends
-    left = "rendezvous-shutdown" in codes or ("teardown-noise" in codes and not ranks)
-    if not (case.failed or cut) and (left or ended_well(own_lines, bool(ranks))):
+    left = "rendezvous-shutdown" in codes or ("teardown-noise" in codes and not case.complaining)
+    if not (case.failed or cut) and (left or ended_well(own_lines, bool(case.complaining))):
         return None
-    return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
+    return RootCause("unknown", case._replace(failures=()), cut=cut)
 
 
 def passed_over(case: Case) -> Failure | None:
@@ -203,51 +187,42 @@ def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> Roo
     return replace(cause, rival=rival, doubtful=rival is not None or (shared and not is_sure))
 
 
-def _last_words(ended: BareExit, scanned: Scanned, echoes: Sequence[Hit]) -> BareExit | None:
+def _last_words(ended: BareExit, case: Case) -> BareExit | None:
     """Return the exit with its rank's own last words; None where a record shows that it only lost another rank."""
-    complaints = {hit.line.at: hit.line.speaker.rank for hit in of_peers(echoes)}
-    complains = ended.exit.rank in complaints.values()
-    spoken = with_last_words(ended, scanned.lines, complains)
-    if recorded.only_complains(spoken.exit, spoken.said, list(complaints)):
+    complains = ended.exit.rank in case.complaining
+    spoken = with_last_words(ended, case.scanned.lines, complains)
+    if recorded.only_complains(spoken.exit, spoken.said, [hit.line.at for hit in of_peers(case.echoes)]):
         return None
-    echo_places = {hit.line.at for hit in echoes}
-    return with_last_words(ended, [line for line in scanned.lines if line.at not in echo_places], complains)
+    echo_places = {hit.line.at for hit in case.echoes}
+    return with_last_words(ended, [line for line in case.scanned.lines if line.at not in echo_places], complains)
 
 
-def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
-    """Return the ranks that complain of others."""
-    return frozenset(hit.line.speaker.rank for hit in of_peers(echoes))
-
-
-def _left_early(
-    candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck, facts: RunFacts | None
-) -> RootCause | None:
+def _left_early(case: Case) -> RootCause | None:
     """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
+    scanned, facts, candidates = case.scanned, case.facts, case.failures
     first = recorded.first_by_itself(facts)
     ranks_that_left = recorded.left_before(facts, first) if first is not None else ()
-    complaints = [(hit.line.speaker.rank, hit.line) for hit in of_peers(echoes) if hit.line.text[:2] != "[W"]
+    complaints = [(hit.line.speaker.rank, hit.line) for hit in of_peers(case.echoes) if hit.line.text[:2] != "[W"]
     complaints += [(item.speaker.rank, item.line) for item in candidates if item.survivor or item.code in _WAITING]
     words: tuple[Line, ...] = ()
-    if facts is None and (table := recorded.not_in_table(scanned, echoes)) is not None:
+    if facts is NOTHING_KNOWN and (table := recorded.not_in_table(scanned, case.echoes)) is not None:
         first, ranks_that_left = table
-    elif facts is None and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
+    elif facts is NOTHING_KNOWN and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
         first, ranks_that_left, words = leaving
     if first is None or not ranks_that_left or (first.signal and first.signal != "SIGABRT"):
         return None
     if candidates and candidates[0].standing <= Tier.UNCERTAIN and candidates[0].code not in _WAITING:
         return None
-    if not words and first.rank not in {item.rank for item in waits.waited} | {rank for rank, _ in complaints}:
+    if not words and first.rank not in {item.rank for item in case.waits.waited} | {rank for rank, _ in complaints}:
         return None
     call, frame, line = waited_in(scanned, first.rank)
-    own_wait = next((item for item in waits.waited if item.rank == first.rank), None)
+    own_wait = next((item for item in case.waits.waited if item.rank == first.rank), None)
     before_s = max(0.0, (first.ended_s or 0.0) - (ranks_that_left[-1].ended_s or 0.0))
     line = own_wait.line if own_wait else line
     lines = words or (() if line is None else (line,))
     departure = Left(tuple(end.rank for end in ranks_that_left), first.rank, before_s, call, frame, lines, bool(words))
     rank, host = (ranks_that_left[0].rank, ranks_that_left[0].host) if len(ranks_that_left) == 1 else (None, None)
-    return RootCause(
-        "rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(candidates), left=departure
-    )
+    return RootCause("rank-left-early", case, rank, host, left=departure)
 
 
 def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
@@ -264,8 +239,8 @@ def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
     return best.standing >= Tier.SURVIVED or later
 
 
-def _of_failure(candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck) -> RootCause:
-    best = candidates[0]
+def _of_failure(case: Case) -> RootCause:
+    scanned, waits, best = case.scanned, case.waits, case.failures[0]
     code, pair = best.code, None
     if code in ("collective-timeout", "gpu-p2p-broken"):
         pair = mismatch(waits)
@@ -280,51 +255,40 @@ def _of_failure(candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: S
     elif (code == "collective-mismatch" and "other" in best.groups) or code in OUTSIDE | {"nccl-version-mismatch"}:
         rank = None  # either, or it is from outside
     else:
-        rank = _rank_of(best, candidates, echoes, scanned, waits)
+        rank = _rank_of(best, case)
     dumps = code in _DUMPS or (not best.calls and recorded.was_aborted(best.speaker.rank, scanned))
     dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended) if dumps else ()
-    return RootCause(
-        code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(candidates[1:]), dumped=dumped
-    )
+    return RootCause(code, case, rank, best.speaker.host, best, mismatched=pair, dumped=dumped)
 
 
-def _of_exit(
-    ended: BareExit, candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
-) -> RootCause:
+def _of_exit(ended: BareExit, case: Case) -> RootCause:
+    scanned = case.scanned
     same = (end for end in scanned.exits if end.code == ended.exit.code and not end.by_agent)
     alike = {recorded.exit_rank(end, scanned) for end in same}
-    complaining = _complaining(echoes)
-    if ended.exit.seen and ended.exit.rank not in complaining:
-        alike -= complaining  # those ended because of this one
+    if ended.exit.seen and ended.exit.rank not in case.complaining:
+        alike -= case.complaining  # those ended because of this one
     is_alone = len(alike) <= 1 or recorded.says_alone(ended.exit, ended.said, scanned)
     rank = recorded.exit_rank(ended.exit, scanned) if is_alone else None
     first = scanned.lines[0].at if scanned.lines else 0
     own_calls = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
-    return RootCause(
-        code_with_words(ended),
-        rank,
-        ended.exit.host,
-        ended=ended,
-        stuck=waits,
-        echoes=tuple(echoes),
-        losers=tuple(candidates),
-        dumped=next(filter(None, own_calls), ()),
-    )
+    dumped = next(filter(None, own_calls), ())
+    return RootCause(code_with_words(ended), case, rank, ended.exit.host, ended=ended, dumped=dumped)
 
 
-def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
+def _with_memory_facts(cause: RootCause, facts: RunFacts) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
     memory_words = recorded.memory_says(cause.code, None if cause.ended is None else cause.ended.exit.code, facts)
     return cause if memory_words is None else replace(cause, code=memory_words[0], outside=memory_words[1])
 
 
-def _own_where_nobody_else_failed(
-    candidates: list[Failure], echoes: Sequence[Hit], facts: RunFacts | None
-) -> list[Failure]:
-    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason: by the
-    record, of the rank that failed first; by a log alone, of the only one that complains.
+def _own_where_nobody_else_failed(case: Case) -> list[Failure]:
+    """Return the failures that the work did not survive.
+
+    A lost connection or process is the rank's own failure where no other rank can be the reason: by the record, of the
+    rank that failed first; by a log alone, of the only one that complains.
     """
-    first = recorded.first_by_itself(facts)
+    candidates = [failure for failure in case.failures if failure.fate != "survived"]
+    first = recorded.first_by_itself(case.facts)
     if first is not None:
         workers = {
             failure.speaker for failure in candidates if failure.of_worker and failure.fate == "fatal"
@@ -335,7 +299,7 @@ def _own_where_nobody_else_failed(
         }
     else:
         speakers = {failure.speaker for failure in candidates if failure.standing < Tier.HINT}
-        speakers |= {hit.line.speaker for hit in of_peers(echoes)}
+        speakers |= {hit.line.speaker for hit in of_peers(case.echoes)}
         has_others = len(speakers) > 1 or any(not failure.maybe_own for failure in candidates if failure.survivor)
         own_places = set() if has_others else {failure.line.at for failure in candidates if failure.maybe_own}
     own_places -= {failure.line.at for failure in candidates if failure.fate != "fatal" or failure.logged}
@@ -345,18 +309,16 @@ def _own_where_nobody_else_failed(
     ]
 
 
-def _rank_of(
-    best: Failure, candidates: Sequence[Failure], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
-) -> int | None:
+def _rank_of(best: Failure, case: Case) -> int | None:
     """Return the one rank that shows the cause, None where several do, or where nothing tells."""
-    same = [failure for failure in candidates if (failure.code, failure.standing) == (best.code, best.standing)]
-    ranks = {_own_rank(failure, scanned) for failure in same} - {None}
+    same = [failure for failure in case.failures if (failure.code, failure.standing) == (best.code, best.standing)]
+    ranks = {_own_rank(failure, case.scanned) for failure in same} - {None}
     if ranks:
         return ranks.pop() if len(ranks) == 1 else None
     if len({failure.speaker for failure in same}) > 1:
         return None
-    by_exit = recorded.only_failed_rank(scanned)
-    return by_exit if by_exit is not None else waits.only_silent(_complaining(echoes))
+    by_exit = recorded.only_failed_rank(case.scanned)
+    return by_exit if by_exit is not None else case.waits.only_silent(case.complaining)
 
 
 def _own_rank(failure: Failure, scanned: Scanned) -> int | None:
@@ -368,11 +330,7 @@ def _own_rank(failure: Failure, scanned: Scanned) -> int | None:
         return speaker.rank
     if groups.get("rank", "").isdecimal():
         return int(groups["rank"])
-    pid = groups.get("pid", "")
-    if pid.isdecimal() and (rank := recorded.rank_of_pid(int(pid), scanned)) is not None:
-        return rank
-    for end in scanned.exits:
-        rank = recorded.exit_rank(end, scanned)
-        if rank is not None and speaker.pid is not None and end.pid == speaker.pid:
-            return rank
-    return speaker.local if speaker.host is None else None
+    named = int(groups["pid"]) if groups.get("pid", "").isdecimal() else None
+    ranks = (recorded.rank_of_pid(pid, scanned) for pid in (named, speaker.pid) if pid is not None)
+    by_pid = next((rank for rank in ranks if rank is not None), None)
+    return speaker.local if by_pid is None and speaker.host is None else by_pid

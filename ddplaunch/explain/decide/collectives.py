@@ -17,7 +17,7 @@ from typing import Any
 
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
-from ddplaunch.explain.stacks.parse import CodePlace, Frame, RankStack, ThreadStack, place_of
+from ddplaunch.explain.stacks.parse import CodePlace, Frame, RankStack, ThreadStack, is_collective, place_of
 from ddplaunch.machine.files import read_plain
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import ranks_text
@@ -34,10 +34,6 @@ _WORLD = re.compile(
 )
 _WAITS = re.compile(r"Timed out waiting \d+ ?ms for (?:send|recv) operation")
 _CLOSED = re.compile(r"gloo/transport/.*Connection (?:closed|reset) by peer")
-_CALLS = re.compile(
-    r"(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
-    r"|(?:monitored_)?barrier|send|recv"
-)
 _OVER = re.compile(r"(?i)\W*(?:all )?(?:finished|done|training (?:finished|complete|done))\W*$")
 _LEFT = re.compile(
     r"(?i)\brank[ =:#]{0,2}(\d+)\b\W{0,3}(?:has |is )?(?:finished|done|completed?|exit(?:s|ing|ed)|leaves|left)\b"
@@ -111,7 +107,7 @@ def stuck(scanned: Scanned) -> Stuck:
         if rank is None or ("imeout" not in line.text and "ast enqueued" not in line.text):
             continue
         if group := _GROUP.search(line.text):
-            groups.setdefault(rank, group.group(1))
+            groups.setdefault(rank, group[1])
         if "imeout" in line.text and (match := _WORK.search(line.text)):
             seq, numel = match["seq"], match["numel"]
             work = Waited(rank, line, int(seq) if seq else None, match["op"], int(numel) if numel else None)
@@ -165,7 +161,7 @@ def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
 
 def _called_by_user(frames: Sequence[tuple[str, int, str]]) -> str:
     """Return the collective that the user's line called, which may go through others; empty for none."""
-    calls = [function for file, _, function in frames if "distributed_c10d" in file and _CALLS.fullmatch(function)]
+    calls = [function for file, _, function in frames if is_collective(file, function)]
     if calls:
         return calls[0]
     return "backward" if any(function == "_engine_run_backward" for _, _, function in frames) else ""
@@ -173,7 +169,7 @@ def _called_by_user(frames: Sequence[tuple[str, int, str]]) -> str:
 
 def _left(scanned: Scanned) -> set[int]:
     """Return the ranks that printed that they were done, if the line tells their rank."""
-    first = {int(match.group(1)) for line in scanned.lines if (match := _LEFT.search(line.text))}
+    first = {int(match[1]) for line in scanned.lines if (match := _LEFT.search(line.text))}
     end_lines = (line for line in scanned.lines if line.speaker.rank is not None and _OVER.match(line.text))
     return first | {line.speaker.rank for line in end_lines if line.speaker.rank is not None}
 

@@ -115,11 +115,6 @@ class Failure:
         return self.speaker.quoted or (self.hit is not None and self.hit.quoted)
 
     @property
-    def old(self) -> bool:
-        """Whether its rank went on after it."""
-        return self.fate != "fatal"
-
-    @property
     def standing(self) -> Tier:
         """How far it can be trusted: its tier, less where its fate is not "fatal"."""
         if self.fate == "fatal" or self.tier > Tier.SURVIVED:

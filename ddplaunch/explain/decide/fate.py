@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ddplaunch.explain.decide.failures import Failure, Fate, of_peers
+from ddplaunch.explain.decide.collectives import Stuck, stuck
+from ddplaunch.explain.decide.failures import Failure, Fate, failures, of_peers
 from ddplaunch.explain.decide.recorded import ended_later, only_failed_rank
 from ddplaunch.explain.decide.work import GOES_ON, Work, said_done, says_failed
 from ddplaunch.explain.diagnosis import RunFacts
@@ -62,10 +63,16 @@ class Case(NamedTuple):
 
     scanned: Scanned
     work: Work
-    facts: RunFacts | None
+    facts: RunFacts
     failed: bool
     failures: Sequence[Failure]
     echoes: Sequence[Hit]
+    waits: Stuck
+
+    @property
+    def complaining(self) -> frozenset[int | None]:
+        """The ranks that complain of others."""
+        return frozenset(hit.line.speaker.rank for hit in of_peers(self.echoes))
 
 
 Holds = Callable[[Failure], bool]
@@ -155,8 +162,7 @@ def at_start_and_started(case: Case) -> Holds:
 
 def stopped_by_the_launcher(case: Case) -> Holds:
     """By the record, the rank ended well, or the launcher ended it after another one had failed."""
-    complaining = frozenset(hit.line.speaker.rank for hit in of_peers(case.echoes))
-    ranks = ended_later(case.facts, complaining - {failure.speaker.rank for failure in case.failures})
+    ranks = ended_later(case.facts, case.complaining - {failure.speaker.rank for failure in case.failures})
     return lambda failure: failure.speaker.rank in ranks
 
 
@@ -345,11 +351,10 @@ RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
 FOLLOWED = frozenset(("explained_by_another", "after_an_end_from_outside"))
 
 
-def with_fates(
-    scanned: Scanned, work: Work, facts: RunFacts | None, failures: Sequence[Failure], echoes: Sequence[Hit]
-) -> Case:
+def with_fates(scanned: Scanned, facts: RunFacts) -> Case:
     """Return the case with the fate of each failure, and without the echoes of attempts that the work survived."""
-    case = Case(scanned, work, facts, says_failed(scanned, work, facts), failures, echoes)
+    work, (found, echoes) = Work(scanned.lines), failures(scanned)
+    case = Case(scanned, work, facts, says_failed(scanned, work, facts), found, echoes, stuck(scanned))
     for fate, rule in RULES:
         holds = rule(case)
         case = case._replace(

@@ -28,9 +28,9 @@ _LAST_WORDS = 3  # lines
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
 
-def with_facts(scanned: Scanned, facts: RunFacts | None) -> Scanned:
+def with_facts(scanned: Scanned, facts: RunFacts) -> Scanned:
     """Return ``scanned`` with the exits that the record knows instead of those that a launcher printed."""
-    if facts is None or not facts.ranks:
+    if not facts.ranks:
         return scanned
     at = scanned.lines[-1].at + 1 if scanned.lines else 0
     exits = [_exit(end, at + position) for position, end in enumerate(facts.ranks)]
@@ -105,7 +105,7 @@ def was_aborted(rank: int | None, scanned: Scanned) -> bool:
     return rank is not None and any(end.seen and end.code == -6 and end.rank == rank for end in scanned.exits)
 
 
-def memory_says(code: str, exit_code: int | None, facts: RunFacts | None) -> tuple[str, Line] | None:
+def memory_says(code: str, exit_code: int | None, facts: RunFacts) -> tuple[str, Line] | None:
     """Return the code and the line of what SIGKILL or SIGBUS was, where the kernel, the cgroup or /dev/shm tells it.
 
     ``code`` is the one that the logs lead to. A shell exits with 137 where its child was killed.
@@ -117,43 +117,43 @@ def memory_says(code: str, exit_code: int | None, facts: RunFacts | None) -> tup
     return None if line is None else ("shm-too-small", line)
 
 
-def out_of_memory(facts: RunFacts | None) -> Line | None:
+def out_of_memory(facts: RunFacts) -> Line | None:
     """Return the line of the kernel or of ``memory.events`` that says that a process was killed for its memory.
 
     Of the kernel's lines the one with the process and its size counts before the one that begins its report.
     """
     lines: list[Line] = []
-    for at, text in enumerate(() if facts is None else facts.dmesg):
+    for at, text in enumerate(facts.dmesg):
         line = Line(at, "dmesg", 0, text, NOBODY)
         hits = matcher().hits(line)
         if hits and hits[0].signature.code == "host-out-of-memory" and hits[0].signature.is_root:
             lines.append(line)
     if lines:
         return min(lines, key=lambda line: _KILLED.search(line.text) is None)
-    if facts is not None and facts.oom_kills:
+    if facts.oom_kills:
         times = "once" if facts.oom_kills == 1 else f"{facts.oom_kills} times"
         return Line(0, "memory.events", 0, f"oom_kill: the cgroup's limit was reached {times} during the run", NOBODY)
     return None
 
 
-def xid(facts: RunFacts | None) -> str:
+def xid(facts: RunFacts) -> str:
     """Return what the driver reported of a GPU while the run went on, as a clause; "" for nothing.
 
     45 says that a program's channels were closed, which follows: https://docs.nvidia.com/deploy/xid-errors/.
     """
-    reports = (_XID.search(text) for text in (() if facts is None else facts.dmesg))
+    reports = (_XID.search(text) for text in facts.dmesg)
     report = next((match for match in reports if match and match[2] != "45"), None)
     return "" if report is None else f"the driver reported Xid {report[2]} for the GPU at {report[1]}"
 
 
-def memory_limit(facts: RunFacts | None) -> str | None:
+def memory_limit(facts: RunFacts) -> str | None:
     """Return whose memory limit it was, as a clause, where the kernel's report names the cgroup; None if no limit was.
 
     Slurm calls its cgroups ``job_N``, Kubernetes ``kubepods``; Docker and Podman name them after the container.
     """
-    reports = (_LIMIT.search(text) for text in (() if facts is None else facts.dmesg))
+    reports = (_LIMIT.search(text) for text in facts.dmesg)
     cgroup = next((match[1] for match in reports if match), None)
-    if cgroup is None or facts is None:
+    if cgroup is None:
         return None
     if job := re.search(r"/job_(\d+)", cgroup):
         own_bytes = facts.slurm_memory_bytes if facts.slurm_job == job[1] else None
@@ -162,9 +162,9 @@ def memory_limit(facts: RunFacts | None) -> str | None:
     return f"{whose} was over its memory limit"
 
 
-def shared_memory_full(facts: RunFacts | None) -> Line | None:
+def shared_memory_full(facts: RunFacts) -> Line | None:
     """Return a line with the free bytes of /dev/shm, None if enough are free."""
-    if facts is None or facts.shm_free_bytes is None or not facts.shm_size_bytes:
+    if facts.shm_free_bytes is None or not facts.shm_size_bytes:
         return None
     if facts.shm_free_bytes > _SHM_LEFT * facts.shm_size_bytes:
         return None
@@ -172,39 +172,41 @@ def shared_memory_full(facts: RunFacts | None) -> Line | None:
     return Line(0, "/dev/shm", 0, text, NOBODY)
 
 
-def ended_later(facts: RunFacts | None, lost_another: frozenset[int | None]) -> frozenset[int]:
+def ended_later(facts: RunFacts, lost_another: frozenset[int | None]) -> frozenset[int]:
     """Return the ranks that succeeded or were ended by the launcher, if another rank failed by itself.
 
     These ranks print errors that they survived, or failures of others that they noticed. Where the others only say that
     they had ``lost_another`` one, the rank that they lost had failed first, and was ended before it was gone.
     """
-    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    failed = {end.rank for end in ends if end.ended_by == "itself" and (end.exit_code or end.signal)}
+    failed = {end.rank for end in facts.ranks if end.ended_by == "itself" and (end.exit_code or end.signal)}
     if not failed:
         return frozenset()
     ranks_told = failed - lost_another
-    return frozenset(end.rank for end in ends if end.exit_code == 0 or (ranks_told and end.ended_by == "launcher"))
+    return frozenset(
+        end.rank for end in facts.ranks if end.exit_code == 0 or (ranks_told and end.ended_by == "launcher")
+    )
 
 
-def end_times(facts: RunFacts | None) -> dict[int | None, float]:
+def end_times(facts: RunFacts) -> dict[int | None, float]:
     """Return when each rank ended, in seconds since the epoch; it orders the lines of separate files."""
-    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    return {end.rank: end.ended_s for end in ends if end.ended_s is not None}
+    return {end.rank: end.ended_s for end in facts.ranks if end.ended_s is not None}
 
 
-def first_by_itself(facts: RunFacts | None) -> RankEnd | None:
+def first_by_itself(facts: RunFacts) -> RankEnd | None:
     """Return the first rank that failed by itself, None where no record tells when ranks ended."""
-    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
     own_ends = [
-        end for end in ends if end.ended_s is not None and end.ended_by == "itself" and (end.exit_code or end.signal)
+        end
+        for end in facts.ranks
+        if end.ended_s is not None and end.ended_by == "itself" and (end.exit_code or end.signal)
     ]
     return min(own_ends, key=lambda end: (end.ended_s or 0.0, end.rank), default=None)
 
 
-def left_before(facts: RunFacts | None, first: RankEnd) -> tuple[RankEnd, ...]:
+def left_before(facts: RunFacts, first: RankEnd) -> tuple[RankEnd, ...]:
     """Return the ranks that ended by themselves with status 0 before ``first`` failed, the earliest first."""
-    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    ends_before = [end for end in ends if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None]
+    ends_before = [
+        end for end in facts.ranks if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None
+    ]
     ends_before.sort(key=lambda end: (end.ended_s or 0.0, end.rank))
     return tuple(end for end in ends_before if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
 
@@ -280,20 +282,19 @@ def _says_that_it_leaves(text: str) -> bool:
     return bool(_LEAVES.search(text)) and not PROGRESS.search(text)
 
 
-def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | None:
+def aborted_when_through(facts: RunFacts, rank: int | None) -> RankEnd | None:
     """Return the end of ``rank``, or of the first of several, if it aborted after its program was through."""
-    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
-    own_ends = [end for end in ends if end.ended_by == "itself" and (end.exit_code or end.signal)]
+    own_ends = [end for end in facts.ranks if end.ended_by == "itself" and (end.exit_code or end.signal)]
     own_ends = [end for end in own_ends if rank is None or end.rank == rank]
     return own_ends[0] if own_ends and all(end.signal == "SIGABRT" and end.through for end in own_ends) else None
 
 
-def bus_error(facts: RunFacts | None, frame: str | None) -> tuple[str, tuple[str, ...]]:
+def bus_error(facts: RunFacts, frame: str | None) -> tuple[str, tuple[str, ...]]:
     """Return why a page of a mapped file could not be loaded, and fixes; ``frame`` is the user's line that needed it.
 
     Where /dev/shm is known, it has room: its files outlive the rank that ended, and a full one is named before.
     """
-    if facts is None or facts.shm_free_bytes is None:
+    if facts.shm_free_bytes is None:
         return (
             "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while read",
             ("`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`",),

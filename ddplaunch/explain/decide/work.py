@@ -137,9 +137,9 @@ def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
     return any(often.get(COUNT.sub("", text), 0) < _WORK or "100%|" in text for text in done_texts)
 
 
-def says_failed(scanned: Scanned, work: Work, facts: RunFacts | None) -> bool:
+def says_failed(scanned: Scanned, work: Work, facts: RunFacts) -> bool:
     """Return whether the record, or the launcher's output, says that the run failed."""
-    if facts is not None and facts.state is not None:
+    if facts.state is not None:
         return facts.state != "succeeded"
     if any(_PASSED.search(text) for text in _texts(scanned.lines)[-2:]):
         return False  # of a test suite: it prints failures of other programs

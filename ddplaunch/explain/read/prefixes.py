@@ -153,7 +153,7 @@ class Prefixes:
         if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who._replace(host=match[match.lastgroup or 0])
         if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):
-            text, who = bare[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
+            text, who = bare[match.end() :], who if who.rank is not None else who._replace(rank=int(match[1]))
         text, who = without_known(text, who)
         if self._front is not None and (match := self._front.match(text)):
             name = _NAME.search(match[0])
@@ -227,9 +227,9 @@ def _looser(word: str) -> str:
 def _native(text: str, who: Speaker) -> Speaker:
     """Return the speaker as NCCL's and c10d's own lines name it; they stay as they are."""
     if "NCCL" in text and (match := _NCCL.match(text)):
-        who = who._replace(host=who.host or match.group(1), pid=int(match.group(2)))
+        who = who._replace(host=who.host or match[1], pid=int(match[2]))
     if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
-        who = who._replace(rank=int(match.group(1)))
+        who = who._replace(rank=int(match[1]))
     return who
 
 

@@ -249,10 +249,10 @@ class Tracebacks:
         if state is None or not state.header:
             return
         if match := _BOXED_FRAME.match(text.strip().strip("│┃ ")):
-            state.frames.append((match.group(1), int(match.group(2)), match.group(3).partition(":")[0]))
+            state.frames.append((match[1], int(match[2]), match[3].partition(":")[0]))
             state.sources.append("")
         elif state.sources and not state.sources[-1] and (match := _BOXED_SOURCE.search(text)):
-            state.sources[-1] = match.group(1)
+            state.sources[-1] = match[1]
         state.seen = line.at
 
     def _start(self, line: Line, text: str) -> None:
@@ -267,7 +267,7 @@ class Tracebacks:
             state.side = bool(_THREAD.match(line_before))
             state.handled = bool(_IGNORED.match(line_before))
             if (match := _SPAWNED.match(line_before)) and line.speaker.rank is None:
-                state.speaker = line.speaker._replace(rank=int(match.group(1)))
+                state.speaker = line.speaker._replace(rank=int(match[1]))
         elif state.handled and not state.link and not _HEADER.search(line_before := self._before.get(line.speaker, "")):
             state.handled = bool(_IGNORED.match(line_before))  # the one before was cut off
         state.begin(line, "original" if inner else state.link)
@@ -282,7 +282,7 @@ class Tracebacks:
             state.first, state.at = line.at, line
         state.take_words(line)
         if match and state.waiting:
-            state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
+            state.frames.append((match[1], int(match[2]), match[3] or ""))
             state.sources.append("")
         elif state.sources and not (state.sources[-1] or _MARKS.match(text)):
             state.sources[-1] = text.strip()
@@ -311,12 +311,12 @@ class Tracebacks:
                 self._bare(line, text)
 
     def _raised(self, line: Line, match: re.Match[str], state: _Open) -> None:
-        raised = Raised(match.group(1), (match.group(2) or "").strip(), own_frame(state.frames))
+        raised = Raised(match[1], (match[2] or "").strip(), own_frame(state.frames))
         state.parts.append(
             ChainedException(raised, line, state.first, state.link, tuple(state.frames), tuple(state.sources))
         )
         state.header, state.link, state.seen = False, "", line.at
-        state.wordless = match.group(2) == ""
+        state.wordless = match[2] == ""
         if _FROM_RAY.search(raised.type):  # the frames of the task that it is from follow without a head
             state.link, state.first, state.frames, state.sources = "original", line.at + 1, [], []
 

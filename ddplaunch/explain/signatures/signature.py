@@ -122,7 +122,7 @@ def readable(groups: Mapping[str, str]) -> Mapping[str, str]:
 
 def filled(template: str, groups: Mapping[str, str]) -> str:
     """Return ``template`` with each ``{name}`` replaced by its group, by "?" if there is none."""
-    return FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
+    return FIELD.sub(lambda match: groups.get(match[1], "?"), template)
 
 
 class Words(NamedTuple):

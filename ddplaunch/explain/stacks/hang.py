@@ -34,7 +34,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
 if TYPE_CHECKING:
-    from ddplaunch.explain.decide.collectives import Flight, Stuck, Waited
+    from ddplaunch.explain.decide.collectives import Flight
 
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
 #: What a rank does in a function of the kernel, and what to do about the user's line.
@@ -73,10 +73,7 @@ EQUAL_BATCHES = (
 _TRANSPORT = "`--nccl-debug INFO` or `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` shows what the group waits for"
 _SILENT = "a loop that is meant to sleep in silence needs a longer `--hang-timeout`, or a line of output now and then"
 _STOPPED = "look for what stops processes there: a debugger, Ctrl-Z, `scontrol suspend`, a script that sends SIGSTOP"
-_P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
-_STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
 _WAITED, _FILE_OF = re.compile(r"\brank (\d+) (?:waited )?in "), re.compile(r"/rank-(\d+)\.")
-_SOURCE = 60  # characters of a line of the script
 _THREADS = 2  # that ended by an exception and are named
 #: What is said of a process that multiprocessing started, and that failed below the script's own first lines.
 IMPORTED_ANEW = "as it imported the script anew"
@@ -138,43 +135,43 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
     ]
     if recorded is not None and recorded.everyone and diagnosis.code == "collective-timeout":
         return _all_called_it(diagnosis, known_groups, recorded)
-    late_groups = [group for group in known_groups if not group.place.needs_others]
-    late_groups = [group for group in late_groups if not suspects or suspects & set(group.ranks)]
-    diagnosis = _with_those_late(diagnosis, late_groups)
-    groups_elsewhere = [
-        group for group in known_groups if not late_groups and suspects.issuperset(group.ranks)
-    ]  # they wait, but elsewhere
-    with_path = [group for group in late_groups or groups_elsewhere if group.place.path]
-    places = [(group.place, ranks_text(group.ranks)) for group in with_path]
+    busy_elsewhere = [
+        group
+        for group in known_groups
+        if not group.place.needs_others and (not suspects or suspects & set(group.ranks))
+    ]
+    diagnosis = _with_those_late(diagnosis, busy_elsewhere)
+    late_groups = busy_elsewhere or [group for group in known_groups if suspects.issuperset(group.ranks)]
+    places = [(group.place, ranks_text(group.ranks)) for group in late_groups if group.place.path]
     place_texts = [
-        f"{ranks_text(item.ranks)} {'were' if len(item.ranks) > 1 else 'was'} {at_text(item)}" for item in with_path
+        f"{ranks_text(group.ranks)} {'were' if len(group.ranks) > 1 else 'was'} {at_text(group)}"
+        for group in late_groups
+        if group.place.path
     ]
     if not place_texts:
+        places = [(place, f"rank {rank}") for rank, place in last if place.path]
         place_texts = [
             f"rank {rank} had called its last collective as {place.text}" for rank, place in last if rank in missing
         ]
-        places = [(place, f"rank {rank}") for rank, place in last if place.path]
-    if not (late_groups or groups_elsewhere or place_texts or missing):
+    if not (late_groups or missing):
         return diagnosis
-    reason, fix = _reasons(late_groups, {}) if late_groups else ("", SAME_ORDER if groups_elsewhere else "")
+    reason, fix = _reasons(busy_elsewhere, {}) if busy_elsewhere else ("", SAME_ORDER if late_groups else "")
     fix = _STOPPED if fix.startswith("`kill") else fix  # by now it has been ended
-    if late_groups and not fix and late_groups[0].place.path:
-        fix = f"look at what `{late_groups[0].place.path}:{late_groups[0].place.line}` waits for"
-    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places[:EVIDENCE])
-    rank = _only([*suspects] or [rank for group in late_groups for rank in group.ranks])
-    calls = calls_of((late_groups or groups_elsewhere)[0].stacks[0]) if late_groups or groups_elsewhere else ()
+    if busy_elsewhere and not fix and busy_elsewhere[0].place.path:
+        fix = f"look at what {busy_elsewhere[0].place.code_line} waits for"
+    general = [item for item in diagnosis.fixes if not (late_groups and "hangs shows where" in item)]
+    rank = _only([*suspects] or [rank for group in busy_elsewhere for rank in group.ranks])
     return replace(
         diagnosis,
         what=recorded.what if recorded is not None and missing else diagnosis.what,
         why="; ".join(filter(None, (*place_texts[:2], reason, diagnosis.why))),
-        fixes=tuple(
-            item
-            for item in (fix, *diagnosis.fixes)
-            if item and not ((late_groups or groups_elsewhere) and "hangs shows where" in item)
-        ),
+        fixes=tuple(filter(None, (fix, *general))),
         rank=diagnosis.rank if rank is None else rank,
-        evidence=(*diagnosis.evidence, *evidence),
-        calls=calls or diagnosis.calls,
+        evidence=(
+            *diagnosis.evidence,
+            *(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places[:EVIDENCE]),
+        ),
+        calls=(calls_of(late_groups[0].stacks[0]) if late_groups else ()) or diagnosis.calls,
     )
 
 
@@ -244,8 +241,7 @@ def _waiting_for_late(
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
     why = f"{reason}; {_COLLECTIVE_WHY}" if reason else _COLLECTIVE_WHY
     if not fix and late_groups[0].place.kind == "own" and late_groups[0].place.path:
-        place = late_groups[0].place
-        fix = f"look at what `{place.path}:{place.line}` waits for: a lock, a queue, another thread"
+        fix = f"look at what {late_groups[0].place.code_line} waits for: a lock, a queue, another thread"
     fixes = (fix,) if fix else (EQUAL_BATCHES, SAME_ORDER)
     calls = calls_of(late_groups[0].stacks[0])
     return Diagnosis("collective-timeout", "likely", what, why, fixes, _only(ranks), calls=calls)
@@ -281,7 +277,7 @@ def _none_waits(
     why = reason or "no rank computes, reads or prints anything: each waits for something that does not come"
     odd = computing.count(True) == 1 if any(computing) else len(first.ranks) < len(known_groups[-1].ranks)
     asleep = all("nanosleep" in stack.kernel for group in known_groups for stack in group.stacks)
-    fixes = (fix or f"look at what `{first.place.path}:{first.place.line}` waits for", *((_SILENT,) if asleep else ()))
+    fixes = (fix or f"look at what {first.place.code_line} waits for", *((_SILENT,) if asleep else ()))
     rank = _only(first.ranks if odd and len(known_groups) > 1 else ranks)
     what = f"nothing has moved {since}: {at}"
     return Diagnosis("hang", "likely", what, why, fixes, rank, calls=calls_of(first.stacks[0]))
@@ -317,7 +313,7 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
     ``busy`` is how much of a core a rank used.
     """
     stack = group.stacks[0]
-    who, line = ranks_text(group.ranks[:1]), f"`{group.place.path}:{group.place.line}`"
+    who, line = ranks_text(group.ranks[:1]), group.place.code_line
     if stack.state in ("T", "t"):
         why = f"{who} is stopped, by SIGSTOP, Ctrl-Z or a debugger (state {stack.state})"
         return why, f"`kill -CONT {stack.pid}` lets it go on"
@@ -371,59 +367,3 @@ def _waits_inside(stack: RankStack, who: str, kind: Kind) -> tuple[str, str]:
 
 def _function(kernel: str) -> str:
     return f" (`{kernel}`)" if kernel else ""
-
-
-def waiting_words(
-    code: str,
-    rank: int | None,
-    mismatched: tuple[Waited, Waited] | None,
-    waits: Stuck,
-    apart: tuple[int, int] | None,
-) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return what, why and fixes of ranks that timed out, None where the line of the time-out says as much."""
-    first = waits.waited[0]
-    waiting = ranks_text([wait.rank for wait in waits.waited])
-    if code == "collective-mismatch":
-        return _mismatch(rank, mismatched, waits, apart)
-    if code == "gpu-p2p-broken":
-        return (
-            f"all {len(waits.waited)} ranks hang in their first collective ({first.described})",
-            "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
-            (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
-        )
-    if code == "collective-timeout" and rank is not None and rank in waits.absent:
-        at = f", at {first.frame}" if first.frame else ""
-        return (
-            f"rank {rank} did not come to {first.described}; {waiting} waited in vain{at}",
-            "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
-            (f"look at what rank {rank} did last", _STACKS, EQUAL_BATCHES),
-        )
-    return None
-
-
-def _mismatch(
-    rank: int | None, mismatched: tuple[Waited, Waited] | None, waits: Stuck, apart: tuple[int, int] | None
-) -> tuple[str, str, tuple[str, ...]] | None:
-    why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
-    if mismatched is not None:
-        first, second = mismatched
-        first_text, second_text = (
-            f"{wait.described} (from {wait.frame})" if wait.frame else wait.described for wait in (first, second)
-        )
-        what = f"rank {first.rank} waited in {first_text}, rank {second.rank} in {second_text}"
-        lines = [
-            f"`{wait.frame}` is `{wait.source[:_SOURCE]}`" for wait in (first, second) if wait.frame and wait.source
-        ]
-        why = "; ".join((*lines, why))
-        detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
-        return (what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
-    if waits.left and rank is not None:
-        waiting = ranks_text([wait.rank for wait in waits.waited])
-        what = f"rank {rank} was done while {waiting} still waited in {waits.waited[0].described}"
-        return (what, why, (EQUAL_BATCHES, SAME_ORDER))
-    if apart is None:
-        return None
-    least, most = apart
-    fewest, more = waits.enqueued[least], waits.enqueued[most]
-    what = f"rank {least} had started {fewest} collectives when rank {most} had started {more}"
-    return (what, why, (EQUAL_BATCHES, SAME_ORDER))

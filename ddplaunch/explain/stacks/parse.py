@@ -150,6 +150,11 @@ class CodePlace:
         """Whether a rank can be there for long because of other ranks."""
         return self.kind in _NEEDS_OTHERS
 
+    @property
+    def code_line(self) -> str:
+        """The file and line, quoted as code."""
+        return f"`{self.path}:{self.line}`"
+
 
 @dataclass(frozen=True)
 class RankGroup:
@@ -167,6 +172,11 @@ class RankGroup:
 def is_own(frame: Frame) -> bool:
     """Return whether it is the user's code, not a library's."""
     return not _LIBRARY.search(frame.file)
+
+
+def is_collective(file: str, function: str) -> bool:
+    """Return whether a frame is of torch's function of a collective."""
+    return "/torch/distributed/" in file and bool(_COLLECTIVES.fullmatch(function.rpartition(".")[2]))
 
 
 def place_of(stack: RankStack) -> CodePlace:
@@ -222,7 +232,7 @@ def _kind(inner: Sequence[Frame]) -> Kind:
         name = frame.function.rpartition(".")[2]
         if name in _MEETING:
             return "meeting"
-        if "/torch/distributed/" in frame.file and _COLLECTIVES.fullmatch(name):
+        if is_collective(frame.file, name):
             return "collective"
         if "/torch/" in frame.file and name in ("backward", "_engine_run_backward"):
             return "backward"
@@ -240,11 +250,8 @@ def _kind(inner: Sequence[Frame]) -> Kind:
 def _call(inner: Sequence[Frame], kind: Kind) -> str:
     """Return the name of what the user's line called, without decorators; empty where it called no Python."""
     if kind == "collective":
-        for frame in reversed(inner):
-            name = frame.function.rpartition(".")[2]
-            if "/torch/distributed/" in frame.file and _COLLECTIVES.fullmatch(name):
-                return name
-        return "DDP's forward"
+        calls = [frame.function.rpartition(".")[2] for frame in inner if is_collective(frame.file, frame.function)]
+        return calls[-1] if calls else "DDP's forward"
     if inner and inner[-1].file.startswith("<frozen importlib"):
         return "import"
     for frame in reversed(inner):
@@ -301,7 +308,7 @@ def kept_below(stack: RankStack) -> tuple[str, str]:
     if place is None:
         return "", ""
     at = "in" if " at " in place.text else "at"
-    return f": one is {at} {place.text}", f"look at what `{place.path}:{place.line}` waits for, in that process"
+    return f": one is {at} {place.text}", f"look at what {place.code_line} waits for, in that process"
 
 
 def at_text(group: RankGroup) -> str:
@@ -326,7 +333,7 @@ def calls_of(stack: RankStack) -> tuple[UserCall, ...]:
 
 
 def _calls(innermost_first: Sequence[Frame], read_files: bool) -> tuple[UserCall, ...]:
-    frames = [(each.file, each.line, each.function) for each in innermost_first[::-1]]
+    frames = [(frame.file, frame.line, frame.function) for frame in innermost_first[::-1]]
     return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames] if read_files else ())
 
 
