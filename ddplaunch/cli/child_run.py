@@ -1,4 +1,4 @@
-"""A ``ddplaunch run`` as a child of this process: `scale`, `fit`, `doctor --comm` and `run --detach` start one."""
+"""A ``ddplaunch run`` as a child of this process: `scale`, `fit` and `doctor --comm` start one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from ddplaunch.cli.streams import StartReport, asked, read_told
 from ddplaunch.hosts.local.stop_run import stop_run
@@ -23,22 +22,20 @@ _LONGER_S = 15.0  # torchrun kills ranks after the grace itself
 def start_run(
     words: Sequence[str],
     report_path: Path,
-    stdout: int | IO[bytes] = subprocess.DEVNULL,
-    stderr: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
     *,
-    outlives: bool = False,
     inside: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start ``ddplaunch WORDS``, ``inside`` another command, if any; ``report_path`` gets what it finds and launches.
 
-    Ctrl-C is for this process. If it is killed, the kernel has the run end, unless that ``outlives`` it.
+    Ctrl-C is for this process. If it is killed, the kernel has the run end.
     """
     return subprocess.Popen(
         [*inside, *own_command(sys.executable, "ddplaunch", *words)],
-        env={**os.environ, **asked(report_path, outlives=outlives)},
+        env={**os.environ, **asked(report_path)},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
-        stderr=stderr,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
 

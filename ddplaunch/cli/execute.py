@@ -9,14 +9,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import NoReturn
 
 import ddplaunch
 from ddplaunch.cli.prepare import Prepared
 from ddplaunch.cli.streams import (
-    StartReport,
     answer,
-    read_told,
     say,
     tell,
     tell_findings,
@@ -26,6 +24,7 @@ from ddplaunch.cli.streams import (
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.records.directory import path_text
+from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.own.run_lock import HeldRun
 from ddplaunch.records.write import write_record
 from ddplaunch.ui.launch_view import launch_panel
@@ -34,14 +33,10 @@ from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, u
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED
 
-if TYPE_CHECKING:
-    import subprocess
-
 _TYPED_S = time.time()  # a moment after it, when the command line was read
 _LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
-_LOOK_S = 0.05
-#: In the record of a detached run: what `ddplaunch run` would have shown.
-_CONSOLE = "console.log"
+#: In a detached launch that has not launched yet: the pipe to the process that the terminal waits for.
+_AWAITED: list[int] = []
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
@@ -123,6 +118,8 @@ def show_launch(
     else:
         tell(launch_panel(launch, findings, Terminal.of(sys.stderr), facts=facts, record=record))
     tell_launch_to_starter(launch.run_id, noted)
+    if _AWAITED:
+        _leave_terminal(launch.run_id, noted)
 
 
 def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn:
@@ -140,17 +137,12 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
     os.execve(launch.argv[0], list(launch.argv), environment)
 
 
-def launch_detached(base: Path) -> int:
-    """Have the command that was typed launch in a session of its own: there ``--detach`` is done with.
+def detach() -> int | None:
+    """Go on in a child with a session of its own, where this returns None.
 
-    What it says until it has launched is told here, then its run id is answered; where it launches nothing, its exit
-    status is returned. Raises UsageError in a task of Slurm, and RefusedError where its output could not be kept.
+    Here it returns the exit status: once the child has launched, whose run id is answered, or when it has ended. Raises
+    UsageError in a task of Slurm.
     """
-    import tempfile  # these are for the launches that ask for it
-
-    from ddplaunch.cli.child_run import start_run
-    from ddplaunch.records.own.own_files import open_to_write
-
     if "SLURM_PROCID" in os.environ:
         raise usage(
             "`--detach` inside a job of Slurm",
@@ -158,50 +150,59 @@ def launch_detached(base: Path) -> int:
             fix="leave it out, or `ddplaunch submit … -- train.py` where jobs are submitted",
             where="flag: --detach",
         )
-    console = base / f".{_CONSOLE}-{os.getpid()}"
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os.setsid()
+        _ends_with_parent(signal.SIGTERM)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        _AWAITED.append(writing)
+        return None
+    os.close(writing)
+    with open(reading) as pipe:
+        try:
+            run_id = pipe.read()
+        except KeyboardInterrupt:
+            os.kill(child, signal.SIGINT)
+            run_id = pipe.read()
+    if run_id:
+        answer(f"{run_id}\n")
+        return ExitStatus.DONE
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status if status >= 0 else 128 - status
+
+
+def _leave_terminal(run_id: str, record: Path | str) -> None:
+    """Have a detached launch write into its record from here on, and tell who waits for it that it is launched.
+
+    Raises RefusedError where there is no record.
+    """
     try:
-        written = open_to_write(console, os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
+        if isinstance(record, str):
+            raise OSError(0, record)
+        console = open_to_write(record / "console.log", os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
     except OSError as problem:
         raise RefusedError(
             error(
                 "record-not-writable",
-                f"`{base}` cannot be written: {problem.strerror}",
+                f"the record of {run_id} cannot be written: {problem.strerror}",
                 why="what a detached launch says is kept there",
                 fix="`--run-dir DIR` names another place",
                 where="flag: --detach",
             )
         ) from problem
-    with open(console, "rb") as console_file, tempfile.TemporaryDirectory(prefix="ddplaunch-") as folder:
-        report_path = Path(folder, "told.jsonl")
-        report_path.touch()
-        child = start_run(sys.argv[1:], report_path, written, written, outlives=True)
-        os.close(written)
-        launched = _until_launched(child, console_file, report_path)
-    if launched.run_id is None:
-        console.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            base.rmdir()  # where it was made for this launch
-        return child.returncode if child.returncode >= 0 else 128 - child.returncode
-    child.returncode = 0  # it goes on, and is waited for by nobody
-    name = launched.run_id
-    shown = f"`ddplaunch logs {name} --follow` shows what it prints"
-    if launched.directory is None:
-        shown = f"`tail -f {path_text(console)}` shows what it prints"
-    else:
-        console.replace(launched.directory / _CONSOLE)
-    say(f"detached: {shown}, `ddplaunch stop {name}` ends it")
-    answer(f"{name}\n")
-    return ExitStatus.DONE
+    say(f"detached: `ddplaunch logs {run_id} --follow` shows what it prints, `ddplaunch stop {run_id}` ends it")
+    for descriptor in (1, 2):
+        os.dup2(console, descriptor)
+    os.close(console)
+    _ends_with_parent(0)
+    with open(_AWAITED.pop(), "w") as pipe:
+        pipe.write(run_id)
 
 
-def _until_launched(child: subprocess.Popen[bytes], console_file: BinaryIO, report_path: Path) -> StartReport:
-    """Show what ``child`` writes to ``console_file`` until it has launched or ended; return its report."""
-    try:
-        while read_told(report_path).run_id is None and child.poll() is None:
-            tell(console_file.read().decode(errors="replace"))
-            time.sleep(_LOOK_S)
-    except KeyboardInterrupt:
-        child.send_signal(signal.SIGINT)
-        child.wait()
-    tell(console_file.read().decode(errors="replace"))
-    return read_told(report_path)  # it may have been launched and have ended meanwhile
+def _ends_with_parent(number: int) -> None:
+    from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # for the launches that ask for it
+
+    with contextlib.suppress(OSError, AttributeError):
+        signal_at_parents_end(number)

@@ -1,7 +1,7 @@
 """What commands write: speech to stderr, data to stdout, and events to a program that has started ``ddplaunch run``.
 
 Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID:PATH``: its process, and a file to which each event
-is a line of JSON (``PID+:PATH`` where the launch outlives it: ``run --detach``),
+is a line of JSON,
 
     {"findings": [{"code": …, "severity": …, "what": …, "why": …, "fix": …, "where": […]}, …]}
     {"launched": {"run_id": …, "directory": "/…/runs/RUN_ID" or null}}
@@ -68,12 +68,9 @@ class StartReport:
     directory: Path | None = None
 
 
-def asked(path: Path, *, outlives: bool = False) -> dict[str, str]:
-    """Return the variable with which a child of this process tells ``path``.
-
-    The child ends with this process; one that ``outlives`` it does so only until it has launched.
-    """
-    return {VARIABLE: f"{os.getpid()}{'+' if outlives else ''}:{path}"}
+def asked(path: Path) -> dict[str, str]:
+    """Return the variable with which a child of this process tells ``path``; the child ends with this process."""
+    return {VARIABLE: f"{os.getpid()}:{path}"}
 
 
 def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
@@ -105,11 +102,6 @@ def ending_by_signals(end: Callable[[int, Any], Any]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def outlives_starter() -> bool:
-    """Whether the program that has started this process waits only until it has launched."""
-    return _path() is not None and os.environ[VARIABLE].partition(":")[0].endswith("+")
-
-
 def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
     """Tell what is wrong, or might be. What cannot be written is not."""
     if findings:
@@ -119,11 +111,6 @@ def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
 def tell_launch_to_starter(run_id: str, directory: Path | str) -> None:
     """Tell what is launched; ``directory`` is its record, or why it has none."""
     path = str(directory.absolute()) if isinstance(directory, Path) else None
-    if outlives_starter():
-        from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
-
-        with contextlib.suppress(OSError, AttributeError):
-            signal_at_parents_end(0)
     _tell({"launched": {"run_id": run_id, "directory": path}})
 
 
@@ -150,7 +137,7 @@ def read_told(path: Path | int) -> StartReport:
 
 def _path(environ: Mapping[str, str] = os.environ) -> str | None:
     starter, _, path = environ.get(VARIABLE, "").partition(":")
-    return path if starter.removesuffix("+") == str(os.getppid()) else None
+    return path if starter == str(os.getppid()) else None
 
 
 def _tell(event: Mapping[str, object]) -> None:

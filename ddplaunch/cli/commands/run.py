@@ -7,15 +7,15 @@ import sys
 from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.execute import environment_of, launch_detached, new_token, record_and_execute, refuse_too_long
+from ddplaunch.cli.execute import detach as detach_from_terminal
+from ddplaunch.cli.execute import environment_of, new_token, record_and_execute, refuse_too_long
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, SEVERAL_HOSTS, Command
 from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import answer, answer_json, outlives_starter, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
-from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.ui.plan_view import plan_json
@@ -23,7 +23,6 @@ from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.values.resolved import value_of
 
 COMMAND = Command(
     examples=(
@@ -65,8 +64,8 @@ def run(
             why="stdout belongs to the script once it runs",
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
-    if detach and not dry_run and not outlives_starter():
-        return launch_detached(runs_directory(value_of(with_configuration(said, profile).run_dir, None)))
+    if detach and not dry_run and (status := detach_from_terminal()) is not None:
+        return status
     if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the launches that have other hosts
 
