@@ -250,9 +250,6 @@ other-hosts: The run has processes on other hosts
 does-not-end: A process is still there after SIGKILL
     In state D the kernel waits for a device or a file server and takes no signal until that answers. Remedy: restart
     the file server or the machine.
-gpu-memory-not-freed: A GPU still counts memory of processes that are gone
-    The driver has not released it, or a process in another container shares it. Remedy: `sudo fuser -v /dev/nvidia*`;
-    as a last resort, reset the GPU.
 configuration-not-yours: A configuration file of another user is not read
     It could set variables and import modules in what you run, as a repository's configuration could for git. Root's are
     read. Remedy: read it, then make it yours.

@@ -13,7 +13,7 @@ from ddplaunch.records.old_records import OldRecords
 from ddplaunch.ui.stop_view import does_not_end
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, cut
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.values.secrets import hide_words
@@ -119,16 +119,6 @@ def clean_findings(cleaned: Cleaned, failed: Sequence[str]) -> tuple[Finding, ..
     findings = []
     if cleaned.remaining:
         findings.append(does_not_end(count(len(cleaned.remaining), "orphan"), [one.pid for one in cleaned.remaining]))
-    if cleaned.holding:
-        gpus = ",".join(map(str, sorted({gpu for memory in cleaned.holding.values() for gpu in memory})))
-        findings.append(
-            error(
-                "gpu-memory-not-freed",
-                f"GPU {gpus}: NVML still counts memory of processes that are gone",
-                why="the driver has not taken it back; a process in another container may share it",
-                fix=f"`sudo fuser -v /dev/nvidia*` names who holds it; `sudo nvidia-smi -r -i {gpus}` resets the GPU",
-            )
-        )
     if failed:
         findings.append(
             warning(

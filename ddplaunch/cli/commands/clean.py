@@ -50,7 +50,7 @@ COMMAND = Command(
 
 _KEEP = 50
 _GRACE_S = 5.0
-_NOTHING_ENDED = Cleaned((), (), (), {})
+_NOTHING_ENDED = Cleaned((), (), ())
 
 
 def clean(

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.nvml import probe_nvml
 from ddplaunch.machine.processes.orphans import Orphans, adopts_orphans, orphans_in
 from ddplaunch.machine.processes.process_table import Process, ProcessTable
 from ddplaunch.machine.processes.run_processes import within
-from ddplaunch.machine.processes.stop_processes import end_processes, remaining
+from ddplaunch.machine.processes.stop_processes import end_processes
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-_FREED_S = 5.0  # the driver frees memory a moment after the process is gone
-_PAUSE_S = 0.1
 #: Bytes of GPU memory by GPU index, by pid.
 GpuMemory = Mapping[int, Mapping[int, int]]
 
@@ -37,12 +34,11 @@ class Leftovers:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """How this user's orphans ended. ``holding`` is GPU memory that NVML still counts for processes that are gone."""
+    """How this user's orphans ended."""
 
     ended: tuple[Process, ...]
     killed: tuple[Process, ...]
     remaining: tuple[Process, ...]
-    holding: GpuMemory
 
 
 def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Leftovers:
@@ -78,18 +74,4 @@ def clean(found: Leftovers, grace_s: float) -> Cleaned:
 
     Each signal goes to a process whose pid, start time and run id are still those that were found.
     """
-    ends = end_processes(found.processes, grace_s)
-    return Cleaned(*ends, holding=_still_held([*ends.ended, *ends.killed], found.gpu_memory))
-
-
-def _still_held(ended: Sequence[Process], held_before: GpuMemory | Unavailable) -> GpuMemory:
-    """Return the memory that the driver has not freed after some seconds."""
-    if isinstance(held_before, Unavailable) or not any(process.pid in held_before for process in ended):
-        return {}
-    end = time.monotonic() + _FREED_S
-    while True:
-        pids = {process.pid for process in ended} - {process.pid for process in remaining(ended)}
-        held_now = gpu_memory(pids)
-        if isinstance(held_now, Unavailable) or not held_now or time.monotonic() >= end:
-            return {} if isinstance(held_now, Unavailable) else held_now
-        time.sleep(_PAUSE_S)
+    return Cleaned(*end_processes(found.processes, grace_s))

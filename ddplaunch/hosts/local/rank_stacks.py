@@ -10,8 +10,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from ddplaunch.explain.stacks.parse import (
     RankStack,
@@ -81,14 +83,19 @@ def _waits_below(stack: RankStack) -> bool:
 def open_memory(pid: int) -> tuple[int, int] | None:
     """Return the interpreter of rank ``pid`` and a descriptor of the memory in which it counts; None for none yet.
 
-    The first 16 bytes are the numbers of optimizer steps and of batches, in the machine's byte order.
+    It is the rank itself, or what a shell script that is the rank has started. The first 16 bytes are the numbers of
+    optimizer steps and of batches, in the machine's byte order.
     """
-    try:
-        interpreter = _python_process(pid)
-        memory = _memory(interpreter)
-    except OSError:
-        return None
-    return None if memory is None else (interpreter, memory)
+    for candidate in chain((pid,), _in_session(pid)):
+        with suppress(OSError):
+            if (memory := _memory(candidate)) is not None:
+                return candidate, memory
+    return None
+
+
+def _in_session(pid: int) -> Iterator[int]:
+    stats = [stat for number in pids() if (stat := read_stat(number)) and stat.session == pid]
+    yield from (stat.pid for stat in sorted(stats, key=lambda stat: (stat.start_ticks, stat.pid)))
 
 
 def _stack(rank: LiveRank) -> RankStack:
@@ -173,22 +180,11 @@ def _catches(pid: int) -> bool:
 
 
 def _python_process(pid: int) -> int:
-    """Return the process that trains: the rank itself, or what a shell script that is the rank has started."""
-    if _holds_memory(pid):
+    opened = open_memory(pid)
+    if opened is None:
         return pid
-    session = [stat for each in pids() if (stat := read_stat(each)) and stat.session == pid]
-    session.sort(key=lambda stat: (stat.start_ticks, stat.pid))
-    return next((stat.pid for stat in session if _holds_memory(stat.pid)), pid)
-
-
-def _holds_memory(pid: int) -> bool:
-    try:
-        memory = _memory(pid)
-    except OSError:
-        return False
-    if memory is not None:
-        os.close(memory)
-    return memory is not None
+    os.close(opened[1])
+    return opened[0]
 
 
 def _kernel(pid: int) -> str:

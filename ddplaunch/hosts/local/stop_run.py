@@ -82,21 +82,16 @@ def _wait_stopped(run: RunProcesses, end: float, processes: dict[int, Process]) 
         remaining_run = next((each for each in runs_in(process_table()) if _same_run(each, run, processes)), None)
         if remaining_run is None or not (remaining_run.launchers or remaining_run.ranks or remaining_run.children):
             return None
-        for process in remaining_run.all:
-            processes[process.pid] = _best_known(processes.get(process.pid), process)
+        for process in remaining_run.all:  # as first seen: on its way out it loses environment and command line
+            known = processes.get(process.pid)
+            if known is None or known.start_ticks != process.start_ticks:
+                processes[process.pid] = process
         if not told_to_end and not remaining_run.launchers and not remaining_run.guards:
             _send_all(asked_first((*remaining_run.ranks, *remaining_run.children)), signal.SIGTERM)
             told_to_end = True
         if time.monotonic() >= end:
             return remaining_run
         wait_gone(remaining_run.all, min(_LOOK_S, end - time.monotonic()))
-
-
-def _best_known(then: Process | None, now: Process) -> Process:
-    """Return what tells most of a process: one that is on its way out has lost its environment and command line."""
-    if then is None or then.start_ticks != now.start_ticks:
-        return now
-    return now._replace(command=now.command or then.command, environment=now.environment or then.environment)
 
 
 def _same_run(one: RunProcesses, run: RunProcesses, processes: dict[int, Process]) -> bool:
