@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,26 +56,15 @@ def environment() -> dict[str, str]:
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "SSH_ASKPASS": "false"}
 
 
-def configured_hosts(folder: Path) -> list[str]:
-    """Return the names that ``config`` and ``known_hosts`` of ~/.ssh give to hosts, without patterns and hashes."""
+def configured_hosts(file: Path) -> list[str]:
+    """Return the names that this ssh_config gives to hosts, without patterns; none where it cannot be read."""
     names: dict[str, None] = {}
-    for file in (folder / "config", *sorted(folder.glob("config.d/*"))):
-        for line in _lines(file):
+    with suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             keyword, *values = line.replace("=", " ", 1).split() or [""]
             if keyword.lower() == "host":
                 names.update(dict.fromkeys(value for value in values if not set(value) & set("*?!")))
-    for line in _lines(folder / "known_hosts"):
-        first = (line.split() or ["#"])[0]
-        if first[0] not in "#|@":
-            names.update(dict.fromkeys(name for name in first.split(",") if not set(name) & set("*?![")))
     return list(names)
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 _ANYTHING = re.compile(r"\S")

@@ -70,7 +70,7 @@ def _profiles() -> list[Offered]:
 def _hosts() -> list[Offered]:
     from ddplaunch.hosts.ssh import configured_hosts
 
-    return [Offered(name) for name in configured_hosts(Path.home() / ".ssh")]
+    return [Offered(name) for name in configured_hosts(Path.home() / ".ssh" / "config")]
 
 
 def _runs() -> list[Offered]:
