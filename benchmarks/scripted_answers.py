@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,8 @@ def address_of(index: int) -> str:
     return f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}"
 
 
-def facts_of(index: int) -> dict[str, Any]:
-    """Return a host's answer."""
+def facts_of(index: int, files: Sequence[str]) -> dict[str, Any]:
+    """Return a host's answer; all have the same files."""
     network = healthy_network(interfaces=(Interface("eth0", True, False, (address_of(index),), 25_000),))
     host = HostFacts(f"h{index}", (address_of(index),), "6.8.0-45-generic", None, "ada")
     facts = replace(healthy_facts(), host=host, network=network, packages=PackageFacts(_PACKAGES), data_paths=())
@@ -34,10 +35,9 @@ def facts_of(index: int) -> dict[str, Any]:
             "ddplaunch": __version__,
             "plugin": "/opt/env/entry_points.txt",
             "cwd_problem": None,
-            "script_sha256": "a" * 64,
+            "files": dict.fromkeys(files, "alike"),
+            "tree": None,
             "machine": f"machine {index}",
-            "time_s": time.time(),
-            "slurm": False,
         },
     }
 

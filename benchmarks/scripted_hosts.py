@@ -14,7 +14,7 @@ import random
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,19 +127,18 @@ class Host:
         what, play = order["what"], self.play
         address = address_of(self.index)
         if what == "facts":
-            play.after(play.takes(play.script.facts_s), self.tell_facts)
+            play.after(play.takes(play.script.facts_s), lambda: self.tell_facts(order.get("files", ())))
             return
         answers: dict[str, dict[str, Any]] = {
             "record": {"shared": False},
             "listen": {"port": order.get("port") or 29500, "addresses": [address]},
-            "reach": {"reached": dict.fromkeys(order.get("addresses", ()), address)},
-            "sources": {"files": dict.fromkeys(order.get("files", ()), "alike"), "tree": None},
+            "reach": {"reached": {name: [address, name] for name in order.get("addresses", ())}},
         }
         play.after(2 * play.script.round_trip_s, lambda: self.say(answers[what]))
 
-    def tell_facts(self) -> None:
+    def tell_facts(self, files: Sequence[str]) -> None:
         """Answer with the facts of a healthy node of eight GPUs."""
-        self.say(facts_of(self.index))
+        self.say(facts_of(self.index, files))
         self.play.seen.answered.append(time.monotonic())
 
     def print_line(self) -> None:

@@ -77,7 +77,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Findings:
     """
 
     def short(host: HostReport) -> str | None:
-        return None if host.script in (None, "missing") else f"SHA-256 {str(host.script)[:12]}"
+        return None if host.script in (None, "missing") else f"digest {str(host.script)[:12]}"
 
     yield from compare(
         hosts,

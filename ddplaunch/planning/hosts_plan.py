@@ -28,7 +28,7 @@ _STAY = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_WORKER_IDENTITY"})
 @dataclass(frozen=True)
 class HostReport:
     """What one host said of itself. ``name`` is what ssh was given; ``clock_ahead_s`` how far its clock is before this
-    one's, give or take ``clock_unsure_s``. ``script`` is the script's SHA-256, "missing", or None: not looked at.
+    one's, give or take ``clock_unsure_s``. ``script`` is the script's digest, "missing", or None: not looked at.
     ``sources`` are the files that the script imports from its own tree, each with a digest or "missing";
     ``sources_here`` the launcher's. ``tree`` is what git says of the directory: `git describe` and, with changes, a
     digest of them.

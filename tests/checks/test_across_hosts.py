@@ -37,7 +37,7 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     "same-host-twice": (host("gpu-c", machine="gpu-a"), "gpu-a and gpu-c are the same machine"),
     "host-directory-missing": (host("gpu-c", cwd_problem="No such file or directory"), "`/work` cannot be entered"),
     "host-script-missing": (host("gpu-c", script="missing"), "no `train.py` in `/work` on gpu-c"),
-    "hosts-differ-script": (host("gpu-c", script="b" * 64), "SHA-256 aaaaaaaaaaaa on 2 hosts"),
+    "hosts-differ-script": (host("gpu-c", script="b" * 64), "digest aaaaaaaaaaaa on 2 hosts"),
     "hosts-differ-ddplaunch": (
         replace(host("gpu-c"), ddplaunch="0.1"),
         f"ddplaunch differs: {__version__} on 2 hosts, 0.1 on gpu-c",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from ddplaunch.cli.part_here import send_record
 from ddplaunch.hosts.json_lines import GREETING, LineReader, line_of, message_in
+from ddplaunch.hosts.session.answers import reached
 from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command, failure
@@ -112,12 +115,17 @@ def ask(links: Links, *names: str, deadline_s: float = 60, **more: Any) -> Any:
 
 def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()\n")
-    gathered = ask(links, "host-a", "host-b", cwd=str(tmp_path), script="train.py", env={"NCCL_DEBUG": "INFO"})
+    sources = (("train.py", "digest here"), ("lacking.py", None))
+    gathered = ask(
+        links, "host-a", "host-b", cwd=str(tmp_path), script="train.py", sources=sources, env={"NCCL_DEBUG": "INFO"}
+    )
     assert gathered.missing == ()
     assert [report.name for report in gathered.reports] == ["host-a", "host-b"]
     for report in gathered.reports:
         assert report.facts.environment["NCCL_DEBUG"] == "INFO"
         assert report.script not in (None, "missing") and report.cwd_problem is None
+        assert report.sources == (("train.py", report.script), ("lacking.py", "missing"))
+        assert report.sources_here == sources[:1]
         assert abs(report.clock_ahead_s) <= report.clock_unsure_s + 0.1
     meeting = meet(links, gathered.links, None, "127.0.0.1")
     assert isinstance(meeting, Meeting) and meeting.local == ("127.0.0.1", "127.0.0.1")
@@ -125,6 +133,17 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) ->
     assert isinstance(taken, Meeting) and taken.port == meeting.port  # the first meeting gave it back
     (apart,) = meet(links, gathered.links, None, "127.255.0.9 ")  # type: ignore[misc]
     assert (apart.code, apart.where) == ("hosts-not-connected", ("host-b",))
+
+
+def test_a_port_at_which_another_program_answers_is_not_reached() -> None:
+    """docker0 has the same address on every host; who knows the nonce is the first host."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for said, addresses in ((b"another", []), (b"nonce", [("127.0.0.1", "127.0.0.1", "127.0.0.1")])):
+            thread = threading.Thread(target=lambda said=said: server.accept()[0].sendall(said))
+            thread.start()
+            assert reached(["127.0.0.1"], port, "nonce") == addresses
+            thread.join(60)
 
 
 def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> None:

@@ -26,14 +26,13 @@ from ddplaunch.cli.prepare import (
 )
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import digest_of_file
-from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet, with_sources
+from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import alike, command, ssh_missing
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
-from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
@@ -144,6 +143,7 @@ class LaunchedHosts:
         """Reach nobody yet. ``hosts`` are those of ``asked``, read once: `--hostfile` may name a pipe."""
         self._links, self._asked, self._options, self._target = links, asked, options, target
         self._hosts = {host.name: host for host in hosts}
+        self._script = script_report(options, target, Path.cwd())
 
     def facts(self, *, torch: bool = False) -> Gathered:
         """Ask all hosts at once. Raises UsageError where there is no ssh."""
@@ -158,6 +158,7 @@ class LaunchedHosts:
             python=self._asked.interpreter,
             cwd=self._asked.directory,
             script=target.name if target is not None and target.kind == "script" else None,
+            sources=self._sources(),
             env=forwarded(os.environ),
             deadline_s=deadline_s,
         )
@@ -180,8 +181,8 @@ class LaunchedHosts:
 
         Raises RefusedError where they cannot meet.
         """
-        script = script_report(options, self._target, Path.cwd())
-        gathered, findings = self._compared(gathered, options, script)
+        across = run_across(gathered.reports, ignored(options)) if checked(options) else ()
+        findings = tuple(finding for outcome in across for finding in outcome.findings)
         if errors(findings):
             return Planned((), findings)
         meeting = self.meeting(gathered)
@@ -195,41 +196,32 @@ class LaunchedHosts:
             if not isinstance(report.facts.network, Unavailable):
                 network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
                 report = replace(report, facts=replace(report.facts, network=network))
-            situation = self._situation(host_options, report, script, run_id)
+            situation = self._situation(host_options, report, run_id)
             parts.append(
                 HostPart(report, link, host_options, resolve(host_options, self._target, situation), situation.record)
             )
-            for outcome in check(host_options, parts[-1].launch, report.facts, script, advice=False):
+            for outcome in check(host_options, parts[-1].launch, report.facts, self._script, advice=False):
                 named_findings += [(report.name, finding) for finding in outcome.findings]
         return Planned(tuple(parts), once(named_findings, len(parts)))
 
-    def _compared(
-        self, gathered: Gathered, options: Options, script: ScriptReport | Unavailable
-    ) -> tuple[Gathered, tuple[Finding, ...]]:
-        """Return the reports with the digests of the script's files, and what differs between hosts."""
-        if not checked(options):
-            return gathered, ()
-        sources_here = () if isinstance(script, Unavailable) else own_sources(script)
-        chdir = self._asked.chdir
-        same = chdir is None or Path(chdir) == Path.cwd()
-        gathered = with_sources(self._links, gathered, [path for path, _ in sources_here], sources_here if same else ())
-        across = run_across(gathered.reports, ignored(options))
-        return gathered, tuple(finding for outcome in across for finding in outcome.findings)
+    def _sources(self) -> tuple[tuple[str, str | None], ...]:
+        """Return the script and what it imports from this directory, each with its digest here.
 
-    def _situation(
-        self, options: Options, report: HostReport, script: ScriptReport | Unavailable, run_id: str
-    ) -> Situation:
+        Without one where the hosts use another directory: nothing there has to be as it is here.
+        """
+        target, chdir = self._target, self._asked.chdir
+        files = {target.name: None} if target is not None and target.kind == "script" else {}
+        if checked(self._options) and not isinstance(self._script, Unavailable):
+            files |= dict.fromkeys(path for path, _ in self._script.code if not path.startswith(("/", "../")))
+        here = chdir is None or Path(chdir) == Path.cwd()
+        return tuple((path, digest_of_file(Path(path)) if here else None) for path in files)
+
+    def _situation(self, options: Options, report: HostReport, run_id: str) -> Situation:
         """Return what one host's launch is decided from. It decides again itself, from what it then sees."""
         python = (self._asked.python,) if self._asked.python else interpreter()
         plugin = report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none")
         environ, cwd = report.facts.environment, Path(report.cwd)
-        return situation_of(options, report.facts, script, environ, cwd, python, plugin, run_id)
-
-
-def own_sources(script: ScriptReport) -> tuple[tuple[str, str], ...]:
-    """Return the files of this directory that the script consists of, as it shows, each with a digest."""
-    inside = [path for path, _ in script.code if not path.startswith(("/", "../"))]
-    return tuple((path, digest) for path in inside if (digest := digest_of_file(Path(path))) is not None)
+        return situation_of(options, report.facts, self._script, environ, cwd, python, plugin, run_id)
 
 
 def left_out(gathered: Gathered, enough: int) -> tuple[Finding, ...]:

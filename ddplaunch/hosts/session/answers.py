@@ -1,4 +1,4 @@
-"""A host's answers before a launch: its facts, its sources, an address to meet at, the addresses that it reaches."""
+"""A host's answers before a launch: its facts and sources, an address to meet at, the addresses that it reaches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from ddplaunch.machine import network
 
-_LARGEST_SCRIPT = 16 << 20
 _PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from which outgoing connections take theirs
 _REACH_S = 3.0
 _GIT_S = 3.0
@@ -40,13 +39,7 @@ class Answers:
             return self._listen(order)
         if what == "reach":
             routes = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
-            return {
-                "reached": {name: own_address for name, own_address, _ in routes},
-                "at": {name: peer for name, _, peer in routes},
-            }
-        if what == "sources":
-            files = {str(path): digest_of_file(Path(path)) or "missing" for path in order["files"]}
-            return {"files": files, "tree": work_tree()}
+            return {"reached": {name: [own_address, peer] for name, own_address, peer in routes}}
         raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
 
     def _listen(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -108,15 +101,16 @@ def facts(order: dict[str, Any]) -> dict[str, Any]:
         os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH", ""))))
     problem = _enter(order.get("cwd"))
     plugin = probe_plugin()
+    files = [] if problem else order.get("files") or []
     return {
         "facts": codec.to_json(gather(codec.from_json(order["request"], ProbeRequest))),
         "extra": {
             "ddplaunch": __version__,
             "plugin": None if isinstance(plugin, Unavailable) else plugin,
             "cwd_problem": problem,
-            "script_sha256": None if problem else fingerprint(order.get("script")),
+            "files": {str(path): digest_of_file(Path(path)) or "missing" for path in files},
+            "tree": work_tree() if files else None,
             "machine": machine(),
-            "time_s": time.time(),
         },
     }
 
@@ -130,19 +124,6 @@ def _enter(directory: str | None) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def fingerprint(script: str | None) -> str | None:
-    """Return the script's SHA-256, "missing", or None where there is none to look at."""
-    if script is None:
-        return None
-    import hashlib  # loads OpenSSL, which a host without a script to look at has no need of
-
-    try:
-        with Path(script).open("rb") as file:
-            return hashlib.sha256(file.read(_LARGEST_SCRIPT)).hexdigest()
-    except OSError:
-        return "missing"
 
 
 def digest_of_file(path: Path) -> str | None:

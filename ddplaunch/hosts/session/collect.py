@@ -6,6 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +29,16 @@ _UNKNOWN_CLOCK = (0.0, 1e6)  # a host that echoed nothing in time is not to be b
 
 @dataclass(frozen=True)
 class Question:
-    """The question to every host. ``cwd`` is the directory there, ``env`` the variables that it gets from here."""
+    """The question to every host. ``cwd`` is the directory there, ``env`` the variables that it gets from here.
+
+    ``sources`` are the script's files in it, which are compared, each with its digest where this machine has it.
+    """
 
     request: ProbeRequest
     python: str
     cwd: str | None = None
     script: str | None = None
+    sources: tuple[tuple[str, str | None], ...] = ()
     env: Mapping[str, str] | None = None
     deadline_s: float = 20.0
 
@@ -56,7 +61,7 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
         "what": "facts",
         "request": codec.to_json(replace(question.request, torch_needs_gpu=True, packages=True)),
         "cwd": question.cwd,
-        "script": question.script,
+        "files": [path for path, _ in question.sources],
         "env": dict(question.env or {}),
     }
     reached = FanOut(links, start, order, question.deadline_s).ask(names)
@@ -75,26 +80,6 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
             missing.append(report)
             links.close(host.link)
     return Gathered(tuple(reports), tuple(answered_hosts), tuple(missing))
-
-
-def with_sources(
-    links: Links, gathered: Gathered, files: Sequence[str], sources_here: Sequence[tuple[str, str]] = ()
-) -> Gathered:
-    """Ask every host for digests of ``files`` in its directory, and what git says of it.
-
-    ``sources_here`` are those of this machine. A host that does not answer in time is not compared.
-    """
-    for link in gathered.links:
-        link.send({"what": "sources", "files": list(files)})
-    answers = dict(replies(links, gathered.links, _MEET_S))
-    reports = []
-    for report in gathered.reports:
-        reply = answers.get(report.name, {})
-        tree = reply.get("tree")
-        files_there = tuple(_texts(reply.get("files")).items())
-        tree = tree if isinstance(tree, str) else None
-        reports.append(replace(report, sources=files_there, sources_here=tuple(sources_here), tree=tree))
-    return replace(gathered, reports=tuple(reports))
 
 
 def replies(links: Links, asked_links: Sequence[Link], deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -116,6 +101,7 @@ def _report(
         return misunderstood(name, str(reply["problem"]))
     try:
         extra = reply["extra"]
+        files = _texts(extra["files"])
         return HostReport(
             name=name,
             facts=codec.from_json(reply["facts"], Facts),
@@ -124,10 +110,13 @@ def _report(
             cwd=question.cwd or "",
             cwd_problem=extra["cwd_problem"],
             script_name=question.script,
-            script=extra["script_sha256"],
+            script=files.get(question.script or ""),
             machine=str(extra["machine"]),
             clock_ahead_s=clock[0],
             clock_unsure_s=clock[1],
+            sources=tuple(files.items()),
+            sources_here=tuple((path, digest) for path, digest in question.sources if digest is not None),
+            tree=extra["tree"] if isinstance(extra["tree"], str) else None,
         )
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         return misunderstood(name, str(problem))
@@ -142,16 +131,11 @@ def _clocks(links: Links, asked_links: Sequence[Link]) -> dict[str, tuple[float,
     for _ in range(_SAMPLES):
         for link in asked_links:
             link.send({"what": "clock", "sent": time.time()})
-        echoed = set()
         for name, beat in replies(links, asked_links, _ECHO_S):
-            try:
+            with suppress(KeyError, TypeError, ValueError, OverflowError):  # no clock's answer: as if it had not echoed
                 clock = clock_of(beat, time.time())
-            except (KeyError, TypeError, ValueError, OverflowError):  # no clock's answer: as if it had not echoed
-                continue
-            echoed.add(name)
-            if name not in best or clock[1] < best[name][1]:
-                best[name] = clock
-        asked_links = [link for link in asked_links if link.name in echoed and best[link.name][1] > _SURE_S]
+                best[name] = min(best.get(name, clock), clock, key=lambda sample: sample[1])
+        asked_links = [link for link in asked_links if link.name in best and best[link.name][1] > _SURE_S]
     return best
 
 
@@ -169,6 +153,13 @@ def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
 def _texts(value: object) -> dict[str, str]:
     """Return a JSON object of a host with all values as text, empty for anything else."""
     return {key: str(item) for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def _routes(reply: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return by address of the first host those at both ends of the way from another host to it."""
+    reached = reply.get("reached")
+    pairs = reached.items() if isinstance(reached, dict) else ()
+    return {name: (str(pair[0]), str(pair[1])) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
 
 
 def meet(
@@ -201,13 +192,13 @@ def meet(
     for link in other_links:
         link.send({"what": "reach", "addresses": addresses, "port": found_port, "nonce": nonce})
     answers = dict(replies(links, other_links, _MEET_S))
-    reached = {link.name: _texts(answers.get(link.name, {}).get("reached")) for link in other_links}
+    routes = {link.name: _routes(answers.get(link.name, {})) for link in other_links}
     for candidate in addresses:
-        if all(candidate in each for each in reached.values()):
-            numbers = {_texts(each.get("at")).get(candidate, candidate) for each in answers.values()}
+        if all(candidate in of_host for of_host in routes.values()):
+            numbers = {of_host[candidate][1] for of_host in routes.values()}
             place = numbers.pop() if len(numbers) == 1 else candidate  # rank 0's name may mean 127.0.1.1 there
-            return Meeting(place, found_port, (place, *(each[candidate] for each in reached.values())))
-    cut_off = [name for name, each in reached.items() if not each] or list(reached)
+            return Meeting(place, found_port, (place, *(of_host[candidate][0] for of_host in routes.values())))
+    cut_off = [name for name, of_host in routes.items() if not of_host] or list(routes)
     return (
         error(
             "hosts-not-connected",
