@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import ddplaunch
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.torch_names import (
     AGENT_CLOCK,
@@ -60,8 +59,8 @@ from ddplaunch.agent.warm import fresh
 from ddplaunch.agent.warm.template_process import first_path, may_start_again
 from tests.agent.guarded import open_files
 from tests.hosts.launching import clean_environment
+from tests.source import PACKAGE, nodes
 
-PACKAGE = Path(ddplaunch.__file__).parent
 #: Private names of Python's own library; what they are for is said where they are used.
 PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
 PYTHONS |= {"_initializing", "_parent_process", "_pid", "_process_counter", "_registry", "_resource_tracker"}
@@ -107,14 +106,13 @@ def test_what_is_used_with_a_name_is_there(name: TorchName) -> None:
 
 def test_no_private_name_is_used_that_nobody_lists() -> None:
     listed = {part for each in TORCH_NAMES for part in (*each.module.split("."), *each.name.split("."), *each.beside)}
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    own = {name for tree in trees.values() for node in ast.walk(tree) for name in defined(node)}
-    inside = [path for path in trees if path.relative_to(PACKAGE).parts[0] in ("agent", "comm")]
+    own = {name for walked in nodes().values() for node in walked for name in defined(node)}
+    inside = [path for path in nodes() if path.relative_to(PACKAGE).parts[0] in ("agent", "comm")]
     used = {
         (name, path.name)
         for path in inside
         if path.name != "torch_names.py"
-        for node in ast.walk(trees[path])
+        for node in nodes()[path]
         for name in touched(node)
         if re.match(r"_[A-Za-z]", name) and name not in own
     }

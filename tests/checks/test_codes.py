@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import ddplaunch
 from ddplaunch.checks import codes
 from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import Check
@@ -19,15 +18,15 @@ from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.watch import stragglers
 from tests.conftest import Golden
+from tests.source import PACKAGE, nodes
 
-SOURCE = Path(ddplaunch.__file__).parent
 _CODE = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _CALLS = ("error", "warning", "Finding", "Diagnosis")
 
 
 def said(path: Path) -> Iterator[str]:
     """Yield the codes that a file gives to findings and diagnoses, those in tables of tuples too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes()[path]:
         places: list[ast.expr] = []
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -43,7 +42,7 @@ def said(path: Path) -> Iterator[str]:
 @cache
 def every_code() -> dict[str, Path]:
     """Return each code in the source with a file that says it."""
-    return {code: path for path in sorted(SOURCE.rglob("*.py")) for code in said(path)}
+    return {code: path for path in nodes() for code in said(path)}
 
 
 KNOWN = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS, *codes.REFUSALS)}
@@ -59,13 +58,13 @@ def test_every_code_in_the_source_has_words() -> None:
         "host-lost",
     } <= every_code().keys()  # they are found
     missing = {
-        code: str(path.relative_to(SOURCE)) for code, path in every_code().items() if code not in KNOWN | DIAGNOSES
+        code: str(path.relative_to(PACKAGE)) for code, path in every_code().items() if code not in KNOWN | DIAGNOSES
     }
     assert missing == {}
 
 
 def test_no_words_are_left_over() -> None:
-    text = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    text = "".join(path.read_text() for path in nodes())
     assert [each.code for each in codes.REFUSALS if f'"{each.code}"' not in text] == []
     checks = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS)}
     assert [each.code for each in codes.REFUSALS if each.code in checks] == []

@@ -11,7 +11,6 @@ from ddplaunch.checks.all_checks import refuse_unknown
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import rate_text, run_measured, time_text
 from ddplaunch.comm.results import Comm, GroupResult, Test
-from ddplaunch.examples.comm_test import rounds_of
 from ddplaunch.values.finding import Finding, error
 
 #: Bandwidth and latency; None: nothing could be measured.
@@ -25,6 +24,8 @@ REFUSED = error("host-unreachable", "b cannot be reached", why="its sshd is gone
 
 def outcome_of(hosts: int, became: Callable[[set[str]], Measured], backend: str = "gloo") -> Comm:
     """Return what comes of a test in which ``became`` says what a group of hosts measures."""
+    from ddplaunch.examples.comm_test import rounds_of  # torch: not while every worker collects
+
     ranks_of = {name: [2 * place, 2 * place + 1] for place, name in enumerate(NAMES[:hosts])}
     groups = []
     for group in (group for groups in rounds_of(ranks_of, backend) for group in groups):

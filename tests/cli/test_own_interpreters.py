@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import ddplaunch
 from ddplaunch.cli.parsing.command import COMMANDS
 from ddplaunch.hosts.ssh import command
 from ddplaunch.values.variable_names import own_command
+from tests.source import PACKAGE, nodes
 
-PACKAGE = Path(ddplaunch.__file__).parent
 PROGRAM = str(Path(sys.executable).with_name("ddplaunch"))
 # Names that the standard library and ddplaunch import early, in the child interpreters too.
 NAMES = ("json", "signal", "runpy", "typing", "dataclasses", "logging", "types", "ddplaunch", "torch", "psutil", "yaml")
@@ -106,12 +105,11 @@ def test_over_ssh_too(tmp_path: Path) -> None:
 def interpreters() -> list[tuple[str, list[ast.expr]]]:
     """Return the elements of every list or tuple in the source that is a command line of Python."""
     found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, walked in nodes().items():
+        for node in walked:
             if isinstance(node, ast.List | ast.Tuple) and node.elts and isinstance(node.ctx, ast.Load):
-                first = ast.unparse(node.elts[0])
                 modules = [each for each in node.elts[1:] if isinstance(each, ast.Constant) and each.value == "-m"]
-                if first in ("sys.executable", "python") or modules:
+                if modules or ast.unparse(node.elts[0]) in ("sys.executable", "python"):
                     found.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.elts))
     return found
 

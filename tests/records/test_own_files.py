@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import ddplaunch
 from ddplaunch.agent.guard.record_file import RecordFile
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.cli.parsing.command import COMMANDS, command_named
@@ -27,6 +26,7 @@ from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.planning.sample_launch import launch
 from tests.records.fake_runs import outcome, record
+from tests.source import PACKAGE, nodes
 
 __all__ = ["call", "folder"]
 
@@ -232,11 +232,10 @@ def writes(node: ast.AST) -> bool:
 
 
 def test_nothing_else_writes_by_path() -> None:
-    root = Path(ddplaunch.__file__).parent
     found = {
-        str(path.relative_to(root))
-        for path in root.rglob("*.py")
-        if "examples" not in path.parts and any(map(writes, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+        str(path.relative_to(PACKAGE))
+        for path, walked in nodes().items()
+        if "examples" not in path.parts and any(map(writes, walked))
     }
     assert found == ELSEWHERE
 
