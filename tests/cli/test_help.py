@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,21 +23,33 @@ __all__ = ["call", "folder"]
 EXAMPLES = [(name, line) for name in COMMANDS for line, _ in command_named(name).examples]
 
 
-def page(*words: str, columns: int = 80) -> str:
-    """What is shown without colours on a terminal of that width."""
-    done = spawn([*words], Path.cwd(), {**os.environ, "NO_COLOR": "1", "COLUMNS": str(columns)})
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    return "".join(line.rstrip() + "\n" for line in done.stdout.decode().splitlines())
-
-
 @pytest.mark.parametrize("name", ["", "run", "logs"])
 def test_pages(golden: Golden, name: str) -> None:
-    golden(f"cli-help-{name or 'first'}-80", page(*filter(None, [name]), "--help"))
+    words = [*filter(None, [name]), "--help"]
+    done = spawn(words, Path.cwd(), {**os.environ, "NO_COLOR": "1", "COLUMNS": "80"})
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    golden(
+        f"cli-help-{name or 'first'}-80", "".join(f"{line.rstrip()}\n" for line in done.stdout.decode().splitlines())
+    )
+
+
+@pytest.fixture
+def page(call: Call, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What is shown without colours on a wide terminal."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def shown(*words: str) -> str:
+        said = call(*words)
+        assert said.status == 0 and not said.err
+        return said.out
+
+    return shown
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_page_has_every_option_and_both_examples(name: str) -> None:
-    shown = page(name, "--help", columns=160)
+def test_a_page_has_every_option_and_both_examples(page: Callable[..., str], name: str) -> None:
+    shown = page(name, "--help")
     for option in options_of(name):
         spelled = option.metavar if option.kind in ("argument", "arguments") else option.flag
         assert spelled in shown
@@ -45,7 +58,7 @@ def test_a_page_has_every_option_and_both_examples(name: str) -> None:
     assert all(line in shown for line, _ in examples)
 
 
-def test_the_first_page_lists_every_command_by_stage() -> None:
+def test_the_first_page_lists_every_command_by_stage(page: Callable[..., str]) -> None:
     shown = page("--help")
     assert all(re.search(rf"│ {name} +{re.escape(listed.line)}", shown) for name, listed in COMMANDS.items())
     assert {listed.stage for listed in COMMANDS.values()} <= set(re.findall(r"─ ([A-Z][a-z ]+[a-z]) ─", shown))
