@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.later_faults import FILES
+from benchmarks.fault_sets import logs
 from benchmarks.publishing import parser, publish
 from ddplaunch.explain.decide import fate
 from ddplaunch.explain.decide.choose import choose
@@ -151,14 +151,14 @@ def failures(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Need:
-    """The logs, as set/name, that get a wrong code or none without a ``rule`` or signature."""
+    """The logs, as author/name, that get a wrong code or none without a ``rule`` or signature."""
 
     rule: str
     logs: tuple[str, ...]
 
     @property
     def authors(self) -> int:
-        """How many sets these logs are of; each had one author."""
+        """How many authors these logs are of."""
         return len({log.partition("/")[0] for log in self.logs})
 
 
@@ -176,10 +176,8 @@ def needless(needs: Sequence[Need]) -> list[str]:
 
 def labelled(corpus: Path) -> Iterator[tuple[str, str, tuple[str | None, ...]]]:
     """Yield the name, the text and the right codes of each log of the fault sets and of the corpus."""
-    for name, faults in FILES.items():
-        for fault in faults:
-            if fault.log:
-                yield f"{name}/{fault.name}", fault.log, tuple(None if code == "none" else code for code in fault.codes)
+    for fault in logs():
+        yield fault.name, fault.log, tuple(None if code == "none" else code for code in fault.codes)
     if corpus.exists():
         for case in map(json.loads, corpus.read_text().splitlines()):
             yield f"corpus/{case['id']}", case["log"], tuple(case["codes"])

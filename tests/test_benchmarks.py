@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,6 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import gpu, startup
+from benchmarks.fault_sets import LAUNCHES, faults_of, logs
+from benchmarks.fault_sets.__main__ import answer, sums_of
 from benchmarks.launchers import ACCELERATE, COLD, DEEPSPEED, TORCHRUN, WARM, launchers
 from benchmarks.launches import FIGURES
 from benchmarks.plot import draw
@@ -17,6 +20,8 @@ from benchmarks.projects import PROJECTS, WAYS, table
 from benchmarks.rounds import FLOOR, Launches, judge_launches, launches_text
 from benchmarks.timing import Times, how_installed
 from ddplaunch import __version__
+from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.machine.software import probe_plugin
 from tests.hosts.launching import clean_environment
 
@@ -202,3 +207,20 @@ def test_how_ddplaunch_was_installed_is_told(monkeypatch: pytest.MonkeyPatch, tm
     assert how_installed() == "not installed"
     gpu.install(tmp_path)
     assert how_installed() == "installed normally"
+
+
+def test_the_sets_cover_every_cause_by_few_logs() -> None:
+    names = [fault.name for fault in (*logs(), *faults_of(LAUNCHES))]
+    assert len(names) == len(set(names)) and sum(1 for _ in logs()) <= 1000
+    causes = {signature.code for signature in all_signatures() if signature.tier not in (Tier.HINT, Tier.ECHO)}
+    assert causes <= {code for fault in logs() for code in fault.codes}
+    assert {fault.timeout_s for fault in faults_of(LAUNCHES)} > {60} and any(
+        "config.json" in fault.files for fault in faults_of(LAUNCHES)
+    )
+
+
+def test_a_log_is_scored_by_what_explain_says_of_it() -> None:
+    right = next(fault for fault in logs() if fault.codes == ("cuda-out-of-memory",))
+    assert sums_of([answer(right)]) == [1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
+    wrong = answer(replace(right, codes=("port-taken",), helps=("no such word",)))
+    assert sums_of([wrong])[:4] == [1, 0, 0, 1] and not wrong.helps

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from benchmarks.explain import CORPUS, score, tuned
-from benchmarks.fault_list import Fault
-from benchmarks.later_faults import FILES
+from benchmarks.fault_sets import Fault, logs
 from tests.explain.logs import explained
 
 
@@ -21,7 +20,7 @@ def test_the_goals_hold() -> None:
     assert unseen.right >= 0.95 * unseen.logs and unseen.wrong <= 0.04 * unseen.logs, unseen
 
 
-@pytest.mark.parametrize("fault", [each for each in FILES["third"] if each.log], ids=lambda each: each.name)
+@pytest.mark.parametrize("fault", logs("third"), ids=lambda each: each.name)
 def test_logs_that_were_written_before_any_rule_was_mended_on_them(fault: Fault) -> None:
     found = explained(fault.log).diagnosis
     assert ("none" if found is None else found.code) in fault.codes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.later_faults import FILES
+from benchmarks.fault_sets import logs
 from tests.explain.logs import diagnosed, explained, failed, raised, summary
 
 STEPS = "".join(f"epoch 1 step {step}/900 loss 2.{step}\n" for step in range(100, 106))
@@ -630,7 +630,7 @@ def test_ctrl_c_behind_a_bar_of_a_later_epoch() -> None:
 
 
 def test_what_spawn_raises_again_is_no_rival() -> None:
-    log = next(each.log for each in FILES["twenty_ninth"] if each.name == "log:detectron_coco_annotations_gone")
+    log = next(each.log for each in logs("twenty_ninth") if each.name.endswith("/detectron_coco_annotations_gone"))
     assert "Exception: \n" in log and diagnosed(log).rival is None
 
 
