@@ -109,16 +109,14 @@ def samples(part: Part) -> None:
     """Send a sample of the ranks here every ``interval_s`` seconds, until they have ended."""
     from ddplaunch.values.codec import plain
     from ddplaunch.watch.live_samples import samples_here
-    from ddplaunch.watch.step_rate import metric_pattern
 
     run = next(part.runs(), None)
     part.answer_and_go_on({"runs": run is not None})
     if run is None:
         return
-    metric, interval_s = part.order.get("metric"), float(part.order["interval_s"])
-    watched = samples_here(run, None if metric is None else metric_pattern(str(metric)))
+    watched = samples_here(run)
     next(watched)  # rates begin with the second
-    while part.wait(interval_s) and (newest := next(watched, None)) is not None:
+    while part.wait(float(part.order["interval_s"])) and (newest := next(watched, None)) is not None:
         for sample in newest.values():
             part.send(plain(sample))
 

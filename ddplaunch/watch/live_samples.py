@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,13 +60,13 @@ class Watched:
             self.findings = tuple(finding for node in newest for finding in stragglers(tuple(self._by_node[node])))
 
 
-def samples_here(run: RunProcesses, pattern: re.Pattern[bytes] | None) -> Samples:
-    """Yield samples of the ranks on this host; those that are started anew are found. ``pattern`` is ``--metric``."""
+def samples_here(run: RunProcesses) -> Samples:
+    """Yield samples of the ranks on this host; those that are started anew are found."""
     gpus, directory = GpuUsage(), recorded_at(run)
     current: RunProcesses | None = run
     while current is not None:
         pids, followed = {process.pid for process in current.ranks}, _followed(current, directory)
-        take_sample = _sampler(current, followed, pattern, gpus)
+        take_sample = _sampler(current, followed, gpus)
         sample = take_sample()
         while True:
             yield {0: sample}
@@ -99,9 +98,7 @@ def _as_it_is_now(run: RunProcesses, directory: Path | None) -> RunProcesses | N
     return next((candidate for candidate in same if recorded_at(candidate) == directory), next(iter(same), None))
 
 
-def _sampler(
-    run: RunProcesses, followed: Mapping[Path, NodeProcesses], pattern: re.Pattern[bytes] | None, gpus: GpuUsage
-) -> Callable[[], Sample]:
+def _sampler(run: RunProcesses, followed: Mapping[Path, NodeProcesses], gpus: GpuUsage) -> Callable[[], Sample]:
     """Return what takes a sample of these ranks; ``followed`` are the nodes that this host is, by their attempt."""
     numbers = [process.number("RANK") for process in run.ranks]  # of another user it may not be read: pids are in order
     positions = [position if number is None else number for position, number in enumerate(numbers)]
@@ -109,7 +106,7 @@ def _sampler(
     sources: list[Steps | FollowedPhases] = []
     for folder, node in followed.items():
         ranks = [rank.rank for rank in node.ranks if rank.rank is not None]
-        sources += [Steps(folder, ranks, pattern), FollowedPhases(folder, ranks)]
+        sources += [Steps(folder, ranks), FollowedPhases(folder, ranks)]
 
     def sample() -> Sample:
         progress = [source.progress(time.time()) for source in sources]

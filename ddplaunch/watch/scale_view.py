@@ -14,7 +14,7 @@ from ddplaunch.values.words import count, duration_text, size_text
 from ddplaunch.watch.phases import PHASES, milliseconds, percent
 from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
 
-_SCHEMA = 1
+_SCHEMA = 2
 _LONGER = 0.02  # what is less is no rank's own
 _TITLES = {
     "data": "data",
@@ -42,7 +42,7 @@ def scale_text(
     """Return the table, what makes it unsure, and a verdict for each size."""
     base, lines = base_of(sizes), list[str]()
     if measured := [one for one in sizes if one.ranks]:
-        names = [f"{one.size} {'process' if one.processes == 1 else 'processes'}" for one in measured]
+        names = [_name(one) for one in measured]
         rows = _rows(measured, base, strong=strong, dataset_size=dataset_size)
         filled_rows = [
             {"": title, **dict(zip(names, texts, strict=True))} for title, texts in rows.items() if any(texts)
@@ -50,7 +50,7 @@ def scale_text(
         lines += table(filled_rows, terminal, names)
         kind = "the effective batch stays the same" if strong else "each process keeps its batch"
         lines += ["", *terminal.lines(f"{kind}; shares are of a step's time", "  ")]
-        unsure = {one.size: noise(one) for one in measured}
+        unsure = {one.processes: noise(one) for one in measured}
         lines += [
             line for size, why in unsure.items() if why for line in terminal.lines(f"{size} is unsure: {why}", "  ")
         ]
@@ -72,7 +72,7 @@ def _verdict_lines(one: SizeMeasured, base: SizeMeasured | None, terminal: Termi
 
 
 def _name(one: SizeMeasured) -> str:
-    return count(one.processes, "process") + (f" on {one.nodes} nodes" if one.nodes > 1 else "")
+    return count(one.processes, "process")
 
 
 def _rate(rate: float) -> str:
@@ -112,7 +112,7 @@ def _rows(
 
 
 def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int | None = None) -> dict[str, Any]:
-    """Return everything as JSON values, schema 1; times in seconds, memory in bytes, shares from 0 to 1."""
+    """Return everything as JSON values, schema 2; times in seconds, memory in bytes, shares from 0 to 1."""
     base, rows = base_of(sizes), []
     for one in sizes:
         faster, finding = speed_up(one, base, strong=strong), verdict(one, base, strong=strong)

@@ -25,27 +25,23 @@ _NOISY = 1.5
 
 @dataclass(frozen=True)
 class SizeMeasured:
-    """One size. ``size`` is as it was typed (``2x4``), ``processes`` all of them, on ``nodes`` machines.
+    """One size, of so many ``processes``.
 
     ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
     ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
-    the ranks of one machine share. ``settled`` is False where step times still moved, ``unwatched`` is True where
-    nobody saw how far its ranks were.
+    the ranks share. ``settled`` is False where step times still moved.
     ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not. ``observed`` is
     what its ranks were found to do at their first steps, as `run` tells it.
     Sizes are in bytes, times in seconds.
     """
 
-    size: str
     processes: int
-    nodes: int = 1
     ranks: tuple[RankPhases, ...] = ()
     samples_per_s: float | None = None
     effective_batch: int | None = None
     lr: str | None = None
     cpus: int = 1
     settled: bool = True
-    unwatched: bool = False
     workers: str = ""
     record: str = ""
     problem: Finding | None = None
@@ -158,7 +154,7 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
         return SizeVerdict(one.apart, one.apart.what)
     faster = speed_up(one, base, strong=strong)
     is_base = base is None or one.processes == base.processes
-    cpus = one.cpus * one.nodes
+    cpus = one.cpus
     finding = held_back(one.ranks, cpus, one.workers)
     if finding is not None and finding.code in _OF_TOO_MANY and _is_too_many(one):
         finding = _more_than_cpus(one)  # fewer threads than one there are not
@@ -176,7 +172,7 @@ def _is_too_many(one: SizeMeasured) -> bool:
 
     Ranks that compute little need CPUs all the same, for what gloo moves between them.
     """
-    cpus = one.cpus * one.nodes
+    cpus = one.cpus
     if one.processes <= cpus or any(rank.facts.get("device") != "cpu" for rank in one.ranks):
         return False
     computes = sum(one.shares[name] or 0.0 for name in _COMPUTE)
@@ -187,7 +183,7 @@ def _more_than_cpus(one: SizeMeasured) -> Finding:
     waiting = f"; each waits for one {percent(one.waits)} of the time" if one.waits >= _WAITING else ""
     return warning(
         "cpus-used-up",
-        f"{count(one.processes, 'process')} compute on {count(one.cpus * one.nodes, 'CPU')}{waiting}",
+        f"{count(one.processes, 'process')} compute on {count(one.cpus, 'CPU')}{waiting}",
         why="each of them has one thread at least, and waits for a CPU while another one computes",
         fix=f"at most {count(one.cpus, 'process')} on this machine: `ddplaunch scale {one.cpus} …`",
     )
@@ -232,9 +228,7 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
 def noise(one: SizeMeasured) -> str:
     """Return what makes the figures of a size unsure, as a clause; "" if nothing does."""
     spread = one.spread_s
-    if one.unwatched:
-        return "its hosts do not share the run directory (`--run-dir`), so that the clock alone ended it"
-    if one.waits >= _WAITING and max(threads_of(one.ranks), one.processes) <= one.cpus * one.nodes:
+    if one.waits >= _WAITING and max(threads_of(one.ranks), one.processes) <= one.cpus:
         return f"its ranks waited {percent(one.waits)} of the time for CPUs that others used"
     if not one.settled:
         return "its step times still moved"

@@ -1,7 +1,7 @@
 """How fast each rank steps, from the last few KiB of its recorded output, or from the phases that it writes.
 
 What counts up is recognised by its words: ``step 12``, ``iter: 12``, ``'step': 12``, tqdm's ``12/500 [00:03<…,
-4.1it/s]``, ``Epoch: [0][ 12/5005]`` and ``Train Epoch: 1 [640/60000``; or by a pattern of the user's.
+4.1it/s]``, ``Epoch: [0][ 12/5005]`` and ``Train Epoch: 1 [640/60000``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 from ddplaunch.machine.files import open_plain, pieces_of
 from ddplaunch.records.log_files import STEP_BAR, STEPS
-from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.watch.phases import MOST_BYTES, PHASES, StepLine, parsed, phases_path, summed
 
@@ -51,15 +50,9 @@ class Progress:
 class Steps:
     """Follows the files of one attempt's ranks. A file that is not there yet, or any more, says nothing."""
 
-    def __init__(self, folder: Path, ranks: Sequence[int], pattern: re.Pattern[bytes] | None = None) -> None:
-        """``folder`` is ``node-K/attempt-A``; ``pattern`` replaces the usual ones, see ``metric_pattern``."""
-        names = () if pattern is None else tuple(pattern.groupindex)
-        loss = LOSS if pattern is None or "loss" not in names else pattern
-        patterns = STEPS if pattern is None or names == ("loss",) else (pattern,)
-        self._files = {
-            rank: [_File(f"{folder}/rank-{rank}.{stream}", patterns, loss) for stream in ("out", "err")]
-            for rank in ranks
-        }
+    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+        """``folder`` is ``node-K/attempt-A``."""
+        self._files = {rank: [_File(f"{folder}/rank-{rank}.{stream}") for stream in ("out", "err")] for rank in ranks}
 
     def progress(self, now_s: float) -> dict[int, Progress]:
         """Return each rank's progress; ``now_s`` is in seconds since the epoch."""
@@ -83,12 +76,9 @@ class _Counter:
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque()
         self.printed: float | None = None
-        self.printed_only = False
 
     def note(self, at_s: float, step: float | None, printed: float | None) -> None:
         self.printed = printed
-        if step is None:  # the pattern names a rate and nothing that counts
-            self.printed_only, step = True, printed
         if step is None or (self.points and step == self.points[-1][1]):
             return
         if self.points and step < self.points[-1][1]:  # the next epoch
@@ -99,7 +89,7 @@ class _Counter:
 
     def rate(self, now_s: float) -> float | None:
         """Return steps per second over the window; it falls when the next step is overdue."""
-        if self.printed_only or len(self.points) < 2:
+        if len(self.points) < 2:
             return self.printed
         times = [at_s for at_s, _ in self.points]
         longest = max(later - earlier for earlier, later in pairwise(times))
@@ -111,12 +101,10 @@ class _Counter:
 class _File:
     """One recorded stream, read from where the last look ended."""
 
-    def __init__(self, path: str, patterns: Sequence[re.Pattern[bytes]], loss: re.Pattern[bytes]) -> None:
+    def __init__(self, path: str) -> None:
         self._log = self._path = path
-        self._patterns = patterns
-        self._loss = loss
         self.loss: tuple[float, float | str | None] = (0.0, None)  # when it was printed, and which
-        self._counters = [_Counter() for _ in patterns]
+        self._counters = [_Counter() for _ in STEPS]
         self._position = self._size = 0
 
     def look(self, now_s: float) -> list[_Counter]:
@@ -141,9 +129,9 @@ class _File:
         if size == self._size or (not end and len(data) >= _TAIL_BYTES):
             end = len(data)
         self._size, self._position = size, start + end
-        if losses := list(self._loss.finditer(data)):
+        if losses := list(LOSS.finditer(data)):
             self.loss = (at_s, _loss(losses[-1]["loss"]))
-        for counter, pattern in zip(self._counters, self._patterns, strict=True):
+        for counter, pattern in zip(self._counters, STEPS, strict=True):
             # a bar is begun by its \r, so that the newest is never ended; its unit tells that it is all there
             matches = list(pattern.finditer(data, 0, len(data) if pattern is STEP_BAR else end))
             if matches:
@@ -151,13 +139,13 @@ class _File:
 
 
 def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
-    """Return (what counts, rate), each None where the pattern does not name it."""
-    names = match.re.groupindex
-    step = _number(match["step"]) if "step" in names else None if "rate" in names else _number(match[1])
-    rate = _number(match["rate"]) if "rate" in names else None
-    if rate and "unit" in names and match["unit"] == b"s/it":
+    """Return (what counts, rate); only a bar prints a rate."""
+    if match.re is not STEP_BAR:
+        return _number(match[1]), None
+    rate = _number(match["rate"])
+    if rate and match["unit"] == b"s/it":
         rate = round(1 / rate, 4)
-    return step, rate
+    return _number(match["step"]), rate
 
 
 def _loss(text: bytes | None) -> float | str | None:
@@ -171,25 +159,6 @@ def _number(text: bytes | None) -> float | None:
         return float(text) if text else None
     except ValueError:
         return None
-
-
-def metric_pattern(text: str) -> re.Pattern[bytes]:
-    """Return ``--metric`` as a pattern: its group counts up, or is a rate per second if called ``rate``, or the loss if
-    called ``loss``.
-
-    Raises UsageError where it is not a regular expression or has no group.
-    """
-    fix = r"`--metric 'seen (\d+) samples'`, or `--metric '(?P<rate>[\d.]+) samples/s'`"
-    try:
-        pattern = re.compile(os.fsencode(text))
-    except re.error as error:
-        what = f"`--metric {text}` is not a regular expression: {error.msg}"
-        why = "it is searched for in what ranks print, with Python's `re`"
-        raise usage(what, why=why, fix=fix, where="flag: --metric") from error
-    if not pattern.groups:
-        why = "the group is the number that counts up, or `(?P<rate>…)` a rate, or `(?P<loss>…)` the loss"
-        raise usage(f"`--metric {text}` has no group", why=why, fix=fix, where="flag: --metric")
-    return pattern
 
 
 class FollowedFile:

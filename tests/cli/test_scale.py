@@ -144,10 +144,9 @@ def test_sizes_side_by_side(folder: Path) -> None:
     assert 1.4 < float(lines["speed-up"][1]) < 2.6, out
     assert err.count(": 25 steps of ") == 2, "as many as --steps says"
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
-    strong, _ = scale(folder, words("1,2", "--strong", "--global-batch-size", "8", "--keep"))
+    strong, _ = scale(folder, words("1,2", "--global-batch-size", "8"))
     assert "the effective batch stays the same" in strong
     assert next(line.split()[-2:] for line in strong.splitlines() if "effective batch  " in line) == ["8", "8"]
-    assert len(list((folder.parent / "cache" / "ddplaunch" / "trials").rglob("out/rank-0"))) == 2, "kept"
 
 
 @pytest.mark.slow
@@ -172,7 +171,7 @@ def test_what_cannot_be_measured(folder: Path) -> None:
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
     out, _ = scale(folder, words("1", "--timeout", "8"), 1)
     assert "error[trial-without-steps]: 0 steps in" in out
-    for bad, code in (("2x2", "size-not-here"), ("1,x", "usage"), ("0", "usage")):
+    for bad, code in (("2x2", "usage"), ("1,x", "usage"), ("0", "usage")):
         _, err = scale(folder, words(bad), 2)
         assert f"error[{code}]" in err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,11 @@ def test_a_trials_folders_are_outside_of_the_tree_and_are_removed(
         place = make_place(Path(".ddplaunch"), "x", in_place=False)
         assert place.tree == tmp_path / "project" and place.records == Path.cwd() / ".ddplaunch"
         assert place.folder is not None and place.folder.is_dir() and place.tree not in place.folder.parents
-        place.remove(keep=False)
+        place.remove()
         assert not place.folder.exists() and not place.temporary.exists()
     place = make_place(Path(".ddplaunch"), "x", in_place=True)
     assert place.folder is None and place.command() == [] and place.changes() == ()
-    place.remove(keep=False)
+    place.remove()
 
 
 def test_trackers_reach_for_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,8 @@ def test_trials_on_other_machines_change_files_only_where_that_is_asked_for(
         (["fit", "1", "--trials", "0"], "`--trials 0` is too small"),
         (["fit", "1", "--warmup-steps", "-1"], "`--warmup-steps -1` is too small"),
         (["fit", "2x2"], "`fit` tries batches on one machine, and this launch has several"),
-        (["scale", "1,,2"], "`` is not a size"),
+        (["scale", "1,,2"], "`SIZES ` is not a number of processes"),
+        (["scale", "2x2"], "`SIZES 2x2` is not a number of processes"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
         (["scale", "1,2", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
         (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
@@ -124,20 +126,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trial(*words: str, processes: int = 2, timeout_s: float = 120, run_words: tuple[str, ...] = ()) -> Trial:
+def trial(*words: str, processes: int = 2, timeout_s: float = 120, **more: Any) -> Trial:
     flag = Source("flag", "--device")
     device: Resolved[DeviceWord] = Resolved("cpu", flag)
     measure = Measure(steps=30, seconds=None, timeout_s=timeout_s)
     script = ["train.py", *words]
     first = prepare(Options(device=device), parse_target(script))
-    said = {"device": device, "start": Resolved("warm", flag), "timeout": Resolved("9m", flag)}
-    change = Change(str(processes), str(processes), processes, said, run_words)
+    said = {"device": device, "start": Resolved("warm", flag), "timeout": Resolved("9m", flag), **more}
+    change = Change(str(processes), processes, said)
     results: list[Trial] = []
 
     def series() -> Generator[Change, Trial, None]:
         results.append((yield change))
 
-    assert Trials("scale", first, script, None, measure, keep=False, in_place=False).run_all(series()) is False
+    assert Trials("scale", first, script, None, measure, in_place=False).run_all(series()) is False
     (result,) = results
     assert not [run for run in runs_in(process_table()) if run.run_id == result.run_id], "nothing is left"
     assert (result.problem is None) is bool(result.measured.ranks)
@@ -173,6 +175,6 @@ def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
     assert none.ending == "ended" and none.measured.steps == 0
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
     assert trial(processes=1, timeout_s=6).ending == "timed-out"
-    refused = trial(run_words=("--data", "/no/such/data"))
+    refused = trial(data=(Resolved("/no/such/data", Source("flag", "--data")),))
     assert refused.ending == "refused"
     assert "data-missing" in [each.code for each in refused.findings]

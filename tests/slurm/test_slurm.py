@@ -301,23 +301,18 @@ def test_what_a_batch_script_would_start_can_be_looked_at(cluster: Cluster, plac
     assert "--cpus-per-task=3" in text and "train.py end" in text
 
 
-def test_sizes_of_an_allocation_are_measured(cluster: Cluster, place: Path) -> None:
+def test_sizes_are_those_of_one_node_of_an_allocation(cluster: Cluster, place: Path) -> None:
     (place / "train.py").write_text(PLANTED)
     flags = f"--device cpu --steps 15 --json --in-place {shlex.join(HERE)}"
-    command = f"{sys.executable} -m ddplaunch scale 1,2x1 {flags} -- train.py"
+    command = f"{sys.executable} -m ddplaunch scale 1,2 {flags} -- train.py"
     wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "scale.out", "--wrap", f"{command} > scale.json"]
     cluster.finished(cluster.run(wrapped, place).stdout.strip(), timeout_s=300)
     said = (place / "scale.out").read_text() + (place / "scale.json").read_text()
     one, two = json.loads((place / "scale.json").read_text())["sizes"]
-    assert [each["size"] for each in (one, two)] == ["1", "2x1"] and len(two["ranks"]) == 2, said
-    assert 1.2 < two["speed_up"] < 2.8, said
-    for each in (one, two):  # ended with its grace, and not by srun, which kills
+    assert [each["processes"] for each in (one, two)] == [1, 2] and len(two["ranks"]) == 2, said
+    for each in (one, two):  # both ranks are here; ended with their grace
         outcome = read_outcome(Path(each["record"]))
         assert isinstance(outcome, RunOutcome) and outcome.state == "terminated"
-    words = ("salloc", "-N2", sys.executable, "-m", "ddplaunch", "scale", "3x1", "--device", "cpu", "--", "train.py")
-    more = cluster.run(words, place)
-    assert more.returncode == 2 and "size 3x1 is too large for 2 machines" in more.stderr, more.stderr
-    assert "or of a Slurm allocation" in " ".join(more.stderr.split())
 
 
 def test_doctor_measures_the_nodes_of_an_allocation(cluster: Cluster, place: Path) -> None:

@@ -35,16 +35,13 @@ def rank(number: int, step_s: float = 0.1, spread: float = 1.1, **more: Any) -> 
     )
 
 
-def size(processes: int, step_s: float = 0.1, nodes: int = 1, **more: Any) -> SizeMeasured:
+def size(processes: int, step_s: float = 0.1, **more: Any) -> SizeMeasured:
     of_ranks = {
         name: more.pop(name) for name in ("shares", "spread", "device", "threads", "backend", "waits") if name in more
     }
     ranks = more.pop("ranks", tuple(rank(number, step_s, **of_ranks) for number in range(processes)))
-    each = processes // nodes
     return SizeMeasured(
-        size=str(each) if nodes == 1 else f"{nodes}x{each}",
         processes=processes,
-        nodes=nodes,
         ranks=ranks,
         samples_per_s=more.pop("samples_per_s", 8 * processes / step_s),
         effective_batch=8 * processes,
@@ -70,7 +67,7 @@ def test_what_ranks_do_beside_their_speed_is_told() -> None:
 
 def test_speed_up_weak_and_strong() -> None:
     one, four = size(1), size(4, 0.125)
-    assert base_of([four, one]) is one and base_of([SizeMeasured("1", 1)]) is None
+    assert base_of([four, one]) is one and base_of([SizeMeasured(1)]) is None
     weak = speed_up(four, one, strong=False)
     assert weak is not None and weak.speed_up == pytest.approx(3.2) and weak.efficiency == pytest.approx(0.8)
     unknown = [size(1, samples_per_s=None), size(4, 0.125, samples_per_s=None)]
@@ -78,7 +75,7 @@ def test_speed_up_weak_and_strong() -> None:
     assert weak is not None and weak.speed_up == pytest.approx(3.2)
     strong = speed_up(size(4, 0.05, samples_per_s=None), unknown[0], strong=True)
     assert strong is not None and strong.speed_up == pytest.approx(2.0) and strong.ideal == 4
-    assert speed_up(SizeMeasured("2", 2), one, strong=False) is None
+    assert speed_up(SizeMeasured(2), one, strong=False) is None
 
 
 def changed(**more: float) -> dict[str, float]:
@@ -132,8 +129,8 @@ SIZES = [
     size(1),
     size(2, 0.105, spread=1.4),
     size(4, 0.2, shares=changed(comm=0.5, forward=0.15, backward=0.25)),
-    SizeMeasured("8", 8, problem=FAILED),
-    size(8, 0.2, nodes=2, shares=changed(data=0.5, forward=0.15, backward=0.2)),
+    SizeMeasured(8, problem=FAILED),
+    size(16, 0.2, shares=changed(data=0.5, forward=0.15, backward=0.2)),
 ]
 
 
@@ -148,7 +145,7 @@ def test_the_answer(golden: Golden, width: int) -> None:
 
 def test_the_json() -> None:
     found = json.loads(json.dumps(scale_json(SIZES, strong=False, dataset_size=50_000)))
-    assert found["schema"] == 1 and [each["size"] for each in found["sizes"]] == ["1", "2", "4", "8", "2x4"]
+    assert found["schema"] == 2 and [each["processes"] for each in found["sizes"]] == [1, 2, 4, 8, 16]
     assert found["sizes"][2]["verdict"]["finding"]["code"] == "communication-bound"
     assert found["sizes"][3]["problem"]["code"] == "trial-failed" and found["sizes"][3]["verdict"] is None
     assert found["sizes"][1]["speed_up"] == 1.9048 and found["sizes"][0]["epoch_s"] == 625
@@ -177,12 +174,6 @@ def test_more_workers_are_typed_as_the_script_takes_them() -> None:
         found = verdict(size(2, shares=waits, workers=typed), None, strong=False)
         assert found is not None and found.finding is not None
         assert found.finding.code == "input-bound" and found.finding.fix.startswith(words), found.finding.fix
-
-
-def test_a_size_that_ended_by_the_clock_alone_is_unsure() -> None:
-    blind = size(2, nodes=2, unwatched=True)
-    assert "the clock alone ended it" in noise(blind)
-    assert json.loads(json.dumps(scale_json([blind], strong=False)))["sizes"][0]["unwatched"] is True
 
 
 def test_no_efficiency_without_a_smaller_size() -> None:

@@ -17,10 +17,9 @@ from ddplaunch.machine.sample import Sample, sample_of
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.ui.top_view import TopView, top_lines, top_text
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import UsageError
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.sampler import RankUsage, host_sample
-from ddplaunch.watch.step_rate import Steps, metric_pattern
+from ddplaunch.watch.step_rate import Steps
 from ddplaunch.watch.stragglers import late_rank, slowest_rank, stragglers
 from tests.conftest import Golden
 from tests.watch.metrics_samples import BEGAN_S, run_samples, with_gpu, with_rank
@@ -93,17 +92,6 @@ def test_only_the_end_of_long_output_is_read_and_a_cut_number_is_not_taken(tmp_p
     assert steps.progress(BEGAN_S + 1)[0].step == 123
     path.unlink()
     assert steps.progress(BEGAN_S + 2)[0].step == 123  # the record is gone, what was seen is not
-
-
-def test_a_pattern_of_the_users(tmp_path: Path) -> None:
-    _print(tmp_path / "rank-3.out", "step 5, seen 640 samples at 412.5 samples/s\n", BEGAN_S)
-    counted = Steps(tmp_path, [3], metric_pattern(r"seen (\d+) samples")).progress(BEGAN_S)
-    assert counted[3].step == 640
-    told = Steps(tmp_path, [3], metric_pattern(r"(?P<rate>[\d.]+) samples/s")).progress(BEGAN_S)
-    assert told[3].rate == 412.5
-    for wrong, says in (("(", "not a regular expression"), ("seen", "has no group")):
-        with pytest.raises(UsageError, match=says):
-            metric_pattern(wrong)
 
 
 def _print(path: Path, text: str, at_s: float) -> None:
@@ -237,12 +225,6 @@ def test_losses_in_common_words(tmp_path: Path, line: str, loss: float | str | N
     (tmp_path / "rank-0.out").write_text(line)
     found = Steps(tmp_path, [0]).progress(time.time())
     assert (found[0].loss if found else None) == loss
-
-
-def test_a_loss_in_the_users_words(tmp_path: Path) -> None:
-    (tmp_path / "rank-0.out").write_text("step 7 ppl 31.5 loss 3\n")
-    found = Steps(tmp_path, [0], metric_pattern(r"ppl (?P<loss>[\d.]+)")).progress(time.time())[0]
-    assert (found.step, found.loss) == (7, 31.5)
 
 
 @pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}])

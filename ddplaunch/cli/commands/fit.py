@@ -63,23 +63,19 @@ def fit(
     profile: str | None,
     headroom: str | None,
     trials: int | None,
-    warmup_steps: int | None,
-    steps: int | None,
-    seconds: float | None,
-    keep: bool | None,
-    in_place: bool | None,
     json: bool | None,
+    **flags: Any,
 ) -> int:
-    """Try batches until the largest that fits is known, and say what to type."""
+    """Try batches until the largest that fits is known, and say what to type. ``flags`` are those of trials."""
     words = required(script, "fit")
     options = with_configuration(said, profile)
     if trials is not None and trials < 1:
         raise too_small("--trials", trials, str(_TRIALS))
-    measure = measure_of(options, warmup_steps, steps, seconds, usual_s=5.0)
+    measure = measure_of(options, flags, usual_s=5.0)
     search = _Search(
         options, said, words, [] if profile is None else spelled("--profile", profile), _headroom(headroom)
     )
-    runs = Trials("fit", search.first, words, profile, measure, keep=bool(keep), in_place=bool(in_place))
+    runs = Trials("fit", search.first, words, profile, measure, in_place=bool(flags["in_place"]))
     interrupted = runs.run_all(search.run(_TRIALS if trials is None else trials))
     fitted = search.fitted()
     if json:
@@ -188,8 +184,7 @@ class _Search:
         typed["batch_size"] = Resolved(batch, _FIT)
         if self._memory is not None:
             typed["memory"] = self._memory
-        nproc = self.first.launch.topology.nproc_per_node.value
-        trial = yield Change(f"batch-{batch}", str(nproc), self._world, typed)
+        trial = yield Change(f"batch-{batch}", self._world, typed)
         if trial.ending == "interrupted":
             return
         tried, note = self._judged(batch, trial)

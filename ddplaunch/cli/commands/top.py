@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from json import dumps
 from typing import Any
@@ -23,7 +24,6 @@ from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text, host_name, listed
 from ddplaunch.watch.live_samples import Watched, samples_here, samples_of_hosts
-from ddplaunch.watch.step_rate import metric_pattern
 from ddplaunch.watch.stragglers import late_rank
 
 COMMAND = Command(
@@ -35,13 +35,6 @@ COMMAND = Command(
         LIVE_RUN,
         Flag("interval", "duration", "", "Time between samples: 1, 5s [1].", "TIME", short="-d"),
         Flag("count", "integer", "", "Stop after N samples [when the run ends].", "N", short="-n"),
-        Flag(
-            "metric",
-            "text",
-            "",
-            r"Regex with a group `step`, `rate` or `loss` [step, iter, tqdm; loss].",
-            "PATTERN",
-        ),
         Flag("json", "switch", "", "Every sample as a line of JSON."),
         RUN_DIR,
     ),
@@ -50,24 +43,16 @@ COMMAND = Command(
 _LEAST_S = 0.2  # the kernel counts CPU time in hundredths of a second
 
 
-def top(
-    run: str | None,
-    interval: float | None,
-    count: int | None,
-    metric: str | None,
-    json: bool | None,
-    run_dir: str | None,
-) -> int:
+def top(run: str | None, interval: float | None, count: int | None, json: bool | None, run_dir: str | None) -> int:
     """Watch a run that runs here."""
     most = None if count is None else max(1, count)
-    pattern = None if metric is None else metric_pattern(metric)
     interval_s = max(_LEAST_S, interval or 1.0)
     chosen = running_run(run, run_dir, "top")
     if chosen is None or chosen.processes is None:
         return ExitStatus.DONE
     described = summary(chosen.directory, chosen.processes, host_name())
     if chosen.launched is not None:
-        with EachHost(chosen.launched, "samples", metric=metric, interval_s=interval_s) as hosts:
+        with EachHost(chosen.launched, "samples", interval_s=interval_s) as hosts:
             tell_findings(hosts.problems)
             silent = (place.host for place in chosen.launched.places if place.node not in hosts.answers)
             header = _About(described, tuple(f"{host}: no samples" for host in silent))
@@ -76,7 +61,7 @@ def top(
     elsewhere = [host for host in described.hosts if host != host_name()]
     notes = (f"ranks on {listed(elsewhere)} are not shown: run `ddplaunch top` there",) if elsewhere else ()
     header = _About(described, notes)
-    _watch(Watched(samples_here(chosen.processes, pattern)), header, interval_s, most, bool(json))
+    _watch(Watched(samples_here(chosen.processes)), header, interval_s, most, bool(json))
     return ExitStatus.DONE
 
 
@@ -109,32 +94,48 @@ def _watch(watched: Watched, header: _About, interval_s: float, most: int | None
     time.sleep(min(interval_s, 0.5))
     on_screen = not json and _is_screen()
     left_by_user = True
+    due_times = _sampled(watched, interval_s, most)
     with suppress(KeyboardInterrupt):  # the usual way to end it
         if on_screen:
-            left_by_user = _on_screen(watched, header, interval_s, most)
+            left_by_user = _on_screen(watched, header, due_times)
         else:
-            _in_lines(watched, header, interval_s, most, json)
+            _in_lines(watched, header, due_times, json)
     if on_screen and (watched.ended or not left_by_user):  # the screen is gone with all that it showed
         write(top_text(_view(watched, header)))
     if watched.ended:
         say(f"{header.run.run_id} has ended; `ddplaunch explain {header.run.run_id}` says how")
 
 
-def _on_screen(watched: Watched, header: _About, interval_s: float, most: int | None) -> bool:
-    """Draw until the run ends, ``most`` times at most, or until somebody leaves; return whether somebody did."""
+def _sampled(watched: Watched, interval_s: float, most: int | None) -> Iterator[float]:
+    """Take samples until the run ends, ``most`` at most, and yield for each when it has been seen long enough."""
+    next_s, sample_count = time.monotonic(), 0
+    while sample_count != most:
+        watched.look()
+        if watched.ended:
+            return
+        sample_count += 1
+        next_s = next_s if sample_count == most else max(next_s + interval_s, time.monotonic())
+        yield next_s
+
+
+def _on_screen(watched: Watched, header: _About, due_times: Iterator[float]) -> bool:
+    """Draw until the last sample, or until somebody leaves; return whether somebody did."""
     from ddplaunch.ui.live_screen import LiveScreen  # rich is imported where it draws
 
     with LiveScreen(Terminal.of(sys.stdout)) as screen:
-        next_s, sample_count = time.monotonic(), 0
-        while True:
-            watched.look()
-            if watched.ended or sample_count == most:
-                return False
-            sample_count += 1
+        for due_s in due_times:
             screen.show(_view(watched, header, "q quits"))
-            next_s = max(next_s + interval_s, time.monotonic())
-            if screen.wait(next_s):
+            if screen.wait(due_s):
                 return True
+    return False
+
+
+def _in_lines(watched: Watched, header: _About, due_times: Iterator[float], json: bool) -> None:
+    """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
+    for due_s in due_times:
+        if not write(dumps(_value(watched, header)) + "\n" if json else top_text(_view(watched, header))):
+            return
+        time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _view(watched: Watched, header: _About, keys: str = "") -> TopView:
@@ -147,21 +148,6 @@ def _view(watched: Watched, header: _About, keys: str = "") -> TopView:
     behind_rank = late_rank(tuple(watched.samples), watched.findings)
     words = (*header.words(watched.ended), keys)
     return TopView(sample, words, notes, watched.findings, behind_rank, Terminal.of(sys.stdout))
-
-
-def _in_lines(watched: Watched, header: _About, interval_s: float, most: int | None, json: bool) -> None:
-    """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
-    next_s, sample_count = time.monotonic(), 0
-    while True:
-        watched.look()
-        if watched.ended:
-            return
-        text = dumps(_value(watched, header)) + "\n" if json else top_text(_view(watched, header))
-        sample_count += 1
-        if not write(text) or sample_count == most:
-            return
-        next_s = max(next_s + interval_s, time.monotonic())
-        time.sleep(max(0.0, next_s - time.monotonic()))
 
 
 def _value(watched: Watched, header: _About) -> dict[str, Any]:

@@ -48,7 +48,7 @@ LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit")
 #: Kinds of options whose values are a list.
 REPEATED = ("many", "arguments")
 
-_SIZES = "Numbers of processes: 1,2,4,2x4 [1, 2, 4 … up to the GPUs, or CPUs, of all machines]."
+_SIZES = "Numbers of processes: 1,2,4 [1, 2, 4 … up to the GPUs, or CPUs, of this machine]."
 
 PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
 RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
@@ -106,13 +106,12 @@ HOSTS = (
 
 
 def trial_options(usual_s: int) -> tuple[Flag, ...]:
-    """Return the options that say how long a trial is, and what is kept of it; it usually measures ``usual_s``."""
+    """Return the options that say how long a trial is and where it writes; it usually measures ``usual_s``."""
     usual = f"{usual_s}; with --steps until they are over"
     return (
         Flag("warmup_steps", "integer", TRIALS, "Minimum warm-up steps [5].", "N"),
         Flag("steps", "integer", TRIALS, "Steps to measure [as many as there are in --seconds].", "N"),
         Flag("seconds", "duration", TRIALS, f"Time to measure [{usual}].", "TIME"),
-        Flag("keep", "switch", TRIALS, "Keep the files that trials wrote."),
         Flag("in_place", "switch", TRIALS, "Let trials change files as the script does."),
     )
 

@@ -11,6 +11,11 @@ _ONE_KIND = (
 )
 _BY_HAND = "edit what `ddplaunch submit --to kubernetes` prints, or patch it with `kubectl kustomize`"
 
+_ONE_MACHINE = (
+    "`ddplaunch run 2x4 --hosts a,b --phases -- train.py` for each size; `ddplaunch report` has where its steps went"
+)
+_KEPT = "`--in-place` lets trials write as the script does; stderr lists what they wrote otherwise"
+
 #: ``COMMAND --option``, ``--option`` of every command, or ``COMMAND`` → what to use instead, in one line.
 REMOVED = {
     "attach": "`ddplaunch logs RUN --follow` shows what a run prints, `ddplaunch explain RUN` how it ended",
@@ -22,6 +27,13 @@ REMOVED = {
     "logs --since": "`ddplaunch logs RUN --lines N`: a record knows no time of a line but what the line itself says",
     "plan --exports": "`ddplaunch run … --dry-run` prints `env NAME=value …`, `ddplaunch plan --json` every variable",
     "plan --yaml": "`ddplaunch plan --json`: JSON is YAML as well",
+    **{
+        f"scale --{name}": _ONE_MACHINE
+        for name in ("hosts", "hostfile", "include", "exclude", "chdir", "python", "join-timeout")
+    },
+    "scale --keep": _KEPT,
+    "fit --keep": _KEPT,
+    "scale --strong": "`--global-batch-size N` keeps the effective batch, whatever the size",
     "scale --resume": "name the sizes that are missing: `ddplaunch scale 1,4,8 … -- train.py`",
     "scale --plot": "`ddplaunch scale --json` has all numbers to draw",
     **{
@@ -33,6 +45,7 @@ REMOVED = {
     "submit --set": _BY_HAND,
     "submit --wait": "`ddplaunch submit … --dry-run -- train.py | sbatch --wait` waits, and exits as the job did",
     "submit --trainer": _ONE_KIND,
+    "top --metric": "`ddplaunch.step()` in the script, or lines such as `step 12 loss 0.5`",
     "top --plot": _REPORT,
     "top --replay": _REPORT,
     "queue": "a task spooler (`tsp ddplaunch run 4 -- train.py`) or Slurm; `--gpus free:N` takes idle GPUs",

@@ -4,10 +4,10 @@ A trial is ``ddplaunch run … --phases`` as a user would type it, a child of th
 Which trial comes next, and what all of them say, is decided by the command in a generator::
 
     def series():
-        trial = yield Change("batch-16", "2", 2, {**said, "batch_size": …})
+        trial = yield Change("batch-16", 2, {**said, "batch_size": …})
         trial.problem, trial.measured.samples_per_s, trial.measured.peak_bytes
 
-    interrupted = Trials("fit", launch, ["train.py"], None, Measure(steps=20), keep=False).run_all(series())
+    interrupted = Trials("fit", launch, ["train.py"], None, Measure(steps=20), in_place=False).run_all(series())
 
 Nothing is left running when it returns or raises.
 """
@@ -18,11 +18,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.parsing.typed_words import launch_words, spelled
@@ -36,7 +36,7 @@ from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.settings import OBSERVED
-from ddplaunch.records.directory import new_run_id, not_yours, path_text
+from ddplaunch.records.directory import new_run_id, not_yours
 from ddplaunch.records.find import numbered
 from ddplaunch.records.json_files import read_object
 from ddplaunch.records.outcome import RunOutcome, read_findings, read_outcome
@@ -57,25 +57,17 @@ Ending = Literal["measured", "ended", "failed", "refused", "timed-out", "interru
 _OWN = ("nproc", "nnodes", "run_id", "run_dir", "phases", "timeout", "show", "verbose", "max_restarts")
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
 _LOOK_S = 0.2
-_UNSEEN_S = 60.0  # for ranks of other machines to start and settle that nobody sees
 _EMPTY = 16  # epochs without a batch after which none is waited for
 _GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a trial is: ``name`` ends its run id, ``nproc`` is NPROC as it is typed, ``ranks`` counts all processes.
-
-    ``said`` are the flags of its launch, ``words`` further ones of ``run``. ``elsewhere`` says that ranks run on other
-    machines, whose records may be here only after the end.
-    """
+    """What a trial is: ``name`` ends its run id, ``ranks`` counts its processes, ``said`` are flags of its launch."""
 
     name: str
-    nproc: str
     ranks: int
     said: Said
-    words: tuple[str, ...] = ()
-    elsewhere: bool = False
 
 
 class TrialRecord(NamedTuple):
@@ -91,7 +83,6 @@ class Trial:
     """One trial that is over.
 
     ``findings`` are what its launch said, ``observed`` what was found of how its ranks train.
-    ``unwatched`` says that time alone ended it.
     ``problem`` is why nothing was measured, None where something was.
     """
 
@@ -103,7 +94,6 @@ class Trial:
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()
     observed: tuple[Finding, ...] = ()
-    unwatched: bool = False
     took_s: float = 0.0
     problem: Finding | None = None
 
@@ -121,10 +111,9 @@ class Trial:
         return batch * len(ranks) / sum(rank.mean_s for rank in ranks)
 
 
-def measure_of(
-    options: Options, warmup_steps: int | None, steps: int | None, seconds: float | None, usual_s: float
-) -> Measure:
-    """Return how long trials are measured: ``usual_s`` where nobody says. Raises UsageError where that is nothing."""
+def measure_of(options: Options, flags: Mapping[str, Any], usual_s: float) -> Measure:
+    """Return how long trials are measured: ``usual_s`` where no flag says. Raises UsageError where that is nothing."""
+    warmup_steps, steps, seconds = flags["warmup_steps"], flags["steps"], flags["seconds"]
     for flag, value, smallest, example in (
         ("--steps", steps, 1, "50"),
         ("--warmup-steps", warmup_steps, 0, "5"),
@@ -167,15 +156,11 @@ class Trials:
         profile: str | None,
         measure: Measure,
         *,
-        keep: bool,
         in_place: bool,
     ) -> None:
-        """``first`` is a launch of the script that was decided before.
-
-        With ``keep`` the trials' folders stay. With ``in_place`` they run in the working directory, and change it.
-        """
+        """``first`` is a launch of the script that was decided before; trials change the tree itself ``in_place``."""
         self.first, self.script, self.measure = first, tuple(script), measure
-        self._keep, self._in_place = keep, in_place
+        self._in_place = in_place
         self._changed = set[str]()  # what trials wrote and removed, below the working tree
         self._words = () if profile is None else tuple(spelled("--profile", profile))
         self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
@@ -191,7 +176,7 @@ class Trials:
             while trial is None or trial.ending != "interrupted":
                 trial = self._run(change)
                 change = series.send(trial)
-        if self._changed and not self._keep:
+        if self._changed:
             say(f"written by trials, and not kept: {listed(sorted(self._changed), 8)}")
         return trial is not None and trial.ending == "interrupted"
 
@@ -200,13 +185,13 @@ class Trials:
         base, run_id = self.first.base, f"{self._group}.{change.name}"
         began_s = time.monotonic()
         record, steps = base / "runs" / run_id, FollowedSteps(base / "runs" / run_id, change.ranks)
-        place = self._place(change, run_id)
+        place = self._place(run_id)
         grace = change.said.get("grace")
         child = start_run(self._typed(change, run_id, place), place.told, inside=place.command())
         try:
             with ending_by_signals(signal.default_int_handler):  # `timeout`, a closed terminal: as Ctrl-C
                 try:
-                    ending, unwatched = self._watch(child.poll, change, record, steps)
+                    ending = self._watch(child.poll, change, record, steps)
                 finally:
                     end_run(child, record, _GRACE_S if grace is None else float(grace.value))
             if child.returncode == NOT_STARTED:
@@ -214,10 +199,8 @@ class Trials:
             findings = told_so_far(place.told).findings
             self._changed.update(place.changes())
         finally:
-            place.remove(keep=self._keep)
+            place.remove()
         steps.look()
-        if self._keep and place.folder is not None:
-            say(f"{change.name}: what it wrote is in `{path_text(place.folder)}`")
         recorded = read_outcome(record)
         outcome = recorded if isinstance(recorded, RunOutcome) else None
         trial = Trial(
@@ -229,15 +212,14 @@ class Trials:
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
             observed=_observed(record, outcome),
-            unwatched=unwatched,
             took_s=round(time.monotonic() - began_s, 2),
         )
         return replace(trial, problem=self._problem(trial))
 
-    def _place(self, change: Change, run_id: str) -> TrialPlace:
+    def _place(self, run_id: str) -> TrialPlace:
         """Raises RefusedError where the trial would change what is the user's, or cannot be made a place."""
         slurm = read_slurm(os.environ)
-        elsewhere = change.elsewhere or (slurm is not None and slurm.step is None and not slurm.on_node)
+        elsewhere = slurm is not None and slurm.step is None and not slurm.on_node
         if elsewhere and not self._in_place:
             raise _no_place("ranks run on other machines")
         try:
@@ -249,17 +231,14 @@ class Trials:
 
     def _typed(self, change: Change, run_id: str, place: TrialPlace) -> list[str]:
         """Return the words after ``ddplaunch`` that start a trial."""
-        words = ["run", change.nproc, "--run-id", run_id, "--phases", *self._words, *change.words]
+        words = ["run", f"1x{change.ranks}", "--run-id", run_id, "--phases", *self._words]  # a job has more nodes
         for name, value in (*place.variables.items(), (TRIAL, f"{self._group}/{change.name}")):
             words += ["--env", f"{name}={value}"]  # before those of the user, which win
         return [*words, *launch_words(change.said, _OWN), "--run-dir", str(place.records), "--", *self.script]
 
-    def _watch(
-        self, poll: Callable[[], int | None], change: Change, record: Path, steps: FollowedSteps
-    ) -> tuple[Ending, bool]:
-        """Wait until enough is measured or the run is over; return how it ended, and whether nobody saw its ranks."""
-        began_s, terminal, unwatched = time.monotonic(), Terminal.of(sys.stderr), False
-        unseen_s = _UNSEEN_S + (self.measure.seconds or 10.0)
+    def _watch(self, poll: Callable[[], int | None], change: Change, record: Path, steps: FollowedSteps) -> Ending:
+        """Wait until enough is measured or the run is over; return how it ended."""
+        began_s, terminal = time.monotonic(), Terminal.of(sys.stderr)
         try:
             while (status := poll()) is None:
                 time.sleep(_LOOK_S)
@@ -268,17 +247,15 @@ class Trials:
                 if terminal.styled:
                     tell(f"\r{change.name}: {count(steps.made, 'step')}, {took_s:.0f} s \r")
                 if steps.are_enough(self.measure):
-                    return "measured", unwatched
-                unwatched = change.elsewhere and not steps.complete
-                too_long = took_s >= self.measure.timeout_s or (unwatched and took_s >= unseen_s)
-                if too_long or steps.empty_epochs >= _EMPTY:
-                    return "timed-out", unwatched
+                    return "measured"
+                if took_s >= self.measure.timeout_s or steps.empty_epochs >= _EMPTY:
+                    return "timed-out"
         except KeyboardInterrupt:
-            return "interrupted", unwatched
+            return "interrupted"
         if status == 0:
-            return "ended", unwatched
+            return "ended"
         refused = status in (ExitStatus.REFUSED, ExitStatus.USAGE) and not numbered(record, "node")
-        return "refused" if refused else "failed", unwatched
+        return "refused" if refused else "failed"
 
     def _problem(self, trial: Trial) -> Finding | None:
         """Return why a trial measured nothing; None where it did."""
@@ -294,7 +271,7 @@ class Trials:
                 "trial-refused",
                 f"the launch is refused: {', '.join(finding.what for finding in errors(trial.findings))}",
                 "a trial is a run with all its checks",
-                f"`ddplaunch plan {trial.change.nproc} … -- {self.script[0]}` shows every value with its source",
+                f"`ddplaunch plan {trial.change.ranks} … -- {self.script[0]}` shows every value with its source",
             )
         if trial.ending == "failed":
             diagnosis = trial.diagnosis
@@ -325,12 +302,11 @@ class Trials:
                 "Ctrl-C ended it before enough was measured",
                 "the same command again",
             )
-        fix = "`--run-dir` on a file system that all hosts share" if trial.unwatched else "`--timeout 30m` waits longer"
         return (
             "trial-without-steps",
             f"{steps} in {duration_text(trial.took_s)}, too few to measure",
             "the ranks still load, or wait for each other, or step without an optimizer of torch",
-            f"{fix}; `ddplaunch logs {trial.run_id}` shows what they did; {_MARK}",
+            f"`--timeout 30m` waits longer; `ddplaunch logs {trial.run_id}` shows what they did; {_MARK}",
         )
 
 

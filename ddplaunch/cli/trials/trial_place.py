@@ -60,10 +60,10 @@ class TrialPlace:
         written, removed = scratch_tree.changes_in(self.folder, self.tree)
         return (*written, *(f"{path} (removed)" for path in removed))
 
-    def remove(self, *, keep: bool) -> None:
-        """Remove what the trial wrote, but for what it changed of the tree with ``keep``."""
+    def remove(self) -> None:
+        """Remove what the trial wrote."""
         scratch_tree.remove(self.temporary)
-        if self.folder is not None and not keep:
+        if self.folder is not None:
             scratch_tree.remove(self.folder)
 
 
