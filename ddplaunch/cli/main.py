@@ -1,4 +1,4 @@
-"""The ``ddplaunch`` command: splits off the script's arguments, runs a command, and reports what it raises."""
+"""The ``ddplaunch`` command: splits off the script's arguments, has the rest parsed, and reports what it raises."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.cli.streams import answer, end_with_starter, say, tell, tell_findings
-from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
+from ddplaunch.values.finding import DdplaunchError, ExitStatus, RefusedError, UsageError, usage
 
 _ASKED_BY_SHELL = "_DDPLAUNCH_COMPLETE"
 
@@ -40,14 +41,75 @@ def _dispatch_and_report(words: list[str]) -> int:
     try:
         if (status := _of_itself(words)) is not None:
             return status
-        from ddplaunch.cli.dispatch import dispatch  # `--version` needs nothing of a launch
-
         return dispatch(words)
     except DdplaunchError as problem:
         return _report(words, problem)
     except Exception as exception:
         unwritable = _unwritable(exception)
         return _bug(exception) if unwritable is None else _report(words, unwritable)
+
+
+def dispatch(words: list[str]) -> int:
+    """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
+    # `--version` needs nothing of a launch
+    from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, body_of, own_values
+    from ddplaunch.cli.parsing.typed_words import parse_quickly
+    from ddplaunch.cli.target import misplaced_script, split_arguments
+    from ddplaunch.values.words import needs_linux
+
+    ours, script = split_arguments(words)
+    names_nothing = not ours
+    if names_nothing or ours[0] == "help":
+        ours = [*ours[1:], "--help"]
+    command = ours[0]
+    asks_for_help = bool({"-h", "--help"} & {*ours})
+    if command in COMMANDS and command not in (*LAUNCHING, "convert"):
+        ours += script or []  # there it ends the options, as everywhere else
+    values = parse_quickly(command, ours[1:]) if command in COMMANDS and not asks_for_help else None
+    if values is None and (removal := _removed(ours)) is not None:
+        raise removal
+    if command in LAUNCHING and not asks_for_help and (problem := misplaced_script(ours, script)) is not None:
+        raise problem
+    if values is None:
+        from ddplaunch.cli.parsing.typer_app import parse_words  # takes longer than deciding a launch
+
+        values = parse_words(ours)
+        if values is None:  # it showed help
+            return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
+    if (missing := needs_linux(_what_is_done(command, values))) is not None:
+        raise RefusedError(missing)
+    return int(body_of(command)(**_beside_own(command, values, script), **own_values(command, values)))
+
+
+def _what_is_done(command: str, values: dict[str, Any]) -> str:
+    """Return the command, with the flag that makes something else of it on systems that are not Linux."""
+    if command == "doctor" and values["list_checks"]:
+        return "doctor --list_checks"
+    return "plan --hosts" if command == "plan" and (values["hosts"] or values["hostfile"]) else command
+
+
+def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) -> dict[str, Any]:
+    """Return what a command gets beside its own options: those of a launch, and the words after ``--``."""
+    from ddplaunch.cli.parsing.command import LAUNCHING
+    from ddplaunch.cli.parsing.typed_words import said_on_command_line
+
+    if command in LAUNCHING:
+        return {"said": said_on_command_line(values), "script": script}
+    return {"line": script} if command == "convert" else {}
+
+
+def _removed(ours: list[str]) -> UsageError | None:
+    """Return the error for the first word that names what is gone, or called otherwise; None where none does."""
+    from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING
+    from ddplaunch.cli.parsing.removed import called_otherwise, removed
+
+    command, *words = ours
+    if command not in COMMANDS:
+        return removed(command)
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    answers = [removed(command, word) for word in options if word.startswith("--")]
+    answers += [called_otherwise(word) for word in options if command in LAUNCHING]
+    return next((removal for removal in answers if removal is not None), None)
 
 
 def occupy_standard_descriptors() -> None:

@@ -76,8 +76,9 @@ class Part:
     @property
     def shared(self) -> bool:
         """Whether the record here is the launcher's own: one file system."""
-        marker = self.order.get("marker")
-        return bool(marker and self.directory and (self.directory / str(marker)).exists())
+        from ddplaunch.records.launchers import is_of_launch
+
+        return self.directory is not None and is_of_launch(self.directory, str(self.order["launch"]))
 
 
 def stop(part: Part) -> None:

@@ -18,7 +18,7 @@ from ddplaunch.machine.files import boot_id, open_plain
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher
 from ddplaunch.records.find import numbered
-from ddplaunch.records.json_files import as_number, as_text, read_object, replace_file
+from ddplaunch.records.json_files import as_number, read_object, replace_file
 from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import RUN_ID
@@ -46,8 +46,7 @@ class Launched:
     """What a launcher noted of itself. ``pid`` means something on ``host`` in the boot ``boot_id`` only.
 
     ``start_ticks`` is as in ``Process``; ``grace_s`` is how long it lets ranks take to end, in seconds.
-    ``launch`` is the token by which its processes are known on every host. ``marker`` is the name of a file in the
-    run's directory here, by which a host sees that it has the same one. ``begun_s`` is when the launch began.
+    ``launch`` is the token by which its processes are known on every host. ``begun_s`` is when the launch began.
     """
 
     run_id: str
@@ -59,7 +58,6 @@ class Launched:
     places: tuple[Place, ...]
     grace_s: float = _GRACE_S
     launch: str = ""
-    marker: str | None = None
     begun_s: float = 0.0
 
 
@@ -69,14 +67,13 @@ def launched_by_me(
     places: Sequence[Place],
     grace_s: float,
     launch: str = "",
-    marker: str | None = None,
     begun_s: float = 0.0,
 ) -> Launched:
     """Return what this process notes of itself as the launcher of a run."""
     me = read_process(os.getpid())
     start = me.start_ticks if me is not None else 0
     identity = (os.uname().nodename, boot_id() or "", os.getpid(), start)
-    return Launched(run_id, directory, *identity, tuple(places), grace_s, launch, marker, begun_s)
+    return Launched(run_id, directory, *identity, tuple(places), grace_s, launch, begun_s)
 
 
 @contextmanager
@@ -102,7 +99,6 @@ def _write(launched: Launched) -> None:
         "boot_id": launched.boot_id,
         "launcher": {"pid": launched.pid, "start_time": launched.start_ticks},
         "grace_s": launched.grace_s,
-        "marker": launched.marker,
         "begun_s": launched.begun_s,
         "nodes": plain(launched.places),
     }
@@ -124,11 +120,16 @@ def read_launched(directory: Path) -> Launched | None:
             from_plain(data.get("nodes"), tuple[Place, ...]),
             as_number(data.get("grace_s")) or _GRACE_S,
             str(data.get("launch", "")),
-            as_text(data.get("marker")),
             as_number(data.get("begun_s")) or 0.0,
         )
     except (OSError, ValueError, KeyError):
         return None
+
+
+def is_of_launch(directory: Path, token: str) -> bool:
+    """Return whether a host has the launcher's own directory: one file system. The note of that launch is in it."""
+    launched = read_launched(directory)
+    return launched is not None and launched.launch == token
 
 
 def launcher_of(launched: Launched, table: ProcessTable, boot: str | None, host: str) -> Process | None:

@@ -181,7 +181,7 @@ def run_of(tmp_path: Path, program: str, timeout_s: float, monkeypatch: pytest.M
     words = comm_words({"device": Resolved("cpu", FLAG)}, None, "2", (), timeout_s)
     run_id = words[words.index("--run-id") + 1]
     at = words.index("--") + 1
-    comm = run_comm_test([*words[:at], "program.py", *words[at + 1 :]], timeout_s)
+    comm = run_comm_test([*words[:at], "program.py", *words[at + 2 :]], timeout_s)
     gone(run_id)
     return comm
 

@@ -158,7 +158,7 @@ def test_clock() -> None:
     assert clock_of({"sent": 100.0, "wall": 160.5}, 101.0) == (60.0, 0.5)
 
 
-ORDER = {"python": sys.executable, "run_id": "none-such", "grace_s": 0.5, "launch": {}, "record": None, "marker": None}
+ORDER = {"python": sys.executable, "run_id": "none-such", "grace_s": 0.5, "launch": {}, "record": None}
 
 
 def launched(links: Links, tmp_path: Path, program: str) -> Link:

@@ -29,7 +29,7 @@ class Launch:
         with Links() as links:
             made = LaunchOnHosts(links, [links.open("host", SERVICE)], self._show, 60.0, self._say)
             with made.handling():
-                (end,) = made.run([{**order, "marker": None}])
+                (end,) = made.run([order])
         return end, made.interrupted
 
     def _show(self, node: int, stream: str, data: bytes) -> None:

@@ -121,6 +121,17 @@ def test_a_detached_run_is_followed_and_stopped_on_a_host(debian: Lab) -> None:
     assert "error[terminated]: the run was ended by `ddplaunch stop`" in " ".join(explained.stdout.split())
 
 
+def test_hosts_that_share_the_directory_of_the_run_record_in_it_and_bring_nothing(debian: Lab) -> None:
+    shared = debian.folder / "shared"
+    words = ("--device", "cpu", "--hosts", debian.names, "--run-id", "one", "--run-dir", str(shared), "--", "train.py")
+    done = debian.login.run(ddplaunch("run", "2x1", *words), debian.work, clean_environment())
+    assert done.returncode == 0, done.stderr
+    record = shared / "runs" / "one"
+    assert json.loads((record / "outcome.json").read_text())["state"] == "succeeded"
+    assert [len(list(record.glob(f"node-{node}/attempt-0/rank-{node}.out"))) for node in (0, 1)] == [1, 1]
+    assert not any((debian.own(host) / ".ddplaunch" / "runs" / "one").exists() for host in debian.hosts)
+
+
 #: What an environment for training may be without.
 _NOT_THERE = ("ddplaunch", "__editable__", "typer", "rich", "psutil", "pynvml", "nvidia_ml", "yaml", "pyyaml", "tree_s")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.dispatch import dispatch
+from ddplaunch.cli.main import dispatch
 from ddplaunch.planning.launch import Launch, Target, Variable
 from ddplaunch.records.write import write_record
 from ddplaunch.ui import launch_view, plan_view, shell

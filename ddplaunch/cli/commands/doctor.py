@@ -16,14 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import ddplaunch
 from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, by_host, hosts_of, once
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
-from ddplaunch.cli.parsing.typed_words import launch_words
+from ddplaunch.cli.parsing.typed_words import launch_words, words_of
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
 from ddplaunch.cli.streams import StartReport, answer, answer_json, say
 from ddplaunch.cli.target import parse_target
@@ -59,9 +58,6 @@ COMMAND = Command(
     ),
 )
 
-_SCRIPT = str(Path(ddplaunch.__file__).parent / "examples" / "comm_test.py")
-#: On other hosts, where it lies somewhere else. `python -m` would import from the working directory first.
-_MODULE = (("--env", "PYTHONSAFEPATH=1"), ("-m", "ddplaunch.examples.comm_test"))
 #: The flags of a launch that say where and how ranks run; what concerns a training is left out.
 _SHARED = frozenset(
     {
@@ -73,8 +69,7 @@ _START_S = 180.0  # until the ranks have imported torch and met, over all hosts
 _MARGIN_S = 30.0  # beyond the time-out of a group, until its result is here
 _GRACE_S = 30.0  # torchrun's
 _ON_CPU = "2"  # ranks of a host, where neither NPROC nor GPUs say how many
-_TIMEOUT_S = {"cpu": 20.0, "cuda": 60.0}  # of each group, as in ``examples.comm_test``
-_LEAST_S = 2.0  # in which ranks connect
+_TIMEOUT_S = 60.0  # of each group, where nobody says: the longer one of ``examples.comm_test``
 _PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
 _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
 
@@ -97,7 +92,10 @@ def doctor(
     asked_hosts = asked_for(hosts)
     options = with_configuration(said, profile)
     if asked_hosts is not None:
-        test = partial(_collectives, said, profile, options, comm_timeout, asked_hosts=asked_hosts) if comm else None
+        named = [
+            word for flag in HOSTS if hosts[flag.name] not in (None, []) for word in words_of(flag, hosts[flag.name])
+        ]
+        test = partial(_collectives, said, profile, options, comm_timeout, hosts=named) if comm else None
         return _doctor_hosts(options, asked_hosts, script, bool(json), test)
     facts, outcomes = _examine(options, script)
     collectives = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
@@ -191,20 +189,19 @@ def _collectives(
     timeout_s: float | None,
     facts: Sequence[Facts],
     missing: Sequence[str] = (),
-    asked_hosts: AskedHosts | None = None,
+    hosts: Sequence[str] = (),
 ) -> Comm:
-    """Run the test of collectives on this machine, on all nodes of its Slurm job, or on ``asked_hosts``.
+    """Run the test of collectives on this machine, on all nodes of its Slurm job, or on ``hosts``, as they were typed.
 
     ``facts`` are of these machines, without those that are ``missing``; ``timeout_s`` is what `--comm-timeout` said.
     """
-    device = device_of(options, facts)
     nproc = str(said["nproc"].value) if "nproc" in said else None
-    if device == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
+    if device_of(options, facts) == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
         nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
-    limit_s = max(_LEAST_S, timeout_s or _TIMEOUT_S[device])
+    limit_s = timeout_s or _TIMEOUT_S
     say(f"testing collectives, each group for {limit_s:g} s at most")
-    hosts = [] if asked_hosts is None else [*asked_hosts.words(), *(f"--exclude={name}" for name in missing)]
-    return run_comm_test(comm_words(said, profile, nproc, hosts, limit_s), limit_s)
+    machines = [*hosts, *(f"--exclude={name}" for name in missing)]
+    return run_comm_test(comm_words(said, profile, nproc, machines, timeout_s), limit_s)
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:
@@ -227,8 +224,8 @@ def comm_words(
     words += [] if profile is None else ["--profile", profile]
     words += launch_words({name: value for name, value in said.items() if name in _SHARED})
     limit = [] if timeout_s is None else ["--timeout", f"{timeout_s:g}"]
-    before, script = _MODULE if hosts else ((), (_SCRIPT,))
-    return [*words, *hosts, *before, "--", *script, *limit]
+    # without PYTHONSAFEPATH, `python -m` would import from the working directory first
+    return [*words, *hosts, "--env", "PYTHONSAFEPATH=1", "--", "-m", "ddplaunch.examples.comm_test", *limit]
 
 
 def run_comm_test(words: Sequence[str], timeout_s: float) -> Comm:

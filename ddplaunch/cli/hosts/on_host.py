@@ -18,6 +18,7 @@ from ddplaunch.cli.target import parse_target
 from ddplaunch.planning.hosts_plan import options_from_json
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
+from ddplaunch.records.launchers import is_of_launch
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.values.finding import DdplaunchError, ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
@@ -36,8 +37,7 @@ def on_host(order: dict[str, Any]) -> int:
     if SETTINGS in environment:  # the launcher has the last word
         environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True, others="").to_json()
     refuse_too_long(prepared.launch.argv, environment)
-    directory, marker = prepared.base / "runs" / prepared.launch.run_id, order.get("marker")
-    shared = marker is not None and (directory / marker).exists()
+    shared = is_of_launch(prepared.base / "runs" / prepared.launch.run_id, order["token"])
     lock = hold_run(prepared.base, prepared.launch, "host", shared=shared)
     record_and_execute(prepared, prepared.launch, environment, lock, order["argv"], order["token"], silent=True)
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from ddplaunch.checks.all_checks import run_across
 from ddplaunch.cli.configuration import file_text, working_directory
-from ddplaunch.cli.parsing.command import HOSTS
-from ddplaunch.cli.parsing.typed_words import spelled
 from ddplaunch.cli.prepare import (
     check,
     checked,
@@ -62,18 +60,6 @@ class AskedHosts:
     def directory(self) -> str:
         """The directory on every host."""
         return self.chdir or str(working_directory())
-
-    def words(self) -> list[str]:
-        """Return the words of a command line that name the same hosts."""
-        words: list[str] = []
-        for flag in HOSTS:
-            value = getattr(self, flag.name)
-            if flag.kind == "switch":
-                words += [flag.flag] if value else []
-            elif value is not None:
-                values = value if flag.kind == "many" else [f"{value:g}" if flag.kind == "duration" else value]
-                words += [word for one in values for word in spelled(flag.flag, one)]
-        return words
 
 
 def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:

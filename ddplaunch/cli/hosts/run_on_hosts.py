@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
@@ -40,7 +38,6 @@ from ddplaunch.records.first_failure import steady_s
 from ddplaunch.records.hosts_record import without_skew, write_for_all
 from ddplaunch.records.launchers import Launched, Place, holding, launched_by_me
 from ddplaunch.records.outcome import RunOutcome, read_outcome
-from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.own.run_lock import hold_run
 from ddplaunch.records.write import write_record
 from ddplaunch.ui.outcome_view import outcome_text
@@ -118,16 +115,15 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -
     directory = record_directory(base, first.run_id)
     lock, token = hold_run(base, parts[0].launch, "launcher"), new_token()
     noted = write_record(parts[0].launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
-    marker = _mark(directory)
     show_launch(first, planned.findings, facts, lock, noted)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
-    typed = {"script": script, "argv": hide_words(sys.argv), "marker": marker, "token": token}
+    typed = {"script": script, "argv": hide_words(sys.argv), "token": token}
     orders = [_order(node, part, typed, grace_s) for node, part in enumerate(parts)]
     places = [
         Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s)
         for node, part in enumerate(parts)
     ]
-    launched = launched_by_me(directory, first.run_id, places, grace_s, token, marker, begun_s)
+    launched = launched_by_me(directory, first.run_id, places, grace_s, token, begun_s)
     with lock:
         return _stay(launched, links, [part.link for part in parts], orders, first.options.show is not None)
 
@@ -147,24 +143,12 @@ def _stay(
         console.close()
         ended = tuple(place for place, end in zip(launched.places, ends, strict=True) if end.lost is None)
         bring(replace(launched, places=ended), directory, _RECORD_S)
-        if launched.marker is not None:
-            (directory / launched.marker).unlink(missing_ok=True)
         return _conclude(launched, ends, running.interrupted)
 
 
 def of_all(first: Launch) -> Launch:
     """Return the launch of node 0 as that of all nodes: the launcher itself is none of them."""
     return replace(first, topology=replace(first.topology, node_rank=None))
-
-
-def _mark(directory: Path) -> str | None:
-    """Leave a file by which a host sees that this directory is its own: one file system, and nothing to bring."""
-    name = f".launcher-{os.getpid()}-{time.time_ns():x}"
-    try:
-        os.close(open_to_write(directory / name, os.O_WRONLY | os.O_EXCL))
-    except OSError:
-        return None
-    return name
 
 
 def _order(node: int, part: HostPart, typed: dict[str, Any], grace_s: float) -> dict[str, Any]:
@@ -177,7 +161,6 @@ def _order(node: int, part: HostPart, typed: dict[str, Any], grace_s: float) -> 
         "grace_s": grace_s,
         "record": part.record,
         "node": node,
-        "marker": typed["marker"],
         "token": typed["token"],
         "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
         "launch": {"options": options_json(part.options), **typed},

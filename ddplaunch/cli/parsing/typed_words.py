@@ -10,6 +10,7 @@ from collections.abc import Container
 from typing import Any
 
 from ddplaunch.cli.parsing.command import REPEATED, options_of, spellings
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Said, flags_of_options
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Source
@@ -85,12 +86,17 @@ def launch_words(typed: Said, without: Container[str] = ()) -> list[str]:
         value = typed.get(option.name)
         if option.name in without or option.kind == "argument" or value is None:
             continue
-        if option.kind in ("switch", "pair"):
-            words.append(option.flag if value.value else f"--no-{option.flag[2:]}")
-        else:
-            items = value if isinstance(value, tuple) else (value,)
-            words += [word for item in items for word in spelled(option.flag, str(item.value))]
+        words += words_of(option, [item.value for item in value] if isinstance(value, tuple) else value.value)
     return words
+
+
+def words_of(option: Flag, value: Any) -> list[str]:
+    """Return the words that give an option a value, or each of a list of values."""
+    if option.kind in ("switch", "pair"):
+        return [option.flag if value else f"--no-{option.flag[2:]}"]
+    return [
+        word for item in (value if isinstance(value, list) else [value]) for word in spelled(option.flag, str(item))
+    ]
 
 
 def spelled(option: str, value: str) -> list[str]:

@@ -31,7 +31,7 @@ class EachHost:
     def __init__(self, launched: Launched, what: str, answer_s: float = _ANSWER_S, **more: Any) -> None:
         """``answer_s`` is how long a host may take to its answer, in seconds; ``more`` goes along with the question."""
         self._places = {place.host: place for place in launched.places}
-        order = {"what": what, "run_id": launched.run_id, "launch": launched.launch, "marker": launched.marker}
+        order = {"what": what, "run_id": launched.run_id, "launch": launched.launch}
         self._order, self._answer_s = {**order, **more}, answer_s
         self._by_link: dict[Link, Place] = {}
         self._links = Links()
