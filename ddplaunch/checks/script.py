@@ -145,6 +145,14 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
                 fix=shell if kind is error and target.kind == "script" else out,
                 where=str(option.at),
             )
+        if name == "node-rank" and int(value) >= sizes["nnodes"] and "nnodes" not in typed:
+            yield kind(
+                "launch-contradicted",
+                f"{words}, but this launch has {count(sizes['nnodes'], 'node')}",
+                why="each node would train alone",
+                fix=f"`ddplaunch run {processes} --nnodes N --node-rank {value} --master-addr HOST -- …`",
+                where=str(option.at),
+            )
         actual = sizes.get(name, 0)
         if actual and int(value) not in (0, actual):
             nproc = value if name == "world_size" else typed.get("nproc", (option, processes))[1]

@@ -180,6 +180,16 @@ def test_several_nodes_of_the_script_alone_are_mended_by_the_line_that_is_meant(
     assert found(CHECKS, "launch-contradicted", launch=launch, script=NODES) is None
 
 
+def test_a_node_rank_alone_names_a_node_that_this_launch_has_not() -> None:
+    for value, nodes, said in (("1", 1, True), ("0", 1, False), ("1", 2, False), ("2", 2, True)):
+        size = replace(topology(4), nnodes=Resolved(nodes, FLAG), min_nodes=nodes)
+        launch = healthy_launch(4, topology=size, target=Target("script", "train.py", ("--node_rank", value)))
+        finding = found(CHECKS, "launch-contradicted", launch=launch, script=NODES)
+        assert (finding is not None) is said
+        if finding:
+            assert f"`ddplaunch run 4 --nnodes N --node-rank {value} --master-addr HOST -- …`" in finding.fix
+
+
 def test_one_process_has_a_local_rank_of_its_own() -> None:
     launch = healthy_launch(1, target=Target("script", "train.py", ("--local_rank", "0")))
     assert found(CHECKS, "launch-contradicted", launch=launch, script=LOCAL) is None
