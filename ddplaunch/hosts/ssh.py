@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.variable_names import own_command
+from ddplaunch.values.words import signal_name
 
 CONNECT_S = 10
 _TO_BUILD = ("bin", "ddplaunch", "LICENSE", "README.md", "pyproject.toml")  # what pip needs of a clone
@@ -271,9 +272,12 @@ def _connection_failure(host: str, login: str, status: int | None, stderr_text: 
     )
 
 
-def own_words(stderr_text: str) -> str:
-    """Return the last line in which ssh itself says why it ends, nothing for none."""
-    return _last_line(stderr_text, _ENDS)
+def why_lost(status: int | None, stderr_text: str) -> str:
+    """Return as a clause why a session ended: what ssh said of it last, else how ssh itself ended."""
+    if status is not None and status < 0:
+        return f"the ssh to it was killed by {signal_name(-status)}"
+    words = _last_line(stderr_text, _ENDS).rstrip(".")
+    return words or "its session ended without a word, as when ddplaunch there is killed"
 
 
 def _last_line(stderr_text: str, pattern: re.Pattern[str] = _ANYTHING) -> str:

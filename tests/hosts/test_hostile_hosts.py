@@ -55,7 +55,7 @@ def body(chance: random.Random) -> bytes:
 class Peer:
     """A session in which everything that is sent is lost."""
 
-    name, closed, last_words, said, heard_s = "host", False, "", b"", 0.0
+    name, closed, said, heard_s = "host", False, b"", 0.0
     status: int | None = 0
 
     def send(self, *_: object) -> None:

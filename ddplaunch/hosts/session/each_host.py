@@ -13,7 +13,7 @@ from typing import Any
 
 from ddplaunch.hosts.session.fan_out import FanOut, Reached
 from ddplaunch.hosts.session.links import Event, Link, Links, allow_many
-from ddplaunch.hosts.ssh import command, failure, misunderstood, ssh_missing
+from ddplaunch.hosts.ssh import command, failure, misunderstood, ssh_missing, why_lost
 from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import Finding, warning
 
@@ -102,7 +102,7 @@ class EachHost:
             self.problems += (
                 warning(
                     "host-silent",
-                    f"{place.host} says no more: {event.link.last_words or 'its session ended without a word'}",
+                    f"{place.host} says no more: {why_lost(status, event.link.said.decode('utf-8', 'replace'))}",
                     why="what is shown of it ends here; the run has connections of its own",
                     fix=f"`ssh {place.host} uptime` says whether it can be reached",
                     where=place.host,

@@ -108,11 +108,6 @@ class Link:
         if len(self._pending) > _LONGEST_LINE:
             raise ValueError(f"a line of more than {_LONGEST_LINE} bytes")
 
-    @property
-    def last_words(self) -> str:
-        """The last line that ssh or the shell there wrote to stderr, or nothing."""
-        return next(reversed(self.said.decode("utf-8", "replace").strip().splitlines()), "").strip()
-
     def ended(self) -> bool:
         """Note the end of one stream; return whether it was the last."""
         self._open -= 1

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from ddplaunch.hosts.json_lines import OF_SSH, SILENCE_S
 from ddplaunch.hosts.session.links import Event, Link, Links
-from ddplaunch.hosts.ssh import own_words
+from ddplaunch.hosts.ssh import why_lost
 from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import listed, signal_name
+from ddplaunch.values.words import listed
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
 _STILL_S = 55.0  # after SILENCE_S without a beat hosts end what they run; one comes every 2 s
@@ -99,7 +99,7 @@ class LaunchOnHosts:
         """Note how the program ended: the session ends with its status, or is lost."""
         status = link.reap(_CLOSED_S)
         if status is None or not 0 <= status < OF_SSH:
-            self._lose(link, _why_lost(link, status))
+            self._lose(link, why_lost(status, link.said.decode("utf-8", "replace")))
             return
         self._over(link, status=status)
         if status:
@@ -183,14 +183,6 @@ class LaunchOnHosts:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-
-def _why_lost(link: Link, status: int | None) -> str:
-    """Return as a clause why a session is lost: what ssh said of it last, else how ssh ended."""
-    if status is not None and status < 0:
-        return f"the ssh to it was killed by {signal_name(-status)}"
-    words = own_words(link.said.decode("utf-8", "replace"))
-    return words.rstrip(".") or "its session ended without a word, as when ddplaunch there is killed"
 
 
 class Standstill:
