@@ -50,7 +50,7 @@ host-answer-unknown: This ddplaunch does not understand the answer of a host
     Launcher and hosts speak a protocol that may change between versions. Remedy: the same version everywhere.
 host-session-failed: The session on a host ended before the host answered
     ssh worked, but ddplaunch did not start there; the last line that it printed says why. Remedy: start `PYTHON -m
-    ddplaunch.machine` there by hand.
+    ddplaunch doctor` there by hand.
 host-left-out: A host did not answer, and the launch continues without it
     `--nnodes MIN:MAX` allows it: enough hosts answered.
 host-lost: The session with a host ended, or fell silent, while its ranks were running

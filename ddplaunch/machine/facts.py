@@ -26,17 +26,6 @@ class HostFacts:
     user: str
     machine: str = ""
 
-    @property
-    def wsl(self) -> str | None:
-        """``WSL2`` or ``WSL1`` if Windows runs this Linux, as the kernel's release says.
-
-        https://learn.microsoft.com/windows/wsl/compare-versions: that of 1 ends in ``-Microsoft``, that of 2 has
-        ``microsoft-standard-WSL2``; one that was built by hand has at least the name.
-        """
-        if "microsoft" not in self.kernel.lower():
-            return None
-        return "WSL1" if self.kernel.endswith("-Microsoft") else "WSL2"
-
 
 @dataclass(frozen=True)
 class PythonFacts:
@@ -69,14 +58,12 @@ class PackageFacts:
     """
 
     versions: dict[str, str]
-    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TorchImport:
     """torch as a child interpreter finds it by importing it (seconds; only ``doctor`` asks for it)."""
 
-    import_s: float
     version: str
     nccl_available: bool
     cuda_available: bool

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import array
 import errno
-import os
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 
 from ddplaunch.machine import deadline, files
@@ -125,9 +126,11 @@ def probe_route(
             return Route(destination, *network, True)
         own_addresses = {own_address for interface in interfaces for own_address in interface.addresses}
         bare = address.partition("%")[0]
-        holder = next((each.name for each in interfaces if local in each.addresses), None)
+        # 127.0.1.1 and the like are local without being listed
+        loopback = "lo" if local.startswith("127.") else None
+        holder = next((interface.name for interface in interfaces if local in interface.addresses), loopback)
         is_local = bare in own_addresses or bare == "::1" or bare.startswith("127.")
-        return Route(destination, holder or _loopback(local, interfaces), local, is_local)
+        return Route(destination, holder, local, is_local)
     return Unavailable(f"this host has no route to `{destination}`: {reason}")
 
 
@@ -155,13 +158,6 @@ def _local_address(address: str) -> str:
         return str(handle.getsockname()[0]).partition("%")[0]
 
 
-def _loopback(local: str, interfaces: tuple[Interface, ...]) -> str | None:
-    """Return the loopback interface for 127.0.1.1 and the like, which are local without being listed."""
-    if not local.startswith("127."):
-        return None
-    return next((interface.name for interface in interfaces if interface.loopback), None)
-
-
 _COMMAND_CHARS = 200
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
 
@@ -169,12 +165,13 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
 def probe_port(port: int, root: Path = Path("/")) -> PortFact:
     """Return whether a store could listen on ``port`` on all addresses; if not, whose it is as far as /proc tells.
 
-    Binds as torch's TCPStore does (torch/csrc/distributed/c10d/socket.cpp): IPv6 for both families, else IPv4,
-    SO_REUSEADDR set, so connections in TIME_WAIT do not count. The port is free again on return.
+    Connections in TIME_WAIT do not count. The port is free again on return.
     """
-    error = _bind_error(socket.AF_INET6, "::", port) or _bind_error(socket.AF_INET, "0.0.0.0", port)
-    if error is None:
+    try:
+        bound(port).close()
         return PortFact(port, free=True)
+    except OSError as problem:
+        error = problem
     if error.errno == errno.EACCES:
         first = files.number(f"{root}/proc/sys/net/ipv4/ip_unprivileged_port_start") or 1024
         text = f"{error.strerror}: ports below {first} need root or CAP_NET_BIND_SERVICE"
@@ -189,49 +186,43 @@ def probe_port(port: int, root: Path = Path("/")) -> PortFact:
     return PortFact(port, False, text, pid, files.user_name(holder.uid, str(root)), command[:_COMMAND_CHARS] or None)
 
 
-def _bind_error(family: socket.AddressFamily, address: str, port: int) -> OSError | None:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            trial.bind((address, port))
-    except OSError as error:
-        return None if family == socket.AF_INET6 and error.errno in _NO_IPV6 else error
-    return None
+def bound(port: int, backlog: int | None = None) -> socket.socket:
+    """Bind ``port`` of all addresses as torch's TCPStore will: IPv6 for both families, else IPv4; listen if asked to.
 
-
-def listening(port: int, backlog: int) -> socket.socket:
-    """Listen on ``port`` of all addresses as torch's TCPStore will: IPv6 for both families, else IPv4.
-
-    Raises OSError where the port cannot be had.
+    Raises OSError where the port cannot be had. torch/csrc/distributed/c10d/socket.cpp
     """
     problem = OSError()
-    for family in [socket.AF_INET6] * socket.has_dualstack_ipv6() + [socket.AF_INET]:
-        try:
-            both = family == socket.AF_INET6
-            return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
-        except OSError as error:
-            problem = error
-            if error.errno not in _NO_IPV6:
-                break
-    raise OSError(problem.errno, os.strerror(problem.errno or 0)) from problem  # Python's own text has the address
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        with ExitStack() as stack:
+            try:
+                server = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                server.bind((address, port))
+                if backlog is not None:
+                    server.listen(backlog)
+                stack.pop_all()
+                return server
+            except OSError as error:
+                problem = error
+                if error.errno not in _NO_IPV6:
+                    break
+    raise problem
 
 
 def _holder(port: int) -> int | None:
     """Return the pid of a process that listens on the port, else of one with a connection from it."""
-    try:
-        import psutil  # 17 ms, which only a taken port costs
-    except ImportError:
-        return None
+    import psutil  # 17 ms, which only a taken port costs
 
     try:
-        sockets = [conn for conn in psutil.net_connections("tcp") if conn.laddr and conn.laddr.port == port]
+        sockets = [
+            conn for conn in psutil.net_connections("tcp") if conn.pid and conn.laddr and conn.laddr.port == port
+        ]
     except (psutil.Error, OSError):
         return None
-    states = (psutil.CONN_LISTEN, psutil.CONN_TIME_WAIT)
-    sockets.sort(key=lambda conn: states.index(conn.status) if conn.status in states else 0.5)
-    return next((conn.pid for conn in sockets if conn.pid and conn.status != psutil.CONN_TIME_WAIT), None)
+    sockets.sort(key=lambda conn: conn.status != psutil.CONN_LISTEN)
+    return sockets[0].pid if sockets else None
 
 
 def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[], tuple[str, ...] | Unavailable]:
@@ -240,7 +231,7 @@ def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[]
     What is returned waits at most ``deadline_s`` seconds, and gives the addresses in the resolver's order or why there
     are none.
     """
-    addresses_at_hand = (name,) if is_address(name) else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
+    addresses_at_hand = (name,) if _is_address(name) else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
     if addresses_at_hand:
         return lambda: addresses_at_hand
     child = deadline.start(lambda: _ask(name))
@@ -257,15 +248,12 @@ def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[]
     return finish
 
 
-def is_address(text: str) -> bool:
+def _is_address(text: str) -> bool:
     """Return whether ``text`` is an IPv4 or IPv6 address rather than a name."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, text.partition("%")[0] if family == socket.AF_INET6 else text)
-        except (OSError, ValueError, UnicodeEncodeError):
-            continue
-        return True
-    return False
+    try:
+        return bool(ip_address(text))
+    except ValueError:
+        return False
 
 
 def in_hosts_file(text: str, name: str) -> tuple[str, ...]:

@@ -12,10 +12,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from pathlib import Path
 
-from ddplaunch import __version__
 from ddplaunch.machine import files
 from ddplaunch.machine.facts import HostFacts, PackageFacts, PythonFacts, TorchFacts
 from ddplaunch.values.resolved import Unavailable
@@ -39,14 +37,11 @@ def probe_packages(search: Iterable[str] | None = None) -> PackageFacts:
     as it does for an import. An egg-info folder without a version in its name, as a source tree has, does not count.
     """
     versions: dict[str, str] = {}
-    places = []
     for place in dict.fromkeys(sys.path if search is None else search):
         matches = [match for name in files.names(place) if (match := _FOLDER.match(name))] if place else []
-        if matches:
-            places.append(place)
         for match in matches:
             versions.setdefault(normalised(match[1]), match[2])
-    return PackageFacts(versions, tuple(places))
+    return PackageFacts(versions)
 
 
 def normalised(name: str) -> str:
@@ -67,15 +62,14 @@ def probe_plugin(search: Iterable[str] | None = None) -> str | Unavailable:
     with ``-P`` where Python has it.
     """
     places = [place for place in (sys.path if search is None else search) if place]
-    usual = (f"{place}/ddplaunch-{__version__}.dist-info" for place in places)  # without listing thousands of names
-    any_version = (
+    folders = (
         f"{place}/{name}"
         for place in places
         for name in files.names(place)
         if name.startswith("ddplaunch") and name.endswith((".dist-info", ".egg-info"))
     )
     missing = Unavailable(f"ddplaunch is not installed in {sys.executable}, so torchrun cannot find its plug-in")
-    return next(filter(None, map(_declared, chain(usual, any_version))), missing)
+    return next(filter(None, map(_declared, folders)), missing)
 
 
 def _declared(directory: str) -> str | None:

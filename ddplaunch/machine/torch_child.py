@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 from ddplaunch.machine.facts import TorchImport
@@ -66,17 +65,14 @@ def _last_words(status: int, errors: bytes) -> str:
 
 def import_report() -> dict[str, Any]:
     """Import torch here and describe it in JSON's types; the child's whole work."""
-    began_s = time.perf_counter()
     import torch
     import torch.distributed
 
-    import_s = time.perf_counter() - began_s
     available = torch.cuda.is_available()
     error = _cuda_error(torch)
     if error is None and not available:
         error = "torch.cuda.is_available() is False and CUDA gave no reason"
     return {
-        "import_s": import_s,
         "version": str(torch.__version__),
         "nccl_available": torch.distributed.is_nccl_available(),
         "cuda_available": available,

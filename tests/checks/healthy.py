@@ -81,7 +81,6 @@ def healthy_torch(**replace: Any) -> TorchFacts:
 def healthy_torch_import(**replace: Any) -> TorchImport:
     """Return what importing that torch tells on this node."""
     imported = TorchImport(
-        import_s=1.5,
         version="2.8.0+cu128",
         nccl_available=True,
         cuda_available=True,

@@ -45,7 +45,7 @@ def trapped(tmp_path: Path, words: list[str], **more: str) -> tuple[subprocess.C
 
 def test_the_trap_works(tmp_path: Path) -> None:
     """A plain `-m`, as a start that this page is about would have, falls into it."""
-    _, executed = trapped(tmp_path, [sys.executable, "-m", "ddplaunch.machine"])
+    _, executed = trapped(tmp_path, [sys.executable, "-m", "ddplaunch", "--version"])
     assert "somebody's files/" in executed
 
 
@@ -89,17 +89,17 @@ def test_a_run_executes_none_outside_of_its_ranks(tmp_path: Path) -> None:
 def test_both_ways_of_starting_a_module_keep_the_directory_out(tmp_path: Path, version: tuple[int, ...]) -> None:
     if version >= (3, 11) > sys.version_info:
         pytest.skip("this interpreter has no `-P`")
-    done, executed = trapped(tmp_path, own_command(sys.executable, "ddplaunch.machine", version=version))
+    done, executed = trapped(tmp_path, own_command(sys.executable, "ddplaunch", "--version", version=version))
     assert executed == "", executed
-    assert done.stdout.startswith("{"), done.stderr
+    assert done.stdout.startswith("ddplaunch "), done.stderr
 
 
 def test_over_ssh_too(tmp_path: Path) -> None:
     """The last word is for the shell of the other side, in whatever directory its login ends up."""
-    service = command("node-1", sys.executable, "ddplaunch.machine")[-1]
+    service = command("node-1", sys.executable, "ddplaunch", "--version")[-1]
     done, executed = trapped(tmp_path, ["sh", "-c", service])
     assert executed == "", executed
-    assert done.stdout.startswith("{"), done.stderr
+    assert done.stdout.startswith("ddplaunch "), done.stderr
 
 
 def interpreters() -> list[tuple[str, list[ast.expr]]]:

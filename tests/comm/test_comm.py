@@ -125,7 +125,7 @@ def test_what_no_rank_measures_is_left_out(wrong: dict[str, object]) -> None:
 
 
 def test_which_device_is_tested() -> None:
-    torch = TorchImport(1.0, "2.13.0", True, True, None, 8, ("sm_90",))
+    torch = TorchImport("2.13.0", True, True, None, 8, ("sm_90",))
     gpus, none = healthy_facts(torch_import=torch), healthy_facts(torch_import=replace(torch, device_count=0))
     assert device_of(Options(), [gpus, gpus]) == "cuda" and device_of(Options(), [gpus, none]) == "cpu"
     assert device_of(Options(device=Resolved("cpu", FLAG)), [gpus]) == "cpu"

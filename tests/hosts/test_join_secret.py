@@ -24,7 +24,7 @@ from ddplaunch.hosts.roll_call.messages import (
     sealed,
     secrets_of,
 )
-from ddplaunch.machine.network import listening
+from ddplaunch.machine.network import bound
 from ddplaunch.values.finding import UsageError
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
@@ -120,7 +120,7 @@ def test_a_forged_verdict_launches_nothing(port: int, secret: Secret | None) -> 
     """Somebody listens at the port before node 0, and says go."""
     with Gathering(port, timeout_s=3, secrets=all_share(OURS)) as gathering:
         with closing(
-            Door(listening(port, backlog=16), lambda nonce: line_with(Greeting(PROTOCOL, nonce, OURS.name)))
+            Door(bound(port, backlog=16), lambda nonce: line_with(Greeting(PROTOCOL, nonce, OURS.name)))
         ) as door:
             node = gathering.node(1)
             until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")

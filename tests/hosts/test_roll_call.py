@@ -23,7 +23,7 @@ from ddplaunch.hosts.roll_call.messages import (
     secrets_of,
     unsealed,
 )
-from ddplaunch.machine.network import listening
+from ddplaunch.machine.network import bound
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.roll_calls import WORDS, Gathering, hello
@@ -127,7 +127,7 @@ def _knock(port: int, data: bytes) -> socket.socket:
 
 
 def test_a_line_without_end_is_cut_off(port: int) -> None:
-    with closing(Door(listening(port, backlog=16), greeting)) as door, _knock(port, b"x" * 200_000) as connection:
+    with closing(Door(bound(port, backlog=16), greeting)) as door, _knock(port, b"x" * 200_000) as connection:
         until(lambda: any(line is None for _, line in door.lines(0.1)), "a line is cut off")
         assert not door.callers
         connection.settimeout(10)
@@ -181,7 +181,7 @@ def test_another_script_is_refused_when_all_are_in(port: int) -> None:
 
 def test_a_node_waits_for_a_node_0_that_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
-        with closing(Door(listening(port, backlog=16), greeting)) as door:  # a node 0 that is killed
+        with closing(Door(bound(port, backlog=16), greeting)) as door:  # a node 0 that is killed
             node = gathering.node(1)
             until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")
         first = gathering.node(0)  # and comes back

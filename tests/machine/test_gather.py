@@ -105,19 +105,6 @@ def test_containers(tmp_path: Path, environ: dict[str, str], file: str, text: st
     assert software.container(environ, tmp_path) == kind
 
 
-@pytest.mark.parametrize(
-    ("kernel", "wsl"),
-    [
-        ("6.8.0-60-generic", None),
-        ("5.15.167.4-microsoft-standard-WSL2", "WSL2"),
-        ("6.6.87.2-microsoft-standard-WSL2+", "WSL2"),
-        ("4.4.0-19041-Microsoft", "WSL1"),
-    ],
-)
-def test_linux_below_windows(kernel: str, wsl: str | None) -> None:
-    assert HostFacts("desk", (), kernel, None, "ada").wsl == wsl
-
-
 def test_real_facts_survive_json(facts: Facts) -> None:
     assert codec.from_json(codec.to_json(facts), Facts) == facts
 
@@ -186,19 +173,3 @@ def test_values_that_do_not_fit(facts: Facts, path: tuple[str, str], value: obje
 def test_text_that_is_no_facts(text: str) -> None:
     with pytest.raises(ValueError):
         codec.from_json(text, Facts)
-
-
-def module(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ddplaunch.machine", *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
-
-
-def test_the_module_prints_facts(tmp_path: Path) -> None:
-    request = codec.to_json(ProbeRequest(data_paths=(str(tmp_path),), gpu_details=False))
-    assert codec.from_json(module(text=request).stdout, Facts).data_paths == ()  # stdin is not read unless told to
-    assert codec.from_json(module("--request", "-", text=request).stdout, Facts).data_paths[0].kind == "directory"
-
-
-def test_the_module_refuses_what_it_cannot_read() -> None:
-    for run in (module("--request", "-", text="nonsense"), module("--help-me")):
-        assert (run.returncode, run.stdout) == (2, "") and run.stderr.strip()

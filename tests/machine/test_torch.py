@@ -75,7 +75,6 @@ def test_the_installed_torch_imports() -> None:
     facts, found = probe_torch(), torch_child.finish(torch_child.start_import())
     assert isinstance(facts, TorchFacts) and isinstance(found, TorchImport)
     assert found.version == facts.version
-    assert found.import_s > 0
     assert found.cuda_available is (found.cuda_error is None)
     if facts.cuda is None and facts.hip is None:
         assert found.cuda_error == "Torch not compiled with CUDA enabled"

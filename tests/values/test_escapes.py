@@ -145,7 +145,6 @@ WRITERS = {
     "agent/rank_site/__init__.py": "in the rank, whose output it is",
     "hosts/remote.py": "over ssh to the launcher, which filters",
     "hosts/session/job.py": "over ssh to the launcher, which filters",
-    "machine/__main__.py": "JSON in ASCII, and ddplaunch's own lines",
 }
 WRITES = re.compile(
     r"sys\.std(?:out|err)\.(?:write|buffer)|(?<![\w.\"'])print\(|os\.write\((?:1|2|sink|descriptor, view"

@@ -72,7 +72,7 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
     ``compare`` judges the nodes once all are in, with how far each clock is ahead. Raises OSError where the port
     cannot be had. Whatever ends this early (a signal) is told to the nodes that wait.
     """
-    server = network.listening(call.port, backlog=4096)
+    server = network.bound(call.port, backlog=4096)
     with closing(Door(server, call.greeting)) as door:
         roll = _Roll(call, me, door, show)
         try:

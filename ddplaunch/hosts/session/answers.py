@@ -186,7 +186,7 @@ def _listening(port: int | None) -> socket.socket:
     problem = OSError("no port is free")
     for candidate in [port] if port else [*_PORTS[first : first + 20], 0]:
         try:
-            return network.listening(candidate, backlog=1024)
+            return network.bound(candidate, backlog=1024)
         except OSError as error:
             problem = error
     raise problem

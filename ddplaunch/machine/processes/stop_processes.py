@@ -12,33 +12,13 @@ import signal
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from ddplaunch.machine.processes.process_table import Process, read_process, read_stat
+from ddplaunch.machine.processes.process_table import Process, ProcessStat, read_process, read_stat
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 
-
-class ProcessIdentity(Protocol):
-    """A process by pid and start time, which name it within a boot: a `Process`, a `ProcessStat` or a record of it."""
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-
-    @property
-    def start_ticks(self) -> int:
-        """When it started, in clock ticks since boot."""
-
-
-class ProcessInTree(ProcessIdentity, Protocol):
-    """A process that also knows which one started it: a `Process` or a `ProcessStat`."""
-
-    @property
-    def parent(self) -> int:
-        """The pid of its parent."""
-
-
-_InTree = TypeVar("_InTree", bound=ProcessInTree)
+#: A process by pid and start time, which name it within a boot.
+_AnyProcess = TypeVar("_AnyProcess", Process, ProcessStat)
 
 #: "sent"; "gone": no such process; "other": the pid belongs to another process by now; "denied": no permission.
 Sent = Literal["sent", "gone", "other", "denied"]
@@ -49,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 KILLED_S = 5.0  # from SIGKILL to the end; a process that takes longer waits in the kernel for a device or a file server
 
 
-def send_signal(process: ProcessIdentity, number: int) -> Sent:
+def send_signal(process: Process | ProcessStat, number: int) -> Sent:
     """Signal ``process`` if its pid still means the same process: start time, and for a `Process` run id, as they were.
 
     The run id changes where a launcher became that of another run by exec.
@@ -77,7 +57,7 @@ def send_signal(process: ProcessIdentity, number: int) -> Sent:
     return "sent"
 
 
-def asked_first(processes: Iterable[_InTree]) -> list[_InTree]:
+def asked_first(processes: Iterable[_AnyProcess]) -> list[_AnyProcess]:
     """Return those of ``processes`` that a signal to end is meant for: all but what a Python process has started.
 
     A rank whose DataLoader workers die raises `DataLoader worker ... killed by signal` before it has saved, so
@@ -104,7 +84,7 @@ def runs_python(pid: int) -> bool:
     return program.rpartition("/")[2].startswith(("python", "pypy"))
 
 
-def is_same(process: ProcessIdentity) -> bool:
+def is_same(process: Process | ProcessStat) -> bool:
     """Return whether the pid still means this process."""
     if not isinstance(process, Process):
         stat = read_stat(process.pid)
@@ -118,13 +98,13 @@ def is_same(process: ProcessIdentity) -> bool:
     return all(then.get(name) == now.environment.get(name) for name in _RUN_IDS) or not now.environment
 
 
-def remaining(processes: Iterable[ProcessIdentity]) -> list[Process]:
+def remaining(processes: Iterable[Process | ProcessStat]) -> list[Process]:
     """Return those that still run, as they are now; a zombie does not."""
     current = ((read_process(process.pid), process.start_ticks) for process in processes)
     return [now for now, start_ticks in current if now is not None and now.start_ticks == start_ticks and now.alive]
 
 
-def wait_gone(processes: Iterable[ProcessIdentity], deadline_s: float) -> list[Process]:
+def wait_gone(processes: Iterable[Process | ProcessStat], deadline_s: float) -> list[Process]:
     """Wait until none of them runs, at most ``deadline_s`` seconds; return those that still do."""
     end = time.monotonic() + deadline_s
     running = remaining(processes)
