@@ -69,8 +69,8 @@ def refuse_unknown(codes: Collection[str], measured: Sequence[Check] = ()) -> No
         if code not in known:
             near = nearest(code.strip().lower().replace("_", "-"), known)
             raise usage(
-                f"`--ignore {code}` names no check",
-                why="a misspelt code would ignore nothing",
+                f"`--ignore {code}`: there is no such check",
+                why="no finding has this code",
                 fix=f"`--ignore {near}`" if near else "`ddplaunch doctor --list` shows every code",
                 where="--ignore",
             )

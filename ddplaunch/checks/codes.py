@@ -137,12 +137,12 @@ launcher-missing: `ddplaunch convert` finds no launcher
     Remedy: a script that starts one of them.
 removed: The option or command is gone
     An earlier version of ddplaunch had it. Remedy: the finding says what to use instead.
-separator-missing: The script is not behind `--`
-    Words in front of `--` belong to ddplaunch and words behind it to the script, so that neither takes the other's
+separator-missing: The script is not after `--`
+    Words before `--` belong to ddplaunch and words after it to the script, so that neither takes the other's
     options. Remedy: the line that the finding prints.
-script-missing: There is no script behind `--`
+script-missing: There is no script after `--`
     The script and its arguments go there. Remedy: `ddplaunch run 4 -- train.py --epochs 20`.
-script-not-runnable: The file behind `--` cannot be run
+script-not-runnable: The file after `--` cannot be run
     It is a directory, or a file that is neither Python nor executable. Remedy: `chmod +x`, or the right file.
 working-directory-missing: The working directory was deleted
     ddplaunch looks for scripts, configuration and records there. Remedy: `cd` to a directory that exists.

@@ -116,7 +116,7 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
 
     A world size that is too large makes all ranks wait for ones that nobody starts, one that is too small leaves ranks
     out, and with one local rank for all of them every rank takes the same GPU. Where only the script is told of several
-    nodes, each node trains alone. Remedy: options of the launch in front of `--`; a placeholder, `--world-size
+    nodes, each node trains alone. Remedy: options of the launch before `--`; a placeholder, `--world-size
     {world_size}`, or no such argument, since torchrun sets WORLD_SIZE and LOCAL_RANK.
     """
     topology, target = launch.topology, launch.target
@@ -133,7 +133,7 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
     for name, (option, value) in typed.items():
         if not re.fullmatch("[0-9]+", value):
             continue
-        words = f"`{option.flags[0]} {value}` behind `--`"
+        words = f"`{option.flags[0]} {value}` after `--`"
         kind = warning if _VARIABLES.get(name) in script.reads_env else error  # which may win over its option
         if name == "local_rank" and processes > 1:
             shell = f"let a shell pass it: {_shell_passes(script.path, option.flags[0], target)}"
@@ -215,7 +215,7 @@ def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Fin
 
     Some scripts only call `init_process_group` if a switch such as `--distributed` was passed, or if an option has
     another value than its default. Without it each rank trains a model of its own on all of the data. Remedy: pass it
-    behind `--`.
+    after `--`.
     """
     world = launch.topology.world_size
     if script.switched_off is None or world == 1:
@@ -224,7 +224,7 @@ def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Fin
     passed = {flag for option in script.options if given(args, option, script.options) for flag in option.flags}
     switches = [flag for flag in script.switches if flag not in passed]
     named = listed([f"`{flag}`" for flag in switches or script.switches], last=" or ")
-    fix = f"pass {named} behind `--` as the script wants it for several processes"
+    fix = f"pass {named} after `--` as the script wants it for several processes"
     if not switches:
         fix = f"leave {named} out, or give it another value"
     # One literal value would be that of all ranks.
@@ -256,7 +256,7 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
                 "option-given-twice",
                 f"`{option.flags[0]}` is given {len(values)} times, with {' and '.join(dict.fromkeys(values))}",
                 why=f"the script silently takes the last one, {values[-1]}",
-                fix=f"keep one of them behind `--`: `{option.flags[0]} {shlex.quote(values[-1])}`",
+                fix=f"keep one of them after `--`: `{option.flags[0]} {shlex.quote(values[-1])}`",
                 where=str(option.at),
             )
 

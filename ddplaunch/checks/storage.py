@@ -162,7 +162,7 @@ def output_unreachable(output_paths: tuple[PathFact, ...]) -> Findings:
 def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
     """The disk of an output path is nearly full.
 
-    `torch.save` on a full disk says "iostream error" or "unexpected pos" and leaves a broken checkpoint behind.
+    `torch.save` on a full disk says "iostream error" or "unexpected pos" and leaves a broken checkpoint.
     Less than 100 MiB is an error; less than 1 GiB, or less than both 2 % and 20 GiB, a warning. While a run goes on,
     the disks of its outputs and of its record are looked at every half minute; less than 1 GiB, or than 5 % of a small
     disk, and fewer than 1000 inodes are told once. Remedy: free some space, or use another disk.
@@ -177,7 +177,7 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
         yield (error if free < _FULL_BYTES else warning)(
             "disk-nearly-full",
             f"output path {quote(path.path)} has {size_text(free)}{of_total} free",
-            why="`torch.save` on a full disk fails with `unexpected pos` and leaves a broken checkpoint behind",
+            why="`torch.save` on a full disk fails with `unexpected pos` and leaves a broken checkpoint",
             fix=f"`du -xh {_parent(path.path)} | sort -h | tail` shows what takes the space; or name another disk with "
             "`--output`",
             where="--output",

@@ -199,11 +199,11 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def script_behind_python(launch: Launch) -> Findings:
-    """What stands behind `--` is an interpreter, with the script as its argument.
+    """What comes after `--` is an interpreter, with the script as its argument.
 
     torchrun starts the ranks with an interpreter by itself. Of a program that happens to be Python the source is not
     read: no option of the script is filled in with batch size or learning rate, and no check looks into it. Remedy:
-    the script alone behind `--`.
+    the script alone after `--`.
     """
     target = launch.target
     if target is None or target.kind != "executable" or not _PYTHON.match(Path(target.name).name):
@@ -216,7 +216,7 @@ def script_behind_python(launch: Launch) -> Findings:
     yield warning(
         "script-behind-python",
         f"`{shlex.join((Path(target.name).name, *target.args))[:60]}` is an interpreter with its script",
-        why="the source of a script is read only where the script itself stands behind `--`: no option of it is filled "
+        why="the source of a script is read only where the script itself comes after `--`: no option of it is filled "
         "in, and no check looks into it",
         fix=fix if same_interpreter else f"{fix}, with ddplaunch installed for {target.name}",
     )
@@ -240,7 +240,7 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
     """The program for the ranks is itself a launcher, or a shell script that starts one.
 
     Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
-    other at the same port. Remedy: put the training script behind `--`; `ddplaunch convert` says a line of another
+    other at the same port. Remedy: put the training script after `--`; `ddplaunch convert` says a line of another
     launcher, or those of a script, as ddplaunch does.
     """
     target = launch.target
@@ -281,7 +281,7 @@ def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str
     script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
     target_text = shlex.join(rest[script:]) if script is not None else "train.py"
     return (
-        f"put the training script behind `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {target_text}`"
+        f"put the training script after `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {target_text}`"
     )
 
 

@@ -146,7 +146,7 @@ def detach() -> int | None:
     if "SLURM_PROCID" in os.environ:
         raise usage(
             "`--detach` inside a job of Slurm",
-            why="Slurm ends what a step leaves behind",
+            why="Slurm ends all processes of a step that ends",
             fix="leave it out, or `ddplaunch submit … -- train.py` where jobs are submitted",
             where="flag: --detach",
         )

@@ -142,7 +142,7 @@ def _unwritable(exception: Exception) -> UsageError | None:
         return None
     return usage(
         f"stdout cannot be written: {exception.strerror}",
-        why="what was asked for goes there",
+        why="the answer goes there",
         fix="send it to a file system with space left",
         code="stdout-not-writable",
     )

@@ -31,7 +31,7 @@ from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
 
-_MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script behind `--` in which launchers are looked for
+_MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script after `--` in which launchers are looked for
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def choose_gpus(options: Options, facts: Facts, within: Exported, locks: GpuLock
         return None  # a contradiction is refused in ``resolve``
     if not isinstance(facts.nvml, NvmlFacts):
         raise usage(
-            f"`--gpus {options.gpus.value}`, but no GPU can be asked: {facts.nvml.reason}",
+            f"`--gpus {options.gpus.value}`, but GPUs cannot be queried: {facts.nvml.reason}",
             why="GPUs are found through NVML, the driver's library",
             fix="`ddplaunch doctor` says what is wrong with the driver; `--device cpu` runs without GPUs",
             where=str(options.gpus.source),

@@ -27,7 +27,7 @@ def parse_target(words: Sequence[str]) -> Target:
     """Return what every rank runs. Raises UsageError if it is missing, a directory or nowhere to be found."""
     if not words or words[0] == "":
         raise usage(
-            "there is no script behind `--`",
+            "there is no script after `--`",
             why="the script and its arguments go there",
             fix="`ddplaunch run 4 -- train.py --epochs 20`",
             code="script-missing",
@@ -68,7 +68,7 @@ def required(script: list[str] | None, command: str = "run 4") -> list[str]:
     if script is None:
         raise usage(
             "no script was named",
-            why="the script and its arguments go behind `--`",
+            why="the script and its arguments go after `--`",
             fix=f"`ddplaunch {command} -- train.py --epochs 20`",
             code="script-missing",
         )
@@ -88,8 +88,8 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
         if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):
             corrected = [*argv[:position], "--", *argv[position:], *(script or ())]
             return usage(
-                f"`{_shortened(word)}` is where ddplaunch's own options go",
-                why="the script and everything that belongs to it goes behind `--`",
+                f"there is no `--` before `{_shortened(word)}`",
+                why="everything after `--` is the script and its arguments, everything before it options of ddplaunch",
                 fix=f"`{shlex.join(['ddplaunch', *corrected])}`",
                 code="separator-missing",
             )
@@ -143,8 +143,8 @@ def _option_behind(words: Sequence[str]) -> UsageError:
     script = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
     moved = None if script is None else [*words[:script], "--", *words[script:]]
     return usage(
-        f"`{words[0]}` is behind `--`, where the script goes",
-        why="ddplaunch's own options go in front of `--`, the script and its options behind it",
+        f"`{words[0]}` after `--` is not a script",
+        why="options of ddplaunch go before `--`, the script and its options after it",
         fix="`ddplaunch run 4 -- train.py --epochs 20`" if moved is None else f"`ddplaunch run {shlex.join(moved)}`",
         code="script-not-found",
     )

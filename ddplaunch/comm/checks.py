@@ -75,7 +75,7 @@ def comm_ranks_fail(comm: Comm) -> Iterator[Finding]:
                 "comm-ranks-fail",
                 f"{group.ranks} ranks on {listed(group.hosts)} do not get through an all-reduce: {group.problem}",
                 why=why,
-                fix=comm.failure.fix if comm.failure else "`NCCL_DEBUG=INFO` in front of the same command",
+                fix=comm.failure.fix if comm.failure else "`NCCL_DEBUG=INFO` before the same command",
                 where=group.hosts,
             )
 

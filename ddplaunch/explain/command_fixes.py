@@ -16,7 +16,7 @@ from ddplaunch.values.words import signal_name
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
 _VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
-_TYPED = re.compile(r"`(-[^`]+)` behind `--`")
+_TYPED = re.compile(r"`(-[^`]+)` after `--`")
 _OWN_PORT = (
     "the launch had picked a free port, so the script asks for this one: `init_process_group()` without `init_method` "
     "takes the launch's, and a server of its own a free one as port 0"

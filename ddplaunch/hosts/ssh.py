@@ -127,7 +127,7 @@ def failure(host: str, python: str, status: int | None, stderr_text: str, tries:
         return error(
             "host-connections-dropped",
             f"{tries} connections to {host} were closed before ssh began",
-            why="its sshd, or that of the jump host in front of it, takes few logins at once (`MaxStartups`), or "
+            why="its sshd, or that of its jump host, takes few logins at once (`MaxStartups`), or "
             "something on the way counts connections",
             fix="`MaxStartups 200` in `/etc/ssh/sshd_config` there, and `systemctl reload ssh`; where all go through "
             "one jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",

@@ -354,7 +354,7 @@ def _not_found(part: str, requested: str, pool: tuple[VisibleGpu, ...], within: 
         fix = f"use `--gpus {','.join(map(_label, pool))}` or fewer of them"
         fix += "" if within.devices is None else ", as nvidia-smi counts"
     return RefusedError(
-        error("gpu-not-found", what, why="CUDA ignores an entry that names nothing and all behind it", fix=fix)
+        error("gpu-not-found", what, why="CUDA ignores an entry that names no GPU, and all entries after it", fix=fix)
     )
 
 

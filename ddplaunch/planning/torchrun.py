@@ -23,9 +23,9 @@ _OURS = {
     "--rdzv-endpoint": "--master-addr and --master-port",
     "--rdzv-id": "--run-id",
     "--standalone": "NPROC without --nnodes",
-    "--module": "`-m` behind `--`",
-    "--no-python": "an executable behind `--`",
-    "-m": "`-m` behind `--`",
+    "--module": "`-m` after `--`",
+    "--no-python": "an executable after `--`",
+    "-m": "`-m` after `--`",
 }
 
 _CONF = "--rdzv-conf="
@@ -155,7 +155,7 @@ def _refuse_positional(word: str, previous: str) -> None:
     raise usage(
         f"`--torchrun-arg {word}` is not an option of torchrun",
         why="torchrun would take it for the script to run",
-        fix="give an option with its value, as in `--torchrun-arg --monitor-interval=1`; the script stands behind `--`",
+        fix="give an option with its value, as in `--torchrun-arg --monitor-interval=1`; the script comes after `--`",
         where="flag: --torchrun-arg",
     )
 

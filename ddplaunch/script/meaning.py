@@ -161,7 +161,7 @@ class _Reader:
         """Note that an option does not count what the plan passes, with the words that would say what it counts."""
         name = option.flags[0]
         fix = " or ".join(f"`--batch-option={name}:{word}`" for word in words)
-        self.doubts.append(Instead(meaning, clause, fix or f"pass `{name}` yourself behind `--`"))
+        self.doubts.append(Instead(meaning, clause, fix or f"pass `{name}` yourself after `--`"))
 
     def _divided(
         self, option: DeclaredOption, own: Sequence[Use], divisors: Sequence[str], only: set[str] | None = None

@@ -72,7 +72,7 @@ def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
             "replicas-differ",
             f"the model of {shown} is not that of rank {name}: after 3 steps the parameters differ",
             why="DistributedDataParallel copies rank 0's parameters when it wraps the model, and averages gradients "
-            "from then on: what a rank loads, initialises or multiplies by itself behind that stays on it",
+            "from then on: what a rank loads, initialises or multiplies by itself later stays on it",
             fix="do the same on all ranks, or on rank 0 before `DistributedDataParallel(model)`",
         )
 

@@ -63,7 +63,7 @@ def test_distributed_switch_off_names_what_is_left_to_pass() -> None:
     report = healthy_script(switched_off=HERE, switches=("-opt", "--launcher"), options=(option,))
     launch = healthy_launch(target=Target("script", "train.py", ("-opt", "a.yml")))
     finding = found(CHECKS, "distributed-switch-off", launch=launch, script=report)
-    assert finding and finding.fix == "pass `--launcher` behind `--` as the script wants it for several processes"
+    assert finding and finding.fix == "pass `--launcher` after `--` as the script wants it for several processes"
     report = healthy_script(switched_off=HERE, switches=("--resume", "--local_rank"))
     finding = found(CHECKS, "distributed-switch-off", launch=launch, script=report)
     assert finding and "local_rank" in finding.fix and "$LOCAL_RANK" in finding.fix
@@ -73,7 +73,7 @@ def test_distributed_switch_off_names_what_is_left_to_pass() -> None:
     report = replace(report, switches=("--resume", "--local_rank"), options=())
     module = healthy_launch(target=Target("module", "pkg.train", ()))
     finding = found(CHECKS, "distributed-switch-off", launch=module, script=report)
-    assert finding and finding.fix.startswith("pass `--resume` or `--local_rank` behind")
+    assert finding and finding.fix.startswith("pass `--resume` or `--local_rank` after")
 
 
 def test_script_demands_local_rank() -> None:
@@ -124,8 +124,8 @@ SCRIPT_OF_NODES = sized("--world-size", help="number of nodes for distributed tr
 @pytest.mark.parametrize(
     ("args", "script", "severity", "what"),
     [
-        (("--world-size", "4"), WORLD, Severity.ERROR, "`--world-size 4` behind `--`, but this launch has 8 ranks"),
-        (("--world-size=16",), WORLD, Severity.ERROR, "`--world-size 16` behind `--`, but this launch has 8 ranks"),
+        (("--world-size", "4"), WORLD, Severity.ERROR, "`--world-size 4` after `--`, but this launch has 8 ranks"),
+        (("--world-size=16",), WORLD, Severity.ERROR, "`--world-size 16` after `--`, but this launch has 8 ranks"),
         (("--world-size", "4"), sized("--world-size", reads_env=("WORLD_SIZE",)), Severity.WARNING, "has 8 ranks"),
         (("--world-size", "8"), WORLD, None, ""),
         (("--world-size", "-1"), WORLD, None, ""),
@@ -140,14 +140,14 @@ SCRIPT_OF_NODES = sized("--world-size", help="number of nodes for distributed tr
             ("--nnodes", "2", "--node_rank", "1"),
             NODES,
             Severity.ERROR,
-            "`--nnodes 2` behind `--`, but this launch has 1",
+            "`--nnodes 2` after `--`, but this launch has 1",
         ),
         (("--num_machines=2",), sized("--num_machines"), Severity.ERROR, "but this launch has 1 node"),
         (("--nnodes", "1", "--node_rank", "0", "--master_addr", "127.0.0.1"), NODES, None, ""),
         (("--ngpus_per_node", "4"), NODES, Severity.ERROR, "but this launch has 8 ranks on each node"),
         (("--ngpus_per_node", "8"), NODES, None, ""),
         (("--nnodes", "2"), sized(), None, ""),
-        (("--local_rank", "0"), LOCAL, Severity.ERROR, "`--local_rank 0` behind `--` is the same for all ranks"),
+        (("--local_rank", "0"), LOCAL, Severity.ERROR, "`--local_rank 0` after `--` is the same for all ranks"),
         (("--local_rank=0",), sized("--local_rank", reads_env=("LOCAL_RANK",)), Severity.WARNING, "is the same"),
         (("--local_rank", "-1"), LOCAL, None, ""),
     ],
@@ -172,7 +172,7 @@ def test_several_nodes_of_the_script_alone_are_mended_by_the_line_that_is_meant(
     args = ("--nnodes", "2", "--node_rank", "1", "--master_addr", "10.0.0.1", "--ngpus_per_node", "4")
     launch = healthy_launch(1, target=Target("script", "train.py", args))
     findings = outcome_of(CHECKS, "launch-contradicted", launch=launch, script=NODES).findings
-    assert [finding.what.partition(" behind")[0] for finding in findings] == ["`--nnodes 2`", "`--ngpus_per_node 4`"]
+    assert [finding.what.partition(" after")[0] for finding in findings] == ["`--nnodes 2`", "`--ngpus_per_node 4`"]
     for finding in findings:
         assert "`ddplaunch run 4 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 -- …`" in finding.fix
     two = replace(topology(4), nnodes=Resolved(2, FLAG), min_nodes=2)

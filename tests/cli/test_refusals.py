@@ -118,7 +118,7 @@ def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
         (["2", "--lr", "1", "--base-lr", "1"], "[lr-given-twice]"),
         (["2x2", "--nnodes", "3"], "`2x2` says 2 nodes, `--nnodes` says 3"),
         (["2", "--batch-size", "8", "--global-batch-size", "17"], "[batch-does-not-divide]"),
-        (["2", "--batch-size", "8"], "two values for `--batch-size`: 9 behind `--`, 8 from the plan"),
+        (["2", "--batch-size", "8"], "two values for `--batch-size`: 9 after `--`, 8 from the plan"),
     ],
 )
 def test_contradictions(call: Call, folder: Path, words: list[str], says: str) -> None:
@@ -128,8 +128,8 @@ def test_contradictions(call: Call, folder: Path, words: list[str], says: str) -
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ([], "there is no script behind `--`"),
-        ([""], "there is no script behind `--`"),
+        ([], "there is no script after `--`"),
+        ([""], "there is no script after `--`"),
         (["."], "fix: name the file, as in `-- train.py`"),
         (["trian.py"], "fix: did you mean `train.py`?"),
         (["nowhere/train.py"], "there is no directory nowhere"),

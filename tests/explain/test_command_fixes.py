@@ -64,7 +64,7 @@ def of_run(command: str, receives: tuple[str, ...], typed: str = "", **numbers: 
     """The first fix for a run that recorded what its script receives; ``typed`` is its own option for the batch."""
     recorded = plan(**numbers) | {"receives": list(receives)}
     if typed:
-        recorded["numbers"]["batch_size"]["source"] = {"kind": "script", "detail": f"`{typed}` behind `--`"}
+        recorded["numbers"]["batch_size"]["source"] = {"kind": "script", "detail": f"`{typed}` after `--`"}
     return diagnosed(raised(1, OOM), RunFacts(state="failed", argv=tuple(command.split()), plan=recorded)).fixes[0]
 
 

@@ -130,10 +130,10 @@ def test_an_ambiguity_is_resolved_with_what_was_read_of_it() -> None:
         (
             "--q:total",
             "train.py declares no option `--q` that takes",
-            "put `{batch_size}` where it belongs behind `--`",
+            "put `{batch_size}` where it belongs after `--`",
         ),
-        ("amp", "train.py declares no option `amp` that takes", "put `{batch_size}` where it belongs behind `--`"),
-        ("sizes", "train.py declares no option `sizes` that takes", "put `{batch_size}` where it belongs behind `--`"),
+        ("amp", "train.py declares no option `amp` that takes", "put `{batch_size}` where it belongs after `--`"),
+        ("sizes", "train.py declares no option `sizes` that takes", "put `{batch_size}` where it belongs after `--`"),
     ],
 )
 def test_an_option_that_cannot_take_a_number_is_refused(value: str, what: str, fix: str) -> None:

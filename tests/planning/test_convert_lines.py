@@ -126,9 +126,9 @@ def test_no_launch(line: str) -> None:
     [
         ("torchrun --frob 3 t.py", "`--frob`"),
         ("torchrun --nproc_per_node 3", "`torchrun` without a script"),
-        ("torchrun t.py --nnodes 2 --node_rank 1", "`--nnodes` behind the script"),
-        ("torchrun t.py --node-rank=1", "`--node-rank` behind the script"),
-        ("accelerate launch t.py --num_machines 2", "`--num_machines` behind the script"),
+        ("torchrun t.py --nnodes 2 --node_rank 1", "`--nnodes` after the script"),
+        ("torchrun t.py --node-rank=1", "`--node-rank` after the script"),
+        ("accelerate launch t.py --num_machines 2", "`--num_machines` after the script"),
         ("torchrun --nnodes 2 --master_addr h t.py --nnodes 2", ""),
         ("torchrun t.py --nnodes=1 --node_rank 0 --nodes 3", ""),
         ("torchrun --nnodes", "`--nnodes`"),

@@ -202,14 +202,14 @@ def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
 @pytest.mark.parametrize(
     ("script", "fix"),
     [
-        (NO_SCRIPT, "pass it in an argument that the script takes, as in `NAME={lr}` behind `--`, or read "),
+        (NO_SCRIPT, "pass it in an argument that the script takes, as in `NAME={lr}` after `--`, or read "),
         (report(), "read `ddplaunch.current().lr` in the script"),
         (report(complete=False), "name its option, `--lr-option=NAME`; or pass it in an argument"),
         (ScriptReport("train.py", instead=(Instead("lr", "it is divided", "`--lr-option=--a`"),)), "`--lr-option=--a`"),
         (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
         (
             report(option("--lr", "lr", rule=LrRule(1.0, (("unknown", 1.0),), AT))),
-            "pass `--lr` yourself behind `--`; or, if it is final all the same, `--lr-option=--lr:final`",
+            "pass `--lr` yourself after `--`; or, if it is final all the same, `--lr-option=--lr:final`",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_what_helps_a_number_that_is_missing_fits_the_script(script: ScriptRepor
 def test_a_unit_of_the_script_that_the_user_passes_is_the_one_that_counts() -> None:
     (missing,) = forward(("--warmup-epochs", "5"), plan("warmup_steps"), report(EPOCHS)).missing
     assert missing.reason == "`--warmup-epochs` takes epochs (train.py:31)"
-    assert missing.fix == "pass `--warmup-epochs` yourself behind `--`, without `--warmup` or `--base-warmup`"
+    assert missing.fix == "pass `--warmup-epochs` yourself after `--`, without `--warmup` or `--base-warmup`"
 
 
 def test_a_key_behind_an_option_is_named_with_it() -> None:
@@ -229,14 +229,14 @@ def test_a_key_behind_an_option_is_named_with_it() -> None:
         ("TRAIN.WARMUP_EPOCHS",), AT, dest="WARMUP_EPOCHS", meaning="warmup_epochs", spelling="k v", behind="--opts"
     )
     (missing,) = forward((), plan("warmup_steps"), report(key)).missing
-    assert missing.fix.startswith("pass `--opts TRAIN.WARMUP_EPOCHS` yourself behind `--`")
+    assert missing.fix.startswith("pass `--opts TRAIN.WARMUP_EPOCHS` yourself after `--`")
 
 
 def test_two_values_of_one_option_say_whose_samples_it_takes() -> None:
     with pytest.raises(UsageError) as caught:
         forward(("--bs", "8"), plan("batch_size"), report(option("--bs", "total_batch_size")))
     assert "the plan's batch size belongs there, of all processes" in caught.value.findings[0].why
-    assert caught.value.findings[0].fix == "leave `--bs 8` out behind `--`, or `--batch-size` before it"
+    assert caught.value.findings[0].fix == "leave `--bs 8` out after `--`, or `--batch-size` before it"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_nothing_is_received_by_an_option_that_is_left_alone() -> None:
 def test_no_forward_leaves_the_arguments_alone_and_says_so() -> None:
     result = forward(("-x",), plan("lr", automatic=False), report(option("--lr", "lr")))
     assert result.args == ("-x",)
-    fix = "`--lr {lr}` behind `--`, or no `--no-forward`"
+    fix = "`--lr {lr}` after `--`, or no `--no-forward`"
     assert result.missing == (Missing("lr", "0.0004", "`--no-forward` leaves `--lr` alone", fix),)
 
 
@@ -345,7 +345,7 @@ SCRIPT = report(
 
 def test_what_the_script_is_given_fixes_the_numbers() -> None:
     found = complete_from_script(Options(), Target("script", "train.py", ("--batch-size=16",)), FOUR, SCRIPT)
-    assert found.batch_size == Resolved(16, Source("script", "`--batch-size` behind `--`"))
+    assert found.batch_size == Resolved(16, Source("script", "`--batch-size` after `--`"))
     assert found.accum == Resolved(4, Source("script", "default at train.py:31"))
     assert found.lr == Resolved(2e-5, Source("script", "default at train.py:31"))
 

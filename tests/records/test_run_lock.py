@@ -182,7 +182,7 @@ def test_an_older_record_of_the_id_is_kept_and_named(tmp_path: Path) -> None:
     (directory / "flight-recorder-rank-0").write_text("first")
     outcome(directory)
     first = (directory / "run.json").read_text()
-    assert begun(tmp_path, ONE) == "RECORD; the older one of this id is in node-0/before-1"
+    assert begun(tmp_path, ONE) == "RECORD; the previous one is now in node-0/before-1"
     kept = directory / "node-0" / "before-1"
     assert (kept / "run.json").read_text() == first and (kept / "outcome.json").exists()
     assert (kept / "attempt-0" / "rank-0.out").read_text() == "first" and (kept / "flight-recorder-rank-0").exists()
@@ -302,7 +302,7 @@ def test_a_second_launch_of_a_live_run_is_refused_and_harms_nothing(folder: Path
     output = Path(".ddplaunch/runs/same/node-0/attempt-0/rank-0.out")
     assert (folder / output).read_text() == "first\n"
     third = spawn([*options, "/bin/echo", "third"], folder)
-    assert third.returncode == 0 and b"the older one of this id is in node-0/before-1" in third.stderr
+    assert third.returncode == 0 and b"the previous one is now in node-0/before-1" in third.stderr
     assert (folder / output).read_text() == "third\n"
     assert (folder / ".ddplaunch/runs/same/node-0/before-1/attempt-0/rank-0.out").read_text() == "first\n"
     tokens = re.compile(rb"DDPLAUNCH_LAUNCH=[0-9a-f]{32}")

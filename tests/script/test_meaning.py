@@ -148,7 +148,7 @@ def test_whose_samples_a_batch_size_counts(
             "steps = args.accum // dist.get_world_size()",
             "accum",
             "train.py:8 divides it by the world size",
-            "pass `--accum` yourself behind `--`",
+            "pass `--accum` yourself after `--`",
         ),
     ],
 )

@@ -361,7 +361,7 @@ def test_module_level_names_are_overridden_behind_a_file_of_them(tmp_path: Path)
     assert ran(tmp_path, found.args) == [8, 10, 0.004]
     said = next(item for item in found.missing if item.number == "accum")
     assert said.reason == "train.py:8 divides it by the world size"
-    assert said.fix == "pass `--gradient_accumulation_steps` yourself behind `--`"
+    assert said.fix == "pass `--gradient_accumulation_steps` yourself after `--`"
     rates = [each for args in ((), ("small.py",)) for each in read(tmp_path, *args).options if each.meaning == "lr"]
     assert [rate.default for rate in rates] == ["0.0006", None]
 

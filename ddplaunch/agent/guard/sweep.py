@@ -36,7 +36,7 @@ class Owner:
 
 
 def rank_command(torchrun: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return the ranks' command line as ``torchrun``'s has it behind `--`; empty where it has none.
+    """Return the ranks' command line as ``torchrun``'s has it after `--`; empty where it has none.
 
     A rank may have ended before the guard could look at it, and be known by nothing else.
     """

@@ -36,8 +36,8 @@ def convert(line: list[str] | None, files: list[str]) -> int:
     """
     if bool(line) == bool(files):
         raise usage(
-            "there is nothing to convert" if not files else "a file and a line behind `--`",
-            why="`convert` reads scripts, or one launch line behind `--`",
+            "there is nothing to convert" if not files else "a file and a line after `--`",
+            why="`convert` reads scripts, or one launch line after `--`",
             fix="`ddplaunch convert train.sh`, or `ddplaunch convert -- torchrun --nproc_per_node=4 train.py`",
         )
     if line:
@@ -124,6 +124,6 @@ def _no_script(name: str, problem: str) -> UsageError:
     return usage(
         f"`{name}` {problem}",
         why="`convert` reads shell scripts and sbatch scripts",
-        fix="`ddplaunch convert train.sh`, or a launch line behind `--`",
+        fix="`ddplaunch convert train.sh`, or a launch line after `--`",
         code="file-not-readable",
     )

@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, Listed] = {
     "fit": Listed(_LAUNCH, "Find the batch that fits into memory, and the fastest."),
     "submit": Listed(_LAUNCH, "Submit the same launch to Slurm; print it for Kubernetes."),
     "doctor": Listed(_LAUNCH, "Check this machine; with a launch, check that too."),
-    "convert": Listed(_LAUNCH, "Translate torchrun, accelerate or DeepSpeed commands."),
+    "convert": Listed(_LAUNCH, "Translate torchrun, accelerate or srun commands."),
     "ps": Listed(_WATCH, "List running and recent runs."),
     "logs": Listed(_WATCH, "Show what the ranks of a run printed."),
     "top": Listed(_WATCH, "Watch step rate, CPU, memory and GPU of every rank."),

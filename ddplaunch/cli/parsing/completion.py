@@ -139,7 +139,7 @@ def set_up_shell(words: Sequence[str]) -> str:
         return script
     _, path = install(shell=shell, prog_name="ddplaunch", complete_var=ASKED)
     path.write_text(script, encoding="utf-8")
-    return f"{shell} completes ddplaunch from its next start on: {path}\n"
+    return f"Installed in {path}; open a new {shell} to use it\n"
 
 
 def _shell() -> str:

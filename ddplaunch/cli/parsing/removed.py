@@ -58,7 +58,7 @@ REMOVED = {
     "--relaunch-wait": _RESTARTS,
     "--tolerate-exit-aborts": "`dist.destroy_process_group()` at the end of the script; if it still aborts, "
     "`sys.stdout.flush(); os._exit(0)` as its last line",
-    "--workers": "the script's own option behind `--`: its `--num-workers` is read, and compared with the usable CPUs",
+    "--workers": "the script's own option after `--`: its `--num-workers` is read, and compared with the usable CPUs",
     "--sync": "`git ls-files -z | rsync -a0 --files-from=- ./ HOST:DIR/` for each host, or a directory that all share",
     "--trace": "`ddplaunch report` draws when each rank began and ended",
 }

@@ -91,7 +91,7 @@ class LauncherLine:
             meaning = LAUNCHERS[self.launcher][key]
             value_count = meaning.values if value is None else 0
             if at + value_count >= len(words):
-                raise CannotSay(f"`{word.source}`", "a value is missing behind it")
+                raise CannotSay(f"`{word.source}`", "its value is missing")
             values = [*([] if value is None else [value]), *words[at + 1 : at + 1 + value_count]]
             self.take(key, meaning, values)
             at += 1 + value_count
@@ -127,7 +127,7 @@ class LauncherLine:
             lost = meaning and meaning.kind in {"nnodes", "--node-rank"} - self.said.keys()
             if lost and (value or following).text != ("0" if "rank" in name else "1"):
                 why = f"{self.launcher} does not read it there: each node would train alone; put it in front"
-                raise CannotSay(f"`{name}` behind the script", why)
+                raise CannotSay(f"`{name}` after the script", why)
 
     def take(self, key: str, meaning: Meaning, values: Sequence[Word]) -> None:
         """Note what one option says. Raises CannotSay."""

@@ -114,7 +114,7 @@ def of_container(container_words: Sequence[Word]) -> list[Note]:
 
 def unsure(word: Word) -> Note:
     """Return what is not known of a script that stands in a variable."""
-    why = "a script whose name does not end in .py needs `python` in front, behind `--`; options go in front of `--`"
+    why = "a script whose name does not end in .py needs `python` before it; options go before `--`"
     return Note(f"what `{word.source}` holds", why)
 
 

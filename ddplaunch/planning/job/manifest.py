@@ -103,7 +103,7 @@ def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], mounts: Sequenc
         if not any(f"{os.path.normpath(path)}/".startswith(f"{mount['mountPath'].rstrip('/')}/") for mount in kinds):
             raise usage(
                 f"`{flag} {path}` is in no volume" + ("" if flag == "--data" else " that can be written"),
-                why="a pod has what its image has, and what it writes elsewhere is gone with it",
+                why="a pod has the files of its image, and loses files that it writes outside of a volume",
                 fix="`--volume CLAIM:/PATH` mounts a PersistentVolumeClaim; name the full path in it"
                 + (", or leave `--data` out if the image holds it" if flag == "--data" else ""),
                 where=f"flag: {flag}",
@@ -139,7 +139,7 @@ def _matched(flag: str, pattern: re.Pattern[str], text: str, why: str, example: 
 
 
 def _add_volume(text: str, volumes: list[dict[str, Any]], mounts: list[dict[str, Any]]) -> None:
-    why = "it is CLAIM:/PATH, or /HOST/PATH:/PATH, with `:ro` behind it for one that is only read"
+    why = "it is CLAIM:/PATH, or /HOST/PATH:/PATH, and `:ro` to make it read-only"
     match = _matched("volume", _VOLUME, text, why, "datasets:/data:ro")
     source: dict[str, Any] = {"persistentVolumeClaim": {"claimName": match[1]}}
     if match[1].startswith("/"):
@@ -190,6 +190,6 @@ def _quantity(flag: str, text: str) -> str:
     """Return a quantity in Kubernetes' spelling: ``200G`` of Slurm's is binary, ``200Gi`` there."""
     match = _QUANTITY.match(text)
     if match is None:
-        raise impossible_value(flag, text, "it is a number with Ki, Mi, Gi or Ti behind it", "16Gi")
+        raise impossible_value(flag, text, "it is a number and Ki, Mi, Gi or Ti", "16Gi")
     unit = match[2] or ("M" if flag == "mem" else "")  # Slurm counts in MiB
     return f"{match[1]}{unit.upper()}i" if unit else match[1]

@@ -64,7 +64,7 @@ def decide_submission(options: Options, flags: Mapping[str, Any], script: str) -
     time = flags.get("time")
     memory = flags.get("mem")
     if memory is not None and not _MEMORY.match(memory):
-        raise impossible_value("mem", memory, "it is memory per node: a number with K, M, G or T behind it", "200G")
+        raise impossible_value("mem", memory, "it is memory per node: a number and K, M, G or T", "200G")
     requeue, signal = bool(flags.get("requeue")), _signal(options, flags.get("signal"))
     time_s = None if time is None else parse_time(time)
     return Submission(
@@ -170,7 +170,7 @@ def _refuse_what_the_cluster_decides(options: Options) -> None:
         if value is not None:
             raise usage(
                 f"`{flag} {value.value}` cannot be known before the job runs",
-                why="the cluster chooses nodes and GPUs, and ddplaunch reads on each node what it got",
+                why="the cluster chooses nodes and GPUs, and ddplaunch reads its share on each node",
                 fix=fix,
                 where=str(value.source),
             )
@@ -203,7 +203,7 @@ def _grace(options: Options, requeue: bool, time_s: int | None) -> int | None:
     if grace is not None and time_s is not None and grace >= time_s:
         raise usage(
             f"`--grace {grace}` is not less than the time limit of {time_s} s",
-            why="the ranks would be told to end before they start",
+            why="the ranks would get the signal to end before they start",
             fix=f"`--grace {max(1, time_s // 10)}`, or a longer `--time`",
         )
     return grace

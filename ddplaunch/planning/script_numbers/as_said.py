@@ -100,7 +100,7 @@ def _unfit(family: str, name: str, said: Resolved[str], report: ScriptReport) ->
     return usage(
         f"`{flag}={said.value}`: {report.path} declares no option `{name}` that takes one value",
         why="it declares " + (listed([f"`{each}`" for each in names], 12) or "no option that does"),
-        fix=f"`{flag}={right}`" if right else f"name one of those, or put `{{{family}}}` where it belongs behind `--`",
+        fix=f"`{flag}={right}`" if right else f"name one of those, or put `{{{family}}}` where it belongs after `--`",
         where=str(said.source),
         code="script-option-unknown",
     )

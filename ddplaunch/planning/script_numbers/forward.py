@@ -151,7 +151,7 @@ def _receives(
 def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavailable) -> Missing:
     """Return the number that does not reach the script, with the reason and what helps."""
     read = f"read `ddplaunch.current().{family}` in the script"
-    placed = f"pass it in an argument that the script takes, as in `NAME={{{family}}}` behind `--`, or {read}"
+    placed = f"pass it in an argument that the script takes, as in `NAME={{{family}}}` after `--`, or {read}"
     flag = OPTION_FLAGS[family]
     if family in plan.withheld:
         return Missing(family, value, f"`{flag} none`", asked=True)
@@ -183,16 +183,16 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, s
     """Return why the option that is there for a number cannot take it, and what helps if that is known."""
     name = option.flags[0]
     if option.meaning in _UNITS:
-        fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself behind `--`, without {FLAGS[family]}"
+        fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself after `--`, without {FLAGS[family]}"
         return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix
     if not plan.automatic:
-        return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` behind `--`, or no `--no-forward`"
+        return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` after `--`, or no `--no-forward`"
     if option.rule is None:
         return f"`{name}` cannot take it", ""
     if option.rule.powers == ((PLAN_FACTOR, 1.0),):
         return f"the script scales `{name}`, and nothing says from what", "give `--base-lr` in the place of `--lr`"
     reason = f"{option.rule.at} scales `{name}` by what cannot be computed here"
-    return reason, f"pass `{name}` yourself behind `--`; or, if it is final all the same, `--lr-option={name}:final`"
+    return reason, f"pass `{name}` yourself after `--`; or, if it is final all the same, `--lr-option={name}:final`"
 
 
 def _variable(family: str, script: ScriptReport | Unavailable) -> str:
@@ -210,10 +210,10 @@ def _refuse_contradiction(option: DeclaredOption, family: str, ours: str, theirs
     for value in theirs:
         if not is_same_value(value, ours):
             raise usage(
-                f"two values for `{option.flags[0]}`: {value} behind `--`, {ours} from the plan",
+                f"two values for `{option.flags[0]}`: {value} after `--`, {ours} from the plan",
                 why=f"the script declares it at {option.at}, and the plan's {family.replace('_', ' ')} belongs there"
                 + (f", {_WHOSE[option.meaning]}" if option.meaning in _WHOSE else ""),
-                fix=f"leave `{option.flags[0]} {value}` out behind `--`, or {FLAGS[family]} before it",
+                fix=f"leave `{option.flags[0]} {value}` out after `--`, or {FLAGS[family]} before it",
                 where=str(option.at),
                 code="option-given-twice",
             )

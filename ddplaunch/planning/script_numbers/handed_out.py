@@ -297,7 +297,7 @@ def _base_of(rule: LrRule, options: Options, batches: Collection[str]) -> dict[s
 def _passed(target: Target, option: DeclaredOption, script: ScriptReport) -> Resolved[Any] | None:
     values = given(target.args, option, script.options)
     number = _number(option, values[-1]) if values else None
-    source = Source("script", f"`{option.flags[0]}` behind `--`")
+    source = Source("script", f"`{option.flags[0]}` after `--`")
     return None if number is None else Resolved(number, source)
 
 

@@ -72,7 +72,7 @@ class HeldRun:
     def told(self, record: str) -> str:
         """Return the panel's line about the ``record`` with what is to know of it."""
         if self.aside is not None:
-            record += f"; the older one of this id is in {'/'.join(self.aside.parts[-2:])}"
+            record += f"; the previous one is now in {'/'.join(self.aside.parts[-2:])}"
         return record if self.unlocked is None else f"{record}; not locked: {self.unlocked}"
 
 
