@@ -161,7 +161,6 @@ class RankEnd:
     """How one rank ended. ``exit_code`` and ``signal`` ("SIGKILL") exclude each other; ``ended_s`` is an epoch.
 
     ``through``: its program had ended without an exception; "group" where the process group still existed then.
-    ``one_file``: both of its streams went into one file.
     """
 
     rank: int
@@ -171,7 +170,6 @@ class RankEnd:
     ended_s: float | None = None
     ended_by: Literal["itself", "launcher"] | None = None
     through: str | None = None
-    one_file: bool = False
 
 
 @dataclass(frozen=True)

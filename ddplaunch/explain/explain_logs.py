@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from ddplaunch.explain.decide.choose import RootCause, choose, passed_over
 from ddplaunch.explain.decide.fate import FOLLOWED
@@ -18,7 +17,6 @@ from ddplaunch.explain.why import stages
 from ddplaunch.explain.wording import worded
 
 _MOST_KINDS, _MOST_ECHOES = 12, 16_384
-_QUOTED = 100  # characters of how an earlier run failed
 
 
 def explain_texts(
@@ -32,19 +30,7 @@ def explain_texts(
     lines = list(_lines(numbered_lines(sources)))
     if len(sources) != 1 or facts is not None:
         return _explained(lines, facts or NOTHING_KNOWN, why)
-    begun = last_episode(lines, says_something)
-    explanation = _explained(lines[begun:], NOTHING_KNOWN, why)
-    if not begun or explanation.diagnosis is None:
-        return explanation
-    earlier = lines[:begun]
-    earlier_diagnosis = _explained(earlier[last_episode(earlier, says_something) :], NOTHING_KNOWN).diagnosis
-    if earlier_diagnosis is None:
-        return explanation
-    same = (earlier_diagnosis.code, earlier_diagnosis.what) == (explanation.diagnosis.code, explanation.diagnosis.what)
-    how = "in the same way" if same else f"differently: {earlier_diagnosis.what[:_QUOTED]}"
-    how = "too, for a reason that it does not tell" if earlier_diagnosis.code == "unknown" and not same else how
-    clause = f"an earlier run in this file, up to line {earlier[-1].number}, failed {how}"
-    return replace(explanation, diagnosis=replace(explanation.diagnosis, why=f"{explanation.diagnosis.why}; {clause}"))
+    return _explained(lines[last_episode(lines, says_something) :], NOTHING_KNOWN, why)
 
 
 def read_logs(sources: Sequence[LogSource]) -> Scanned:

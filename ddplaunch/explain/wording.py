@@ -13,19 +13,18 @@ from ddplaunch.explain.command_fixes import (
     who_asked,
 )
 from ddplaunch.explain.decide.choose import RootCause
-from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
+from ddplaunch.explain.decide.collectives import Left, Stuck, Waited
 from ddplaunch.explain.decide.last_words import BareExit, words_above
 from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
-    bus_error,
     memory_limit,
     xid,
 )
 from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, line_of
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import matcher, notes_below
-from ddplaunch.explain.read.trailer import closes_badly, status_text
+from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures, has_words, say, words_for
 from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
 from ddplaunch.explain.signatures.signature import FIELD, NOISE, Tier, Words, readable, words_of
@@ -38,7 +37,6 @@ _GENERAL = re.compile(
     r"|`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`df -h \.|`--master-port|py-spy dump"
 )
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
-_REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
 _SOURCE = 60  # characters of a line of the script
@@ -139,8 +137,8 @@ def _waiting(cause: RootCause, waits: Stuck) -> Words | None:
     """Return the words for ranks that timed out, None where the line of the time-out says as much."""
     first, rank = waits.waited[0], cause.rank
     waiting = ranks_text([wait.rank for wait in waits.waited])
-    if cause.code == "collective-mismatch":
-        return _mismatch(cause, waits, waiting)
+    if cause.mismatched is not None:
+        return _mismatch(*cause.mismatched)
     if cause.code == "gpu-p2p-broken":
         return say("first-collective-hangs", ranks=str(len(waits.waited)), call=first.described)
     if cause.code == "collective-timeout" and rank is not None and rank in waits.absent:
@@ -149,22 +147,13 @@ def _waiting(cause: RootCause, waits: Stuck) -> Words | None:
     return None
 
 
-def _mismatch(cause: RootCause, waits: Stuck, waiting: str) -> Words | None:
-    if cause.mismatched is not None:
-        first, second = (
-            f"in {wait.described} (from {wait.frame})" if wait.frame else f"in {wait.described}"
-            for wait in cause.mismatched
-        )
-        ranks = [str(wait.rank) for wait in cause.mismatched]
-        sources = [f"`{wait.frame}` is `{wait.source[:_SOURCE]}`; " for wait in cause.mismatched if wait.source]
-        groups = {"first": ranks[0], "second": ranks[1], "in_first": first, "in_second": second}
-        return say("in-different-calls", lines="".join(sources), **groups)
-    if waits.left and cause.rank is not None:
-        return say("was-done", rank=str(cause.rank), waiting=waiting, call=waits.waited[0].described)
-    if (apart := uneven(waits)) is None:
-        return None
-    (least, fewest), (most, more) = ((str(rank), str(waits.enqueued[rank])) for rank in apart)
-    return say("started-fewer", rank=least, count=fewest, most=most, more=more)
+def _mismatch(first: Waited, second: Waited) -> Words:
+    ranks = {"first": str(first.rank), "second": str(second.rank)}
+    in_first, in_second = (
+        f"in {wait.described} (from {wait.frame})" if wait.frame else f"in {wait.described}" for wait in (first, second)
+    )
+    sources = [f"`{wait.frame}` is `{wait.source[:_SOURCE]}`; " for wait in (first, second) if wait.source]
+    return say("in-different-calls", in_first=in_first, in_second=in_second, lines="".join(sources), **ranks)
 
 
 def _who(cause: RootCause, nobody: str) -> str:
@@ -229,8 +218,6 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
         groups["look"] = read
     name = _name_of_exit(cause, ended)
     words = say(name, **groups)
-    if status == -SIGNALS["SIGBUS"]:
-        return Words(words.what, *bus_error(cause.case.facts, cause.frame))
     if name not in ("left-with-reason", "left-in-silence"):
         return words
     if status == 255:
@@ -248,6 +235,7 @@ def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
     cases = (
         (ended.code in ("killed", "segmentation-fault"), f"{ended.code}-in-silence"),
         (ended.code == "aborted", "aborted-with-reason" if ended.gives_reason else "aborted-in-silence"),
+        (signal == "signal-SIGBUS" and cause.case.facts.shm_free_bytes is not None, "bus-error-with-room"),
         (status < 0 and has_words(signal), signal),
         (ended.code == "terminated", "terminated-from-outside"),
         (echo is not None, "failed-in-nccl" if in_nccl else "lost-another"),
@@ -283,7 +271,6 @@ def _left_early(left: Left, waits: Stuck) -> Words:
         "left-early-before-a-call" if called else "left-early",
         who=ranks_text(left.ranks),
         they="they" if len(left.ranks) > 1 else "it",
-        status="" if left.told else " with status 0",
         waiting=str(left.waiting),
         call=call or "a collective",
         at=f", at {left.frame}" if left.frame else "",
@@ -308,5 +295,4 @@ def _unknown(cause: RootCause) -> Words:
         return say("told-elsewhere", line=summed_up[-1][:80])
     if cause.cut is None:
         return say("just-ends")
-    closes = not _REPORTED.match(cause.cut.text) and closes_badly(cause.cut.text)
-    return say("closes-badly" if closes else "cut-off", line=cause.cut.text.strip()[:80])
+    return say("cut-off", line=cause.cut.text.strip()[:80])

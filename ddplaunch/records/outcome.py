@@ -122,7 +122,7 @@ class RunOutcome:
 def rank_end(rank: RankOutcome) -> RankEnd:
     """Return how a rank ended as the explanation takes it."""
     values = (rank.exit_code, rank.signal, rank.ended_s, rank.ended_by, rank.through)
-    return RankEnd(rank.rank, rank.host or None, *values, one_file=rank.out is not None and rank.err is None)
+    return RankEnd(rank.rank, rank.host or None, *values)
 
 
 def outcome_path(directory: Path, node: int) -> Path:

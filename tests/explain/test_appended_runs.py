@@ -26,7 +26,7 @@ def test_in_a_recorded_session_the_launch_that_was_typed_last_counts(prompt: str
     done = "epoch 1/2 loss 0.9\nepoch 2/2 loss 0.6\nsaved model.pth\ndone in 2:41:09\n"
     assert explained(f"{first}{prompt}{LAUNCH}{done}$ echo $?\n0\n").diagnosis is None
     found = diagnosed(f"{first}{prompt}{LAUNCH}{NEW}{over('12:30:00', 1)}")
-    assert found.what.startswith("ValueError") and "failed differently: KeyError" in found.why
+    assert found.what.startswith("ValueError")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_is_no_other_launch_changes_nothing(after: str) -> None:
 def test_nohup_says_once_that_it_starts_a_program() -> None:
     first, second = f"nohup: ignoring input\nrun 1\n{OLD}{failed(1, 0, 10)}", f"nohup: ignoring input\nrun two\n{NEW}"
     found = diagnosed(first + second + failed(1, 1, 20))
-    assert found.what.startswith("ValueError") and "failed differently: KeyError" in found.why
+    assert found.what.startswith("ValueError")
     assert diagnosed("nohup: ignoring input\n" + first).what.startswith("KeyError"), "two that ran at once"
 
 
@@ -47,10 +47,4 @@ def test_a_banner_with_a_date_begins_a_run() -> None:
     banner = "==== run.sh 2024-02-0{} 21:07:11 bs=48 ====\nloading\n"
     found = diagnosed(banner.format(1) + OLD + failed(1, 0, 10) + banner.format(2) + NEW + failed(1, 1, 20))
     assert found.what.startswith("ValueError")
-    lines = len((banner + OLD + failed(1, 0, 10)).splitlines())
-    clause = f"; an earlier run in this file, up to line {lines}, failed "
-    assert found.why.endswith(f"{clause}differently: KeyError: 'labels' at train.py:31 in main")
-    assert found.evidence[0].line == lines + len((banner + NEW).splitlines())
-    first, again = (banner.format(day) + OLD + failed(1, 0, 10) for day in (1, 2))
-    assert diagnosed(first + again).why.endswith(f"{clause}in the same way")
-    assert "earlier run" not in diagnosed(first).why
+    assert found.evidence[0].line == len((banner + OLD + failed(1, 0, 10) + banner + NEW).splitlines())

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.read import lines as reading
-from tests.explain.logs import diagnosed, explained, failed, lost, raised, summary
+from tests.explain.logs import explained, failed, raised
 
 STEP = b"2026-01-05 04:11:20,001 INFO tokens 18234 in 3.1 s, queue 12\n"
 CAUSE = b"Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'title'\n"
@@ -57,16 +57,6 @@ def test_bytes_that_are_no_text_and_a_missing_last_newline(tmp_path: Path) -> No
     path.write_bytes(b"\xff\xfe\x00\r\n\n" + CAUSE.rstrip())
     found = explain_texts([LogSource("odd.log", path)]).diagnosis
     assert found is not None and found.evidence[0].line == 5
-
-
-@pytest.mark.slow
-def test_the_one_of_ten_thousand_ranks_that_left_is_found_in_torchruns_table() -> None:
-    others = [rank for rank in range(10_000) if rank != 7]
-    text = "".join(lost(rank) + failed(1, rank, rank + 10) for rank in others)
-    begun = time.process_time()
-    found = diagnosed(text + summary(*((rank, 1, rank + 10) for rank in others)))
-    assert (found.code, found.rank) == ("rank-left-early", 7)
-    assert time.process_time() - begun < 60, "the square takes more than half an hour"
 
 
 @pytest.mark.slow

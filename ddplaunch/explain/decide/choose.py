@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide import recorded
-from ddplaunch.explain.decide.collectives import Left, Waited, first_never_done, mismatch, uneven, waited_in
+from ddplaunch.explain.decide.collectives import Left, Waited, first_never_done, mismatch, waited_in
 from ddplaunch.explain.decide.failures import Failure, of_peers
 from ddplaunch.explain.decide.fate import ABORTS, BARE, OUTSIDE, Case, with_fates
 from ddplaunch.explain.decide.last_words import BareExit, code_with_words, unexplained, with_last_words
@@ -76,9 +76,9 @@ class RootCause:
         lines = [item.line for item in (self.candidate, self.own_echo) if item is not None]
         lines += [] if self.ended is None else [self.ended.exit.line]
         lines += [item.line for item in self.mismatched or ()]
-        lines += [] if self.left is None else self.left.lines
         lines += [] if self.witness is None else [self.witness.line]
-        lines += [item for item in (self.outside, self.cut) if item is not None]
+        waited = None if self.left is None else self.left.line
+        lines += [item for item in (waited, self.outside, self.cut) if item is not None]
         lines = [*self.ended.said, *lines] if self.ended is not None and self.outside is None else lines
         return tuple(lines or [hit.line for hit in self.case.echoes[:1]])
 
@@ -139,7 +139,10 @@ def _chosen(case: Case) -> RootCause | None:
             return RootCause("unknown", case._replace(failures=()), witness=candidates[0])
         cause = _with_memory_facts(_of_failure(case), facts)
         return cause if facts.ranks else _weighed(cause, candidates, case.work)
-    if ended is not None and (spoken := _last_words(ended, case)) is not None:
+    if ended is not None:
+        echo_places = {hit.line.at for hit in case.echoes}
+        own_words = [line for line in scanned.lines if line.at not in echo_places]
+        spoken = with_last_words(ended, own_words, ended.exit.rank in case.complaining)
         return _with_memory_facts(_of_exit(spoken, case), facts)
     cut = unfinished_report(scanned, case.work)
     spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # others, which may be "finished"
@@ -187,40 +190,29 @@ def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> Roo
     return replace(cause, rival=rival, doubtful=rival is not None or (shared and not is_sure))
 
 
-def _last_words(ended: BareExit, case: Case) -> BareExit | None:
-    """Return the exit with its rank's own last words; None where a record shows that it only lost another rank."""
-    complains = ended.exit.rank in case.complaining
-    spoken = with_last_words(ended, case.scanned.lines, complains)
-    if recorded.only_complains(spoken.exit, spoken.said, [hit.line.at for hit in of_peers(case.echoes)]):
-        return None
-    echo_places = {hit.line.at for hit in case.echoes}
-    return with_last_words(ended, [line for line in case.scanned.lines if line.at not in echo_places], complains)
-
-
 def _left_early(case: Case) -> RootCause | None:
-    """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
-    scanned, facts, candidates = case.scanned, case.facts, case.failures
-    first = recorded.first_by_itself(facts)
-    ranks_that_left = recorded.left_before(facts, first) if first is not None else ()
-    complaints = [(hit.line.speaker.rank, hit.line) for hit in of_peers(case.echoes) if hit.line.text[:2] != "[W"]
-    complaints += [(item.speaker.rank, item.line) for item in candidates if item.survivor or item.code in _WAITING]
-    words: tuple[Line, ...] = ()
-    if facts is NOTHING_KNOWN and (table := recorded.not_in_table(scanned, case.echoes)) is not None:
-        first, ranks_that_left = table
-    elif facts is NOTHING_KNOWN and (leaving := recorded.said_to_leave(scanned, complaints)) is not None:
-        first, ranks_that_left, words = leaving
+    """Return the rank that by the record left with status 0, where the first to fail only lost or awaited another."""
+    first, candidates = recorded.first_by_itself(case.facts), case.failures
+    ranks_that_left = recorded.left_before(case.facts, first) if first is not None else ()
     if first is None or not ranks_that_left or (first.signal and first.signal != "SIGABRT"):
         return None
     if candidates and candidates[0].standing <= Tier.UNCERTAIN and candidates[0].code not in _WAITING:
         return None
-    if not words and first.rank not in {item.rank for item in case.waits.waited} | {rank for rank, _ in complaints}:
-        return None
-    call, frame, line = waited_in(scanned, first.rank)
+    waiting = {hit.line.speaker.rank for hit in of_peers(case.echoes) if hit.line.text[:2] != "[W"}
+    waiting |= {item.speaker.rank for item in candidates if item.survivor or item.code in _WAITING}
     own_wait = next((item for item in case.waits.waited if item.rank == first.rank), None)
+    if own_wait is None and first.rank not in waiting:
+        return None
+    call, frame, line = waited_in(case.scanned, first.rank)
     before_s = max(0.0, (first.ended_s or 0.0) - (ranks_that_left[-1].ended_s or 0.0))
-    line = own_wait.line if own_wait else line
-    lines = words or (() if line is None else (line,))
-    departure = Left(tuple(end.rank for end in ranks_that_left), first.rank, before_s, call, frame, lines, bool(words))
+    departure = Left(
+        tuple(end.rank for end in ranks_that_left),
+        first.rank,
+        before_s,
+        call,
+        frame,
+        own_wait.line if own_wait else line,
+    )
     rank, host = (ranks_that_left[0].rank, ranks_that_left[0].host) if len(ranks_that_left) == 1 else (None, None)
     return RootCause("rank-left-early", case, rank, host, left=departure)
 
@@ -244,13 +236,12 @@ def _of_failure(case: Case) -> RootCause:
     code, pair = best.code, None
     if code in ("collective-timeout", "gpu-p2p-broken"):
         pair = mismatch(waits)
-        if pair is not None or uneven(waits) is not None or waits.left:
+        if pair is not None:
             code = "collective-mismatch"
         elif first_never_done(waits):
             code = "gpu-p2p-broken"
         named = best.groups.get("culprit", "")
-        absent = sorted(waits.left) or waits.absent
-        only = absent[0] if len(absent) == 1 and pair is None else None
+        only = waits.absent[0] if len(waits.absent) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else only
     elif (code == "collective-mismatch" and "other" in best.groups) or code in OUTSIDE | {"nccl-version-mismatch"}:
         rank = None  # either, or it is from outside
@@ -267,8 +258,7 @@ def _of_exit(ended: BareExit, case: Case) -> RootCause:
     alike = {recorded.exit_rank(end, scanned) for end in same}
     if ended.exit.seen and ended.exit.rank not in case.complaining:
         alike -= case.complaining  # those ended because of this one
-    is_alone = len(alike) <= 1 or recorded.says_alone(ended.exit, ended.said, scanned)
-    rank = recorded.exit_rank(ended.exit, scanned) if is_alone else None
+    rank = recorded.exit_rank(ended.exit, scanned) if len(alike) <= 1 else None
     first = scanned.lines[0].at if scanned.lines else 0
     own_calls = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
     dumped = next(filter(None, own_calls), ())
@@ -328,8 +318,6 @@ def _own_rank(failure: Failure, scanned: Scanned) -> int | None:
         return int(groups["culprit"])
     if speaker.rank is not None:
         return speaker.rank
-    if groups.get("rank", "").isdecimal():
-        return int(groups["rank"])
     named = int(groups["pid"]) if groups.get("pid", "").isdecimal() else None
     ranks = (recorded.rank_of_pid(pid, scanned) for pid in (named, speaker.pid) if pid is not None)
     by_pid = next((rank for rank in ranks if rank is not None), None)

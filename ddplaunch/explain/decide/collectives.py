@@ -26,18 +26,11 @@ _WORK = re.compile(
     r"Work(?:NCCL|XCCL|HCCL|\w+)?\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(\S+(?: PG GUID \S+)?)")
-_COUNTS = re.compile(
-    r"[Ll]ast enqueued(?: NCCL)? work: (?P<enqueued>-?\d+), last completed(?: NCCL)? work: (?P<completed>-?\d+)"
-)
+_COUNTS = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: -?\d+, last completed(?: NCCL)? work: (?P<completed>-?\d+)")
 _WORLD = re.compile(
     r"world_size[=:] ?(\d+)|nranks (\d+)|worker_count=\d+.*world_size=(\d+)|nproc[_-]per[_-]node[ =](\d+)"
 )
 _WAITS = re.compile(r"Timed out waiting \d+ ?ms for (?:send|recv) operation")
-_CLOSED = re.compile(r"gloo/transport/.*Connection (?:closed|reset) by peer")
-_OVER = re.compile(r"(?i)\W*(?:all )?(?:finished|done|training (?:finished|complete|done))\W*$")
-_LEFT = re.compile(
-    r"(?i)\brank[ =:#]{0,2}(\d+)\b\W{0,3}(?:has |is )?(?:finished|done|completed?|exit(?:s|ing|ed)|leaves|left)\b"
-)
 _MOST_RANKS = 1_000_000  # of a world size that is believed
 _HUGE = 1 << 40  # some versions print -1 as an unsigned number
 
@@ -72,14 +65,11 @@ class Waited:
 
 @dataclass(frozen=True)
 class Stuck:
-    """The first timeout of every rank that had one, and how many collectives each had started and completed."""
+    """The first timeout of every rank that had one, and how many collectives each had completed."""
 
     waited: tuple[Waited, ...]
-    enqueued: dict[int, int]
     completed: dict[int, int]
-    groups: dict[int, str]
     world_size: int | None
-    left: frozenset[int] = frozenset()
 
     def only_silent(self, complaining: Collection[int | None]) -> int | None:
         """Return the only rank that neither timed out nor is ``complaining`` of others, None for several."""
@@ -99,7 +89,6 @@ class Stuck:
 def stuck(scanned: Scanned) -> Stuck:
     """Return which rank waited in which collective."""
     waited: dict[int, Waited] = {}
-    enqueued: dict[int, int] = {}
     completed: dict[int, int] = {}
     groups: dict[int, str] = {}
     for line in scanned.lines:
@@ -113,27 +102,21 @@ def stuck(scanned: Scanned) -> Stuck:
             work = Waited(rank, line, int(seq) if seq else None, match["op"], int(numel) if numel else None)
             waited.setdefault(rank, work)
         if match := _COUNTS.search(line.text):
-            enqueued.setdefault(rank, _signed(match["enqueued"]))
-            completed.setdefault(rank, _signed(match["completed"]))
-    for wait in _gloo(scanned, _WAITS):
+            number = int(match["completed"])
+            completed.setdefault(rank, -1 if number > _HUGE else number)
+    for wait in _gloo(scanned):
         waited.setdefault(wait.rank, wait)
-    calls = {wait.call for wait in waited.values()} if all(wait.call for wait in waited.values()) else set()
-    for wait in _gloo(scanned, _CLOSED) if calls else ():  # it waited too, until the other gave up
-        if wait.call and wait.call not in calls:
-            waited.setdefault(wait.rank, wait)
     named = set(groups.values())
     only = named.pop() if len(named) == 1 else ""  # not every line of a rank names its group
     ordered = tuple(replace(waited[rank], group=groups.get(rank, only)) for rank in sorted(waited))
-    ranks_that_left = frozenset(_left(scanned) - waited.keys()) if waited else frozenset()
-    return Stuck(ordered, enqueued, completed, groups, world_size(scanned), ranks_that_left)
+    return Stuck(ordered, completed, world_size(scanned))
 
 
 @dataclass(frozen=True)
 class Left:
     """Ranks that ended with status 0 while ``waiting`` still needed them; ``before_s`` seconds passed until it failed.
 
-    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``lines`` are its own last word, or
-    theirs where nothing else is ``told`` of their end.
+    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``line`` is its own last word.
     """
 
     ranks: tuple[int, ...]
@@ -141,8 +124,7 @@ class Left:
     before_s: float
     call: str
     frame: str
-    lines: tuple[Line, ...]
-    told: bool = False
+    line: Line | None
 
 
 def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
@@ -167,18 +149,11 @@ def _called_by_user(frames: Sequence[tuple[str, int, str]]) -> str:
     return "backward" if any(function == "_engine_run_backward" for _, _, function in frames) else ""
 
 
-def _left(scanned: Scanned) -> set[int]:
-    """Return the ranks that printed that they were done, if the line tells their rank."""
-    first = {int(match[1]) for line in scanned.lines if (match := _LEFT.search(line.text))}
-    end_lines = (line for line in scanned.lines if line.speaker.rank is not None and _OVER.match(line.text))
-    return first | {line.speaker.rank for line in end_lines if line.speaker.rank is not None}
-
-
-def _gloo(scanned: Scanned, pattern: re.Pattern[str]) -> Iterable[Waited]:
+def _gloo(scanned: Scanned) -> Iterable[Waited]:
     for traceback in scanned.tracebacks:
         part = traceback.parts[-1]
         rank = traceback.speaker.rank
-        if rank is None or not pattern.search(part.raised.message):
+        if rank is None or not _WAITS.search(part.raised.message):
             continue
         place, source = next(((call.place, call.source) for call in traceback.calls), ("", ""))
         yield Waited(rank, part.line, call=_called_by_user(part.frames), frame=place, source=source)
@@ -216,30 +191,11 @@ def mismatch(waits: Stuck) -> tuple[Waited, Waited] | None:
     return None
 
 
-def uneven(waits: Stuck) -> tuple[int, int] | None:
-    """Return the ranks that had enqueued the fewest and the most collectives, if these differ by two or more.
-
-    The one with the fewest waits too: of one that does not, counts only say that it was late, stuck or gone.
-    """
-    if len(waits.enqueued) < 2 or len({waits.groups.get(rank, "") for rank in waits.enqueued}) > 1:
-        return None
-    least = min(waits.enqueued, key=lambda rank: waits.enqueued[rank])
-    if waits.waited and least not in {wait.rank for wait in waits.waited}:
-        return None
-    most = max(waits.enqueued, key=lambda rank: waits.enqueued[rank])
-    return (least, most) if waits.enqueued[most] - waits.enqueued[least] >= 2 else None
-
-
 def first_never_done(waits: Stuck) -> bool:
     """Return whether every rank was stuck in its first collective."""
     if len(waits.waited) < 2 or any(wait.seq != 1 for wait in waits.waited) or waits.absent:
         return False
     return all(completed <= 0 for completed in waits.completed.values())
-
-
-def _signed(text: str) -> int:
-    number = int(text)
-    return -1 if number > _HUGE else number
 
 
 # Flight recorders

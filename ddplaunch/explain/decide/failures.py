@@ -14,7 +14,7 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures import named
-from ddplaunch.explain.signatures.signature import NOISE, OF_MACHINES, Signature, Tier, filled
+from ddplaunch.explain.signatures.signature import NOISE, Signature, Tier, filled
 from ddplaunch.values.frozen import dataclass
 
 #: "fatal": it may have ended its rank. "doubtful": it counts where nothing fatal is known. "survived": the work went
@@ -34,13 +34,9 @@ _LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorErr
 _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
 #: Codes of echoes that may as well be of a process that the rank had started itself.
 _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
-#: Exceptions of the program's own logic: they show a signature only if it has an example of that type.
-_LOOKUPS = ("KeyError", "IndexError", "LookupError", "AttributeError", "NameError")
-_OF_LOGIC = frozenset(("ValueError", "TypeError", "AssertionError", *_LOOKUPS))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
 #: What ends the workers of DataLoaders.
 _OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
-_RAISES = re.compile(r"(?:^|[:;] *)raise [\w.]+\(")
 _NAMES_A_PROGRAM = re.compile(
     r"(?!nvcc|ninja|ld|[\w.]*(?:Error|Exception)\b)(?:[a-z][\w.+-]*|[A-Z]{3,}\w* (?:ERROR|WARNING|INFO)): "
 )
@@ -198,9 +194,7 @@ def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[
     who = part.line.speaker
     for at in range(part.line.at, part.first - 1, -1):
         for hit in by_line.get(at, ()):
-            is_own_line = at == part.line.at
-            of_another = (hit.quoted or _is_said_of_another(hit.signature, part)) if is_own_line else _in_source(hit)
-            if hit.line.speaker == who and not of_another:
+            if hit.line.speaker == who and not (hit.quoted if at == part.line.at else _in_source(hit)):
                 yield hit
 
 
@@ -210,20 +204,6 @@ def _in_source(hit: Hit) -> bool:
     text_before = text[: max(0, text.find(hit.groups["line"]))]
     quotes = not text.startswith('File "') and (text_before.count('"') % 2 or text_before.count("'") % 2)
     return text.startswith(("raise ", "#")) or bool(quotes)
-
-
-def _is_said_of_another(signature: Signature, part: ChainedException) -> bool:
-    """Return whether an exception that the program's own logic raises only mentions what ``signature`` describes.
-
-    So does one that the user's own line raises, unless it has the number of an error of the system.
-    """
-    name = part.raised.type.rpartition(".")[2]
-    if signature.code not in OF_MACHINES and signature.tier != Tier.ECHO:
-        return False
-    last = part.calls[-1] if part.calls else None
-    raises = last is not None and not last.folded and bool(_RAISES.search(last.source))
-    is_own = raises and "[Errno" not in part.raised.message
-    return is_own or (signature.code in OF_MACHINES and name in _OF_LOGIC and name not in signature.raises)
 
 
 def _of_exception(traceback: Traceback) -> Failure | None:

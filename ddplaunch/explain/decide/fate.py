@@ -100,11 +100,6 @@ def announced_and_passed_over(case: Case) -> Holds:
     return holds
 
 
-def announced_and_a_step_followed(case: Case) -> Holds:
-    """The program said that it goes on, and reported a step, before it failed."""
-    return lambda failure: case.failed and failure.logged and case.work.went_on(failure.line, announced=True)
-
-
 def of_an_earlier_attempt(case: Case) -> Holds:
     """The ranks were started again after it, and nothing says that the run failed."""
     begun = max((end.line.at for end in case.scanned.exits if not end.by_agent), default=-1)
@@ -275,12 +270,6 @@ def explained_by_another(case: Case) -> Holds:
     return holds
 
 
-def ended_by_its_launcher(case: Case) -> Holds:
-    """The launcher reports there that it ended a rank."""
-    reports = {end.line.at for end in case.scanned.exits if end.by_agent}
-    return lambda failure: failure.code == "killed" and failure.line.at in reports
-
-
 def named_beside(case: Case) -> Holds:
     """The same rank names its specific cause close by.
 
@@ -328,7 +317,6 @@ def after_an_end_from_outside(case: Case) -> Holds:
 #: In this order: the first rule that holds for a failure decides what became of it.
 RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("survived", announced_and_passed_over),
-    ("survived", announced_and_a_step_followed),
     ("survived", of_an_earlier_attempt),
     ("survived", work_went_on),
     ("survived", beside_work_that_is_done),
@@ -342,7 +330,6 @@ RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("echo", after_the_failure),
     ("doubtful", of_something_else),
     ("doubtful", a_step_before_the_exception),
-    ("echo", ended_by_its_launcher),
     ("echo", explained_by_another),
     ("echo", named_beside),
     ("echo", after_an_end_from_outside),

@@ -85,7 +85,7 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
     last = last[-_LAST:] if rank_exit.seen else last[-1:]  # what stands above it may be another rank's
     reason = _reason(last)
     by_sys_exit = not reason and rank_exit.seen and rank_exit.code == 1 and not complains
-    gives_reason = bool(reason) or (by_sys_exit and _is_message(last, rank_exit.one_file))
+    gives_reason = bool(reason) or (by_sys_exit and any(map(_is_message, last[-1:])))
     return replace(ended, said=reason or tuple(last[-1:]), gives_reason=gives_reason)
 
 
@@ -108,15 +108,12 @@ def _gives_reason(text: str) -> bool:
     return bool(_LEVEL.search(text) or (_REASON.search(text) and not PROGRESS.search(text)))
 
 
-def _is_message(last: Sequence[Line], one_file: bool) -> bool:
-    """Return whether the last line on stderr reads like what `sys.exit("…")` leaves there; in ``one_file`` with stdout
-    it has to be a sentence unlike those above it.
-    """
-    text = last[-1].text if last and (one_file or ".err" in last[-1].file) else ""
-    sentence = len(_WORD.findall(text)) >= 4 and len(COUNT.findall(text)) <= 1  # "the loss diverged at epoch 3"
-    repeated = COUNT.sub("", text) in {COUNT.sub("", line.text) for line in last[:-1]}
-    is_message = sentence and not repeated if one_file else sentence or not PROGRESS.search(text)
-    return is_message and " " in text.strip() and not _RECORD.search(text)
+def _is_message(line: Line) -> bool:
+    """Return whether a last line reads like what `sys.exit("…")` leaves: a sentence, or some words on stderr."""
+    words = len(_WORD.findall(line.text))
+    sentence = words >= 4 and len(COUNT.findall(line.text)) <= 1  # "the loss diverged at epoch 3"
+    on_stderr = words >= 2 and ".err" in line.file and not PROGRESS.search(line.text)
+    return (sentence or on_stderr) and not _RECORD.search(line.text)
 
 
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.work import PROGRESS, says_something
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
-from ddplaunch.explain.read.scan import Hit, Scanned, matcher, signed_rank
+from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 
@@ -24,7 +22,6 @@ _XID = re.compile(r"NVRM: Xid \(([^)]+)\): (\d+)\b")
 _LIMIT = re.compile(
     r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
 )
-_LAST_WORDS = 3  # lines
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
 
@@ -47,19 +44,12 @@ def _exit(end: RankEnd, at: int) -> RankExit:
     how = f"ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
     line = Line(at, "outcome.json", 0, f"rank {end.rank} {how}", Speaker(end.rank, end.host))
     stopped = end.ended_by == "launcher"
-    return RankExit(code, line, end.rank, None, None, end.host, stopped, seen=True, one_file=end.one_file)
+    return RankExit(code, line, end.rank, None, None, end.host, stopped, seen=True)
 
 
 def rank_of_pid(pid: int, scanned: Scanned) -> int | None:
-    """Return the rank that is this process, or that printed its pid, as ranks do with their DataLoader workers'."""
-    for end in scanned.exits:
-        if end.pid == pid:
-            return exit_rank(end, scanned)
-    named = re.compile(rf"\bpids?\b\D{{0,5}}{pid}\b")
-    for line in scanned.lines:
-        if line.speaker.rank is not None and named.search(line.text):
-            return line.speaker.rank
-    return None
+    """Return the rank that is this process."""
+    return next((exit_rank(end, scanned) for end in scanned.exits if end.pid == pid), None)
 
 
 def exit_rank(end: RankExit, scanned: Scanned) -> int | None:
@@ -80,24 +70,6 @@ def only_failed_rank(scanned: Scanned) -> int | None:
             named = ranks - {None}  # what has run the launcher names no rank
             return named.pop() if len(named) == 1 else None
     return None
-
-
-def says_alone(end: RankExit, last_lines: Sequence[Line], scanned: Scanned) -> bool:
-    """Return whether one of ``last_lines`` of a rank of a record is of no other rank."""
-    texts = {line.text for line in last_lines}
-    other_texts = (
-        {line.text for line in scanned.lines if line.speaker.rank not in (end.rank, None)} if last_lines else set()
-    )
-    return end.seen and not texts <= other_texts
-
-
-def only_complains(end: RankExit, last_lines: Sequence[Line], complaints: Sequence[int]) -> bool:
-    """Return whether the exception that ended a rank, whose last words are ``last_lines``, is that it lost another one.
-
-    ``complaints`` are where lines say so. Only a record knows the exit of each rank.
-    """
-    by_sys_exit = end.seen and end.code == 1 and bool(last_lines)
-    return by_sys_exit and last_lines[0].at in complaints and OF_CUDA.search(last_lines[0].text) is None
 
 
 def was_aborted(rank: int | None, scanned: Scanned) -> bool:
@@ -211,97 +183,8 @@ def left_before(facts: RunFacts, first: RankEnd) -> tuple[RankEnd, ...]:
     return tuple(end for end in ends_before if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
 
 
-def not_in_table(scanned: Scanned, echoes: Sequence[Hit]) -> tuple[RankEnd, tuple[RankEnd, ...]] | None:
-    """Return the first rank of torchrun's summary, and those between its ranks that it does not list: they left with 0.
-
-    It lists all that failed or were ended on its host. None where none is missing, or one may have ended well after it
-    was asked to, or most are, of a log that does not show all.
-    """
-    told_to_end = any(hit.signature.code == "stopped-by-launcher" for hit in echoes)
-    table = {end.rank: end for end in scanned.exits if end.table and end.rank is not None}
-    hosts = {end.host for end in table.values()}
-    if told_to_end or len(hosts) != 1 or any(end.by_agent for end in scanned.exits):
-        return None
-    ranks_that_left = tuple(RankEnd(rank, exit_code=0) for rank in range(min(table), max(table)) if rank not in table)
-    root = max(table.values(), key=lambda end: end.line.at)
-    return (
-        (RankEnd(root.rank or 0, root.host, root.code), ranks_that_left)
-        if 0 < len(ranks_that_left) <= len(table)
-        else None
-    )
-
-
-#: How a rank says that it has no work left, and that it goes.
-_LEAVES = re.compile(
-    r"(?i)\b(?:exhausted|leaving|no more (?:batch|shard|data|sample|step)\w*|(?:out|end) of (?:data|batches|shards)"
-    r"|early[ -]stop\w*|(?:good ?)?bye|finished|all done|exit(?:s|ed|ing)? (?:successfully|normally))\b"
-    r"|用完|提前结束|正常退出"
-)
-_ENDED_WELL = re.compile(
-    r"(?i)\b(?:rank|worker|r)[ _#=]?(\d{1,7})\b.{0,60}?"
-    r"(?:\b(?:exit|end|leav|finish)\w* .{0,12}?\b(?:exit|status|code)[ =:]0\b|\(exit 0\))"
-)
-
-
-def said_to_leave(
-    scanned: Scanned, complaints: Sequence[tuple[int | None, Line]]
-) -> tuple[RankEnd, tuple[RankEnd, ...], tuple[Line, ...]] | None:
-    """Return a rank that complains of others, and those whose last words, before all complaints, are that they leave.
-
-    With the last lines of one of them. None where nobody or most say it.
-    """
-    if not complaints:
-        return None
-    waiting = {rank for rank, _ in complaints} | {end.rank for end in scanned.exits}
-    first = min(line.at for _, line in complaints)
-    last: dict[int, list[Line]] = {}
-    ended: dict[int, Line] = {}
-    for line in scanned.lines:
-        if match := _ENDED_WELL.search(line.text):
-            ended[int(match[1])] = line
-        if (rank := signed_rank(line)) is not None and says_something(line.text):
-            last[rank] = [*last.get(rank, ())[1 - _LAST_WORDS :], line]
-    words = {rank: line for rank, lines in last.items() for line in lines if _says_that_it_leaves(line.text)}
-    lines_by_rank = {rank: line for rank, line in (words | ended).items() if rank not in waiting and line.at < first}
-    other_ranks = waiting - {None}
-    if (
-        not lines_by_rank
-        or not other_ranks
-        or len(lines_by_rank) > max(len(other_ranks), len(last) - len(lines_by_rank))
-    ):
-        return None
-    ends = tuple(RankEnd(rank, exit_code=0) for rank in sorted(lines_by_rank))
-    words_of_rank = lines_by_rank[ends[0].rank]
-    above = [
-        line for line in last.get(ends[0].rank, ()) if line.at < words_of_rank.at and not PROGRESS.search(line.text)
-    ]
-    return RankEnd(min(rank for rank in other_ranks if rank is not None)), ends, (*above, words_of_rank)
-
-
-def _says_that_it_leaves(text: str) -> bool:
-    return bool(_LEAVES.search(text)) and not PROGRESS.search(text)
-
-
 def aborted_when_through(facts: RunFacts, rank: int | None) -> RankEnd | None:
     """Return the end of ``rank``, or of the first of several, if it aborted after its program was through."""
     own_ends = [end for end in facts.ranks if end.ended_by == "itself" and (end.exit_code or end.signal)]
     own_ends = [end for end in own_ends if rank is None or end.rank == rank]
     return own_ends[0] if own_ends and all(end.signal == "SIGABRT" and end.through for end in own_ends) else None
-
-
-def bus_error(facts: RunFacts, frame: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return why a page of a mapped file could not be loaded, and fixes; ``frame`` is the user's line that needed it.
-
-    Where /dev/shm is known, it has room: its files outlive the rank that ended, and a full one is named before.
-    """
-    if facts.shm_free_bytes is None:
-        return (
-            "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while read",
-            ("`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`",),
-        )
-    mapped = f"the file that `{frame.split(' ')[0]}` reads" if frame else "the files that the rank maps"
-    return (
-        f"a page of a mapped file could not be loaded; {size_text(facts.shm_free_bytes)} of /dev/shm are free, so a "
-        "file was cut while it was mapped, or its disk or server failed",
-        (f"look at {mapped} by mmap: what writes, copies or deletes it meanwhile? `dmesg | tail` tells of disks",),
-    )

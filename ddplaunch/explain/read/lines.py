@@ -92,10 +92,6 @@ def read_lines(
     numbered: Iterable[tuple[int, str]], file: str, speaker: Speaker = NOBODY, first: int = 0, sample: int = 4000
 ) -> Iterator[Line]:
     """Yield the lines of one file. ``numbered`` are (number, text without newline), ``first`` is the first ``at``."""
-    numbered = list(numbered)
-    if len(numbered) == 1 and numbered[0][1].count("\\n") >= _ESCAPES:  # a log that was pasted as a string
-        number, raw = numbered[0]
-        numbered = [(number, each) for each in raw.replace('\\"', '"').replace("\\t", "\t").split("\\n")]
     entries = [(number, clean(raw)) for number, raw in _pieces(numbered)]
     step = max(1, len(entries) // sample)
     prefixes = Prefixes([text for _, text in entries[::step] + (entries[-200:] if step > 1 else [])])
@@ -106,9 +102,6 @@ def read_lines(
             inner, who = without_known(inner, who) if text[:2] == '{"' else (inner, who)
             yield Line(index, file, number, inner.rstrip(), who)
             index += 1
-
-
-_ESCAPES = 4  # ends of lines
 
 
 def _pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:

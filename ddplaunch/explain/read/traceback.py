@@ -50,7 +50,6 @@ _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration"
 _WORKER, _NAMELESS = "DataLoader worker (pid", ("", "timed out", "[Errno 111] Connection refused")
 #: Functions of subprocess.py and os.py that start a program.
 _STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
-_NAMED_PROGRAM = re.compile(r"\(\[?['\"]([^'\"]+)['\"]")
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
 _EMPTY, _FOREIGN = 2, 12  # empty lines that a message may begin with; lines of others inside a traceback
 
@@ -121,12 +120,6 @@ class Traceback:
         return self.lost_worker and "signal: Terminated" in self.root.raised.message
 
     @property
-    def program(self) -> str:
-        """The program that was to be started as the root was raised, by the user's own line; "" for none."""
-        named = _NAMED_PROGRAM.search(self.calls[-1].source if self.calls else "")
-        return (named[1] if named else "PROGRAM") if self.root.starts_program else ""
-
-    @property
     def lost_worker(self) -> bool:
         """Whether a DataLoader says that one of its workers is gone."""
         return self.root.raised.message.startswith(_WORKER)
@@ -183,7 +176,6 @@ class _Open:
         self.parts: list[ChainedException] = []
         self.first = self.seen = -1
         self.begun: Line | None = None
-        self.at: Line | None = None  # its first line, where the head was cut off
         self.header = False
         self.link = ""
         self.handled = self.logged = self.side = False
@@ -268,8 +260,6 @@ class Tracebacks:
             state.handled = bool(_IGNORED.match(line_before))
             if (match := _SPAWNED.match(line_before)) and line.speaker.rank is None:
                 state.speaker = line.speaker._replace(rank=int(match[1]))
-        elif state.handled and not state.link and not _HEADER.search(line_before := self._before.get(line.speaker, "")):
-            state.handled = bool(_IGNORED.match(line_before))  # the one before was cut off
         state.begin(line, "original" if inner else state.link)
         state.seen = line.at
 
@@ -279,7 +269,7 @@ class Tracebacks:
             if match is None:
                 return
             state = self._open[line.speaker] = _Open()  # the head was cut off
-            state.first, state.at = line.at, line
+            state.first = line.at
         state.take_words(line)
         if match and state.waiting:
             state.frames.append((match[1], int(match[2]), match[3] or ""))
@@ -324,19 +314,13 @@ class Tracebacks:
         if (match := _RAISED.match(text)) is None or _IGNORED.match(self._before.get(line.speaker, "")):
             return
         part = ChainedException(Raised(match[1], (match[2] or "").strip()), line, line.at, "", ())
-        if _FROM_RAY.search(part.raised.type):  # the frames of the task that it is from follow
-            state = self._open[line.speaker] = _Open()
-            state.parts, state.link, state.first, state.seen = [part], "original", line.at + 1, line.at
-        else:
-            self.done.append(Traceback((part,), line.speaker, bare=True))
+        self.done.append(Traceback((part,), line.speaker, bare=True))
 
     def _close(self, who: Speaker, state: _Open) -> None:
         del self._open[who]
         if state.header and state.begun is not None and not state.handled:
             self.cut.append(state.begun)
         if not state.parts or _GROUPED.search(state.parts[-1].raised.type):  # its members follow
-            if not state.header and state.sources and state.sources[-1].startswith("raise ") and state.at is not None:
-                self.cut.append(state.at)  # its head is missing as well
             return
         ignored = state.handled or any(each[2] in ("__del__", "_run_finalizers") for each in state.parts[0].frames[:1])
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)

@@ -10,15 +10,6 @@ from typing import NamedTuple
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import size_text
 
-#: Codes of what machines, drivers and schedulers do, which an exception of the program's own logic only mentions.
-OF_MACHINES = frozenset(
-    (
-        *("cuda-out-of-memory", "gpu-fault", "device-side-assert", "cudnn-error"),
-        *("host-out-of-memory", "shm-too-small"),
-        *("disk-full", "killed", "segmentation-fault", "aborted", "terminated", "time-limit", "scheduler-error"),
-        *("collective-timeout", "infiniband-error", "wrong-network-interface", "too-many-open-files", "port-taken"),
-    )
-)
 #: Codes of what kernels, drivers and schedulers tell of ranks, who sign for themselves.
 BY_OTHERS = frozenset(("host-out-of-memory", "killed", "gpu-fault", "terminated", "time-limit", "scheduler-error"))
 #: Codes of what ends a rank before its first step, if it ends it.
@@ -70,7 +61,6 @@ class Signature:
     - ``what``, ``why``, ``fixes``: words that may use named groups of the pattern as ``{name}``; ``{line}`` is what the
       whole pattern matched, unless it names a part so. A fix whose groups are missing is left out. Echoes have no
       ``why`` and no ``fixes``.
-    - ``raises``: exceptions of a program's own logic (ValueError …) that have this message nevertheless.
     - ``needed``: texts of which every line that matches contains one.
     - ``example``: a line that matches.
     - ``name``: of words that the engine asks for by name; it has no patterns.
@@ -87,7 +77,6 @@ class Signature:
     log_unless: tuple[str, ...] = ()
     log_with: tuple[str, ...] = ()
     log_by_several: tuple[str, ...] = ()
-    raises: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
     name: str = ""
 
