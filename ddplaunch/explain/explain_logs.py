@@ -12,7 +12,7 @@ from ddplaunch.explain.episodes import last_episode
 from ddplaunch.explain.read.lines import Line, Numbered, numbered_lines, read_lines
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Scanned, scan
-from ddplaunch.explain.signatures.signature import NOISE, filled
+from ddplaunch.explain.signatures.signature import filled
 from ddplaunch.explain.why import stages
 from ddplaunch.explain.wording import worded
 
@@ -66,7 +66,7 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
     entries = [
         (hit.line, hit.line.speaker, filled(hit.signature.what, hit.groups))
         for hit in cause.case.echoes
-        if hit.signature.code not in NOISE
+        if hit.signature.kind != "noise"
     ]
     for loser in cause.losers:
         if loser.code == cause.code or loser is cause.rival or (loser.fate != "fatal" and loser.reason not in FOLLOWED):

@@ -27,7 +27,7 @@ from ddplaunch.explain.read.scan import matcher, notes_below
 from ddplaunch.explain.read.trailer import status_text
 from ddplaunch.explain.signatures import all_signatures, has_words, say, words_for
 from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
-from ddplaunch.explain.signatures.signature import FIELD, NOISE, Tier, Words, readable, words_of
+from ddplaunch.explain.signatures.signature import FIELD, Tier, Words, readable, words_of
 from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
@@ -186,7 +186,7 @@ def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
     """Return why a rank ended by an exception of which nothing more is known."""
     if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         return f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
-    others = any(hit.signature.code not in NOISE for hit in cause.case.echoes)
+    others = any(hit.signature.kind != "noise" for hit in cause.case.echoes)
     told = {each.speaker.rank for each in cause.losers if each.raised and each.raised.type == raised.type}
     alike = cause.rank is None and len(told - {None}) > 0
     why = f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception"
@@ -281,7 +281,7 @@ def _left_early(left: Left, waits: Stuck) -> Words:
 
 def _unknown(cause: RootCause) -> Words:
     """Return the words where only survivors report, or where the log just ends."""
-    spoken = [hit for hit in cause.case.echoes if hit.signature.code not in NOISE]
+    spoken = [hit for hit in cause.case.echoes if hit.signature.kind != "noise"]
     told = [hit.line for hit in spoken] if cause.witness is None else [cause.witness.line]
     if told and all(OF_CUDA.search(line.text) for line in told):
         return say("failed-in-nccl", who_ended="")

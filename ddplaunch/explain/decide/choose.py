@@ -161,33 +161,26 @@ def passed_over(case: Case) -> Failure | None:
     return max(ends, key=lambda failure: failure.line.at, default=None)
 
 
-def _rival(best: Failure, other_failures: Sequence[Failure], work: Work, shared: bool) -> Failure | Line | None:
-    """Return the first of ``other_failures`` that may be the cause instead of ``best``, or a step made after that.
-
-    An end that tells nothing of its reason is how ``best`` ended a rank. ``shared``: ranks that wait for another one
-    print the same, and make steps until then.
-    """
-    for failure in other_failures:
-        least = Tier.GENERAL if failure.signature is None else Tier.UNCERTAIN
-        bare = failure.code in BARE | ABORTS
-        if (
-            failure.fate == "fatal"
-            and failure.tier <= least
-            and not (bare or failure.logged or failure.survivor or failure.is_hint)
-        ):
-            return failure
-    return None if shared else work.reports_a_step(best.line)
-
-
 def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> RootCause:
-    """Return a cause that no record tells with what speaks against it."""
+    """Return a cause that no record tells with what speaks against it: another failure, or a step made after it.
+
+    Ranks that wait for another one print the same, and make steps until then.
+    """
     best, shared = candidates[0], cause.code in _SHARED
-    rival = _rival(best, [failure for failure in candidates[1:] if failure.code != cause.code], work, shared)
+    others = (failure for failure in candidates[1:] if failure.code != cause.code and _is_rival(failure))
+    rival = next(others, None) or (None if shared else work.reports_a_step(best.line))
     if cause.code in BARE:
         is_sure = best.standing == Tier.CAUSE
     else:
         is_sure = best.standing < Tier.SYMPTOM or cause.rank is not None or cause.mismatched is not None
     return replace(cause, rival=rival, doubtful=rival is not None or (shared and not is_sure))
+
+
+def _is_rival(failure: Failure) -> bool:
+    """Return whether it may be the cause as well; an end without a reason is only how the cause ended a rank."""
+    least = Tier.GENERAL if failure.signature is None else Tier.UNCERTAIN
+    says_less = failure.code in BARE | ABORTS or failure.logged or failure.survivor or failure.is_hint
+    return failure.fate == "fatal" and failure.tier <= least and not says_less
 
 
 def _left_early(case: Case) -> RootCause | None:

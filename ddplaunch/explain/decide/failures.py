@@ -14,7 +14,7 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures import named
-from ddplaunch.explain.signatures.signature import NOISE, Signature, Tier, filled
+from ddplaunch.explain.signatures.signature import Kind, Signature, Tier, filled
 from ddplaunch.values.frozen import dataclass
 
 #: "fatal": it may have ended its rank. "doubtful": it counts where nothing fatal is known. "survived": the work went
@@ -79,6 +79,11 @@ class Failure:
         return "killed" if self.in_loader and self.maybe_own else "script-exception"
 
     @property
+    def kind(self) -> Kind:
+        """How its code counts."""
+        return "" if self.hit is None else self.hit.signature.kind
+
+    @property
     def signature(self) -> Signature | None:
         """The signature that matched, None for an exception that none knows."""
         return None if self.hit is None else self.hit.signature
@@ -122,7 +127,7 @@ class Failure:
 
 def of_peers(echoes: Sequence[Hit]) -> list[Hit]:
     """Return the echoes that speak of a lost or missing rank."""
-    return [hit for hit in echoes if hit.signature.code not in NOISE]
+    return [hit for hit in echoes if hit.signature.kind != "noise"]
 
 
 def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:

@@ -21,7 +21,7 @@ from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import Traceback
-from ddplaunch.explain.signatures.signature import AT_START, BY_OTHERS, Tier
+from ddplaunch.explain.signatures.signature import Tier
 
 #: Codes of ends that tell nothing of their reason.
 BARE = frozenset(("killed", "aborted", "terminated"))
@@ -80,7 +80,7 @@ Holds = Callable[[Failure], bool]
 
 def _caught(failure: Failure) -> bool:
     """Return whether a program tells in its own words of an exception."""
-    by_program = failure.raised is None and failure.code not in BY_OTHERS and not _VOICES.search(failure.line.text)
+    by_program = failure.raised is None and failure.kind != "by-others" and not _VOICES.search(failure.line.text)
     return by_program and _CAUGHT.match(failure.line.text) is not None
 
 
@@ -152,7 +152,7 @@ def steps_followed(case: Case) -> Holds:
 
 def at_start_and_started(case: Case) -> Holds:
     """It ends ranks before their first step, and a step follows it."""
-    return lambda failure: failure.code in AT_START and case.work.started_after(failure.line)
+    return lambda failure: failure.kind == "at-start" and case.work.started_after(failure.line)
 
 
 def stopped_by_the_launcher(case: Case) -> Holds:
@@ -217,14 +217,14 @@ def _ended(case: Case) -> _Ended:
 
 
 def _unsigned(failure: Failure) -> bool:
-    by_others = failure.code in BY_OTHERS or _VOICES.search(failure.line.text) is not None
+    by_others = failure.kind == "by-others" or _VOICES.search(failure.line.text) is not None
     return failure.speaker.rank is None and failure.raised is None and not by_others
 
 
 def after_the_failure(case: Case) -> Holds:
     """Nobody signs it, and it stands below a failure that tells more."""
     ended = _ended(case)
-    return lambda failure: _unsigned(failure) and failure.line.at > ended.explained and failure.code not in AT_START
+    return lambda failure: _unsigned(failure) and failure.line.at > ended.explained and failure.kind != "at-start"
 
 
 def of_something_else(case: Case) -> Holds:
@@ -251,7 +251,7 @@ def a_step_before_the_exception(case: Case) -> Holds:
     uncaught = _ended(case).uncaught
 
     def holds(failure: Failure) -> bool:
-        if failure.speaker.rank is not None or failure.code in BY_OTHERS or _VOICES.search(failure.line.text):
+        if failure.speaker.rank is not None or failure.kind == "by-others" or _VOICES.search(failure.line.text):
             return False
         step = case.work.reports_a_step(failure.line) if failure.line.at < uncaught else None
         return step is not None and step.at < uncaught

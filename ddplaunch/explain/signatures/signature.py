@@ -5,28 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import IntEnum, auto
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import size_text
 
-#: Codes of what kernels, drivers and schedulers tell of ranks, who sign for themselves.
-BY_OTHERS = frozenset(("host-out-of-memory", "killed", "gpu-fault", "terminated", "time-limit", "scheduler-error"))
-#: Codes of what ends a rank before its first step, if it ends it.
-AT_START = frozenset(
-    (
-        *("port-taken", "rendezvous-failed", "stale-rendezvous", "host-name-unresolvable"),
-        *("wrong-network-interface", "process-group-not-initialized"),
-        *("launcher-arguments", "script-arguments", "local-rank-argument", "missing-rank-environment", "syntax-error"),
-        *("module-not-found", "extension-build-failed", "torchvision-mismatch", "nccl-version-mismatch"),
-        *("driver-too-old", "cuda-unavailable", "cuda-arch-mismatch", "nccl-unavailable", "nccl-net-plugin"),
-        *("invalid-device-ordinal", "duplicate-gpu", "fabric-manager-down"),
-    )
-)
-#: Codes of echoes that do not speak of a lost peer: launchers' summaries, and what interpreters print as they end.
-NOISE = frozenset(
-    ("launcher-summary", "told-elsewhere", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown")
-)
+#: How a code counts, as its table in a family says. "at-start": it ends a rank before its first step, if it ends it.
+#: "by-others": kernels, drivers and schedulers tell it of ranks, and sign for themselves. "noise": an echo of no lost
+#: peer, as launchers' summaries and what interpreters print as they end.
+Kind = Literal["", "at-start", "by-others", "noise"]
 
 
 class Tier(IntEnum):
@@ -52,6 +39,7 @@ class Tier(IntEnum):
 class Signature:
     """One way in which ``code`` shows: a rule of ``ddplaunch/explain/families/*.toml``.
 
+    - ``kind``: how its code counts.
     - ``tier``: how it ranks against other failures. If two signatures of a tier match one line, the first listed wins.
     - ``patterns``: regular expressions of Python, searched in one line without its prefix and ANSI codes; the first
       that matches counts. Each needs some plain words: lines without them are skipped. ``unless``: expressions that
@@ -78,6 +66,7 @@ class Signature:
     log_with: tuple[str, ...] = ()
     log_by_several: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
+    kind: Kind = ""
     name: str = ""
 
     @property
