@@ -198,10 +198,9 @@ def _collectives(
     nproc = str(said["nproc"].value) if "nproc" in said else None
     if device_of(options, facts) == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
         nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
-    limit_s = timeout_s or _TIMEOUT_S
-    say(f"testing collectives, each group for {limit_s:g} s at most")
+    say("testing collectives" + ("" if timeout_s is None else f", each group for {timeout_s:g} s at most"))
     machines = [*hosts, *(f"--exclude={name}" for name in missing)]
-    return run_comm_test(comm_words(said, profile, nproc, machines, timeout_s), limit_s)
+    return run_comm_test(comm_words(said, profile, nproc, machines, timeout_s), timeout_s or _TIMEOUT_S)
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:
