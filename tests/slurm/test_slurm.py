@@ -292,15 +292,6 @@ def test_what_slurm_refuses_leaves_no_job(cluster: Cluster, place: Path) -> None
     assert cluster.run(["squeue", "-h"], place).stdout == ""
 
 
-def test_what_a_batch_script_would_start_can_be_looked_at(cluster: Cluster, place: Path) -> None:
-    command = f"{sys.executable} -m ddplaunch run --dry-run -- train.py end"
-    wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "dry.out", "--wrap", f"{command} > dry.txt"]
-    cluster.finished(cluster.run(wrapped, place).stdout.strip())
-    text = (place / "dry.txt").read_text()
-    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in " ".join(text.replace("\\\n", " ").split())
-    assert "--cpus-per-task=3" in text and "train.py end" in text
-
-
 def test_sizes_are_those_of_one_node_of_an_allocation(cluster: Cluster, place: Path) -> None:
     (place / "train.py").write_text(PLANTED)
     flags = f"--device cpu --steps 15 --json --in-place {shlex.join(HERE)}"
