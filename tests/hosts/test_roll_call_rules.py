@@ -86,7 +86,8 @@ def test_a_verdict_that_torchrun_could_not_be_given(identity: object) -> None:
 
 @pytest.mark.parametrize("line", [b"", b"\xff\xfe", b"[1]", b"1", b'{"Verdict":1}', b'{"Hello":[]}', b"[" * 50000])
 def test_lines_that_are_nothing(line: bytes) -> None:
-    assert [words.read(line, kind) for kind in (Greeting, Hello, Verdict)] == [None, None, None]
+    assert words.read(line, Greeting) is None
+    assert words.read(line, Hello) is None and words.read(line, Verdict) is None
 
 
 def test_no_secret_travels() -> None:

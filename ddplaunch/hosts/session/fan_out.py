@@ -99,9 +99,10 @@ class FanOut:
                 raise
             except OSError as problem:
                 raise RefusedError(_too_many(len(self._by_link), problem)) from problem
+            host.tried_s = time.monotonic()  # starting many takes a while
             if not host.tries:
-                host.until_s = now + self._deadline_s
-            host.tries, host.tried_s, host.next_try_s, host.connecting = host.tries + 1, now, math.inf, True
+                host.until_s = host.tried_s + self._deadline_s
+            host.tries, host.next_try_s, host.connecting = host.tries + 1, math.inf, True
             self._by_link[host.link] = host
             host.link.send(self._order)
 
