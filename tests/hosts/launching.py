@@ -85,14 +85,18 @@ def write_script(path: Path, lines: Sequence[str]) -> Path:
 
 
 def finish(running: Sequence[subprocess.Popen[str]], status: int) -> list[str]:
-    """Wait until all have ended with ``status``; return what they said. Those that do not end are killed."""
-    end = time.monotonic() + FINISH_S
+    """Wait until all have ended with ``status``; return what they said. Those that do not end are killed.
+
+    The deadline grows with the load of the machine.
+    """
+    patience_s = FINISH_S * max(1.0, os.getloadavg()[0] / (2 * (os.cpu_count() or 1)))
+    end = time.monotonic() + patience_s
     said = []
     for process in running:
         try:
             said.append(process.communicate(timeout=max(1.0, end - time.monotonic()))[0])
         except subprocess.TimeoutExpired:
             process.kill()
-            said.append(f"not done after {FINISH_S} s: {process.communicate()[0]}")
+            said.append(f"not done after {patience_s:.0f} s: {process.communicate()[0]}")
     assert [process.returncode for process in running] == [status] * len(running), "\n---\n".join(said)
     return said

@@ -148,6 +148,8 @@ def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_l
     two.nothing_left("widowed")
     found = say(two, "explain", "widowed", status=1).stdout
     assert found.startswith("error[launcher-lost]: the launcher on alpha2 died, and alpha0 and alpha1 ended")
+    there = two.hosts[0].run(ddplaunch("explain", "widowed"), two.work, clean_environment()).stdout
+    assert "this host ended its part of the run, because its launcher was lost" in " ".join(there.split()), there
     printed = say(two, "logs", "widowed").stdout
     assert "rank 0 step 10" in printed and "rank 1 step 10" in printed
     assert (run.record / "node-1").is_dir()  # brought, since nobody else will

@@ -81,17 +81,6 @@ def test_hosts_train_together(two: Lab) -> None:
     two.nothing_left("together")
 
 
-def test_secrets_are_on_no_command_line(two: Lab) -> None:
-    run = Launched(two, "secrets", "2x1", "--env", "MY_TOKEN=sesame-open", "--grace", "2", MY_TOKEN="sesame-open")
-    run.all_ready()
-    for host in two.hosts:
-        seen = host.run(["ps", "-eo", "args"], Path("/"), {"PATH": "/usr/bin:/bin"}).stdout
-        assert "wait.py" in seen and "sesame-open" not in seen
-    os.kill(run.launcher, signal.SIGTERM)
-    assert run.ended() == 143, run.said
-    two.nothing_left("secrets")
-
-
 def test_killed_rank_is_named_with_its_host(two: Lab) -> None:
     run = Launched(two, "killed", "2x1", "--grace", "2")
     run.ready(0)
@@ -120,24 +109,17 @@ def is_named(made: Lab, pid: int, word: str) -> bool:
     return word in words
 
 
-def test_killed_launcher_leaves_nothing(two: Lab) -> None:
-    run = Launched(two, "orphaned", "2x1", "--grace", "2")
+def test_an_interrupted_launcher_ends_all_and_no_secret_was_on_a_command_line(two: Lab) -> None:
+    """Long before the grace is over."""
+    run = Launched(two, "interrupted", "2x1", "--env", "MY_TOKEN=sesame-open", "--grace", "90", MY_TOKEN="sesame-open")
     run.all_ready()
-    os.kill(run.launcher, signal.SIGKILL)
-    run.ended()
-    two.nothing_left("orphaned", 30)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_interrupted_launcher_ends_all(two: Lab, number: signal.Signals) -> None:
-    """A closed terminal counts like Ctrl-C: long before the grace is over."""
-    run_id = f"interrupted-{number.name}"
-    run = Launched(two, run_id, "2x1", "--grace", "90")
-    run.all_ready()
-    os.kill(run.launcher, number)
-    assert run.ended(60) == 128 + number, run.said
+    for host in two.hosts:
+        seen = host.run(["ps", "-eo", "args"], Path("/"), {"PATH": "/usr/bin:/bin"}).stdout
+        assert "wait.py" in seen and "sesame-open" not in seen
+    os.kill(run.launcher, signal.SIGINT)
+    assert run.ended(60) == 128 + signal.SIGINT, run.said
     assert run.outcome["state"] == "terminated"
-    two.nothing_left(run_id)
+    two.nothing_left("interrupted")
 
 
 def refused(
