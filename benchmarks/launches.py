@@ -7,6 +7,7 @@ launch is read; the seconds that this takes are left out of ``wall``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -19,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.launchers import Launcher
-from ddplaunch.agent.warm.kernel import adopt_orphans
 
 RANK = str(Path(__file__).with_name("launch_rank.py"))
 DEADLINE_S = 180
 FIGURES = ("first line", "torch", "ready", "wall", "end", "cpu", "pss_mib")
 Figures = dict[str, float]
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _TRIES = 3  # torch aborts now and then when an interpreter ends (status 134); what then was measured means nothing
 
 
@@ -34,7 +35,8 @@ def measure(launcher: Launcher, ranks: int, environ: Mapping[str, str], more: tu
     ``first line``: the last rank begins its script. ``torch``: the last has it. ``ready``: the last has finished its
     all-reduce. ``end``: from the end of the last rank's process to the prompt. ``wall``: all of it.
     """
-    adopt_orphans(True)  # what a launcher leaves without waiting for it: its CPU time counts too
+    # what a launcher leaves without waiting for it: its CPU time counts too
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for attempt in range(_TRIES):
         try:
             return _once(launcher.argv(ranks, more), ranks, {**environ, **launcher.environ})

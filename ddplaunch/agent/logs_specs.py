@@ -40,7 +40,7 @@ from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
 from ddplaunch.values.variable_names import METRICS, SETTINGS, TYPED
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.warm.template import Template
+    from ddplaunch.agent.warm.spares import Spares
 
 
 class CapturedLogs(api.LogsSpecs):
@@ -51,14 +51,14 @@ class CapturedLogs(api.LogsSpecs):
         self._session: Session | None = None
         self._signals: Signals | None = None
         self._ending: Ending | None = None
-        self._template: Template | None = None
+        self._spares: Spares | None = None
         self._pause = Pause()
         self._console = 2
         self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
         try:
             settings = _settings()
             _tell_of_an_unknown_torch()
-            self._template = self._prepared(settings)  # first: ranks share whatever this process has done before
+            self._spares = self._prepared(settings)  # first: ranks share whatever this process has done before
             self._open(settings)
         except Exception as exception:
             self._do_without(exception)
@@ -80,8 +80,8 @@ class CapturedLogs(api.LogsSpecs):
                 self._do_without(exception)
         return logs_destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
 
-    def _prepared(self, settings: Settings) -> Template | None:
-        """Fork the process that ranks are forked from, if that was asked for. It leaves by a BaseException here."""
+    def _prepared(self, settings: Settings) -> Spares | None:
+        """Fork what ranks are made of, if that was asked for. The forks leave by a BaseException here."""
         cpus = RankCpus(settings.cpus, self._say) if settings.cpus else None
         try:
             if settings.start != "warm":
@@ -90,11 +90,11 @@ class CapturedLogs(api.LogsSpecs):
                     self._console = os.dup(2)
                     cpus.bind()
                 return None
-            from ddplaunch.agent.warm.template import prepare
+            from ddplaunch.agent.warm.spares import prepare
 
-            template = prepare(settings.preload, self._say, cpus)
+            spares = prepare(settings.preload, self._say, cpus)
             self._console = os.dup(2)  # before torchrun's own messages go elsewhere
-            return template
+            return spares
         except Exception as exception:
             _warn(f"cold start: {type(exception).__name__}: {exception}")
             return None
@@ -103,12 +103,8 @@ class CapturedLogs(api.LogsSpecs):
         _warn(line, self._console)
 
     def _close(self) -> None:
-        if self._template is not None:
-            self._template.close()
-
-    def _closed(self) -> None:
-        if self._template is not None:
-            self._template.end()
+        if self._spares is not None:
+            self._spares.close()
 
     def _open(self, settings: Settings) -> None:
         signals = Signals()
@@ -125,7 +121,7 @@ class CapturedLogs(api.LogsSpecs):
                 set_aside(Path(settings.directory), settings.node)
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
         session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, read_console())
-        ending = Ending(session, signals, self._close, self._closed)
+        ending = Ending(session, signals, self._close)
         ending.install()  # first: whatever else is impossible, the run's end is told, and its status is the ranks'
         self._session, self._ending = session, ending
         end_with_this_program()

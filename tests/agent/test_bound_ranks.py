@@ -66,7 +66,7 @@ def test_each_rank_has_cores_of_its_own(tmp_path: Path, start: str) -> None:
         first, second = cpus(tmp_path, attempt)
         assert sorted(first + second) == MINE and first and second
         *_, warm = json.loads((tmp_path / f"cpus-1-{attempt}.json").read_text())
-        assert warm is (start == "warm")
+        assert warm is (start == "warm" and attempt == 0), "a restart is cold"
 
 
 def test_taskset_wins_and_ranks_share_what_it_leaves(tmp_path: Path) -> None:
@@ -157,7 +157,5 @@ def test_torchruns_own_binding(tmp_path: Path, start: str) -> None:
     env = {**environment(tmp_path), "DDPLAUNCH_AGENT": json.dumps(settings), "PATH": path}
     ended = launch(torchrun(False, 2, "--logs-specs=with-gpus", "--numa-binding=node", "train.py"), env, tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "cold start" not in ended.stderr
+    assert ("cold start: `numactl` is not the interpreter" in ended.stderr) is (start == "warm")
     assert cpus(tmp_path) == [[MINE[0]], [MINE[1]]]
-    *_, warm = json.loads((tmp_path / "cpus-0-0.json").read_text())
-    assert warm is (start == "warm")

@@ -56,7 +56,7 @@ from ddplaunch.agent.torch_patches import (
     wait_for_ranks,
 )
 from ddplaunch.agent.warm import fresh
-from ddplaunch.agent.warm.template_process import first_path, may_start_again
+from ddplaunch.agent.warm.spares import first_path
 from tests.agent.guarded import open_files
 from tests.hosts.launching import clean_environment
 from tests.source import PACKAGE, nodes
@@ -195,7 +195,7 @@ def signals_stay_torchs() -> None:
 
 
 def ranks_start_cold() -> None:
-    assert not POPEN.is_known()  # `why_no_template` says what comes of that
+    assert not POPEN.is_known()  # `why_no_fork` says what comes of that
     said: list[str] = []
     RankCpus(["0", "1"], said.append).bind()
     assert said == ["ranks are not bound to CPUs: this torch starts them in a way unknown to ddplaunch"]
@@ -204,7 +204,7 @@ def ranks_start_cold() -> None:
 
 def torchrun_is_not_read() -> None:
     assert torchrun_args() is None
-    assert may_start_again(None) and first_path(None) is None
+    assert first_path(None) is None
 
 
 def finalizers_run() -> None:
@@ -449,9 +449,7 @@ def test_a_launch_ends_with_its_rank_and_waits_without_work(start: str, tmp_path
         timeout=LONG_S / 2,
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < WAITED_S / 10, (
-        "torchrun's process, the guard, or the template is busy while a rank runs"
-    )
+    assert float(done.stdout) < WAITED_S / 10, "torchrun's process, or the guard is busy while a rank runs"
 
 
 UNLIKE = """

@@ -1,4 +1,4 @@
-"""Runs commands as `python -u …` and forked from a template, from one process, and prints how each ended as JSON.
+"""Runs commands as `python -u …` and as forks, from one process, and prints how each ended as JSON.
 
 Started as `python -u both_ways.py FOLDER [PRELOAD…]` in the folder of the programs, with a list of argument
 lists on stdin. $PROBE is a folder of their own for each way. No torch is needed for that.
@@ -14,16 +14,16 @@ from typing import Any
 
 
 def main() -> None:
-    from ddplaunch.agent.warm.template import Template
+    from ddplaunch.agent.warm.spares import Spares, import_all
 
     folder, commands = Path(sys.argv[1]), json.load(sys.stdin)
     os.close(0)
     os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
-    said: list[str] = []
-    template = Template(said.append, None)
-    template.fork(sys.argv[2:])
-    environ = {**os.environ, "LOCAL_WORLD_SIZE": str(len(commands)), "DDPLAUNCH_ODD": "\udcff="}
-    result: dict[str, list[Any]] = {"cold": [], "warm": [], "said": said}
+    notes = import_all(sys.argv[2:], None)
+    spares = Spares(notes.append)
+    notes += filter(None, [spares.fork(len(commands), None)])
+    environ = {**os.environ, "DDPLAUNCH_ODD": "\udcff="}
+    result: dict[str, list[Any]] = {"cold": [], "warm": [], "notes": notes}
     for way in ("cold", "warm"):
         running = []
         (folder / way).mkdir()
@@ -34,7 +34,7 @@ def main() -> None:
                 environ["UNFLUSHED"] = str(folder / f"{way}-{number}.txt")
                 process: Any = None
                 cold = partial(subprocess.Popen, args, env=environ, stdout=out, stderr=err, start_new_session=True)
-                process = template.start(args, dict(environ), (out, err), cold) if way == "warm" else cold()
+                process = spares.start(args, dict(environ), (out, err), cold) if way == "warm" else cold()
                 running.append(process)
         leads = [os.getpgid(process.pid) == process.pid == os.getsid(process.pid) for process in running]
         for number, process in enumerate(running):
@@ -44,7 +44,7 @@ def main() -> None:
             }
             texts = {key: path.read_text(errors="replace") if path.exists() else None for key, path in files.items()}
             result[way].append({"pid": process.pid, "code": code, "leads": leads[number], **texts})
-    template.end()
+    spares.close()
     json.dump(result, sys.stdout)
 
 

@@ -24,11 +24,11 @@ def counted(name, fork=os.fork):
 
 class Warm(DefaultLogsSpecs):
     def __init__(self, *args, **kwargs):
-        from ddplaunch.agent.warm.template import prepare
+        from ddplaunch.agent.warm.spares import prepare
         if "WARM_FORKS" in os.environ:
             os.fork = counted(os.environ["WARM_FORKS"])
         preload = [name for name in os.environ.get("WARM_PRELOAD", "").split(",") if name]
-        self.template = prepare(preload, lambda line: sys.stderr.write(f"ddplaunch: {line}\\n"))
+        self.spares = prepare(preload, lambda line: sys.stderr.write(f"ddplaunch: {line}\\n"))
         super().__init__(*args, **kwargs)
 """
 

@@ -1,4 +1,4 @@
-"""Warm ranks with all that looks after a run: several nodes, hangs, stacks, prefixes, `stop`, `clean`."""
+"""Warm ranks with all that looks after a run: hangs, stacks, prefixes, `stop`, `clean`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ import pytest
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, children, of_folder, within
-from tests.hosts import test_two_nodes
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.hosts.namespaces import nodes
 
 pytestmark = pytest.mark.slow
 
@@ -57,8 +55,8 @@ def test_a_hang_is_named_and_ended_by_the_stacks_of_forked_ranks(tmp_path: Path)
 
 @contextmanager
 def running(folder: Path, run_id: str, does: str = "wait") -> Iterator[tuple[Run, RunProcesses]]:
-    """A warm launch that waits, with a template that waits for a restart."""
-    run = Run(folder, does, *WARM, "--max-restarts", "1", run_id=run_id)
+    """A warm launch that waits."""
+    run = Run(folder, does, *WARM, run_id=run_id)
     try:
         run.wait_for("running-0-0", "running-1-0")
         within(lambda: (folder / ".ddplaunch/runs" / run_id / "node-0/processes.json").exists(), run)
@@ -80,7 +78,7 @@ def say(folder: Path, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_stop_ends_forked_ranks_and_what_they_come_from(tmp_path: Path) -> None:
+def test_stop_ends_forked_ranks(tmp_path: Path) -> None:
     run_id = f"warm-stop-{os.getpid()}"
     with running(tmp_path, run_id) as (run, _):
         subprocess.run(ddplaunch("stop", run_id), cwd=tmp_path, check=True, capture_output=True, timeout=DEADLINE_S)
@@ -98,20 +96,6 @@ def test_clean_ends_forked_ranks_that_lost_their_launcher(tmp_path: Path) -> Non
             for each in (*processes.guards, *processes.launchers):
                 os.kill(each.pid, number)
         run.process.wait(DEADLINE_S)
-        within(lambda: {each.pid for each in found(run_id).all} == ranks)  # template and forker die with torchrun
+        within(lambda: {each.pid for each in found(run_id).all} == ranks)
         assert say(tmp_path, "clean", run_id, "--yes")["done"] is True
         within(lambda: of_folder(tmp_path) == [])
-
-
-@pytest.mark.root
-def test_nodes_restart_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank fails: both nodes start anew, each from what it has forked ahead."""
-    script = test_two_nodes.TRAIN.replace('saw = {**seen, "rank"', 'saw = {**seen, "forked": frozen > 1000, "rank"')
-    script = f"import gc\nfrozen = gc.get_freeze_count()\n{script}"
-    monkeypatch.setattr(test_two_nodes, "TRAIN", script)
-    with nodes(2, tmp_path) as pair:
-        address = pair[0].address
-        ranks = test_two_nodes.train(pair, tmp_path, address, *WARM, "--max-restarts", "1", FAIL_ONCE="1")
-    test_two_nodes.trained_together(ranks)
-    assert [each["forked"] for each in ranks] == [True] * 4
-    test_two_nodes.restarted_once(ranks)

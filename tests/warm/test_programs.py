@@ -1,4 +1,4 @@
-"""Programs forked from a template end as `python -u PROGRAM` does: same output, same exit code."""
+"""Forked programs end as `python -u PROGRAM` does: same output, same exit code."""
 
 import json
 import os
@@ -33,7 +33,7 @@ COMMANDS = [
     ["in_no_encoding.txt"],
     ["in_future.py"],
     ["program.zip", "argument"],
-    ["nowhere.py"],
+    ["nowhere.py"],  # the last one: from there on all start cold
 ]
 
 
@@ -65,7 +65,7 @@ def ends_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     answers = _run(
         folder, [[word.replace("program.zip", str(folder / "program.zip")) for word in each] for each in COMMANDS]
     )
-    assert answers["said"] == []
+    assert answers["notes"] == ["cold start: nowhere.py is no file"]
     assert all(end["leads"] for end in answers["warm"]), "torchrun ends ranks by their process group"
     pairs = zip(answers["cold"], answers["warm"], strict=True)
     return {
@@ -122,46 +122,28 @@ def test_a_module_is_imported_once(tmp_path: Path) -> None:
     answers = _run(tmp_path, [["imports.py"], ["imports.py"]], "package.heavy", "package.missing")
     assert [end["out"] for end in answers["cold"]] == ["False True\n"] * 2
     assert [end["out"] for end in answers["warm"]] == ["True False\n"] * 2
-    (note,) = answers["said"]
+    (note,) = answers["notes"]
     assert note == "`--preload package.missing`: ModuleNotFoundError: No module named 'package.missing'"
 
 
-@pytest.mark.parametrize(
-    ("module", "why"),
-    [
-        ("package.starts_thread", "2 threads run after `--preload package.heavy,package.starts_thread`"),
-        ("package.ends_process", "the process to fork ranks from has ended"),
-    ],
-)
-def test_what_spoils_the_template_makes_the_start_cold(tmp_path: Path, module: str, why: str) -> None:
-    answers = _run(tmp_path, [["imports.py"]], "package.heavy", module, PYTHONWARNINGS="error")
-    assert answers["said"] == [f"cold start: {why}"]
+def test_a_thread_of_a_preloaded_module_makes_the_start_cold(tmp_path: Path) -> None:
+    answers = _run(tmp_path, [["imports.py"]], "package.starts_thread", PYTHONWARNINGS="error")
+    assert answers["notes"] == ["2 threads of C libraries run in torchrun's process already"]
     assert [end["out"] for end in answers["warm"]] == ["False True\n"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["first", "between", "again"])
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("lost", ["template", "forker"])
-def test_ranks_start_cold_or_not_at_all_without_the_template(lost: str, number: str, moment: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-u", str(PROGRAMS / "loses_template.py"), lost, number, moment],
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("number", "why"), [("SIGKILL", "has ended"), ("SIGSTOP", "does not answer")])
+def test_a_rank_starts_cold_where_the_process_that_was_forked_for_it_is_lost(number: str, why: str, which: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-u", str(PROGRAMS / "loses_spare.py"), number, str(which)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    lines = result.stdout.splitlines()
-    starts = [line for line in lines if line.startswith("[")]
-    assert {*starts} <= {"[0, 0] warm", "[0, 0] cold"}, result
-    served = (lost, number) == ("template", "SIGSTOP") and moment != "again"  # the forker does all for the first start
-    broken_off = moment == "between" and not served  # with one rank that had been forked
-    assert starts[-1:] == ([] if broken_off else ["[0, 0] cold"]) or served
-    ranks = sorted(line for line in lines if re.fullmatch("[01] [01]", line))
-    both = ["0 0", "0 1"] * sum("cold" in line for line in starts) + ["1 0", "1 1"] * sum(
-        "warm" in line for line in starts
-    )
-    assert ranks == sorted(both), "a rank ran twice, or never"
-    why = "has ended" if number == "SIGKILL" else "does not answer"
-    said = "" if broken_off else "cold start: "
-    assert lines[-1] == f"1 {said}the process to fork ranks from {why} []" or served
+    *ranks, ends, left = done.stdout.splitlines()
+    assert sorted(ranks) == (["0 0", "0 1"] if which == 0 else ["0 1", "1 0"]), done
+    assert ends == f"[0, 0] cold start: the process that was forked for a rank {why}"
+    assert left == "[]"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, children, of_folder, on_terminal, within
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, of_folder, on_terminal, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
@@ -84,7 +82,10 @@ def test_the_pasted_dry_run_is_warm_and_a_cold_start_says_why(tmp_path: Path) ->
     text = text.replace("-u -m torch", "-u -X dev -m torch")
     done = subprocess.run(["sh"], input=text, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0 and done.stdout.startswith("cold\n"), done.stderr
-    assert done.stderr.count("ddplaunch: cold start: torchrun's interpreter was started with `-X dev`") == 1
+    assert (
+        done.stderr.count("ddplaunch: cold start: torchrun was not started as `python -u -m torch.distributed.run`")
+        == 1
+    )
 
 
 def test_a_terminal_stays_one(tmp_path: Path) -> None:
@@ -124,23 +125,6 @@ def test_an_exception_is_told_as_of_a_cold_rank(start: Callable[..., Run], tmp_p
     assert of_folder(tmp_path) == []
 
 
-def test_a_failed_start_is_made_good_by_the_next(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("second", "--max-restarts", "3")
-    assert run.end() == 0
-    assert "cold start" not in run.err and "done in 2 attempts after" in run.err
-    assert run.out == "rank 0, attempt 0\nrank 0, attempt 1\n"
-    assert run.file("rank-1.out", 1) == b"rank 1, attempt 1\n"
-
-
-def test_a_killed_rank(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("killed")
-    assert run.end() == 137
-    first, second = run.outcome["attempts"][0]["ranks"]
-    assert run.outcome["first_failed_rank"] == 1 and (second["signal"], second["ended_by"]) == ("SIGKILL", "itself")
-    assert (first["signal"], first["ended_by"]) == ("SIGTERM", "launcher")
-    assert of_folder(tmp_path) == []
-
-
 def test_ranks_are_told_of_the_end(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start("saves", "--grace", "20")
     run.wait_for("running-0-0", "running-1-0")
@@ -151,50 +135,11 @@ def test_ranks_are_told_of_the_end(start: Callable[..., Run], tmp_path: Path) ->
     assert run.outcome["state"] == "terminated" and of_folder(tmp_path) == []
 
 
-@pytest.mark.parametrize("dies", ["torchrun", "template"])
-def test_nothing_survives(dies: str, start: Callable[..., Run], tmp_path: Path) -> None:
-    run_id = f"warm-{dies}-{os.getpid()}"  # `ps` may see runs of other tests
-    run = start("workers", "--max-restarts", "1", run_id=run_id)  # else the template has nothing left to do
-    run.wait_for("running-0-0", "running-1-0")
-    within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
-    within(lambda: len(of_folder(tmp_path)) == 10, run)  # with template, forker, and two workers of each rank
-    if dies == "template":
-        (template,) = [pid for pid in children(run.process.pid) if name(pid) == "ddplaunch-warm"]
-        os.kill(template, signal.SIGKILL)
-        within(lambda: len(of_folder(tmp_path)) == 8, run)
-    listed = subprocess.run(ddplaunch("ps", "--json"), cwd=tmp_path, capture_output=True, check=True)
-    (seen,) = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == run_id]
-    assert [each["rank"] for each in seen["ranks"]] == [0, 1]
-    run.process.kill()
-    within(lambda: of_folder(tmp_path) == [], deadline_s=20)
-    run.process.communicate()
-    assert run.outcome["state"] == "killed"
-
-
-@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_long_import_can_be_broken_off(number: str, status: int, start: Callable[..., Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_long_import_can_be_broken_off(number: int, start: Callable[..., Run], tmp_path: Path) -> None:
     (tmp_path / "never_ready.py").write_text(f"import time; open('importing', 'w'); time.sleep({2 * DEADLINE_S})")
     run = start("workers", "--preload", "never_ready")
-    run.wait_for("importing", f".ddplaunch/runs/{RUN_ID}/node-0/attempt-0")
-    time.sleep(0.2)  # torchrun waits for the template now, or will in a moment: both have to end
-    run.process.send_signal(signal.Signals[number])
-    assert run.end() == status
-    assert run.outcome["state"] == "terminated" and of_folder(tmp_path) == []
-
-
-def name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-def test_a_rank_starts_cold_when_the_template_is_gone(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("workers", "--max-restarts", "1")
-    run.wait_for("running-0-0", "running-1-0")
-    (template,) = [pid for pid in children(run.process.pid) if name(pid) == "ddplaunch-warm"]
-    os.kill(template, signal.SIGKILL)
-    os.kill(int((tmp_path / "running-1-0").read_text()), signal.SIGKILL)
-    run.wait_for("running-0-1", "running-1-1")
-    within(lambda: (run.record / "node-0" / "attempt-1").exists(), run)
-    run.process.send_signal(signal.SIGINT)
-    assert run.end() == 130
-    assert run.err.count("ddplaunch: cold start: the process to fork ranks from has ended") == 1
+    run.wait_for("importing")
+    run.process.send_signal(number)
+    assert run.end() == -number and "Traceback" not in run.err
     assert of_folder(tmp_path) == []

@@ -112,9 +112,9 @@ def test_the_directory_is_looked_at_only_where_it_matters(tmp_path: Path, monkey
     assert shadowing(said(start="warm"), tmp_path) is None
 
 
-def test_the_template_is_no_rank() -> None:
-    template = process(12, parent=10, name="ddplaunch-warm", command=("ddplaunch: warm template",), environment={})
-    forker = process(13, parent=12, session=12, name="ddplaunch-warm", command=template.command, environment={})
-    hidden = process(14, parent=10, name="ddplaunch-warm", command=LAUNCHER.command, environment=OURS)
-    (run,) = runs_in(table(LAUNCHER, RANK, template, forker, hidden))
-    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK,), (template, forker, hidden))
+def test_what_waits_to_become_a_rank_is_none() -> None:
+    command = ("ddplaunch: waits for its rank",)
+    spare = process(12, parent=10, session=12, name="ddplaunch-warm", command=command, environment={})
+    hidden = process(14, parent=10, session=14, name="ddplaunch-warm", command=LAUNCHER.command, environment=OURS)
+    (run,) = runs_in(table(LAUNCHER, RANK, spare, hidden))
+    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK,), (spare, hidden))

@@ -32,12 +32,9 @@ _ERROR_CHARS = 4_000  # a message to the guard has to fit into one piece
 class Ending:
     """Watches for the end of this process by ``sys.excepthook`` and ``atexit``."""
 
-    def __init__(
-        self, session: Session, signals: Signals, before: Callable[[], None], after: Callable[[], None]
-    ) -> None:
-        """``before`` is called before the last word, ``after`` when it was answered."""
-        self._session = session
-        self._before, self._after = before, after
+    def __init__(self, session: Session, signals: Signals, before: Callable[[], None]) -> None:
+        """``before`` is called before the last word."""
+        self._session, self._before = session, before
         self._signals = signals
         self.others = OtherNodes(session, self.by_signal)
         self._leaving: int | None = None  # the thread that says the end
@@ -97,8 +94,6 @@ class Ending:
         with contextlib.suppress(Exception):
             self.others.tell()
         _flush()
-        with contextlib.suppress(Exception):
-            self._after()
         os._exit(answered)
 
 

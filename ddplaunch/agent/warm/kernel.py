@@ -15,7 +15,6 @@ from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
-_PR_SET_CHILD_SUBREAPER = 36
 _SIGKILL = 9
 #: Where /proc/PID/stat holds the borders of a process's memory, counted as proc(5) does, in the order of the struct.
 _BORDERS = (26, 27, 45, 46, 47, None, 28, 48, 49, 50, 51)
@@ -30,14 +29,6 @@ class _MemoryMap(ctypes.Structure):
         ("auxv_size", ctypes.c_uint32),
         ("exe_fd", ctypes.c_uint32),
     )
-
-
-def adopt_orphans(wanted: bool) -> None:
-    """Make this process the new parent of orphaned descendants, or stop being it (PR_SET_CHILD_SUBREAPER, prctl(2)).
-
-    Raises OSError where the kernel refuses.
-    """
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
 
 
 def die_with_parent(parent: int) -> None:

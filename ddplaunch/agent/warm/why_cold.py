@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ddplaunch.agent.rank_site import VARIABLE
@@ -21,52 +20,39 @@ _READ_AT_LOAD = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_",
 _READ_LATER = frozenset({VARIABLE})
 #: Have OpenMP bind its threads to the CPUs of the process that loads it.
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-#: Ask for something that happens at the start of an interpreter, or at its end, in each rank.
-_STARTUP = {
-    "PYTHONINSPECT": "opens a prompt when the script ends",
-    "PYTHONPROFILEIMPORTTIME": "times each rank's own imports",
-    "COVERAGE_PROCESS_START": "measures each rank from its interpreter's start",
-    "COVERAGE_PROCESS_CONFIG": "measures each rank from its interpreter's start",
-}
+#: How ddplaunch starts torchrun, as ranks are started. A caller of its functions may have `with` or `finally`, which a
+#: fork would run once more: it leaves all frames.
+_STARTED_AS = ("-u", "-m", "torch.distributed.run")
 
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """torchrun's process at the moment when the template would be forked."""
+    """torchrun's process at the moment when ranks would be forked."""
 
     orig_argv: tuple[str, ...]
     environ: Mapping[str, str]
-    unbuffered: bool
     python_threads: int
     traced: bool
     gpu: str | None
-    has_streams: bool
     starts_ranks_as_known: bool
-    caller: str | None
 
 
-def why_no_template(facts: AgentFacts) -> str | None:
+def why_no_fork(facts: AgentFacts) -> str | None:
     """Return why nothing can be forked from torchrun's process, None if it can."""
-    for name, effect in _STARTUP.items():
-        if facts.environ.get(name):
-            return f"{name} is set, which {effect}"
-    options = [word for word in _interpreter_options(facts.orig_argv) if word != "-u"]
+    measured = next((name for name in facts.environ if name.startswith("COVERAGE_PROCESS_")), None)
     checks = (
+        (measured, f"{measured} is set, which measures each rank from its interpreter's start"),
         (not facts.starts_ranks_as_known, "this torch starts its ranks in a way unknown to ddplaunch"),
-        (bool(options), f"torchrun's interpreter was started with `{' '.join(options)}`, which ranks are not"),
-        (not facts.unbuffered, "torchrun's interpreter was not started with `-u`, as ranks are"),
+        (facts.orig_argv[1:4] != _STARTED_AS, f"torchrun was not started as `python {' '.join(_STARTED_AS)}`"),
         (facts.python_threads > 1, f"torchrun's process has {facts.python_threads} threads already"),
         (facts.traced, "a debugger or profiler follows torchrun's process"),
         (facts.gpu is not None, f"{facts.gpu} is in use in torchrun's process already, and does not survive a fork"),
-        # the template leaves all frames: whatever the caller has in `with` or `finally` would happen twice
-        (facts.caller is not None, f"{facts.caller} has called torchrun's functions; `python -m` has to start them"),
-        (not facts.has_streams, "torchrun's stdin, stdout or stderr is closed"),
     )
     return next((reason for applies, reason in checks if applies), None)
 
 
 def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], target_is_file: bool) -> str | None:
-    """Return why this rank cannot come from the template, None if it can.
+    """Return why this rank cannot be forked, None if it can.
 
     ``at_load`` is the environment with which torchrun's process was started, ``target_is_file`` whether the script is
     there; Python itself says it best if it is not.
@@ -75,8 +61,6 @@ def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], ta
         return f"`{request.args[0]}` is not the interpreter that runs torchrun ({python})"
     if not request.is_module and not target_is_file:
         return f"{request.target} is no file"
-    if not request.siblings:
-        return "torchrun does not say how many ranks it starts (LOCAL_WORLD_SIZE)"
     environ = dict(request.environ)
     restore(environ)  # a forked rank needs no folder in PYTHONPATH to be looked at
     places = next((name for name in _PLACES if environ.get(name, "false").lower() not in ("", "false")), None)
@@ -94,46 +78,16 @@ def changed_since_load(environ: Mapping[str, str], at_load: Mapping[str, str]) -
     return sorted(name for name in names if environ.get(name) != at_load.get(name))
 
 
-def _interpreter_options(orig_argv: tuple[str, ...]) -> list[str]:
-    """Return what stands between the interpreter and what it runs, from ``sys.orig_argv``."""
-    options = []
-    words = iter(orig_argv[1:])
-    for word in words:
-        if not word.startswith("-") or word in ("-m", "-c", "-"):
-            break
-        options.append(word)
-        if word in ("-W", "-X"):
-            options.append(next(words, ""))
-    return options
-
-
-_TORCH = f"torch{os.sep}distributed{os.sep}"
-_STARTERS = ("<frozen runpy>", "runpy.py", "torchrun")
-
-
 def agent_facts() -> AgentFacts:
     """Return the facts of this process, which has imported torch."""
     return AgentFacts(
         orig_argv=tuple(sys.orig_argv),
         environ=dict(os.environ),
-        unbuffered=bool(getattr(sys.__stdout__, "write_through", False)),
         python_threads=threading.active_count(),
         traced=sys.gettrace() is not None or sys.getprofile() is not None,
         gpu=next(iter(gpu_devices("self")), None),
-        has_streams=None not in (sys.stdin, sys.stdout, sys.stderr),
         starts_ranks_as_known=POPEN.is_known(),
-        caller=foreign_caller([frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]),
     )
-
-
-def foreign_caller(files: Sequence[str]) -> str | None:
-    """Return the file that called torchrun's functions, None if Python ran torchrun itself.
-
-    ``files`` are those of the stack, the innermost first: the plug-in, then torch's, then nothing but what
-    ``python -m`` or the script `torchrun` puts beneath.
-    """
-    first = next((number for number, file in enumerate(files) if _TORCH in file), 0)
-    return next((file for file in files[first:] if _TORCH not in file and Path(file).name not in _STARTERS), None)
 
 
 def environ_at_load() -> dict[str, str]:

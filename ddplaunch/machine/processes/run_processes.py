@@ -12,7 +12,7 @@ from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
 _GUARD = "ddplaunch.agent.guard.guard"
-_TEMPLATE = "ddplaunch-warm"  # what ranks are forked from, with --start warm
+_SPARE = "ddplaunch-warm"  # waits to become a rank, with --start warm
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _copied(process: Process, table: ProcessTable) -> bool:
 def _is_rank(process: Process, table: ProcessTable, launchers: Mapping[int, _Key]) -> bool:
     """Whether a launcher started it: each rank leads a session; a DataLoader worker stays in that of its rank."""
     if process.parent in launchers:
-        return process.session == process.pid and process.name != _TEMPLATE and not is_guard(process)
+        return process.session == process.pid and process.name != _SPARE and not is_guard(process)
     if process.mark("LOCAL_RANK") is None or process.session != process.pid:
         return False
     parent = table.get(process.parent)

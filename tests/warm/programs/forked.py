@@ -1,4 +1,4 @@
-"""Says whether this rank was forked from a template."""
+"""Says whether this rank was forked."""
 
 import gc
 import os

@@ -1,0 +1,224 @@
+"""Warm starts: processes that are forked from torchrun's while it has one thread, each of which becomes a rank.
+
+Whatever stands in the way, ranks start cold, as torchrun starts them, and one line says why. A restart is cold too:
+torchrun has threads by then.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.agent.rank_site.sitecustomize import PARENT
+from ddplaunch.agent.torch_patches import RankCpus, skip_the_spread, start_ranks_by, torchrun_args
+from ddplaunch.agent.warm import fresh, kernel, requests
+from ddplaunch.agent.warm.requests import Request
+from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_fork, why_not_forked
+from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
+
+Say = Callable[[str], None]
+Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
+#: Seconds until a fork is to answer: it is a matter of milliseconds, of seconds on a machine that swaps.
+READY_S = 60.0
+
+
+def prepare(preload: Sequence[str], say: Say, cpus: RankCpus | None = None) -> Spares:
+    """Import the modules ``preload``, fork the spares, and make torchrun start its ranks from them.
+
+    Has to be the first thing that the plug-in does: what descriptors, threads, signal handlers, hooks and ``atexit``
+    handlers it has made before, ranks would share. No caller may catch BaseException: the spares leave torchrun's
+    frames by one (``fresh.leave``). ``say`` gets one line for a user now and then. ``cpus`` are those of each rank,
+    also of one that starts cold. Raises nothing.
+    """
+    spares, reason = Spares(say, cpus), why_no_fork(agent_facts())
+    if reason is None:
+        args, seed = torchrun_args(), fresh.torch_seed()
+        for note in import_all(preload, first_path(args)):
+            say(note)
+        reason = why_no_fork(agent_facts()) or spares.fork(ranks_of(args), seed)
+    skip_the_spread()
+    if cpus:
+        cpus.bind()
+    if reason is None:
+        start_ranks_by(spares.start)
+    else:
+        say(f"cold start: {reason}")
+    return spares
+
+
+def import_all(names: Sequence[str], first: str | None) -> list[str]:
+    """Import modules with ``first`` in front of ``sys.path``; return a line for each that could not be imported."""
+    if first is not None:
+        sys.path.insert(0, first)
+    notes = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as exception:
+            notes.append(f"`--preload {name}`: {type(exception).__name__}: {exception}".splitlines()[0])
+    if first is not None and first in sys.path:
+        sys.path.remove(first)
+    return notes
+
+
+def first_path(args: Any) -> str | None:
+    """Return the folder that leads a rank's ``sys.path``."""
+    if args is None or args.no_python or getattr(sys.flags, "safe_path", False):
+        return None
+    return str(Path.cwd()) if args.module else str(Path(args.training_script).resolve().parent)
+
+
+def ranks_of(args: Any) -> int:
+    """Return how many ranks torchrun starts on this node, 0 where its command line has no number."""
+    number = str(getattr(args, "nproc_per_node", ""))
+    return int(number) if number.isdecimal() else 0
+
+
+class Spares:
+    """The processes that wait to become ranks, seen from torchrun's."""
+
+    def __init__(self, say: Say, cpus: RankCpus | None = None) -> None:
+        """Fork nothing yet."""
+        self._say, self._cpus = say, cpus
+        self._waiting: list[tuple[int, socket.socket]] = []  # pid, and this side of its channel
+        self._at_load = environ_at_load()
+
+    def fork(self, ranks: int, seed: int | None) -> str | None:
+        """Fork a process for each rank; return why there is none. ``seed`` was torch's before any preloaded module."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kernel.flush_c_streams()
+        launcher_path = None if getattr(sys.flags, "safe_path", False) else sys.path[0]
+        agent, reason = os.getpid(), None if ranks else "torchrun was not told how many ranks it starts"
+        for _ in range(ranks):
+            ours, theirs = socket.socketpair()
+            try:
+                pid = kernel.fork_on_trial()
+            except OSError as exception:
+                reason = f"a rank could not be forked ({exception})"
+                break
+            if pid == 0:
+                try:
+                    os.setsid()  # Ctrl-C and hang-up are torchrun's business
+                    for channel in (ours, *(channel for _, channel in self._waiting)):
+                        channel.close()
+                    kernel.close_all_but(theirs.fileno())
+                except BaseException:
+                    os._exit(1)
+                fresh.leave(lambda channel=theirs: _become_rank(channel, agent, launcher_path, seed))  # type: ignore[misc]
+            theirs.close()
+            ours.settimeout(READY_S)
+            self._waiting.append((pid, ours))
+        # counted after a fork: OpenBLAS ends its threads before each, and holds no lock of theirs across it
+        threads = kernel.native_threads()
+        if threads > 1:
+            reason = f"{threads} threads of C libraries run in torchrun's process already"
+        if reason is not None:
+            self.close()
+        return reason
+
+    def start(self, args: Sequence[str], env: Mapping[str, str], outputs: Sequence[Any], cold: Cold) -> Any:
+        """Return a rank that runs ``args`` with ``env``: forked, or what ``cold`` returns.
+
+        ``outputs`` are the files for stdout and stderr, None for torchrun's own.
+        """
+        if not self._waiting:
+            return cold()
+        request = Request(tuple(args), dict(env), self._cpus.of(env) if self._cpus else None)
+        is_file = len(args) > 2 and Path(request.target).exists()
+        reason = why_not_forked(request, sys.executable, self._at_load, is_file)
+        if reason is None:
+            pid, channel = self._waiting.pop(0)
+            rank = WarmProcess(args, pid)
+            try:
+                _hand_over(channel, request, outputs)
+                return rank
+            except OSError as exception:
+                rank.end()
+                reason = "does not answer" if isinstance(exception, TimeoutError) else "has ended"
+                reason = f"the process that was forked for a rank {reason}"
+        self.close()
+        self._say(f"cold start: {reason}")
+        return cold()
+
+    def close(self) -> None:
+        """End those that wait; ranks stay as they are."""
+        while self._waiting:
+            pid, channel = self._waiting.pop()
+            channel.close()
+            WarmProcess((), pid).end()
+
+
+def _hand_over(channel: socket.socket, request: Request, outputs: Sequence[Any]) -> None:
+    """Tell a process which rank it is. Raises OSError if it is gone or does not answer."""
+    numbers = [0, *(number if file is None else file.fileno() for number, file in enumerate(outputs, 1))]
+    folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        with channel:
+            requests.send(channel, request, [*numbers, folder])
+            if not channel.recv(1):
+                raise ConnectionResetError
+    finally:
+        os.close(folder)
+
+
+def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, seed: int | None) -> fresh.Program:
+    """Wait until this process is told which rank it is; return what runs its script.
+
+    What cannot be done in this process is done by a new interpreter with the same pid.
+    """
+    try:
+        kernel.die_with_parent(agent)
+        # nobody who looks for the run's processes by their environment is to take it for a rank
+        kernel.is_shown_as("ddplaunch-warm", ["ddplaunch: waits for its rank"], {})
+        if launcher_path is not None:
+            sys.path.remove(launcher_path)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ddplaunch"]:
+            del sys.modules[name]
+        sys.path_importer_cache.clear()
+        fresh.leave_libraries_alone(os.environ)
+        gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
+        request, descriptors = requests.receive(channel)
+        channel.sendall(b"+")
+    except BaseException:
+        os._exit(1)
+    try:
+        signal_at_parents_end(signal.SIGTERM if PARENT in request.environ else 0)
+        channel.close()
+        for number, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, number)
+        os.fchdir(descriptors[3])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        program = fresh.become(request, seed)
+        kernel.is_shown_as(Path(request.args[0]).name, request.args, request.environ)
+    except Exception:
+        os.execve(request.args[0], request.args, request.environ)
+    return program
+
+
+class WarmProcess(subprocess.Popen[bytes]):
+    """A child of this process that was forked before: ``Popen`` in all but the start."""
+
+    def __init__(self, args: Sequence[str], pid: int) -> None:
+        """Take over ``pid``, which has to be a child of this process, and does what ``args`` would."""
+        self._forked = pid
+        super().__init__(())
+        self.args = args
+
+    def end(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.kill()
+        self.wait()
+
+    def _execute_child(self, *_: Any) -> None:
+        """Start nothing, where ``Popen`` starts a program."""
+        self.pid, self._child_created = self._forked, True
