@@ -24,7 +24,6 @@ from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
 from ddplaunch.agent.rank_site import breakpoints, taking_part
 from ddplaunch.agent.torch_names import ON_SIGNAL, unknown_names
 from ddplaunch.agent.torch_patches import (
-    Pause,
     RankCpus,
     limit_files_of_ranks,
     logs_destination,
@@ -52,7 +51,6 @@ class CapturedLogs(api.LogsSpecs):
         self._signals: Signals | None = None
         self._ending: Ending | None = None
         self._spares: Spares | None = None
-        self._pause = Pause()
         self._console = 2
         self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
         try:
@@ -137,7 +135,6 @@ class CapturedLogs(api.LogsSpecs):
         signals.only_heard()
         signals.before_ranks(session.signalled, ending.by_signal)
         self._signals = signals
-        self._pause.install()
         notice_start(self._all_started)
         notice_failures(self._have_failed)
         wait_for_ranks(settings.grace_s)
@@ -174,7 +171,6 @@ class CapturedLogs(api.LogsSpecs):
         return logs_destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:
-        self._pause.watch(pids.values())
         if self._session is not None and self._signals is not None:
             if self._ending is not None:
                 self._ending.others.listen()

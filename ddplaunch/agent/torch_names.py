@@ -75,16 +75,9 @@ class TorchName:
 
 
 _ELASTIC = "torch.distributed.elastic"
-_AGENT, _PROCESSES = f"{_ELASTIC}.agent.server.api", f"{_ELASTIC}.multiprocessing.api"
+_PROCESSES = f"{_ELASTIC}.multiprocessing.api"
 _RENDEZVOUS = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
 
-AGENT_CLOCK = TorchName(
-    _AGENT,
-    "time",
-    _SINCE_2_4,
-    "the module whose `sleep` is torchrun's pause between two looks at its ranks (`SimpleElasticAgent._invoke_run`)",
-    "torchrun pauses for --monitor-interval also when all ranks have ended",
-)
 SPREAD = TorchName(
     _RENDEZVOUS,
     "_delay",

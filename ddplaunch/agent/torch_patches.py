@@ -8,16 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.agent.torch_names import (
-    AGENT_CLOCK,
     CLOSE,
     CLOSE_RANK,
     JOIN,
@@ -32,48 +28,6 @@ from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
 from ddplaunch.values.words import numbers_of
 
 _SPREAD_S = (0, 0.3)  # 2.15 has another random pause, after it could not write to the store
-
-
-class Pause:
-    """torchrun's pause between two looks at its ranks, over as soon as none of them runs any more.
-
-    It is not cut short for a first rank that fails: torchrun ends the others then, who may be about to say why.
-    """
-
-    def __init__(self) -> None:
-        """No rank runs yet."""
-        self._running: list[int] = []
-
-    def watch(self, pids: Iterable[int]) -> None:
-        """Take these children for all ranks that run. Without pidfds (Linux before 5.3) pauses stay as they are."""
-        self._close()
-        try:
-            for pid in pids:
-                self._running.append(os.pidfd_open(pid))
-        except OSError:
-            self._close()
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep ``seconds``, or until the last rank has ended."""
-        if not self._running:
-            time.sleep(seconds)
-            return
-        until = time.monotonic() + seconds
-        while self._running:
-            poll = select.poll()
-            poll.register(self._running[-1], select.POLLIN)
-            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                return
-            os.close(self._running.pop())
-
-    def install(self) -> None:
-        """Let torchrun's loop pause here."""
-        if AGENT_CLOCK.value() is time:
-            AGENT_CLOCK.owner().time = SimpleNamespace(**{**vars(time), "sleep": self.sleep})
-
-    def _close(self) -> None:
-        while self._running:
-            os.close(self._running.pop())
 
 
 def skip_the_spread() -> None:
