@@ -140,17 +140,17 @@ from ddplaunch.machine.processes.stop_processes import remaining, send_signal
 first = subprocess.Popen(["sleep", "100"], start_new_session=True)
 seen = read_stat(first.pid)
 owners = {first.pid: Owner(first.pid, seen)}
-assert [one.pid for one in left_by(owners, (), workers_only=False)] == [first.pid]
+assert [one.pid for one in left_by(owners, workers_only=False)] == [first.pid]
 time.sleep(0.05)
 first.kill()
 first.wait()
 open("/proc/sys/kernel/ns_last_pid", "w").write(str(first.pid - 1))
 other = subprocess.Popen(["sleep", "100"], start_new_session=True)
 assert other.pid == first.pid, "the kernel gives the number again"
-assert is_ending(seen) and not remaining([seen]) and left_by(owners, (), workers_only=False) == []
+assert is_ending(seen) and not remaining([seen]) and left_by(owners, workers_only=False) == []
 assert send_signal(seen, signal.SIGKILL) == "other"
 sweeps = Sweeps()
-sweeps.begin(lambda: left_by(owners, (), workers_only=False), None)
+sweeps.begin(lambda: left_by(owners, workers_only=False), None)
 assert not sweeps.ended and other.poll() is None
 print("held", other.pid)
 """
@@ -172,11 +172,11 @@ assert read_stat(root) is None and read_command(root) == (), "what others run is
 rank = subprocess.Popen(["/bin/sh", "-c", "sleep 100 & sleep 100"], start_new_session=True, cwd="/")
 while (seen := read_stat(rank.pid)) is None: time.sleep(0.01)  # hidden until its program is loaded
 owners = {rank.pid: Owner(rank.pid, seen)}
-while len(left_by(owners, (), workers_only=False)) < 3: time.sleep(0.01)
+while len(left_by(owners, workers_only=False)) < 3: time.sleep(0.01)
 table = process_table()
 assert {one.uid for one in table.values()} == {65534} and runs_in(table) == () == orphans_in(table, adopts_orphans)
 sweeps = Sweeps()
-sweeps.begin(lambda: left_by(owners, (), workers_only=False), lambda _: 1.0)
+sweeps.begin(lambda: left_by(owners, workers_only=False), lambda _: 1.0)
 while sweeps.running:
     sweeps.tick()
     rank.poll()

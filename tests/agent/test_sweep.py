@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from ddplaunch.agent.guard.attempt import Attempt
-from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, rank_command, unannounced
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, unannounced
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal, status_of_reaped
@@ -130,7 +130,7 @@ def test_what_catches_sigterm_and_is_no_data_worker_has_the_grace(code: str, nam
     try:
         assert process.stdout and process.stdout.readline() == b"\n"
         seen = read_stat(process.pid)
-        assert seen and grace_of_left({}, (), 30.0)(seen) == grace_s
+        assert seen and grace_of_left({}, 30.0)(seen) == grace_s
     finally:
         process.kill()
         process.communicate()
@@ -152,20 +152,6 @@ def test_a_launch_of_the_same_id_is_left_alone_by_one_without_a_token() -> None:
         for one in (*started, rank):
             one.kill()
             one.wait()
-
-
-@pytest.mark.parametrize(
-    ("behind", "expected"),
-    [
-        ("-- look.py --x", "python -u look.py --x"),
-        ("-m -- package.train -- a", "python -u -m package.train -- a"),
-        ("--no-python -- ./train.sh", "./train.sh"),
-        ("look.py --x", ""),  # somebody's own torchrun
-    ],
-)
-def test_the_ranks_command_line_is_read_from_torchruns(behind: str, expected: str) -> None:
-    command = f"python -P -m torch.distributed.run --logs-specs=ddplaunch {behind}".encode().split()
-    assert rank_command(tuple(command)) == tuple(expected.encode().split())
 
 
 def test_a_signal_reaches_only_the_process_that_was_meant() -> None:

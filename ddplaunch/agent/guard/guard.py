@@ -21,10 +21,10 @@ from ddplaunch.agent.guard.loop import LauncherSignals, Loop
 from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
-from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, rank_command, unannounced
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, unannounced
 from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.protocol import RankFailure, receive, send
-from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
+from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import steady_s
@@ -65,7 +65,6 @@ class GuardedRun:
         self._settings, self._channel = settings, channel
         self._launcher_pid = os.getppid()
         self._launcher = read_stat(self._launcher_pid)  # None if torchrun is gone already
-        self._rank_command = rank_command(read_command(self._launcher_pid))
         self._host = os.uname().nodename
         self._started_s = steady_s()
         self._loop = Loop()
@@ -326,9 +325,9 @@ class GuardedRun:
             if not attempt.announced and last:  # else they would be those of a later attempt
                 for one in unannounced(own_processes(), self._mark, self._launcher):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
-            return left_by(attempt.owners, self._rank_command, workers_only=workers_only)
+            return left_by(attempt.owners, workers_only=workers_only)
 
-        grace = grace_of_left(attempt.owners, self._rank_command, self._settings.grace_s)
+        grace = grace_of_left(attempt.owners, self._settings.grace_s)
         self._sweeps.begin(find, None if at_once else grace)
 
     # Console and signals

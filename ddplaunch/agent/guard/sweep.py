@@ -35,19 +35,6 @@ class Owner:
         self.command = read_command(pid) if seen else ()
 
 
-def rank_command(torchrun: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return the ranks' command line as ``torchrun``'s has it after `--`; empty where it has none.
-
-    A rank may have ended before the guard could look at it, and be known by nothing else.
-    """
-    if b"--" not in torchrun:
-        return ()
-    option, script = torchrun[torchrun.index(b"--") - 1], torchrun[torchrun.index(b"--") + 1 :]
-    if option == b"--no-python":
-        return script
-    return (torchrun[0], b"-u", *((b"-m",) if option in (b"-m", b"--module") else ()), *script)
-
-
 def of_ranks(table: Iterable[ProcessStat], owners: Mapping[int, Owner]) -> list[ProcessStat]:
     """Return the processes of these ranks: the ranks, their sessions, and what they forked without one (fork start)."""
     found: dict[int, ProcessStat] = {}
@@ -106,27 +93,24 @@ def _is_rank_without_token(pid: int) -> bool:
     return read_variable(pid, LAUNCH.encode()) is None and read_variable(pid, b"LOCAL_RANK") is not None
 
 
-def left_by(owners: Mapping[int, Owner], command: tuple[bytes, ...], *, workers_only: bool) -> list[ProcessStat]:
-    """Return what runs of these ranks now; with ``workers_only`` what multiprocessing made, and nothing else.
-
-    ``command`` is the ranks' command line, empty if it is not known.
-    """
+def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessStat]:
+    """Return what runs of these ranks now; with ``workers_only`` what multiprocessing made, and nothing else."""
     if not owners:
         return []
     found = of_ranks(own_processes(), owners)
     if not workers_only:
         return found
-    commands = frozenset(filter(None, (command, *(owner.command for owner in owners.values()))))
+    commands = frozenset(owner.command for owner in owners.values() if owner.command)
     return [one for one in found if one.pid not in owners and _is_multiprocessing(one, commands)]
 
 
-def grace_of_left(owners: Mapping[int, Owner], command: tuple[bytes, ...], grace_s: float) -> Grace:
+def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:
     """Return what says how long a process of these ranks may take to end once it was asked, in seconds.
 
     What catches SIGTERM may be saving: a rank whose launcher is gone, or the training below a shell that was the rank.
     DataLoader workers catch it too, and have nothing to save.
     """
-    commands = frozenset(filter(None, (command, *(owner.command for owner in owners.values()))))
+    commands = frozenset(owner.command for owner in owners.values() if owner.command)
 
     def grace(process: ProcessStat) -> float:
         is_training = process.pid in owners or not _is_multiprocessing(process, commands)

@@ -23,11 +23,6 @@ from ddplaunch.values.frozen import dataclass
 
 Kind = Literal["pipe", "terminal"]
 
-_PIPE_BYTES = 1 << 20
-#: The kernel gives one page to each further pipe of a user who holds more than 64 MiB in pipes
-#: (pipe-user-pages-soft, https://docs.kernel.org/admin-guide/sysctl/fs.html); what we take stays well below that.
-_ALL_PIPES_BYTES = 1 << 24
-_LEAST_PIPE_BYTES = 1 << 16
 _OUTPUT_FLAGS = 1
 _LOCAL_FLAGS = 3
 
@@ -70,30 +65,16 @@ def kinds(alone: bool, console: LauncherStreams) -> tuple[Kind, ...]:
     return (out, "terminal" if console.err_terminal else "pipe")
 
 
-def pipe_bytes(pipes: int) -> int:
-    """Return the size of each of ``pipes`` pipes."""
-    return max(_LEAST_PIPE_BYTES, min(_PIPE_BYTES, _ALL_PIPES_BYTES // max(1, pipes)))
-
-
 def open_outlets(wanted: Sequence[Kind], console: LauncherStreams) -> list[Outlet]:
     """Open one outlet for each kind. Raises OSError with nothing left open."""
     opened: list[Outlet] = []
-    size_bytes = pipe_bytes(len(wanted))
     try:
         for kind in wanted:
-            opened.append((_terminal(console) if kind == "terminal" else None) or _pipe(size_bytes))
+            opened.append((_terminal(console) if kind == "terminal" else None) or Outlet(*os.pipe()))
     except BaseException:
         close(opened)
         raise
     return opened
-
-
-def _pipe(size_bytes: int) -> Outlet:
-    """Open a pipe of about ``size_bytes``; the kernel's own size where it refuses."""
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size_bytes)
-    return Outlet(read, write)
 
 
 def _terminal(console: LauncherStreams) -> Outlet | None:
