@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ddplaunch.agent.rank_site.sitecustomize import PARENT
@@ -28,6 +29,10 @@ Say = Callable[[str], None]
 Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
 #: Seconds until a fork is to answer: it is a matter of milliseconds, of seconds on a machine that swaps.
 READY_S = 60.0
+
+
+#: ddplaunch's modules, in a rank: to free them would write to pages that ranks share.
+_hidden: list[ModuleType] = []
 
 
 def prepare(preload: Sequence[str], say: Say, cpus: RankCpus | None = None) -> Spares:
@@ -181,8 +186,7 @@ def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, 
         kernel.is_shown_as("ddplaunch-warm", ["ddplaunch: waits for its rank"], {})
         if launcher_path is not None:
             sys.path.remove(launcher_path)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "ddplaunch"]:
-            del sys.modules[name]
+        _hidden.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "ddplaunch")
         sys.path_importer_cache.clear()
         fresh.leave_libraries_alone(os.environ)
         gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
