@@ -145,29 +145,27 @@ class CapturedLogs(api.LogsSpecs):
         ranks = [(int(envs[each].get("RANK", each)), each) for each in local_ranks]
         self._ranks = {local_rank: rank for rank, local_rank in ranks}
         writers = session.begin(ranks)
-        directory = session.directory()
+        directory, settings = session.directory(), session.settings
         outs, errs, errors = {}, {}, {}
         for (rank, local_rank), descriptors in zip(ranks, writers, strict=True):
             outs[local_rank] = path_of(descriptors[0]) if descriptors else ""
             errs[local_rank] = path_of(descriptors[-1]) if descriptors else ""
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
-            shown_alone = session.settings.shows_alone(rank)
-            envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
-            envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
-            note = str(note_path(directory, rank)) if directory and session.settings.observe else None
-            phases = f"{directory}/rank-{rank}.phases.jsonl" if directory and session.settings.phases else None
-            settings = session.settings
+            environ = envs[local_rank]
+            alone = settings.shows_alone(rank)
+            environ.update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=alone))
+            environ["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
             inside = taking_part(
                 os.environ,
                 stacks=settings.stacks,
-                note=note,
-                phases=phases,
+                note=str(note_path(directory, rank)) if directory and settings.observe else None,
+                phases=f"{directory}/rank-{rank}.phases.jsonl" if directory and settings.phases else None,
                 memory_bytes=settings.memory_bytes,
                 ended=str(through_path(directory, rank)) if directory else None,
             )
-            envs[local_rank].update(inside)
+            environ.update(inside)
             if directory is not None and rank == 0:
-                envs[local_rank][METRICS] = str(metrics_path(directory))
+                environ[METRICS] = str(metrics_path(directory))
         return logs_destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:

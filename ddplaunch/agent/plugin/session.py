@@ -36,7 +36,6 @@ from ddplaunch.values.frozen import dataclass
 
 #: Blocked when the guard begins; it decides itself which of them it looks at.
 _BLOCKED = (*IGNORED, *PASSED_ON)
-_SEND_BUFFER_BYTES = 1 << 20  # the kernel caps it (net.core.wmem_max); a message has to fit in one piece
 _CODE = "import sys; sys.path.append({root!r}); from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
 
 
@@ -52,7 +51,6 @@ def _start_guard(environ: Mapping[str, str], stderr: int) -> Guard:
     """Start a guard whose stderr is this process's descriptor ``stderr``. Raises OSError if that is impossible."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         os.set_inheritable(its.fileno(), True)
         pid = os.posix_spawn(
             sys.executable,
