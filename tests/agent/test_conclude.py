@@ -27,7 +27,6 @@ from ddplaunch.records.outcome import (
 from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.words import duration_text
 from tests.conftest import Golden
 
 TRACEBACK = """\
@@ -347,22 +346,6 @@ def test_attempt_line_is_one_sentence() -> None:
     assert (
         attempt_text(0, 1, None, Terminal(80)) == "ddplaunch: attempt 1 of 2 failed: no reason is known; restarting\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-1, "0.0 s"),
-        (0.84, "0.8 s"),
-        (9.96, "10 s"),
-        (59.6, "1 min"),
-        (185, "3 min 5 s"),
-        (7800, "2 h 10 min"),
-        (273600, "3 d 4 h"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
 
 
 def test_disk_that_takes_nothing(tmp_path: Path) -> None:

@@ -312,7 +312,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.root
-@pytest.mark.parametrize("start", ["cold", "warm"])
 @pytest.mark.parametrize(
     ("what", "code", "says", "afterwards"),
     [
@@ -325,7 +324,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     ],
 )
 def test_six_kinds_of_full_disk(
-    what: str, code: str, says: str, afterwards: bool, start: str, small_disk: Path, tmp_path: Path
+    what: str, code: str, says: str, afterwards: bool, small_disk: Path, tmp_path: Path
 ) -> None:
     """``afterwards``: the record holds the explanation as well."""
     run_id = unique("full")
@@ -341,7 +340,7 @@ def test_six_kinds_of_full_disk(
             for number in range(1000):
                 (small_disk / f"old-{number}").touch()
     done = subprocess.run(
-        [*ddplaunch(), "run", "2", "--device", "cpu", "--start", start, "--run-dir", str(records), "--run-id", run_id,
+        [*ddplaunch(), "run", "2", "--device", "cpu", "--run-dir", str(records), "--run-id", run_id,
          "--no-checks", "--", "train.py", what, str(small_disk)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip

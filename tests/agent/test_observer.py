@@ -383,8 +383,7 @@ def train(folder: Path, fault: str, *options: str) -> tuple[subprocess.Completed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["cold", "warm"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "start"), [*((fault, "cold") for fault in FAULTS), ("ranks", "warm")])
 def test_a_launch_says_where_it_does_not_train_as_planned(tmp_path: Path, fault: str, start: str) -> None:
     done, record = train(tmp_path, fault, "--start", start)
     outcome = json.loads((record / "outcome.json").read_text())

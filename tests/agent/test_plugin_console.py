@@ -67,16 +67,6 @@ def test_terminal(tmp_path: Path) -> None:
     assert b"now [(90, 44)" in shown
 
 
-def test_shown_ranks_have_a_prefix(tmp_path: Path) -> None:
-    run = Run(tmp_path, "second", "--show", "all", "--max-restarts", "1")
-    assert run.end() == 0
-    host = os.uname().nodename
-    lines = run.out.splitlines()
-    assert sorted(lines) == sorted(
-        f"[{host}:{rank}] rank {rank}, attempt {attempt}" for rank in (0, 1) for attempt in (0, 1)
-    )
-
-
 def test_ranks_outlive_guards(tmp_path: Path) -> None:
     run = Run(tmp_path, "released", "--show", "1", stdout=subprocess.DEVNULL)
     run.wait_for("running-0-0", "running-1-0")

@@ -41,13 +41,6 @@ def test_status_of_the_first_failed_rank_and_verbose(tmp_path: Path) -> None:
     assert run.outcome["exit_status"] == 3 and run.outcome["attempts"][0]["ranks"][1]["last_lines"] == ["leaving"]
 
 
-def test_killed_rank(tmp_path: Path) -> None:
-    run = Run(tmp_path, "killed")
-    assert run.end() == 137
-    assert run.outcome["first_failed_rank"] == 1
-    assert run.outcome["attempts"][0]["ranks"][1]["signal"] == "SIGKILL"
-
-
 def test_sigterm_twice_lets_ranks_save(tmp_path: Path) -> None:
     run = Run(tmp_path, "saves", "--grace", "20")
     run.wait_for("running-0-0", "running-1-0")
@@ -101,12 +94,14 @@ def test_nothing_survives_the_death_of_torchrun(fails: str, tmp_path: Path) -> N
     assert run.outcome["state"] == "killed"
 
 
-def test_restart_trains_on_and_says_so_in_a_line(tmp_path: Path) -> None:
-    run = Run(tmp_path, "second", "--max-restarts", "3")
+def test_restart_trains_on_and_says_so_in_a_line_and_shown_ranks_have_a_prefix(tmp_path: Path) -> None:
+    run = Run(tmp_path, "second", "--show", "all", "--max-restarts", "3")
     assert run.end() == 0
     assert "attempt 1 of 4 failed: error[script-exception]" in run.err and "only once" in run.err
     assert "restarting" in run.err and "done in 2 attempts after" in run.err
-    assert run.out == "rank 0, attempt 0\nrank 0, attempt 1\n"
+    host, both = os.uname().nodename, (0, 1)
+    lines = sorted(f"[{host}:{rank}] rank {rank}, attempt {attempt}" for rank in both for attempt in both)
+    assert sorted(run.out.splitlines()) == lines
     assert run.file("rank-1.out", 1) == b"rank 1, attempt 1\n"
     first, second = run.outcome["attempts"]
     assert first["failed"] and first["diagnosis"]["rank"] == 1 and not second["failed"]
