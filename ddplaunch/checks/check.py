@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddplaunch.machine.facts import Facts, NvmlFacts
-from ddplaunch.planning.gpus import VisibleGpu, VisibleGpus, exported, shown, visible
+from ddplaunch.planning.gpus import VisibleGpu, VisibleGpus, cuda_visible, exported, shown_gpus
 from ddplaunch.planning.launch import Launch
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import Finding, error
@@ -45,8 +45,8 @@ class LaunchGpus:
             values |= {variable.name: variable.value for variable in self.launch.environment}
         if self.nvml.vendor == "amd":
             set_values = {name: value for name, value in values.items() if value is not None}
-            return shown(self.nvml, exported(set_values, (), self.nvml))
-        return visible(self.nvml, values.get("CUDA_VISIBLE_DEVICES"), values.get("CUDA_DEVICE_ORDER"))
+            return shown_gpus(self.nvml, exported(set_values, (), self.nvml))
+        return cuda_visible(self.nvml, values.get("CUDA_VISIBLE_DEVICES"), values.get("CUDA_DEVICE_ORDER"))
 
     @property
     def visible(self) -> tuple[VisibleGpu, ...]:

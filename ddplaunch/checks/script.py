@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddplaunch.checks.check import Check, checks_in
-from ddplaunch.checks.variables import launcher_of
+from ddplaunch.checks.variables import launcher_of_target
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.script.declared import given, is_same_value
 from ddplaunch.script.script_report import DeclaredOption, ScriptReport
@@ -195,7 +195,7 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
     """
     if launch.topology.world_size == 1 or not script.complete or script.hidden or script.syntax_error is not None:
         return
-    if launch.target is not None and launcher_of(launch.target) is not None:
+    if launch.target is not None and launcher_of_target(launch.target) is not None:
         return  # which is an error, and a launcher's own source says nothing of the script that it would start
     threads = any(mistake.code == "data-parallel-under-launcher" for mistake in script.mistakes)  # says it more plainly
     if script.framework is not None or script.initialises is not None or script.spawns is not None or threads:

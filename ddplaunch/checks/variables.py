@@ -209,7 +209,7 @@ def script_behind_python(launch: Launch) -> Findings:
     if target is None or target.kind != "executable" or not _PYTHON.match(Path(target.name).name):
         return
     words = _without_options(target.args)
-    if not words or launcher_of(target) is not None:
+    if not words or launcher_of_target(target) is not None:
         return
     same_interpreter = os.path.realpath(target.name) == os.path.realpath(launch.argv[0])
     fix = f"`{shlex.join(('--', *words))}`"
@@ -246,7 +246,7 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
     target = launch.target
     if target is None:
         return
-    launcher = launcher_of(target)
+    launcher = launcher_of_target(target)
     if launcher is not None:
         yield error(
             "script-is-launcher",
@@ -271,11 +271,11 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
 
 def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str:
     """Return the launch that stood after ``--`` as ddplaunch says it."""
-    from ddplaunch.planning.convert.launch_words import plain  # these are for the launches of launchers
+    from ddplaunch.planning.convert.launch_words import known_words  # these are for the launches of launchers
     from ddplaunch.planning.convert.launcher_line import translate
 
     program = ["python", "-m", target.name] if target.kind == "module" else [PurePath(target.name).name]
-    translation = translate(plain([*program, *target.args]))
+    translation = translate(known_words([*program, *target.args]))
     if translation is not None and translation.words:
         return f"`{translation.source}`"
     script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
@@ -285,7 +285,7 @@ def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str
     )
 
 
-def launcher_of(target: Target) -> tuple[str, tuple[str, ...]] | None:
+def launcher_of_target(target: Target) -> tuple[str, tuple[str, ...]] | None:
     """Return the launcher's name and arguments, also behind ``python -m``; None if the target is no launcher."""
     name = PurePath(target.name).name
     if target.kind == "module":

@@ -129,7 +129,7 @@ def logs(part: Part) -> None:
     Each message says whose output it is; its text has a character for each byte.
     """
     from ddplaunch.cli.commands.logs import is_over
-    from ddplaunch.records.log_files import blocks, follow, log_parts
+    from ddplaunch.records.log_files import blocks, follow_logs, log_parts
 
     directory, asked_ranks, shared = part.directory, part.order.get("ranks"), part.shared
     part.answer_and_go_on({"shared": shared})
@@ -140,7 +140,7 @@ def logs(part: Part) -> None:
         log_part for log_part in log_parts(directory, ranks, part.order.get("lines")) if log_part.file.node == part.node
     ]
     positions = {log_part.file.path: log_part.end for log_part in parts}
-    later = follow(directory, ranks, positions, is_over(directory)) if part.order.get("follow") else ()
+    later = follow_logs(directory, ranks, positions, is_over(directory)) if part.order.get("follow") else ()
     for file, data in chain(blocks(parts), later):
         if file is None and not part.wait(0):
             return

@@ -49,7 +49,7 @@ def begin_looks(paths_with_roles: Sequence[tuple[str, Role]], deadline_s: float)
     What is returned collects the facts in order; all paths together get ``deadline_s`` seconds, late ones are
     "unreachable".
     """
-    children = [deadline.start(partial(describe, path, role)) for path, role in paths_with_roles]
+    children = [deadline.start(partial(describe_path, path, role)) for path, role in paths_with_roles]
 
     def finish() -> tuple[PathFact, ...]:
         answers = deadline.collect(children, deadline_s)
@@ -68,7 +68,7 @@ def _fact(path: str, result: deadline.Answer, deadline_s: float) -> PathFact:
     return PathFact(path=path, **result.value)
 
 
-def describe(path: str, role: Role) -> dict[str, Any]:
+def describe_path(path: str, role: Role) -> dict[str, Any]:
     """Return the fields of a PathFact; runs in the child and may block.
 
     A data path that is missing and holds ``* ? [`` is expanded, and its first match stands for it.
@@ -90,7 +90,7 @@ def _without_status(path: str, role: Role, error: OSError) -> dict[str, Any]:
     if role == "data":
         matches = glob.iglob(path, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
         match = next(matches, None) if _GLOB & set(path) else None
-        return describe(match, role) if match else {"kind": "missing", "error": error.strerror}
+        return describe_path(match, role) if match else {"kind": "missing", "error": error.strerror}
     parent = _nearest(path)
     fields = _described(parent, Path(parent).stat())
     # a file where a folder should be: nothing can be created below it

@@ -336,7 +336,7 @@ def read_start(flag: Flag, typed: Resolved[str]) -> str:
     return "cold" if start == "auto" else start
 
 
-def shell_words(flag: str, text: str, example: str, place: str) -> list[str]:
+def split_words(flag: str, text: str, example: str, place: str) -> list[str]:
     """Return the words of a shell line. Raises UsageError for an unbalanced quote; ``example`` is a right value."""
     try:
         return shlex.split(text)

@@ -1,4 +1,4 @@
-"""The GPUs of a launch: what CUDA shows for CUDA_VISIBLE_DEVICES (``visible``), what ``--gpus`` picks (``select``)."""
+"""The GPUs of a launch: what CUDA shows for CUDA_VISIBLE_DEVICES, and what ``--gpus`` picks (``select``)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class VisibleGpus:
         return next(((device,) for device in self.devices if device.mig is not None), self.devices)
 
 
-def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str | None) -> VisibleGpus:
+def cuda_visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str | None) -> VisibleGpus:
     """Apply CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER (None: not set) to the GPUs of a machine.
 
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
@@ -103,15 +103,15 @@ def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str
     return VisibleGpus(tuple(named))
 
 
-def shown(nvml: NvmlFacts, within: Exported) -> VisibleGpus:
+def shown_gpus(nvml: NvmlFacts, within: Exported) -> VisibleGpus:
     """Return what the ranks see of a machine's GPUs.
 
     ROCR_VISIBLE_DEVICES hides AMD's from HIP, which counts the rest:
     https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
     """
     if within.below is not None:
-        nvml = replace(nvml, gpus=tuple(entry.gpu for entry in visible(nvml, within.below, "PCI_BUS_ID").entries))
-    return visible(nvml, within.devices, within.order)
+        nvml = replace(nvml, gpus=tuple(entry.gpu for entry in cuda_visible(nvml, within.below, "PCI_BUS_ID").entries))
+    return cuda_visible(nvml, within.devices, within.order)
 
 
 def _in_cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[Gpu, ...]:
@@ -222,7 +222,7 @@ def select(
     that other launches hold. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found`` or ``gpus-not-free``.
     """
     within = within or _NOTHING
-    visible_gpus = shown(nvml, within)
+    visible_gpus = shown_gpus(nvml, within)
     text = requested.strip()
     if text == "free" or text.startswith("free:"):
         whole = tuple(entry for entry in visible_gpus.named if entry.mig is None and not entry.split)

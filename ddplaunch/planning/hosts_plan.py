@@ -68,7 +68,7 @@ class Meeting:
         return Route(self.address, name, address, node == 0)
 
 
-def named(names: Sequence[str]) -> str:
+def names_text(names: Sequence[str]) -> str:
     """Return names in a row; of very many the first ones and the last."""
     if len(names) <= _NAMED:
         return ", ".join(names)
@@ -94,7 +94,7 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
         fewest, most = options.nnodes.value
         hosts = most if fewest == most else f"{fewest} to {most}"
         raise usage(
-            f"{hosts} nodes, but {len(names)} hosts: {named(names)}",
+            f"{hosts} nodes, but {len(names)} hosts: {names_text(names)}",
             why="each host gets one node rank; of `--nnodes MIN:MAX`, MAX is the number of hosts",
             fix=f"`ddplaunch run {len(names)}x{processes} …`, or name {most} hosts",
             where=str(options.nnodes.source),

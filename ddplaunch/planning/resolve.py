@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from ddplaunch.machine.facts import Facts, NvmlFacts, TorchFacts
 from ddplaunch.planning import capture
 from ddplaunch.planning.flag import DeviceWord, Processes
-from ddplaunch.planning.gpus import Selection, VisibleGpu, exported, shown, visible
+from ddplaunch.planning.gpus import Selection, VisibleGpu, cuda_visible, exported, shown_gpus
 from ddplaunch.planning.launch import Device, Launch, Placement, Target, Topology, Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.ranks import environment
@@ -172,8 +172,8 @@ def _seen(situation: Situation) -> tuple[VisibleGpu, ...] | Unavailable:
     within = exported(situation.environ, situation.pairs, nvml)
     if nvml.vendor == "nvidia":  # the ranks of a launch without `--gpus` count in the order that the user has set
         environ = {**situation.environ, **{name: value for name, value, _ in situation.pairs}}
-        return visible(nvml, within.devices, environ.get("CUDA_DEVICE_ORDER")).entries
-    return shown(nvml, within).entries
+        return cuda_visible(nvml, within.devices, environ.get("CUDA_DEVICE_ORDER")).entries
+    return shown_gpus(nvml, within).entries
 
 
 def _place(

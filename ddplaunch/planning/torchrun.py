@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.planning.flag import shell_words
+from ddplaunch.planning.flag import split_words
 from ddplaunch.planning.launch import Target, Topology
 from ddplaunch.planning.ranks.topology import endpoint
 from ddplaunch.values.finding import usage
@@ -141,7 +141,7 @@ def extra_arguments(typed: Sequence[Resolved[str]], flags: frozenset[str] | Unav
     """
     words: list[str] = []
     for item in typed:
-        for part in shell_words("--torchrun-arg", item.value, "--monitor-interval 1", str(item.source)):
+        for part in split_words("--torchrun-arg", item.value, "--monitor-interval 1", str(item.source)):
             _check_flag(part, flags)
             _refuse_positional(part, words[-1] if words else "")
             words.append(part)

@@ -93,7 +93,7 @@ def first_to_fail(in_order: Sequence[SeenEnd], unordered: Iterable[SeenEnd]) -> 
     return None
 
 
-def ended_by(one: SeenEnd, first: SeenEnd | None) -> EndedBy | None:
+def who_ended(one: SeenEnd, first: SeenEnd | None) -> EndedBy | None:
     """Say who ended a rank, None while it runs: torchrun ends the others as soon as ``first`` has failed."""
     if one.ended_s is None:
         return None

@@ -273,7 +273,7 @@ def _fraction(digits: bytes | None) -> float:
     return int(digits) / 10 ** len(digits) if digits else 0.0
 
 
-def follow(
+def follow_logs(
     directory: Path,
     ranks: frozenset[int] | None,
     positions: Mapping[Path, int],

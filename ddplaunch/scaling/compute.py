@@ -58,7 +58,7 @@ def compute(request: NumbersRequest) -> Numbers:
     )
 
 
-def compare(
+def compare_sizes(
     request: NumbersRequest,
     world_sizes: Sequence[int],
     at: Callable[[Resolved[int]], NumbersRequest] | None = None,

@@ -20,9 +20,9 @@ from ddplaunch.script.names import (
     Augmented,
     Function,
     FunctionNodes,
-    as_text,
     assignments,
     at,
+    condition_text,
     dotted,
     environment_variable,
     keyword,
@@ -145,7 +145,7 @@ class Flow:
 
     def _runs(self, node: ast.AST, part: ReachablePart) -> bool:
         test = self.known.obstacle(node, part)
-        return test is None or as_text(test) == self._assumed
+        return test is None or condition_text(test) == self._assumed
 
     def uses(self, wanted: Collection[str]) -> Iterator[Use]:
         """Yield every product that is assigned or passed on with one of the options ``wanted`` (destinations) in it."""

@@ -212,7 +212,7 @@ def at(node: ast.AST, source: ParsedFile) -> DeclaredAt:
     return DeclaredAt(source.shown, getattr(node, "lineno", 1))
 
 
-def as_text(test: ast.expr) -> str:
+def condition_text(test: ast.expr) -> str:
     """Return a condition as text that is the same for ``args.distributed`` and ``self.args.distributed``."""
     return last(test) or ast.unparse(test)
 

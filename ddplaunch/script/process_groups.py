@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ddplaunch.script.flow import TALK, Flow
-from ddplaunch.script.names import Function, FunctionNodes, as_text, at, dotted, keyword, last, string
+from ddplaunch.script.names import Function, FunctionNodes, at, condition_text, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
@@ -70,7 +70,7 @@ _KEEPING += (ast.If, ast.IfExp, ast.Expr, ast.FormattedValue)
 _RECORDING = TALK | {"update", "init", "log_params", "log_hyperparams", "dump", "dumps"}
 
 
-def asked_for(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, ...]:
+def current_numbers(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, ...]:
     """Return the numbers that the program reads from ``ddplaunch.current()``; all where that goes out of sight."""
     if not any(name.partition(".")[0] == "ddplaunch" for part in parts for name in part.aliases.values()):
         return ()
@@ -141,10 +141,12 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
         return GroupSetUp(at(likely[0], likely[1].source), True)
     if not alone or certain is not None:
         return GroupSetUp()
-    spawning = {as_text(test): place for place in outside.spawns for test, _ in flow.known.conditions(*place)}
+    spawning = {condition_text(test): place for place in outside.spawns for test, _ in flow.known.conditions(*place)}
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
-        if obstacle is not None and as_text(obstacle[0]) in spawning:  # what would set up a group would start ranks too
-            place = spawning[as_text(obstacle[0])]
+        if (
+            obstacle is not None and condition_text(obstacle[0]) in spawning
+        ):  # what would set up a group would start ranks too
+            place = spawning[condition_text(obstacle[0])]
             return GroupSetUp(at(place[0], place[1].source), True)
         of_one = ast.unparse(keyword(call, "world_size") or call) == "1"  # each rank by itself: no group of the launch
         if obstacle is not None and obstacle[1] is not None and not of_one:
@@ -153,7 +155,7 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
             found = [option for option in found if not option.required] or found  # a file of settings is given anyway
             switches = tuple(dict.fromkeys(f"{option.behind} {option.flags[0]}".strip() for option in found))
             if switches:
-                return GroupSetUp(off=at(call, part.source), switches=switches, condition=as_text(obstacle[0]))
+                return GroupSetUp(off=at(call, part.source), switches=switches, condition=condition_text(obstacle[0]))
     started = next(iter(outside.spawns), None) if _SPAWN in obstacles else None
     return GroupSetUp() if started is None else GroupSetUp(at(started[0], started[1].source), True)
 

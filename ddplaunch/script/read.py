@@ -20,7 +20,7 @@ from ddplaunch.script.options.calls import argparse_options
 from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
 from ddplaunch.script.process_groups import (
-    asked_for,
+    current_numbers,
     device_from_option,
     framework,
     initialisation,
@@ -122,7 +122,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         demands_local_rank=local.at if local is not None and local in required else None,
         takes_local_rank=None if local is None or switched or not own else device_from_option(parts, flow, local),
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
-        asks_for=asked_for(parts, flow),
+        asks_for=current_numbers(parts, flow),
         ambiguous=numbers.ambiguous,
         instead=numbers.instead,
         configs=config.files,

@@ -204,7 +204,7 @@ _FIRST_S = 0.5  # nodes that are started together need no words
 _BETWEEN_S = 10.0
 
 
-def status_text(status: Status) -> str:
+def joined_text(status: Status) -> str:
     """Return ``3 of 4 nodes joined, waiting for node 2 (gpu-07)``."""
     if not status.missing:
         return f"{status.expected} of {status.expected} nodes joined"
@@ -222,7 +222,7 @@ class RollCallLine:
 
     def show(self, status: Status) -> None:
         """Write ``status``, unless it is too early, nothing new, or too soon after the last line."""
-        now_s, text = self._clock(), status_text(status)
+        now_s, text = self._clock(), joined_text(status)
         begun = self._shown or (status.missing and status.waited_s >= _FIRST_S)
         if begun and text != self._shown and (now_s >= self._due_s or not status.missing):
             speak(Terminal.of(self._stream).note(text), self._stream)

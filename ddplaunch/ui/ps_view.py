@@ -47,7 +47,7 @@ def _row(run: RunSummary, now_s: float, me: str, base: Path | None) -> dict[str,
         "STATE": run.state,
         "AGE": age_text(None if run.started_s is None else now_s - run.started_s),
         "TOOK": age_text(took_s),
-        "SIZE": str(world_size(run) or ""),
+        "SIZE": str(number_of_ranks(run) or ""),
         "BATCH": "" if run.effective_batch is None else str(run.effective_batch),
         "GPUS": gpus_text(run.gpus or ()),
         "WHO": "" if run.user in (None, me) else run.user or "",
@@ -66,7 +66,7 @@ def _place(directory: Path | None, base: Path | None) -> str:
     return str(above.parent if above.name == ".ddplaunch" else above)
 
 
-def world_size(run: RunSummary) -> int | None:
+def number_of_ranks(run: RunSummary) -> int | None:
     """Return the number of processes, None where it is not known."""
     ranks = run.nproc_per_node
     return None if ranks is None else sum(run.sizes) or ranks * (run.nnodes or 1)
@@ -78,5 +78,5 @@ def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> d
     for run in runs:
         age = None if run.started_s is None else round(now_s - run.started_s, 1)
         directory = None if run.directory is None else str(run.directory)
-        rows.append({**plain(run), "directory": directory, "world_size": world_size(run), "age_s": age})
+        rows.append({**plain(run), "directory": directory, "world_size": number_of_ranks(run), "age_s": age})
     return {"schema": _SCHEMA, "host": host, "runs": rows, "not_shown": more}

@@ -18,7 +18,7 @@ from ddplaunch.machine.hardware import AmdDevice, amd_devices, amd_holders
 from ddplaunch.machine.nvml import LIVE_FACTS, ask, memory_of, nvml_text, start_nvml
 from ddplaunch.machine.processes.process_table import read_variable
 from ddplaunch.machine.sample import GpuSample, RankSample
-from ddplaunch.planning.gpus import exported, shown
+from ddplaunch.planning.gpus import exported, shown_gpus
 from ddplaunch.values.resolved import Unavailable, known
 
 _HOLDERS_EVERY_S = 5.0  # who holds memory changes seldom, and costs most to ask
@@ -125,7 +125,7 @@ class GpuUsage:
         variables = {name: value.decode(errors="replace") for name, value in values.items() if value is not None}
         vendor = "amd" if self._amd else "nvidia"
         facts = NvmlFacts("", (0, 0), tuple(Gpu(gpu.index, gpu.uuid, "") for gpu in gpus), vendor)
-        visible = shown(facts, exported(variables, (), facts)).entries
+        visible = shown_gpus(facts, exported(variables, (), facts)).entries
         return visible[rank.local_rank].gpu.index if rank.local_rank < len(visible) else None
 
 

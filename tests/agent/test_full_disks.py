@@ -21,7 +21,7 @@ from ddplaunch.planning.options import parse_options
 from ddplaunch.planning.resolve import plugin_settings
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.explain_sources import recorded_run
-from ddplaunch.records.log_files import blocks, follow, log_files, part_of
+from ddplaunch.records.log_files import blocks, follow_logs, log_files, part_of
 from ddplaunch.records.outcome import RankOutcome
 from ddplaunch.ui.logs_view import cut_text
 from ddplaunch.values.finding import UsageError
@@ -125,7 +125,7 @@ def test_following_goes_on_in_the_next_piece(run: Path) -> None:
     file.write(lines(5000))
     stop = iter([False] * 40 + [True] * 100)
     later = iter(range(5000, 20_000, 100))
-    for source, data in follow(run, None, {}, lambda: next(stop), poll_s=0.01, over_s=0.02):
+    for source, data in follow_logs(run, None, {}, lambda: next(stop), poll_s=0.01, over_s=0.02):
         seen += data
         if source is None and (start := next(later, None)) is not None:
             file.write(lines(100, start))

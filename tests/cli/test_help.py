@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, command_named, options_of, own_values
 from ddplaunch.cli.parsing.typed_words import parse_quickly, said_on_command_line
 from ddplaunch.cli.target import parse_target, split_arguments
-from ddplaunch.planning.convert.launch_words import plain
+from ddplaunch.planning.convert.launch_words import known_words
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.options import parse_options
 from tests.cli.cli_calls import Call, call, folder, spawn
@@ -80,7 +80,7 @@ def test_examples_are_right(folder: Path, name: str, line: str) -> None:
     if name in LAUNCHING:
         parse_options(said_on_command_line(values))
     if name == "convert":
-        assert script is None or translate(plain(script)) is not None
+        assert script is None or translate(known_words(script)) is not None
     else:
         assert script is None or parse_target(script).name.endswith("train.py")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
-from ddplaunch.planning.hosts_plan import forwarded, named, options_from_json, options_json, sized
+from ddplaunch.planning.hosts_plan import forwarded, names_text, options_from_json, options_json, sized
 from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
@@ -168,5 +168,5 @@ def test_options_cross_as_they_are() -> None:
 
 
 def test_many_names_are_cut_short() -> None:
-    assert named(["a", "b"]) == "a, b"
-    assert named([f"h{number}" for number in range(1000)]) == "h0, h1, h2, h3, h4, h5, h6, h7 … h999 (1000 hosts)"
+    assert names_text(["a", "b"]) == "a, b"
+    assert names_text([f"h{number}" for number in range(1000)]) == "h0, h1, h2, h3, h4, h5, h6, h7 … h999 (1000 hosts)"

@@ -16,7 +16,7 @@ from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, is_strang
 from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options
-from ddplaunch.ui.launch_view import RollCallLine, status_text
+from ddplaunch.ui.launch_view import RollCallLine, joined_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.resolved import Resolved, Source
@@ -200,11 +200,11 @@ def test_the_fresh_id_goes_to_torchrun_and_not_to_the_script() -> None:
 
 def test_status_text() -> None:
     assert (
-        status_text(Status(4, ("node 2 (gpu-07)",), 3, joined=3)) == "3 of 4 nodes joined, waiting for node 2 (gpu-07)"
+        joined_text(Status(4, ("node 2 (gpu-07)",), 3, joined=3)) == "3 of 4 nodes joined, waiting for node 2 (gpu-07)"
     )
-    assert status_text(Status(4, ("node 0",), 3, "no answer")) == "waiting for node 0; no answer"
+    assert joined_text(Status(4, ("node 0",), 3, "no answer")) == "waiting for node 0; no answer"
     many = Status(9, tuple(f"node {rank}" for rank in range(1, 9)), 3, joined=1)
-    assert status_text(many).endswith("node 1, node 2, node 3, node 4 and 4 more")
+    assert joined_text(many).endswith("node 1, node 2, node 3, node 4 and 4 more")
 
 
 def test_few_lines_and_no_control_characters() -> None:

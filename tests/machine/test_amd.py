@@ -12,7 +12,7 @@ from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.hardware import amd_denied, amd_devices
 from ddplaunch.machine.nvml import probe_amd
 from ddplaunch.machine.sample import GpuSample, RankSample
-from ddplaunch.planning.gpus import exported, select, shown
+from ddplaunch.planning.gpus import exported, select, shown_gpus
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.watch.gpu_usage import GpuUsage
@@ -127,7 +127,7 @@ def nvml(tmp_path: Path) -> NvmlFacts:
 
 
 def seen(nvml: NvmlFacts, **variables: str) -> list[int]:
-    return [entry.gpu.index for entry in shown(nvml, exported(variables, (), nvml)).entries]
+    return [entry.gpu.index for entry in shown_gpus(nvml, exported(variables, (), nvml)).entries]
 
 
 def test_the_variables_of_hip_are_read_as_torch_reads_them(nvml: NvmlFacts) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.machine import deadline, paths
 from ddplaunch.machine.facts import PathFact
-from ddplaunch.machine.paths import Role, begin_looks, describe
+from ddplaunch.machine.paths import Role, begin_looks, describe_path
 from ddplaunch.machine.processes.process_table import read_stat
 from tests.agent.guarded import open_files, until
 
@@ -30,7 +30,7 @@ def children() -> set[int]:
 def hang_on_dead(path: str, role: Role) -> dict[str, Any]:
     if path == "/dead":
         time.sleep(600)
-    return describe(path, role)
+    return describe_path(path, role)
 
 
 def look(path: str, role: Role) -> PathFact:
@@ -91,7 +91,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
 def test_a_dead_path_does_not_hide_the_others_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "describe", hang_on_dead)
+    monkeypatch.setattr(paths, "describe_path", hang_on_dead)
     processes, descriptors = children(), open_files()
     dead, alive = begin_looks([("/dead", "data"), (str(tmp_path), "data")], 2)()
     assert (dead.kind, dead.error) == ("unreachable", "no answer within 2 s")
@@ -105,7 +105,7 @@ def test_a_look_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
         os.kill(os.getpid(), signal.SIGKILL) if role == "output" else 1 / 0
         return {}
 
-    monkeypatch.setattr(paths, "describe", crash)
+    monkeypatch.setattr(paths, "describe_path", crash)
     divided, killed = begin_looks([("/x", "data"), ("/x", "output")], 20)()
     assert divided.error == "ZeroDivisionError: division by zero"
     assert killed.error == "the child process that looked died without an answer"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.machine.software import torchrun_flags
-from ddplaunch.planning.convert.launch_words import Word, divided, known, plain
+from ddplaunch.planning.convert.launch_words import Word, divided, known_word, known_words
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.launcher_options import LAUNCHERS
 from ddplaunch.planning.convert.translation import Translation
 
 
 def said(line: str) -> Translation:
-    found = translate(plain(shlex.split(line)))
+    found = translate(known_words(shlex.split(line)))
     assert found is not None, line
     return found
 
@@ -108,7 +108,7 @@ def test_where_accelerate_takes_its_number_from() -> None:
     ],
 )
 def test_what_stands_in_front_stays(line: str, converted: str) -> None:
-    words = plain(shlex.split(line))
+    words = known_words(shlex.split(line))
     found = translate(words)
     assert found is not None
     assert " ".join([*(word.source for word in words[: found.start]), found.source]) == converted
@@ -118,7 +118,7 @@ def test_what_stands_in_front_stays(line: str, converted: str) -> None:
     "line", ["python train.py", "echo torchrun t.py", "pip install deepspeed", "srun hostname", "accelerate config", ""]
 )
 def test_no_launch(line: str) -> None:
-    assert translate(plain(shlex.split(line))) is None
+    assert translate(known_words(shlex.split(line))) is None
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,16 @@ def test_what_is_dropped_has_a_reason() -> None:
 
 
 def test_a_variable_stays_one() -> None:
-    torchrun = [known("torchrun"), Word("--nproc_per_node=$N"), known("--nnodes"), Word('"$M"')]
-    found = translate([*torchrun, Word('--master_addr="$A"'), known("--node_rank=0"), known("t.py"), Word('"$@"')])
+    torchrun = [known_word("torchrun"), Word("--nproc_per_node=$N"), known_word("--nnodes"), Word('"$M"')]
+    found = translate(
+        [*torchrun, Word('--master_addr="$A"'), known_word("--node_rank=0"), known_word("t.py"), Word('"$@"')]
+    )
     assert found is not None
     assert found.source == 'ddplaunch run $N --nnodes "$M" --node-rank 0 --master-addr "$A" -- t.py "$@"'
 
 
 def test_options_in_a_variable_are_not_guessed() -> None:
-    found = translate([known("torchrun"), Word("$ARGS"), known("t.py")])
+    found = translate([known_word("torchrun"), Word("$ARGS"), known_word("t.py")])
     assert found is not None and not found.words and found.unknown[0].what == "`$ARGS`"
 
 

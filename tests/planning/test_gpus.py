@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
-from ddplaunch.planning.gpus import GIB, Exported, Selection, VisibleGpu, busy_reason, exported, select, visible
+from ddplaunch.planning.gpus import GIB, Exported, Selection, VisibleGpu, busy_reason, cuda_visible, exported, select
 from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
 from ddplaunch.values.resolved import Source, Unavailable
 
@@ -53,7 +53,7 @@ SPLIT = gpu(
 
 
 def shown(nvml: NvmlFacts, value: str | None, order: str | None = None) -> list[int]:
-    return [entry.gpu.index for entry in visible(nvml, value, order).entries]
+    return [entry.gpu.index for entry in cuda_visible(nvml, value, order).entries]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def shown(nvml: NvmlFacts, value: str | None, order: str | None = None) -> list[
 def test_visible_devices(
     value: str | None, indices: list[int], unknown: tuple[str, ...], unread: tuple[str, ...]
 ) -> None:
-    found = visible(FOUR, value, None)
+    found = cuda_visible(FOUR, value, None)
     assert [entry.gpu.index for entry in found.entries] == indices
     assert (found.unknown, found.unread) == (unknown, unread)
 
@@ -98,13 +98,13 @@ def test_mixed_models_are_fastest_first_unless_pci_order_is_set() -> None:
 
 
 def test_with_mig_a_process_sees_one_instance_and_nothing_else() -> None:
-    found = visible(machine(gpu(0), SPLIT), None, None)
+    found = cuda_visible(machine(gpu(0), SPLIT), None, None)
     assert [entry.text for entry in found.entries] == ["MIG-a1"]
     assert [entry.text for entry in found.devices] == ["0", "MIG-a1", "MIG-b2"]
 
 
 def test_mig_instance_by_uuid_and_the_whole_gpu_beside_it() -> None:
-    assert [entry.uuid for entry in visible(machine(gpu(0), SPLIT), "MIG-b2", None).entries] == ["MIG-b2"]
+    assert [entry.uuid for entry in cuda_visible(machine(gpu(0), SPLIT), "MIG-b2", None).entries] == ["MIG-b2"]
     assert shown(machine(gpu(0), SPLIT), "0") == [0]
 
 

@@ -14,7 +14,6 @@ from ddplaunch.records.find import RunRecord
 from ddplaunch.records.first_failure import (
     NodeFailure,
     SeenEnd,
-    ended_by,
     exit_status,
     failed_by_itself,
     first_failed,
@@ -25,6 +24,7 @@ from ddplaunch.records.first_failure import (
     own_status,
     run_state,
     status_of_all,
+    who_ended,
 )
 from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome
 from ddplaunch.values.finding import ExitStatus
@@ -74,12 +74,12 @@ def test_the_guard(in_order: list[SeenEnd], others: list[SeenEnd], first: int | 
     ],
 )
 def test_who_ended_a_rank(one: SeenEnd, by: str | None) -> None:
-    assert ended_by(one, seen(0, 1)) == by
+    assert who_ended(one, seen(0, 1)) == by
 
 
 def test_without_a_first_failure_only_orders_end_ranks() -> None:
-    assert ended_by(seen(1, None, TERM), None) == "itself"
-    assert ended_by(seen(1, None, TERM, told_to_end=True), None) == "launcher"
+    assert who_ended(seen(1, None, TERM), None) == "itself"
+    assert who_ended(seen(1, None, TERM, told_to_end=True), None) == "launcher"
 
 
 ENDS = (

@@ -15,7 +15,7 @@ from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me, read_launched
 from ddplaunch.records.run_states import RunSummary, state_of, summary
-from ddplaunch.ui.ps_view import ps_json, ps_text, world_size
+from ddplaunch.ui.ps_view import number_of_ranks, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
@@ -199,7 +199,7 @@ def test_how_a_run_ended_whose_launcher_said_nothing_is_not_known(call: Call, fo
 @pytest.mark.parametrize(("nodes", "ranks", "sizes", "world"), [(1, 4, (), 4), (2, 4, (), 8), (2, 4, (4, 2), 6)])
 def test_sizes_of_nodes_that_differ(nodes: int, ranks: int, sizes: tuple[int, ...], world: int) -> None:
     run = RunSummary("r", "running", nnodes=nodes, nproc_per_node=ranks, sizes=sizes)
-    assert world_size(run) == ps_json([run], 0, "here", 0.0)["runs"][0]["world_size"] == world
+    assert number_of_ranks(run) == ps_json([run], 0, "here", 0.0)["runs"][0]["world_size"] == world
 
 
 def test_records_of_a_version_that_relaunched_are_read(call: Call, folder: Path) -> None:

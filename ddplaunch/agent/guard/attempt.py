@@ -24,7 +24,7 @@ from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.directory import read_through, through_path
-from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail, steady_s
+from ddplaunch.records.first_failure import SeenEnd, first_to_fail, steady_s, who_ended
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.words import signal_name
 
@@ -182,7 +182,7 @@ class Attempt:
                 signal=None if end.signal is None else signal_name(end.signal),
                 started_s=one.started_s,
                 ended_s=one.ended_s,
-                ended_by=ended_by(end, self.first),
+                ended_by=who_ended(end, self.first),
                 out=f"{folder}/rank-{one.rank}.out" if "out" in one.streams else None,
                 err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
                 through=read_through(_note_of_end(directory or "", self.number, one.rank))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ddplaunch.cli.parsing.command import Command
 from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.machine.files import read_plain
-from ddplaunch.planning.convert.launch_words import Word, plain
+from ddplaunch.planning.convert.launch_words import Word, known_words
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.launcher_options import PORT
 from ddplaunch.planning.convert.translation import Site, Translation, changed
@@ -41,7 +41,7 @@ def convert(line: list[str] | None, files: list[str]) -> int:
             fix="`ddplaunch convert train.sh`, or `ddplaunch convert -- torchrun --nproc_per_node=4 train.py`",
         )
     if line:
-        return _line(plain(line))
+        return _line(known_words(line))
     status = ExitStatus.DONE
     for name in files:
         status = max(status, _file(name))

@@ -19,7 +19,7 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import Launched, read_processes
 from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts
-from ddplaunch.records.log_files import follow as follow_files
+from ddplaunch.records.log_files import follow_logs as follow_files
 from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write

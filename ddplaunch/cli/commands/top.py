@@ -16,7 +16,7 @@ from ddplaunch.cli.which_run import running_run
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.run_states import RunSummary, summary
-from ddplaunch.ui.ps_view import world_size
+from ddplaunch.ui.ps_view import number_of_ranks
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.ui.top_view import TopView, top_text
 from ddplaunch.values.codec import plain
@@ -75,7 +75,7 @@ class _About:
     def words(self, ended: bool) -> tuple[str, ...]:
         """Return the parts of the first line."""
         age = f"running {age_text(time.time() - self.run.started_s)}" if self.run.started_s else "running"
-        ranks, batch = world_size(self.run), self.run.effective_batch
+        ranks, batch = number_of_ranks(self.run), self.run.effective_batch
         script = (self.run.script or "").rpartition("/")[2]
         described = (script, f"{ranks} ranks" if ranks else "", f"batch {batch}" if batch else "")
         return (self.run.run_id, "at the end" if ended else age, *described)

@@ -30,7 +30,7 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.which_run import bring
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
-from ddplaunch.planning.hosts_plan import named, options_json, sized
+from ddplaunch.planning.hosts_plan import names_text, options_json, sized
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import path_text, runs_directory
@@ -109,7 +109,7 @@ def _print(planned: Planned, json: bool, plan_only: bool) -> int:
 
 def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -> int:
     parts, facts = planned.parts, planned.parts[0].report.facts
-    notes = (f"hosts: {named([part.report.name for part in parts])}", *parts[0].launch.notes)
+    notes = (f"hosts: {names_text([part.report.name for part in parts])}", *parts[0].launch.notes)
     first = replace(of_all(parts[0].launch), notes=notes)
     base = runs_directory(value_of(first.options.run_dir, None))
     directory = record_directory(base, first.run_id)

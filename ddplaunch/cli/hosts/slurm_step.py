@@ -13,7 +13,7 @@ from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.hosts.slurm.programs import with_end_of_job
 from ddplaunch.planning.flag import NodeRange
-from ddplaunch.planning.inside.slurm import Slurm, describe, read_slurm
+from ddplaunch.planning.inside.slurm import Slurm, describe_slurm, read_slurm
 from ddplaunch.planning.job.sbatch import step_argv
 from ddplaunch.ui.shell import command_lines
 from ddplaunch.values.finding import ExitStatus, RefusedError, error
@@ -47,7 +47,7 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
     step = step_argv(slurm, environ)
     words = [*step, *interpreter(), "-m", "ddplaunch", *sys.argv[1:]]
     if dry_run:
-        answer("\n".join([f"# {describe(slurm)}", *command_lines(words, _WIDTH)]) + "\n")
+        answer("\n".join([f"# {describe_slurm(slurm)}", *command_lines(words, _WIDTH)]) + "\n")
         return ExitStatus.DONE
     program = shutil.which(step[0], path=environ.get("PATH"))
     if program is None:
@@ -60,7 +60,7 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
             )
         )
     tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
-    say(f"ddplaunch: {describe(slurm)}; {tasks}, by `{shlex.join(step)}`")
+    say(f"ddplaunch: {describe_slurm(slurm)}; {tasks}, by `{shlex.join(step)}`")
     os.execve(program, words, {JOIN_SECRET: os.urandom(16).hex(), **with_end_of_job(environ), _DEPTH: slurm.job})
 
 

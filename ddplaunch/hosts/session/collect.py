@@ -15,7 +15,7 @@ from ddplaunch.hosts.session.fan_out import FanOut
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import failure, misunderstood
 from ddplaunch.machine.facts import Facts, ProbeRequest
-from ddplaunch.planning.hosts_plan import HostReport, Meeting, named
+from ddplaunch.planning.hosts_plan import HostReport, Meeting, names_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
@@ -202,7 +202,7 @@ def meet(
     return (
         error(
             "hosts-not-connected",
-            f"{named(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} "
+            f"{names_text(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} "
             f"port {found_port}",
             why="all ranks meet at rank 0's host; a firewall, a missing route or another network stands between",
             fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "

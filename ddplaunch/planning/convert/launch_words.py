@@ -56,14 +56,14 @@ class Word(NamedTuple):
         return int(self.text) if self.text and self.text.isascii() and self.text.isdecimal() else None
 
 
-def known(text: str) -> Word:
+def known_word(text: str) -> Word:
     """Return the word for a text."""
     return Word(shlex.quote(text), text)
 
 
-def plain(line: Sequence[str]) -> list[Word]:
+def known_words(line: Sequence[str]) -> list[Word]:
     """Return the words of a line that a shell has read."""
-    return [known(word) for word in line]
+    return [known_word(word) for word in line]
 
 
 def attached(prefix: str, word: Word) -> Word:
@@ -82,7 +82,7 @@ def option_of(word: Word) -> tuple[str, Word | None]:
     if word.source.startswith(f"{name}="):
         return name, Word(word.source[len(name) + 1 :], None if word.text is None else rest)
     if word.text is not None:
-        return name, known(rest)
+        return name, known_word(rest)
     quoted = word.source[:1] == '"' and word.source[-1:] == '"'
     return (name, Word(f'"{rest}')) if quoted else ("", None)
 
@@ -90,17 +90,17 @@ def option_of(word: Word) -> tuple[str, Word | None]:
 _PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
 
 
-def endpoint(word: Word, port: str) -> tuple[Word, Word] | None:
+def address_and_port(word: Word, port: str) -> tuple[Word, Word] | None:
     """Return address and port of ``HOST:PORT``, ``port`` where it has none; None if they cannot be told apart."""
     if word.text is not None:
         host, colon, own_port = word.text.rpartition(":") if ":" in word.text else (word.text, "", port)
-        return known(host.strip("[]")), known(own_port or port)
+        return known_word(host.strip("[]")), known_word(own_port or port)
     bare = word.source.strip('"')
     host, colon, own_port = bare.rpartition(":")
     if colon and not (host and _PORT.match(own_port)):
         return None
-    address = (Word(f'"{host}"') if "$" in host else known(host)) if colon else Word(word.source)
-    return address, Word(own_port, own_port if own_port.isdecimal() else None) if colon else known(port)
+    address = (Word(f'"{host}"') if "$" in host else known_word(host)) if colon else Word(word.source)
+    return address, Word(own_port, own_port if own_port.isdecimal() else None) if colon else known_word(port)
 
 
 def divided(total: Word, parts: Word) -> Word | None:
@@ -109,7 +109,7 @@ def divided(total: Word, parts: Word) -> Word | None:
     if by == 1:
         return total
     if whole is not None and by is not None:
-        return known(str(whole // by)) if by and whole % by == 0 else None
+        return known_word(str(whole // by)) if by and whole % by == 0 else None
     sides = [in_arithmetic(word) for word in (total, parts)]
     return None if None in sides else Word(f"$(({sides[0]} / {sides[1]}))")
 
@@ -122,7 +122,7 @@ def in_arithmetic(word: Word) -> str | None:
     return match[1] if match and not match[1][0].isdecimal() else word.source.strip('"')
 
 
-def is_python(word: Word) -> bool:
+def starts_python(word: Word) -> bool:
     """Whether the word starts a Python: by its name, or a variable that is called so."""
     if word.text is not None:
         return _PYTHON.match(word.text) is not None
@@ -148,7 +148,7 @@ def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
 
     A variable in front, as in ``$WRAPPER torchrun``, may hold anything that starts the words behind it.
     """
-    in_front = (assigns(word) or (variable_of(word.source) and not is_python(word)) for word in words)
+    in_front = (assigns(word) or (variable_of(word.source) and not starts_python(word)) for word in words)
     first = next((i for i, skipped in enumerate(in_front) if not skipped), len(words))
     place = _launcher_at(words, first)
     if first < len(words) and (place is None or place.launcher in ("srun", "mpirun")):
@@ -174,7 +174,7 @@ def _launcher_at(words: Sequence[Word], i: int) -> LauncherPlace | None:
         return LauncherPlace(name, i, i + 2)
     if name in PROGRAMS:
         return LauncherPlace(PROGRAMS[name], i, i + 1)
-    if not is_python(words[i]):
+    if not starts_python(words[i]):
         return None
     for at in range(i + 1, len(words) - 1):
         text = words[at].text or ""

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ddplaunch.planning.convert.launch_words import Word, attached, divided, endpoint, find_launcher, known, option_of
+from ddplaunch.planning.convert.launch_words import (
+    Word,
+    address_and_port,
+    attached,
+    divided,
+    find_launcher,
+    known_word,
+    option_of,
+)
 from ddplaunch.planning.convert.launcher_options import LAUNCHERS, PORT, Meaning, canonical
 from ddplaunch.planning.convert.srun_line import step_of
-from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, literal, of_container, unsure
+from ddplaunch.planning.convert.translation import (
+    CannotSay,
+    Note,
+    Translation,
+    of_container,
+    unsure,
+    without_placeholders,
+)
 
 _ONE = ("1", "1:1")
 _BY_DEFAULT = Note(
@@ -48,7 +63,11 @@ def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> T
         line.switches.add(PORT)
     try:
         rest = line.read(words[place.options :])
-        program = [known("ddplaunch")] if place.python is None else [place.python, known("-m"), known("ddplaunch")]
+        program = (
+            [known_word("ddplaunch")]
+            if place.python is None
+            else [place.python, known_word("-m"), known_word("ddplaunch")]
+        )
         command = [*program, *line.command(rest)]
         line.unknown += of_container(words[: place.start])
     except CannotSay as cannot:
@@ -85,7 +104,7 @@ class LauncherLine:
                 break
             key = canonical(self.launcher, name)
             if key is None and name[:2] in LAUNCHERS[self.launcher] and not name.startswith("--"):
-                key, value = name[:2], known(name[2:])  # `-r3`
+                key, value = name[:2], known_word(name[2:])  # `-r3`
             if key is None:
                 raise CannotSay(f"`{name}`", f"it is no option of {self.launcher} that ddplaunch knows")
             meaning = LAUNCHERS[self.launcher][key]
@@ -139,9 +158,9 @@ class LauncherLine:
         elif kind == "torchrun":
             self.flags.append(attached(f"--torchrun-arg={meaning.detail or key}=", values[0]))
         elif kind == "env":
-            setting = attached(meaning.detail, values[0]) if values else known(meaning.detail)
+            setting = attached(meaning.detail, values[0]) if values else known_word(meaning.detail)
             if not setting.source.lower().endswith("=no"):
-                self.flags += [known("--env"), setting]
+                self.flags += [known_word("--env"), setting]
         elif values:
             self.said[kind] = values[0]
         else:
@@ -155,31 +174,31 @@ class LauncherLine:
         one = nnodes.value in _ONE
         counts = [nproc]
         if not one and nproc.text is not None and nnodes.number() is not None:
-            counts = [known(f"{nnodes.text}x{nproc.text}")]
+            counts = [known_word(f"{nnodes.text}x{nproc.text}")]
         elif not one:
-            counts += [known("--nnodes"), nnodes]
-        words = [known("run"), *counts, *self._rendezvous(one)]
-        if self.said.get("gpus", known("all")).text != "all":
-            words += [known("--gpus"), self.said["gpus"]]
+            counts += [known_word("--nnodes"), nnodes]
+        words = [known_word("run"), *counts, *self._rendezvous(one)]
+        if self.said.get("gpus", known_word("all")).text != "all":
+            words += [known_word("--gpus"), self.said["gpus"]]
         if "max_restarts" in self.said and self.said["max_restarts"].text != "0":
-            words += [known("--max-restarts"), self.said["max_restarts"]]
-        return [*words, *self.flags, known("--"), *self._target(rest)]
+            words += [known_word("--max-restarts"), self.said["max_restarts"]]
+        return [*words, *self.flags, known_word("--"), *self._target(rest)]
 
     def _size(self) -> tuple[Word, Word]:
         """Return processes per node and nodes."""
-        nnodes = self.said.get("nnodes", known("1"))
+        nnodes = self.said.get("nnodes", known_word("1"))
         total, nproc = self.said.get("total"), self.said.get("nproc")
         if total is not None:
             nproc = divided(total, nnodes)
             if nproc is None:
                 raise CannotSay(f"{total.source} processes on {nnodes.source} nodes", "every node runs the same number")
         if nproc is None:
-            devices = self.said.get("gpus", known("all")).text
+            devices = self.said.get("gpus", known_word("all")).text
             if devices and devices != "all":
-                nproc = known(str(len(devices.split(","))))
+                nproc = known_word(str(len(devices.split(","))))
             else:
-                nproc = known("auto" if self.launcher == "accelerate" else "1")
-        counted = {"gpu": known("auto"), "cpu": Word("$(nproc --all)")}
+                nproc = known_word("auto" if self.launcher == "accelerate" else "1")
+        counted = {"gpu": known_word("auto"), "cpu": Word("$(nproc --all)")}
         return counted.get(nproc.text or "", nproc), nnodes
 
     def _rendezvous(self, one: bool) -> list[Word]:
@@ -191,10 +210,10 @@ class LauncherLine:
             if kind in self.said and one:
                 self.dropped.append(Note(f"`{kind} {self.said[kind].source}`", why))
             elif kind in self.said:
-                words += [known(kind), self.said[kind]]
-        port = self.said.get("port", known("0"))
+                words += [known_word(kind), self.said[kind]]
+        port = self.said.get("port", known_word("0"))
         if port.text != "0" or PORT in self.switches:  # torchrun reads no exported one
-            words += [known("--master-port"), port]
+            words += [known_word("--master-port"), port]
         if not one and "--node-rank" not in self.said:
             why = "NODE_RANK or Slurm says it; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
             self.unknown.append(Note("the rank of each node", why))
@@ -205,10 +224,10 @@ class LauncherLine:
 
         ``--standalone`` is one that finds a free port.
         """
-        word = known("localhost:0") if "standalone" in self.switches else self.said.get("endpoint")
+        word = known_word("localhost:0") if "standalone" in self.switches else self.said.get("endpoint")
         if word is None:
             return
-        split = endpoint(word, "29400")
+        split = address_and_port(word, "29400")
         if split is None:
             raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
         self.said.pop("port", None)  # torchrun heeds the endpoint alone
@@ -218,14 +237,14 @@ class LauncherLine:
     def _target(self, rest: Sequence[Word]) -> list[Word]:
         """Return what every rank runs, with the option of its local rank where the launcher appended one."""
         local = self.launcher == "torch.distributed.launch" and "use_env" not in self.switches
-        passed = [known("--local-rank=${local_rank}")] if local else []
-        args = [*passed, *map(literal, rest[1:])]
+        passed = [known_word("--local-rank=${local_rank}")] if local else []
+        args = [*passed, *map(without_placeholders, rest[1:])]
         if "module" in self.switches:
-            return [known("-m"), rest[0], *args]
+            return [known_word("-m"), rest[0], *args]
         text = rest[0].value
         if "no_python" in self.switches:
-            return [*([known("env")] if (text or "").endswith(".py") else []), rest[0], *args]
+            return [*([known_word("env")] if (text or "").endswith(".py") else []), rest[0], *args]
         if text is None:
             self.unknown.append(unsure(rest[0]))
         as_script = text is None or text.endswith(".py")
-        return [*([] if as_script else [known("python"), known("-u")]), rest[0], *args]
+        return [*([] if as_script else [known_word("python"), known_word("-u")]), rest[0], *args]

@@ -11,7 +11,7 @@ from ddplaunch.planning.convert.launch_words import (
     Word,
     assigns,
     find_launcher,
-    plain,
+    known_words,
     variable_of,
 )
 from ddplaunch.planning.convert.launcher_line import translate
@@ -186,7 +186,7 @@ class _Script:
             value = _part(node, "value")
             if not named_in(value.encode("utf-8", "surrogateescape")):
                 continue
-            words = plain(value.replace("\\\n", " ").strip("\"'()").split())
+            words = known_words(value.replace("\\\n", " ").strip("\"'()").split())
             translation = translate(words, self.job)
             if translation is not None and (len(words) > 1 or _part(node) in run):
                 why = f"put the whole command in the place of `${_part(node)}`, then convert again"
@@ -284,5 +284,5 @@ class _Script:
             text = _plain_text(value)
             if text is None:
                 return None
-            words = plain(text.split())
+            words = known_words(text.split())
         return _Value(tuple(words), self._variables_in(value), value.type == "array")

@@ -11,12 +11,12 @@ from ddplaunch.planning.convert.launch_words import (
     attached,
     divided,
     in_arithmetic,
-    is_python,
-    known,
+    known_word,
     option_of,
+    starts_python,
 )
 from ddplaunch.planning.convert.launcher_options import PORT
-from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, of_ranks
+from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, rank_program
 
 _SWITCHES = ("--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--verbose", "-v", "-K", "-O", "-Z")
 _SIZES = {
@@ -38,7 +38,7 @@ def sizes_of_job(script: bytes) -> dict[str, Word]:
 
     https://slurm.schedmd.com/sbatch.html: they end at the first line that is neither a comment nor empty.
     """
-    sizes = {PORT: known("0")} if PORT.encode() in script else {}
+    sizes = {PORT: known_word("0")} if PORT.encode() in script else {}
     for line in script.decode("utf-8", "replace").splitlines():
         if line.startswith("#SBATCH"):
             words = line.removeprefix("#SBATCH").split("#")[0].split()
@@ -62,7 +62,7 @@ def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], 
             break
         value, word_count = option_of(words[at])[1], 1
         if value is None and not name.startswith("--") and len(name) > 2:
-            name, value = name[:2], known(name[2:])
+            name, value = name[:2], known_word(name[2:])
         if value is None and name not in _SWITCHES and "=" not in words[at].source and at + 1 < len(words):
             value, word_count = words[at + 1], 2
         if name in _SIZES and value is not None:
@@ -82,7 +82,7 @@ def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]
     sizes, step_words, rest = sizes_and_rest(words[place.options :])
     if not {"--ntasks", "--ntasks-per-node"} & sizes.keys():
         of_job = job.get("--ntasks-per-node")
-        if of_job is None or of_job.text == "1" or not rest or not is_python(rest[0]):
+        if of_job is None or of_job.text == "1" or not rest or not starts_python(rest[0]):
             return None
         job_sizes = {name: size for name, size in job.items() if name not in ("--ntasks", "--nodes")}
         sizes = {**job_sizes, **sizes}
@@ -91,15 +91,15 @@ def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]
         if tasks is None or not rest:
             return None
         unknown = [_OF_RANKS]
-        target = of_ranks(rest, unknown)
-        step = [*step_words, *([attached("--nodes=", nodes)] if nodes else []), known("--ntasks-per-node=1")]
+        target = rank_program(rest, unknown)
+        step = [*step_words, *([attached("--nodes=", nodes)] if nodes else []), known_word("--ntasks-per-node=1")]
         step.append(attached("--ntasks=", nodes) if nodes else Word('--ntasks="$SLURM_JOB_NUM_NODES"'))
         for option, of_node in (("--cpus-per-task", "--cpus-per-task"), ("--gpus-per-task", "--gpus-per-node")):
             if option in sizes:
                 step.append(attached(f"{of_node}=", _times(sizes[option], tasks, option)))
     except CannotSay as cannot:
         return Translation("srun", place.start, unknown=(cannot.note,))
-    command = [words[place.start], *step, known("ddplaunch"), known("run"), tasks, known("--"), *target]
+    command = [words[place.start], *step, known_word("ddplaunch"), known_word("run"), tasks, known_word("--"), *target]
     return Translation("srun", place.start, tuple(command), (), tuple(unknown))
 
 
@@ -120,7 +120,7 @@ def _times(one: Word, tasks: Word, option: str) -> Word:
     """Return what all tasks of a node get together. Raises CannotSay."""
     numbers = one.number(), tasks.number()
     if numbers[0] is not None and numbers[1] is not None:
-        return known(str(numbers[0] * numbers[1]))
+        return known_word(str(numbers[0] * numbers[1]))
     sides = [in_arithmetic(word) for word in (one, tasks)]
     if None in sides:
         raise CannotSay(f"`{option}={one.source}`", "it is no number that the text of the line tells")

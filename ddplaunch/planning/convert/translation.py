@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddplaunch.planning.convert.launch_words import Word, is_python, known, option_of
+from ddplaunch.planning.convert.launch_words import Word, known_word, option_of, starts_python
 from ddplaunch.planning.script_numbers.handed_out import as_literal
 from ddplaunch.values.frozen import dataclass
 
@@ -77,18 +77,18 @@ _OF_TASKS = re.compile(
 _ESCAPED = re.compile(rf"(?<=\\){_OF_TASKS.pattern}")
 
 
-def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
+def rank_program(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
     """Return what stands behind ``--`` for the program of a rank, ``python train.py``."""
-    rest = [literal(word) for word in command]
+    rest = [without_placeholders(word) for word in command]
     for word in rest:
         named = _OF_TASKS.search(word.text or "") or (word.text is None and _ESCAPED.search(word.source))
         if named:
             raise CannotSay(
                 f"`{named[0]}`", "torchrun sets no such variable: write `$RANK` or `$LOCAL_RANK` there first"
             )
-    if not rest or not is_python(rest[0]):
+    if not rest or not starts_python(rest[0]):
         direct = bool(rest) and (rest[0].text or "").endswith(".py")
-        return [*([known("env")] if direct else []), *rest]
+        return [*([known_word("env")] if direct else []), *rest]
     arguments = rest[1:]
     while arguments and arguments[0].text == "-u":  # torchrun's ranks get it
         del arguments[0]
@@ -118,7 +118,7 @@ def unsure(word: Word) -> Note:
     return Note(f"what `{word.source}` holds", why)
 
 
-def literal(word: Word) -> Word:
+def without_placeholders(word: Word) -> Word:
     """Return an argument so that ddplaunch finds no placeholder in it."""
     source = as_literal(word.source)
     return word if source == word.source else Word(source, None if word.text is None else as_literal(word.text))

@@ -80,9 +80,9 @@ def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
     place = recognise(environ)
     if place is None:
         return ()
-    from ddplaunch.planning.inside.place_in_job import number
+    from ddplaunch.planning.inside.place_in_job import first_number
 
-    end_s = number(environ, "SLURM_JOB_END_TIME") if place.by == "Slurm" else None
+    end_s = first_number(environ, "SLURM_JOB_END_TIME") if place.by == "Slurm" else None
     return (place.note if end_s is None else f"{place.note}, {duration_text(int(end_s - now_s))} left",)
 
 

@@ -37,7 +37,7 @@ def place(by: SourceKind, note: str, devices: tuple[str, ...] = (), **typed: tup
     return PlaceInJob(by, note, resolved, devices)
 
 
-def number(environ: Mapping[str, str], *names: str) -> int | None:
+def first_number(environ: Mapping[str, str], *names: str) -> int | None:
     """Return the first of these variables that is a whole number; what is malformed counts as not said."""
     for name in names:
         text = environ.get(name, "").strip()
@@ -79,15 +79,15 @@ def find_kubeflow(environ: Mapping[str, str]) -> PlaceInJob | None:
         return None
     endpoint_host, _, endpoint_port = environ.get("PET_RDZV_ENDPOINT", "").rpartition(":")
     addr = environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR") or endpoint_host.strip("[]")
-    port = number(environ, "PET_MASTER_PORT", "MASTER_PORT") or number({"port": endpoint_port}, "port")
-    rank = number(environ, "PET_NODE_RANK")
+    port = first_number(environ, "PET_MASTER_PORT", "MASTER_PORT") or first_number({"port": endpoint_port}, "port")
+    rank = first_number(environ, "PET_NODE_RANK")
     if rank is None and (pod := _WORKER.search(environ.get("HOSTNAME", ""))):
         rank = int(pod[1])
     return place(
         "Kubeflow",
         f"Kubeflow: node {rank if rank is not None else '?'} of {nodes}",
         nnodes=(read_nodes(None, Resolved(nodes, Source("Kubeflow", "PET_NNODES"))), "PET_NNODES"),
-        nproc=(number(environ, "PET_NPROC_PER_NODE") or None, "PET_NPROC_PER_NODE"),
+        nproc=(first_number(environ, "PET_NPROC_PER_NODE") or None, "PET_NPROC_PER_NODE"),
         node_rank=(rank, "PET_NODE_RANK"),
         master_addr=(addr, "PET_MASTER_ADDR"),
         master_port=(port, "PET_MASTER_PORT"),

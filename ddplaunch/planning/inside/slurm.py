@@ -11,7 +11,7 @@ from itertools import islice, product
 from typing import Any
 
 from ddplaunch.planning.flag import NodeRange
-from ddplaunch.planning.inside.place_in_job import PlaceInJob, number, place, share_of, visible_entries
+from ddplaunch.planning.inside.place_in_job import PlaceInJob, first_number, place, share_of, visible_entries
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count
 
@@ -138,13 +138,13 @@ def read_slurm(environ: Mapping[str, str]) -> Slurm | None:
     job = environ.get("SLURM_JOB_ID", "").strip()
     if not job.isdigit():
         return None
-    step = number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    step = first_number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     if step is not None and (step >= _SPECIAL_STEPS or "SLURM_PTY_PORT" in environ):
         step = None
     kind = "STEP" if step is not None else "JOB"
-    nodes = number(environ, f"SLURM_{kind}_NUM_NODES", "SLURM_NNODES") or 1
-    node_rank = number(environ, "SLURM_NODEID") or 0
-    tasks = (number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if step is not None else None) or nodes
+    nodes = first_number(environ, f"SLURM_{kind}_NUM_NODES", "SLURM_NNODES") or 1
+    node_rank = first_number(environ, "SLURM_NODEID") or 0
+    tasks = (first_number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if step is not None else None) or nodes
     tasks_here = _tasks_here(environ, step, nodes, node_rank, tasks)
     return Slurm(
         job=job,
@@ -153,13 +153,13 @@ def read_slurm(environ: Mapping[str, str]) -> Slurm | None:
         node_list=environ.get(f"SLURM_{kind}_NODELIST") or environ.get("SLURM_NODELIST", ""),
         node_rank=node_rank,
         tasks=tasks,
-        task=number(environ, "SLURM_PROCID") or 0,
+        task=first_number(environ, "SLURM_PROCID") or 0,
         tasks_here=tasks_here,
-        local_task=number(environ, "SLURM_LOCALID") or 0,
+        local_task=first_number(environ, "SLURM_LOCALID") or 0,
         gpus_on_node=_gpus_on_node(environ, tasks_here),
         cpus_per_task=_cpus_per_task(environ, tasks_here),
         on_node="SLURMD_NODENAME" in environ,
-        restarts=number(environ, "SLURM_RESTART_COUNT") or 0,
+        restarts=first_number(environ, "SLURM_RESTART_COUNT") or 0,
         array_task=array_task(environ),
     )
 
@@ -175,7 +175,7 @@ def _tasks_here(environ: Mapping[str, str], step: int | None, nodes: int, node_r
 
 def array_task(environ: Mapping[str, str]) -> str:
     """Return ``ARRAY_TASK``, "" outside of a job array. One SLURM_JOB_ID of it is also the array's own."""
-    array, task = number(environ, "SLURM_ARRAY_JOB_ID"), number(environ, "SLURM_ARRAY_TASK_ID")
+    array, task = first_number(environ, "SLURM_ARRAY_JOB_ID"), first_number(environ, "SLURM_ARRAY_TASK_ID")
     return "" if array is None or task is None else f"{array}_{task}"
 
 
@@ -186,19 +186,19 @@ def _gpus_on_node(environ: Mapping[str, str], tasks_here: int) -> int | None:
     """
     per_task = _PER_TASK.match(environ.get("SLURMD_TRES_BIND", ""))
     if per_task and tasks_here > 1:
-        return max(number(environ, "SLURM_GPUS_ON_NODE") or 0, int(per_task[1]) * tasks_here)
+        return max(first_number(environ, "SLURM_GPUS_ON_NODE") or 0, int(per_task[1]) * tasks_here)
     for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         listed = environ.get(name, "").strip()
         if listed:
             return len(listed.split(","))
-    return number(environ, "SLURM_GPUS_ON_NODE")
+    return first_number(environ, "SLURM_GPUS_ON_NODE")
 
 
 def _cpus_per_task(environ: Mapping[str, str], tasks_here: int) -> int | None:
-    cpus_per_task = number(environ, "SLURM_CPUS_PER_TASK")
+    cpus_per_task = first_number(environ, "SLURM_CPUS_PER_TASK")
     if cpus_per_task:
         return cpus_per_task
-    on_node = number(environ, "SLURM_CPUS_ON_NODE")
+    on_node = first_number(environ, "SLURM_CPUS_ON_NODE")
     return max(1, on_node // tasks_here) if on_node else None
 
 
@@ -226,10 +226,10 @@ def find_slurm(environ: Mapping[str, str]) -> PlaceInJob | None:
             "master_addr": (hosts[0], "SLURM_STEP_NODELIST"),
             "master_port": _port(slurm, environ),
         }
-    return place("Slurm", describe(slurm), devices, **values)
+    return place("Slurm", describe_slurm(slurm), devices, **values)
 
 
-def describe(slurm: Slurm) -> str:
+def describe_slurm(slurm: Slurm) -> str:
     """Return ``Slurm job 12.0: node 1 of 2 (vn[1-2]), 4 GPUs and 16 CPUs here``."""
     parts = [f"{slurm.nodes} nodes ({slurm.node_list})" if slurm.nodes > 1 else slurm.node_list]
     if slurm.step is not None and slurm.nodes > 1:

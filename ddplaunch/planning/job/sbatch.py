@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ddplaunch.planning.flag import shell_words
+from ddplaunch.planning.flag import split_words
 from ddplaunch.planning.inside.slurm import Slurm
 from ddplaunch.planning.job.submission import Submission
 from ddplaunch.values.finding import usage
@@ -152,7 +152,7 @@ def _given(option: str, value: object) -> list[str]:
 
 def _extra(text: str) -> list[str]:
     """Return the words of one ``--sbatch-arg``, an option and its value joined by ``=``."""
-    words = shell_words("--sbatch-arg", text, "--exclude=node7", "flag: --sbatch-arg")
+    words = split_words("--sbatch-arg", text, "--exclude=node7", "flag: --sbatch-arg")
     if not words or not words[0].startswith("-") or len(words) > 2 or (len(words) == 2 and "=" in words[0]):
         raise usage(
             f"`--sbatch-arg {text}` is not one option of sbatch",

@@ -118,7 +118,7 @@ def literal_entries(
         return
     pairs = dict_items(node)
     if pairs is None:
-        text = number_text(node)
+        text = literal_text(node)
         empty = isinstance(node, ast.Constant) and node.value is None
         yield Entry(name, text, at(node, source), computed=text is None and not empty)
         return
@@ -140,7 +140,7 @@ def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
     return [*(inner or ()), *((item.arg, item.value) for item in node.keywords if item.arg is not None)]
 
 
-def number_text(node: ast.AST | None) -> str | None:
+def literal_text(node: ast.AST | None) -> str | None:
     """Return a literal as text, and the value of a sum or product of numbers; None of anything else."""
     value = _folded(node)
     return None if value is None else str(value)
