@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,34 +19,44 @@ from ddplaunch.cli.parsing.completion import ASKED
 from ddplaunch.planning.flag import TYPES
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.conftest import skip
 from tests.records.fake_runs import record
 
 __all__ = ["call", "folder"]
 PACKAGE = Path(__file__).parents[2]
+Offers = Callable[[str], list[str]]
 
 
-def offered(line: str, folder: Path) -> list[str]:
-    """Return the words that fish is offered at the end of ``line``."""
-    asked = {ASKED: "complete_fish", "_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    done = subprocess.run(
-        [sys.executable, "-m", "ddplaunch"],
-        env={**os.environ, **asked, "PYTHONPATH": str(PACKAGE)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert not done.stderr
-    return [row.partition("\t")[0] for row in done.stdout.splitlines() if row]
+@pytest.fixture
+def offered(call: Call, monkeypatch: pytest.MonkeyPatch) -> Offers:
+    """``offered(line)`` returns the words that fish is offered at the end of ``line``, in ``folder``."""
+    import typer.rich_utils  # noqa: F401 - it keeps the width that it finds at its import, which the answer sets
+
+    def words(line: str) -> list[str]:
+        with monkeypatch.context() as asking:
+            asking.setenv("TERMINAL_WIDTH", "80")
+            for name, value in asked(line).items():
+                asking.setenv(name, value)
+            said = call()
+        assert said.status == 0 and not said.err
+        return first_words(said.out)
+
+    return words
+
+
+def asked(line: str) -> dict[str, str]:
+    return {ASKED: "complete_fish", "_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+
+def first_words(shown: str) -> list[str]:
+    return [row.partition("\t")[0] for row in shown.splitlines() if row]
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("ddplaunch st", ["stacks", "stop"]),
-        ("ddplaunch run --batch-", ["--batch-size", "--batch-option"]),
         ("ddplaunch run --device c", ["cuda", "cpu"]),
         ("ddplaunch submit --to k", ["kubernetes"]),
         ("ddplaunch run --profile ", ["big", "small"]),
@@ -55,31 +65,36 @@ def offered(line: str, folder: Path) -> list[str]:
         ("ddplaunch run --ignore shm-too-small,disk-n", ["shm-too-small,disk-nearly-full"]),
     ],
 )
-def test_words(folder: Path, line: str, words: list[str]) -> None:
+def test_words(offered: Offers, folder: Path, line: str, words: list[str]) -> None:
     (folder / "ddplaunch.toml").write_text("[profiles.big]\nbatch-size = 8\n[profiles.small]\n")
-    assert offered(line, folder) == words
+    assert offered(line) == words
 
 
-def test_hosts_are_those_of_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_help_of_an_option_is_one_line(folder: Path) -> None:
+    done = spawn([], folder, asked("ddplaunch run --batch-"))
+    assert first_words(done.stdout.decode()) == ["--batch-size", "--batch-option"] and not done.stderr
+
+
+def test_hosts_are_those_of_ssh(offered: Offers, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / ".ssh").mkdir()
     (folder / ".ssh" / "config").write_text("Host gpu-a gpu-b\n  User ada\nHost *.internal !no\nhost=login\n")
     monkeypatch.setenv("HOME", str(folder))
-    assert offered("ddplaunch run --hosts ", folder) == ["gpu-a", "gpu-b", "login"]
-    assert offered("ddplaunch run --hosts gpu-a,gpu", folder) == ["gpu-a,gpu-b"]
+    assert offered("ddplaunch run --hosts ") == ["gpu-a", "gpu-b", "login"]
+    assert offered("ddplaunch run --hosts gpu-a,gpu") == ["gpu-a,gpu-b"]
 
 
-def test_runs_are_those_of_the_directory(folder: Path) -> None:
+def test_runs_are_those_of_the_directory(offered: Offers, folder: Path) -> None:
     own = f"{os.getpid()}-{time.monotonic_ns()}"  # live runs of the whole machine are offered, those of other tests too
     for name in (f"{own}-run", f"blank {own} run"):
         (folder / ".ddplaunch" / "runs" / name).mkdir(parents=True)
         (folder / ".ddplaunch" / "runs" / name / "run.json").write_text("{}")
-    assert offered(f"ddplaunch logs {own}", folder) == [f"{own}-run"]
-    assert offered(f"ddplaunch stop {own}", folder) == []  # it does not run
+    assert offered(f"ddplaunch logs {own}") == [f"{own}-run"]
+    assert offered(f"ddplaunch stop {own}") == []  # it does not run
 
 
-def test_what_is_broken_offers_nothing(folder: Path) -> None:
+def test_what_is_broken_offers_nothing(offered: Offers, folder: Path) -> None:
     (folder / "ddplaunch.toml").write_text("][")
-    assert offered("ddplaunch run --profile ", folder) == []
+    assert offered("ddplaunch run --profile ") == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
