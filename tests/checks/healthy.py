@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 from ddplaunch.machine.facts import (
@@ -112,7 +113,13 @@ def healthy_layout(**replace: Any) -> CpuLayout:
 
 def healthy_facts(**replace: Any) -> Facts:
     """Return the healthy node; ``replace`` overrides fields of ``Facts``."""
-    facts = Facts(
+    return dataclasses.replace(_node(), **replace)
+
+
+@cache
+def _node() -> Facts:
+    """Hundreds of cases start from it while every worker collects them."""
+    return Facts(
         host=HostFacts("gpu-node-1", ("10.0.0.5",), "6.8.0-45-generic", None, "ada"),
         python=PythonFacts(PYTHON, "3.11.9"),
         torch=healthy_torch(),
@@ -131,7 +138,6 @@ def healthy_facts(**replace: Any) -> Facts:
         output_paths=(PathFact("/data/out", "directory", True, True, True, 800 * GIB, 1000 * GIB, 10**7, "ext4"),),
         environment={"PATH": "/opt/env/bin:/usr/bin:/bin", "HOME": "/home/ada", "LANG": "C.UTF-8"},
     )
-    return dataclasses.replace(facts, **replace)
 
 
 def topology(nproc: int, nnodes: int = 1, **replace: Any) -> Topology:
