@@ -11,8 +11,11 @@ ready_venv '.[dev]'
 PATH=$PWD/.venv/bin:$PATH
 export PATH
 
+# Four workers, because ranks mostly wait; what starts none takes all of a CPU, and each worker collects all tests.
+workers=4
 if [ "${1-}" = --quick ]; then
   shift
+  workers=logical
   set -- -m 'not slow' "$@"
 fi
 
@@ -26,9 +29,9 @@ check ruff check .
 check mypy
 check lint-imports
 status=0
-# Four workers, because ranks mostly wait; a file's tests stay together, for some of them share a launch or a port, and
-# files go in the order that tests/conftest.py gives them.
-python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+# A file's tests stay together, for some of them share a launch or a port, and files go in the order that
+# tests/conftest.py gives them.
+python -m pytest -n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@" || status=$?
 if [ -n "$failed" ]; then
   echo "error: failed:$failed" >&2
   [ "$status" != 0 ] || status=1
