@@ -87,8 +87,8 @@ nodes-missing: Not all nodes joined within `--join-timeout`
     alone would wait ten minutes and name nobody. Remedy: start the command on the nodes that the finding names.
 join-secret-differs: A node and the roll call that it found share no secret
     Nodes prove to each other that they belong to one launch, so that nobody else who reaches the port can start or end
-    it. They share a file of their user's home directory, or a variable that Slurm hands on, without being told; where
-    they do not, a secret is said on every node. Remedy: `--join-secret FILE` or DDPLAUNCH_JOIN_SECRET, alike on all.
+    it. They share a file of their user's home directory, or a variable that Slurm hands on, without any option; where
+    they do not, every node needs the secret. Remedy: `--join-secret FILE` or DDPLAUNCH_JOIN_SECRET, alike on all.
 node-rank-twice: Two nodes have the same node rank
     The second one would wait for ever. Remedy: number the nodes from 0 with `--node-rank`, each number once.
 node-rank-missing: Nothing says which node this is
@@ -121,14 +121,14 @@ slurm-unanswered: Slurm did not answer
 
 _LAUNCH = """
 not-on-linux: The command needs Linux, and this is another system
-    Starting, watching and ending ranks rests on what Linux has: /proc, pidfds, process groups that outlive their
-    parent. `plan`, `convert` and `explain` of a log work on macOS and Windows, `report`, `ps` and `logs` of copied
-    records on macOS. Remedy: the machine that trains; on Windows WSL2, which is Linux.
-line-not-converted: `ddplaunch convert` cannot say this line
-    The line asks for something that has no equivalent, or its size stands in something that only a running shell knows.
-    It stays as it is, and the rest is converted. Remedy: say it by hand, `ddplaunch run 4 -- train.py`.
+    Starting, watching and ending ranks needs /proc, pidfds, and process groups that outlive their parent. `plan`,
+    `convert` and `explain` of a log work on macOS and Windows, `report`, `ps` and `logs` of copied records on macOS.
+    Remedy: the machine that trains; on Windows WSL2, which is Linux.
+line-not-converted: `ddplaunch convert` cannot translate this line
+    The line has no equivalent, or its size is known only when the script runs. It stays as it is, and the rest is
+    converted. Remedy: write it by hand, `ddplaunch run 4 -- train.py`.
 file-not-readable: `ddplaunch convert` cannot read this file
-    It is missing, a directory, not permitted, or no text. Remedy: a shell script.
+    It is missing, a directory, not permitted, or not text. Remedy: a shell script.
 output-not-written: An option names a file that ddplaunch does not replace
     `report --output` writes a new file, or replaces an earlier page. A training script of that name is left as it is,
     and so are directories, pipes and links that lead nowhere. Remedy: another name, or `--force` to replace the file.
@@ -155,8 +155,8 @@ unknown-placeholder: A word in braces in the script's arguments is a misspelt pl
     `{batchsize}` would reach the script as it stands. Remedy: a placeholder that exists, or doubled braces,
     `{{batchsize}}`, for literal ones. Other words in braces are the script's.
 script-option-unknown: `--batch-option` or one of its like names an option that the script does not have
-    It says which option of the script takes a number, where reading the source found none, several or the wrong one.
-    A number for an option that does not exist would end every rank. Remedy: a name that the script declares.
+    It names the script's option for a number, where reading the source found none, several or the wrong one. A number
+    for an option that does not exist would end every rank. Remedy: a name that the script declares.
 placeholder-without-number: A placeholder in the script's arguments has no value
     ddplaunch replaces `{lr}` and the like by numbers of the plan. Remedy: the flag that gives the number, or `{{lr}}`
     for literal braces.
@@ -170,7 +170,7 @@ gpu-not-found: `--gpus` names a GPU that does not exist
     the GPUs.
 gpus-invalid: `--gpus` takes indices, UUIDs or `free:N`
     Remedy: `--gpus 0,1`, `--gpus GPU-8f…`, or `--gpus free:2`.
-gpus-too-few: More free GPUs are asked for than there are
+gpus-too-few: `--gpus free:N` asks for more GPUs than there are
     CUDA_VISIBLE_DEVICES may hide some. Remedy: fewer, or a machine that has them.
 gpus-not-free: Fewer GPUs are free than `--gpus free:N` asks for
     A GPU is free when no process holds memory on it and no other launch has locked it. Remedy: wait, ask for fewer,
@@ -196,11 +196,11 @@ warmup-given-twice: `--warmup` and `--base-warmup` are both given
 nothing-to-scale: A scaling option has nothing to scale
     It only decides the factor for `--base-lr` and `--base-warmup`. Remedy: add one of these, or leave it out.
 numbers-differ: The ranks do not train with the numbers of the panel
-    At its first optimizer steps each rank notes from inside what it trains with: learning rates, the batch size of its
-    DataLoader or of what goes into its DistributedDataParallel, batches per step, the process group's size. A
-    difference comes from the script's own default or scaling, from an option that stands for another number, or from a
-    checkpoint. What a schedule of the script's own may have changed is not told. Remedy: the fix of the finding;
-    `--ignore numbers-differ` where it is meant so; `--no-observe` leaves the ranks alone.
+    At its first optimizer steps each rank notes the learning rates, the batch size of its DataLoader or of the input of
+    its DistributedDataParallel, the batches per step and the size of the process group. A difference comes from the
+    script's own default or scaling, from an option with another meaning, or from a checkpoint. Changes by a schedule of
+    the script are not reported. Remedy: the fix of the finding; `--ignore numbers-differ` if the difference is meant;
+    `--no-observe` switches the comparison off.
 no-process-group: Several ranks train, and none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains a model of its own, as often as if it ran alone, and
     all say that they are done. Remedy: the script's switch for distributed training, or one process.
@@ -214,7 +214,7 @@ gpu-of-all-ranks: All ranks of a node take the same GPU
     detected`), and without NCCL they share its memory. The ranks' first steps show it. Remedy:
     `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before anything is moved.
 data-not-divided: Each rank trains on all samples
-    The DataLoader of each rank has a sampler that knows nothing of the others, or all have the same rank's. An epoch
+    The DataLoader of each rank has a sampler of its own that takes all samples, or all have the same rank's. An epoch
     takes as long as on one process. The ranks' first steps show it. Remedy: `DistributedSampler(dataset)`, and
     `set_epoch` before each epoch.
 gradients-not-averaged: Ranks share a process group, and nothing averages their gradients
@@ -235,7 +235,7 @@ rank-left-early: A rank ended with status 0 while others still waited for it
     rank that left had fewer batches, or took a `return`, `break` or `sys.exit` that not all take. Remedy: equally many
     batches (`DistributedSampler` with `drop_last=True`, `with Join([model]):`), or one decision of all ranks when to
     stop.
-unknown: What the run left behind does not say why it failed
+unknown: The output and record of the run do not show why it failed
     The rank that failed printed no exception and no reason, or only ranks that lost another one speak. Remedy: its last
     lines, which are named with it, and the logs of all nodes together.
 run-not-found: No run of that name is recorded here
@@ -257,28 +257,27 @@ run-id-in-use: A live run has this id
     One id is one run: two would write into one record, and `stop` could not tell them apart. Remedy: another
     `--run-id`, or none.
 record-not-yours: A record, or the directory that holds it, is not yours
-    Another user could have what ranks print written into your files, through links, and could name the hosts that
-    `stop` connects to. Records belong to their user, and nobody else may read them. Remedy: `--run-dir DIR`, or
+    Another user could redirect the ranks' output into your files, through links, and choose the hosts that `stop`
+    connects to. Records belong to their user, and nobody else may read them. Remedy: `--run-dir DIR`, or
     DDPLAUNCH_DIR for every command.
 record-not-removed: A record could not be deleted
     It belongs to another user, or its file system is read-only.
 stacks-unavailable: No rank can show its stack
-    The run was started with `--no-stacks`, or its ranks are no Python. Remedy: the next run without it.
+    The run was started with `--no-stacks`, or its ranks are not Python. Remedy: the next run without it.
 """
 _PHASES = """
 rank-late: The other ranks wait for one rank
-    With `--phases` ranks tell what they do in a step. Every step ends when the last rank is there: the one that works
-    longest hardly waits for communication, and the others do. Remedy: what this rank does longer, which the finding
-    names.
+    With `--phases` ranks record the phases of each step. A step ends when the last rank is there: the slowest rank
+    hardly waits for communication, and the others do. Remedy: shorten the phase that the finding names.
 input-bound: The ranks wait for data
-    With `--phases` ranks tell how long they wait for their DataLoader: a quarter of the time or more. Remedy: as many
+    With `--phases` ranks record their waits for the DataLoader: a quarter of the time or more. Remedy: as many
     workers as there are CPUs for each rank; after that, samples that are cheaper to load.
 threads-exceed-cpus: The ranks compute with more threads than there are CPUs
     Threads that have to wait for a CPU hold up the others of their rank at the end of every operation, so that more
     threads make it slower. Remedy: OMP_NUM_THREADS of the CPUs divided by the ranks, which ddplaunch sets by itself.
 communication-bound: Communication takes much of the time, and no computation hides it
-    With `--phases` ranks tell how long they wait for each other's gradients after their own: a quarter of the time or
-    more, and no rank is late. Remedy: more computation for each step, by a larger batch or by accumulation without
+    With `--phases` ranks record their waits for each other's gradients: a quarter of the time or more, and no rank is
+    late. Remedy: more computation for each step, by a larger batch or by accumulation without
     communication in between; faster links.
 cpus-used-up: More processes share the same CPUs
     `scale` compares how long a rank computes in a step: where fewer processes kept the CPUs busy already, each of more
@@ -286,10 +285,9 @@ cpus-used-up: More processes share the same CPUs
 speed-up-low: More processes are not as much faster as they could be
     Less than 80 % of the ideal speed-up, and no phase of a step takes so much time that it alone explains it, or a GPU
     computes longer than with fewer: together they share power, cooling, PCIe and CPUs. Remedy: a larger batch for each
-    process, so that what is done once in a step weighs less; `ddplaunch top` shows clocks and power.
-size-not-here: A size asks for more processes or machines than there are
-    `scale` gives each process a GPU of its own, or at least a quarter of a CPU; 2x4 takes two machines. Remedy: smaller
-    sizes.
+    process, so that the fixed cost of a step weighs less; `ddplaunch top --json` has clocks and power.
+size-not-here: A size needs more processes than this machine has room for
+    `scale` gives each process a GPU of its own, or at least a quarter of a CPU. Remedy: smaller sizes.
 trial-refused: The launch of a trial is refused
     A trial is a run with all its checks, and one of them found an error. Remedy: what the finding names.
 trial-failed: A trial failed before it was measured
@@ -298,8 +296,7 @@ trial-ended-early: The script came to its end before it could be measured
     Step times have to settle first: some steps of warmup, then ten alike. Remedy: let the script train for longer.
 trial-without-steps: A trial made too few optimizer steps in its time
     The ranks still load, wait for each other, or make their steps without an optimizer of torch. Remedy: a longer
-    `--timeout`; `ddplaunch.step(samples=…)` in the script marks a step. Where hosts do not share the run directory,
-    their steps are seen only at the end: `--run-dir` on a file system that all of them have.
+    `--timeout`; `ddplaunch.step(samples=…)` in the script marks a step.
 trial-without-samples: The measured steps had no samples
     The ranks counted 0 samples in each step, or epochs passed without a batch, as with `drop_last=True` and less data
     than a batch. Remedy: the data and its sampler, or a smaller batch.

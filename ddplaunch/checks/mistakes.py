@@ -54,7 +54,7 @@ def data_parallel_under_launcher(script: ScriptReport, launch: Launch) -> Findin
 
 
 def sampler_epoch_not_set(script: ScriptReport, launch: Launch) -> Findings:
-    """A DistributedSampler is never told of the epoch.
+    """Nothing calls `set_epoch` of a DistributedSampler.
 
     It shuffles by its seed and the epoch alone, so without `set_epoch` every epoch has the same order, and every rank
     the same part of the data. Remedy: `sampler.set_epoch(epoch)` first in each epoch.

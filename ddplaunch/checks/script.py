@@ -115,7 +115,7 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
     """An argument of the script names another launch than this one.
 
     A world size that is too large makes all ranks wait for ones that nobody starts, one that is too small leaves ranks
-    out, and with one local rank for all of them every rank takes the same GPU. Where only the script is told of several
+    out, and with one local rank for all of them every rank takes the same GPU. Where only the script knows of several
     nodes, each node trains alone. Remedy: options of the launch before `--`; a placeholder, `--world-size
     {world_size}`, or no such argument, since torchrun sets WORLD_SIZE and LOCAL_RANK.
     """

@@ -111,7 +111,7 @@ def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Findings:
 
 
 def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Findings:
-    """Slurm gave GPUs to the job, but the launch runs on the CPU, although nobody asked for the CPU.
+    """Slurm gave GPUs to the job, but the launch runs on the CPU without `--device cpu`.
 
     torch or the driver cannot use them. Remedy: a torch that was built for the GPUs; `--device cpu` if the CPU is
     intended.

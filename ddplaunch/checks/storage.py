@@ -165,7 +165,7 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
     `torch.save` on a full disk says "iostream error" or "unexpected pos" and leaves a broken checkpoint.
     Less than 100 MiB is an error; less than 1 GiB, or less than both 2 % and 20 GiB, a warning. While a run goes on,
     the disks of its outputs and of its record are looked at every half minute; less than 1 GiB, or than 5 % of a small
-    disk, and fewer than 1000 inodes are told once. Remedy: free some space, or use another disk.
+    disk, and fewer than 1000 inodes are reported once. Remedy: free some space, or use another disk.
     """
     for path in output_paths:
         free, total = path.free_bytes, path.total_bytes

@@ -87,7 +87,7 @@ def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Findings:
     ddplaunch gives torchrun a plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3; an older
     torchrun ends at once with "unrecognized arguments". The torchrun of 2.3 never restarts: before it starts ranks
     again for `--max-restarts` it closes the rendezvous that they have to join, and ends with RendezvousClosedError
-    (`LocalElasticAgent._shutdown`; since 2.4 it is told of a restart). Remedy: a newer torch.
+    (`LocalElasticAgent._shutdown`; since 2.4 it knows of a restart). Remedy: a newer torch.
     """
     version = major_minor(torch.version)
     if version is not None and version < _OLDEST:

@@ -199,7 +199,7 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def script_behind_python(launch: Launch) -> Findings:
-    """What comes after `--` is an interpreter, with the script as its argument.
+    """An interpreter follows `--`, with the script as its argument.
 
     torchrun starts the ranks with an interpreter by itself. Of a program that happens to be Python the source is not
     read: no option of the script is filled in with batch size or learning rate, and no check looks into it. Remedy:
@@ -240,7 +240,7 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
     """The program for the ranks is itself a launcher, or a shell script that starts one.
 
     Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
-    other at the same port. Remedy: put the training script after `--`; `ddplaunch convert` says a line of another
+    other at the same port. Remedy: put the training script after `--`; `ddplaunch convert` translates a line of another
     launcher, or those of a script, as ddplaunch does.
     """
     target = launch.target
