@@ -2,7 +2,7 @@
 
 Looked at are the code, the rank, the exit status, and whether the last screen (24 lines of 80 columns) holds the words
 that somebody needs to mend it. The logs of all files are put to `explain`; ``--only launches`` starts each script with
-two ranks and gloo, which takes an hour. The figures go to benchmarks/results/fault_sets.json and fault_sets.md;
+two ranks and gloo, which takes long. The figures go to benchmarks/results/fault_sets.json and fault_sets.md;
 ``--show`` prints the last screens.
 """
 
