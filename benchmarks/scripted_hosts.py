@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.scripted_answers import LINE, address_of, facts_of, record_of
-from ddplaunch.hosts.json_lines import GREETING, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, json_line, message_in
 
 DROPPED = b"kex_exchange_identification: Connection closed by remote host\n"
 
@@ -156,7 +156,7 @@ class Host:
 
     def say(self, message: dict[str, Any]) -> None:
         """Write one message."""
-        self.write(line_of(message))
+        self.write(json_line(message))
 
     def write(self, data: bytes) -> None:
         """Write all of it: a pipe holds more than a host ever says at once."""

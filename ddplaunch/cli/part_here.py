@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from ddplaunch.hosts.json_lines import GREETING, LineReader, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 
@@ -48,7 +48,7 @@ class Part:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message. Raises OSError where nobody reads any more."""
-        self.output.write(line_of(message))
+        self.output.write(json_line(message))
         self.output.flush()
 
     def wait(self, timeout_s: float) -> bool:

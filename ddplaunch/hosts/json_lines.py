@@ -18,7 +18,7 @@ OF_SSH = 255  # its own exit status
 _READ = 1 << 16
 
 
-def line_of(message: Mapping[str, Any]) -> bytes:
+def json_line(message: Mapping[str, Any]) -> bytes:
     """Return one message as a line of ASCII; text that is not UTF-8 crosses as escapes."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 

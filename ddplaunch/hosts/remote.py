@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.hosts.json_lines import GREETING, OF_SSH, SILENCE_S, LineReader, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, OF_SSH, SILENCE_S, LineReader, json_line, message_in
 
 _UNUSED_S = 300.0  # before anything was started; the launcher may be waiting for other hosts
 _LONGEST_LINE = 16 << 20
@@ -39,7 +39,7 @@ def serve(lines: LineReader, outgoing: int) -> int:
                 reply = answers.to(order)
             except Exception as error:  # told to the launcher, which knows who can do something about it
                 reply = {"problem": f"{type(error).__name__}: {error}"}
-            view = memoryview(line_of(reply))
+            view = memoryview(json_line(reply))
             while view:
                 view = view[os.write(outgoing, view) :]
     return 0

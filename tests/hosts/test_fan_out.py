@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.json_lines import GREETING, line_of
+from ddplaunch.hosts.json_lines import GREETING, json_line
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.collect import Question, ask_all
 from ddplaunch.hosts.session.each_host import EachHost
@@ -27,7 +27,7 @@ from tests.hosts.launching import links
 __all__ = ["links"]  # a fixture
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
-ANSWER = (GREETING + line_of({"ok": True})).hex()
+ANSWER = (GREETING + json_line({"ok": True})).hex()
 SAYS = f"import sys, time; sys.stdout.buffer.write(bytes.fromhex('{ANSWER}')); sys.stdout.flush(); time.sleep(600)"
 
 

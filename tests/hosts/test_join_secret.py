@@ -20,7 +20,7 @@ from ddplaunch.hosts.roll_call.messages import (
     Secret,
     Verdict,
     line_with,
-    read,
+    read_message,
     sealed,
     secrets_of,
 )
@@ -62,7 +62,7 @@ def knocked(port: int, made: bytes | None = None, secret: Secret | None = None, 
             time.sleep(0.01)
     with connection, connection.makefile("rb") as lines:
         connection.settimeout(60)
-        first = read(lines.readline(), Greeting)
+        first = read_message(lines.readline(), Greeting)
         assert first is not None
         line = made or sealed(line_with(hello(1, **changes)), secret, "hello", first.nonce)
         connection.sendall(line)
@@ -77,7 +77,7 @@ def test_strangers_neither_join_nor_end_a_launch_with_a_secret(port: int) -> Non
         for rank in (0, 1, 2, 3, 2147483647):
             for launch in ({}, hello(1).launch, {"--nnodes": "9"}):
                 for secret in (None, THEIRS):
-                    verdict = read(knocked(port, secret=secret, node_rank=rank, launch=launch), Verdict)
+                    verdict = read_message(knocked(port, secret=secret, node_rank=rank, launch=launch), Verdict)
                     assert verdict is not None and not verdict.go and not verdict.findings
         knocked(port, sealed(line_with(hello(1)), OURS, "hello", "of another connection"))
         knocked(port, line_with(hello(1, protocol=99)))

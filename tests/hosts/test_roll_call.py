@@ -18,7 +18,7 @@ from ddplaunch.hosts.roll_call.messages import (
     Greeting,
     Verdict,
     line_with,
-    read,
+    read_message,
     sealed,
     secrets_of,
     unsealed,
@@ -210,14 +210,14 @@ def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, st
         said = {**WORDS, "--device": "cpu"}
         with _knock(port, b"") as connection:
             lines = connection.makefile("rb")
-            first = read(lines.readline(), Greeting)
+            first = read_message(lines.readline(), Greeting)
             assert first is not None and first.secret == "given"
             node = hello(1, launch=said, nonce="mine")
             connection.sendall(sealed(line_with(node), secret, "hello", first.nonce))
             assert process.stderr is not None and any("2 of 3 nodes joined" in line for line in process.stderr)
             process.send_signal(number)
             body = unsealed(lines.readline(), secret, "verdict", first.nonce, "mine")
-            verdict = None if body is None else read(body, Verdict)
+            verdict = None if body is None else read_message(body, Verdict)
             lines.close()
         told = process.communicate(timeout=120)[1]
     finally:

@@ -28,11 +28,11 @@ FLAG = Source("flag", "--x")
 
 def test_lines_come_back_as_they_were() -> None:
     node = hello(2, host="gpu-ü", script=None, nonce="mine")
-    assert words.read(words.line_with(node), Hello) == node
+    assert words.read_message(words.line_with(node), Hello) == node
     verdict = Verdict(False, (error("a", "b", why="c", fix="d", where=("e", "f")),), None)
-    assert words.read(words.line_with(verdict), Verdict) == verdict
+    assert words.read_message(words.line_with(verdict), Verdict) == verdict
     greeting = Greeting(words.PROTOCOL, "n", "given")
-    assert words.read(words.line_with(greeting), Greeting) == greeting
+    assert words.read_message(words.line_with(greeting), Greeting) == greeting
     line = words.line_with(node)
     assert words.unsealed(words.sealed(line, SECRET, "hello", "n"), SECRET, "hello", "n") == line.rstrip(b"\n")
 
@@ -74,20 +74,20 @@ _WRONG: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("change", _WRONG)
 def test_a_hello_that_is_none(change: dict[str, Any]) -> None:
     node = json.loads(words.line_with(hello(1)))["Hello"]
-    assert words.read(json.dumps({"Hello": node}).encode(), Hello) is not None
-    assert words.read(json.dumps({"Hello": {**node, **change}}).encode(), Hello) is None
+    assert words.read_message(json.dumps({"Hello": node}).encode(), Hello) is not None
+    assert words.read_message(json.dumps({"Hello": {**node, **change}}).encode(), Hello) is None
 
 
 @pytest.mark.parametrize("identity", ["a\0b", "a\x1b]0;t\x07", "a\nb", "x" * 9999, 7, ["a"]])
 def test_a_verdict_that_torchrun_could_not_be_given(identity: object) -> None:
     line = json.dumps({"Verdict": {"go": True, "rendezvous_id": identity}}).encode()
-    assert words.read(line, Verdict) is None
+    assert words.read_message(line, Verdict) is None
 
 
 @pytest.mark.parametrize("line", [b"", b"\xff\xfe", b"[1]", b"1", b'{"Verdict":1}', b'{"Hello":[]}', b"[" * 50000])
 def test_lines_that_are_nothing(line: bytes) -> None:
-    assert words.read(line, Greeting) is None
-    assert words.read(line, Hello) is None and words.read(line, Verdict) is None
+    assert words.read_message(line, Greeting) is None
+    assert words.read_message(line, Hello) is None and words.read_message(line, Verdict) is None
 
 
 def test_no_secret_travels() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.part_here import send_record
-from ddplaunch.hosts.json_lines import GREETING, LineReader, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
 from ddplaunch.hosts.session.answers import reached
 from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
@@ -33,7 +33,7 @@ __all__ = ["links"]  # a fixture
 
 def test_messages_arrive_in_pieces_and_behind_noise(links: Links) -> None:
     link, found = links.open("host", ["true"]), []
-    for byte in b"Welcome to the cluster!\n" + GREETING + line_of({"id": 1}) + b"\n[1]\n":
+    for byte in b"Welcome to the cluster!\n" + GREETING + json_line({"id": 1}) + b"\n[1]\n":
         found += list(link.lines(bytes([byte])))
     assert list(map(message_in, found)) == [{"id": 1}, {}, {}]
     assert link.before == b"Welcome to the cluster!\n"
@@ -41,8 +41,8 @@ def test_messages_arrive_in_pieces_and_behind_noise(links: Links) -> None:
 
 def test_what_comes_without_the_greeting_is_no_message(links: Links) -> None:
     link = links.open("host", ["true"])
-    assert list(link.lines(line_of({"facts": "forged"}) * 1000)) == [] and not link.greeted
-    assert list(link.lines(GREETING[1:] + line_of({"facts": "forged"}))) == []
+    assert list(link.lines(json_line({"facts": "forged"}) * 1000)) == [] and not link.greeted
+    assert list(link.lines(GREETING[1:] + json_line({"facts": "forged"}))) == []
     assert list(link.lines(GREETING)) == [] and link.greeted
 
 
@@ -61,7 +61,7 @@ def test_a_line_that_never_ends_is_refused(links: Links, monkeypatch: pytest.Mon
 
 def test_text_that_is_not_utf8_crosses() -> None:
     name = os.fsdecode(b"caf\xe9")
-    assert message_in(line_of({"name": name})) == {"name": name}
+    assert message_in(json_line({"name": name})) == {"name": name}
 
 
 def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:

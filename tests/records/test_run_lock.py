@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.json_lines import GREETING, line_of, message_in
+from ddplaunch.hosts.json_lines import GREETING, json_line, message_in
 from ddplaunch.hosts.session.job import HostJob
 from ddplaunch.machine.processes.process_table import process_table, read_process
 from ddplaunch.machine.processes.run_processes import runs_in
@@ -256,7 +256,7 @@ def test_what_lives_of_a_launch_is_not_that_of_another_directory(start_run: Star
 
 def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int], list[int]]) -> None:
     run_id, first, second = twins
-    question = line_of({"what": "stop", "run_id": run_id, "launch": "aaaa", "grace_s": 5})
+    question = json_line({"what": "stop", "run_id": run_id, "launch": "aaaa", "grace_s": 5})
     words = [sys.executable, "-m", "ddplaunch.cli.part_here", "0", ""]
     done = subprocess.run(words, input=question, capture_output=True, check=True)
     answer = message_in(done.stdout.removeprefix(GREETING))

@@ -198,7 +198,7 @@ class Attempt:
         return EndedAttempt(self.number, self.started_s, ended_s, ranks, first, kept, self.stacks)
 
 
-def process_table(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> dict[str, Any]:
+def processes_note(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> dict[str, Any]:
     """Return what ``processes.json`` holds; ``start_time`` tells a process from a later one of the same number."""
     own = read_stat(os.getpid())
     return {

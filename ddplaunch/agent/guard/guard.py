@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.guard.attempt import Attempt, NumbersWatch, Told, note_processes, process_table
+from ddplaunch.agent.guard.attempt import Attempt, NumbersWatch, Told, note_processes, processes_note
 from ddplaunch.agent.guard.loop import LauncherSignals, Loop
 from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
@@ -258,7 +258,7 @@ class GuardedRun:
             self._streams.timed_out = attempt.looking_around(self._directory)
         if self._directory is None:
             return
-        table = process_table(self._settings.run_id, self._host, self._launcher, attempt)
+        table = processes_note(self._settings.run_id, self._host, self._launcher, attempt)
         self._streams.in_background(lambda: note_processes(f"{self._directory}/processes.json", table))
 
     # Ends

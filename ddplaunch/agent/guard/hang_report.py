@@ -55,10 +55,10 @@ def look_around(attempt: Attempt, node_directory: str | None) -> None:
     attempt.stacks = take({one.rank: one.pid for one in attempt.ranks.values() if one.pid and one.ended_s is None})
     attempt.stacks = with_workers(attempt.stacks)
     if attempt.stacks and node_directory is not None:
-        write(attempt.stacks, node_directory)
+        write_stacks(attempt.stacks, node_directory)
 
 
-def write(stacks: tuple[RankStack, ...], node_directory: str) -> str:
+def write_stacks(stacks: tuple[RankStack, ...], node_directory: str) -> str:
     """Write them into the record; return the file, "" if that is impossible."""
     path = f"{node_directory}/stacks-{time.strftime('%H%M%S')}.txt"
     try:

@@ -76,7 +76,7 @@ def idle(used: Mapping[int, float]) -> frozenset[int]:
     return frozenset(rank for rank, share in used.items() if share < _IDLE_SHARE)
 
 
-def usage(ranks: Mapping[int, int]) -> Usage:
+def usage_of(ranks: Mapping[int, int]) -> Usage:
     """Return what each rank of ``ranks`` (rank to pid), and what is in its session, has used since it started.
 
     CPU time counts that of children that have ended, and the time in which a busy machine let the main thread wait for
@@ -273,11 +273,11 @@ class HangWatch:
 
         pids = self._pids()
         self._work.look(pids.values())
-        silent_s, before = self._silent_s(), usage(pids)
+        silent_s, before = self._silent_s(), usage_of(pids)
         stacks = self._take(pids)
         self._work.look(pids.values(), counts=False)  # they wrote their stacks
         alike = self._looks if self._looks and self._looks[-1].before.cpu_s.keys() == pids.keys() else []
-        self._looks = [*alike, Look(before, stacks, usage(pids))][-_MOST_LOOKS:]
+        self._looks = [*alike, Look(before, stacks, usage_of(pids))][-_MOST_LOOKS:]
         used, steps = shares(self._looks[-IDLE_LOOKS:]), self._work.steps(pids.values())
         if silent_s < self._hang_s or not hangs([look.stacks for look in self._looks], idle(used), stepped=steps > 0):
             return
@@ -301,9 +301,9 @@ class HangWatch:
 
     def _write(self, stacks: tuple[RankStack, ...]) -> str:
         """Write where the ranks are into the record, as ``node-K/stacks-TIME.txt``; return the file, "" for none."""
-        from ddplaunch.agent.guard.hang_report import write
+        from ddplaunch.agent.guard.hang_report import write_stacks
 
-        return write(stacks, self._settings.node_directory) if self._settings.node_directory else ""
+        return write_stacks(stacks, self._settings.node_directory) if self._settings.node_directory else ""
 
     def _folder(self) -> str | None:
         """Return where the attempt's output is, None for nowhere."""

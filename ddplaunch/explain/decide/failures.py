@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ddplaunch.explain.diagnosis import Raised, UserCall
-from ddplaunch.explain.read.lines import Line, announced
+from ddplaunch.explain.read.lines import Line, announced_in
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
@@ -152,7 +152,7 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
             echoes.append(hit)
         elif hit is by_line[hit.line.at][0] and not context.contradicts(hit):
             failure = _of_hit(hit, hit.line.speaker, context.raised_before(hit))
-            found.append(replace(failure, logged=announced(hit.line.text)))
+            found.append(replace(failure, logged=announced_in(hit.line.text)))
     return found, echoes
 
 

@@ -30,7 +30,7 @@ _LOGGED = re.compile(
 )
 
 
-def announced(text: str) -> bool:
+def announced_in(text: str) -> bool:
     """Return whether a line says of an error that the program goes on: it warns, skips, or tries again."""
     return bool(_LOGGED.search(text))
 

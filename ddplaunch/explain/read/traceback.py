@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Raised, UserCall, own_frame, user_calls
-from ddplaunch.explain.read.lines import Line, announced, names_exception
+from ddplaunch.explain.read.lines import Line, announced_in, names_exception
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 
@@ -255,7 +255,7 @@ class Tracebacks:
                 self._close(line.speaker, state)
             state = self._open[line.speaker] = _Open()
             line_before = self._before.get(line.speaker, "")
-            state.logged = announced(line_before) or announced(text)
+            state.logged = announced_in(line_before) or announced_in(text)
             state.side = bool(_THREAD.match(line_before))
             state.handled = bool(_IGNORED.match(line_before))
             if (match := _SPAWNED.match(line_before)) and line.speaker.rank is None:

@@ -23,7 +23,7 @@ from ddplaunch.explain.stacks.parse import (
     calls_of,
     evidence_of,
     groups,
-    is_ending,
+    is_at_its_end,
     is_own,
     is_through,
     kept_below,
@@ -131,7 +131,7 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
     missing, last = (recorded.missing, recorded.last) if recorded is not None else ((), ())
     suspects = set(missing or (() if diagnosis.rank is None else (diagnosis.rank,)))
     known_groups = [
-        group for group in groups(stacks) if group.place.kind != "unknown" and not is_ending(group.stacks[0])
+        group for group in groups(stacks) if group.place.kind != "unknown" and not is_at_its_end(group.stacks[0])
     ]
     if recorded is not None and recorded.everyone and diagnosis.code == "collective-timeout":
         return _all_called_it(diagnosis, known_groups, recorded)

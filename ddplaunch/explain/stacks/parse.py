@@ -275,7 +275,7 @@ def is_through(stack: RankStack) -> bool:
     return any(frame.function in _AT_EXIT for frame in stack.main) and not any(map(is_own, stack.main))
 
 
-def is_ending(stack: RankStack) -> bool:
+def is_at_its_end(stack: RankStack) -> bool:
     """Return whether a rank prints an exception that has ended it, or clears up at its end, which soon is over."""
     if stack.main and all("/ddplaunch/agent/rank_site/" in frame.file for frame in stack.main):
         return True

@@ -21,7 +21,7 @@ from ddplaunch.hosts.roll_call.messages import (
     Status,
     Verdict,
     line_with,
-    read,
+    read_message,
     sealed,
     unsealed,
 )
@@ -134,7 +134,7 @@ class _Roll:
         if body is None:
             self._turn_away(caller)
             return None
-        hello = read(body, Hello)
+        hello = read_message(body, Hello)
         if hello is None or rules.is_stranger(self.joined[0], hello, self._call.nodes):
             self._door.drop(caller)
             return None
@@ -214,7 +214,7 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
     with _connected(call, left_s) as connection:
         lines = LineReader(connection.fileno(), 16 * LONGEST_LINE)
         line = lines.next(time.monotonic() + min(_GREETING_S, left_s))
-        first = None if line is None else read(line, Greeting)
+        first = None if line is None else read_message(line, Greeting)
         if first is None:
             raise _NotThere(f"what listens at {call.place} is no roll call: another program, or a launch without one")
         secret = next((candidate for candidate in call.secrets if candidate.name == first.secret), None)
@@ -238,7 +238,7 @@ def _verdict(
         line = lines.next(time.monotonic() + _TICK_S)
         if line is not None:
             body = proved(line)
-            verdict = read(line if body is None else body, Verdict)
+            verdict = read_message(line if body is None else body, Verdict)
             if verdict is not None and body is not None:
                 return verdict
             if verdict is not None and not verdict.go:

@@ -20,7 +20,7 @@ from dataclasses import field
 from hashlib import pbkdf2_hmac
 from typing import TypeVar
 
-from ddplaunch.hosts.json_lines import line_of, message_in
+from ddplaunch.hosts.json_lines import json_line, message_in
 from ddplaunch.records.user_key import derived, user_key
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, usage
@@ -124,10 +124,10 @@ Message = TypeVar("Message", "Greeting", "Hello", "Verdict")
 
 def line_with(message: Greeting | Hello | Verdict) -> bytes:
     """Return one message as a line."""
-    return line_of({type(message).__name__: codec.plain(message)})
+    return json_line({type(message).__name__: codec.plain(message)})
 
 
-def read(line: bytes, kind: type[Message]) -> Message | None:
+def read_message(line: bytes, kind: type[Message]) -> Message | None:
     """Return the message of this kind in ``line``; None for anything else that a stranger might send."""
     try:
         message = codec.from_plain(message_in(line).get(kind.__name__), kind)

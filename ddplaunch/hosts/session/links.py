@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ddplaunch.hosts.json_lines import GREETING, SILENCE_S, line_of
+from ddplaunch.hosts.json_lines import GREETING, SILENCE_S, json_line
 from ddplaunch.hosts.ssh import environment
 from ddplaunch.values.frozen import dataclass
 
@@ -74,7 +74,7 @@ class Link:
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue one message; nothing where the session is over."""
         if not self.closed:
-            self.queue += line_of(message)
+            self.queue += json_line(message)
             self._unsent.add(self)
             self.flush()
 
