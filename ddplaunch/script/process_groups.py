@@ -143,9 +143,8 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
         return GroupSetUp()
     spawning = {condition_text(test): place for place in outside.spawns for test, _ in flow.known.conditions(*place)}
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
-        if (
-            obstacle is not None and condition_text(obstacle[0]) in spawning
-        ):  # what would set up a group would start ranks too
+        # what would set up a group would start ranks too
+        if obstacle is not None and condition_text(obstacle[0]) in spawning:
             place = spawning[condition_text(obstacle[0])]
             return GroupSetUp(at(place[0], place[1].source), True)
         of_one = ast.unparse(keyword(call, "world_size") or call) == "1"  # each rank by itself: no group of the launch
