@@ -24,7 +24,7 @@ from ddplaunch.explain.decide.recorded import (
 from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, line_of
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import matcher, notes_below
-from ddplaunch.explain.read.trailer import status_text
+from ddplaunch.explain.read.trailer import closes_badly, status_text
 from ddplaunch.explain.signatures import all_signatures, has_words, say, words_for
 from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
 from ddplaunch.explain.signatures.signature import FIELD, Tier, Words, readable, words_of
@@ -37,6 +37,7 @@ _GENERAL = re.compile(
     r"|`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`df -h \.|`--master-port|py-spy dump"
 )
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
+_REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
 _SOURCE = 60  # characters of a line of the script
@@ -295,4 +296,5 @@ def _unknown(cause: RootCause) -> Words:
         return say("told-elsewhere", line=summed_up[-1][:80])
     if cause.cut is None:
         return say("just-ends")
-    return say("cut-off", line=cause.cut.text.strip()[:80])
+    closes = not _REPORTED.match(cause.cut.text) and closes_badly(cause.cut.text)
+    return say("closes-badly" if closes else "cut-off", line=cause.cut.text.strip()[:80])

@@ -895,6 +895,22 @@ def test_last_words_of_a_log_that_call_themselves_an_error(said: str, status: in
 @pytest.mark.parametrize(
     "closing",
     [
+        "ERROR: Job 439 failed with return code list: [1]\n✓ Job finished (status: FAILED).",
+        "run.pl: 32 / 32 failed, log is in exp/stats/logdir/stats.*.log",
+        "[agent] user process ended unexpectedly, marking job as failed: the job has failed",
+        "Error: failed to run torchrun --nproc_per_node=4 train.py on 127.0.0.1",
+        "  | Runner failed with exit code: 2",
+        "WRN A exception occurred during Engine initialization, give up running process",
+    ],
+)
+def test_last_words_that_report_a_failure_are_no_good_end(closing: str) -> None:
+    found = diagnosed(f"loading data\nmodel has 3 layers\n{closing}\n")
+    assert found.code == "unknown" and closing.split("\n")[0].strip()[:40] in f"{found.what} {found.evidence}"
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
         "0 of 8 workers failed",
         "Epoch 3: error=0.71, failed_samples=2",
         "the job terminated successfully, no errors",

@@ -12,6 +12,7 @@ from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Scanned
+from ddplaunch.explain.read.trailer import closes_badly
 
 _DONE = re.compile(
     r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
@@ -73,7 +74,7 @@ _DUMPED = re.compile(
 )
 #: Codes of what launchers and services print only where the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
-_WORK = 3  # steps of a training that got going
+_CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
 _ENDS = 15  # lines of a file that may say how it ended
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 GOES_ON = 3  # lines of a program that passed over an error that it has announced
@@ -88,10 +89,22 @@ def ended_well(lines: Sequence[Line], echoes: bool) -> bool:
 
 
 def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
-    """Return where the report of an exception is cut off, or its hook failed, and no work followed."""
+    """Return where a failure is reported that is not in the log itself, after which no work went on.
+
+    A traceback is cut off, the program's own hook for uncaught exceptions failed over it, or the last line says so.
+    """
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
-    cut = (line for line in (*hooks, *scanned.cut) if not work.went_on(line, uncaught=True))
-    return min(cut, key=lambda line: line.at, default=None)
+    cut = [line for line in (*hooks, *scanned.cut) if not work.went_on(line, uncaught=True)]
+    lines = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"]
+    is_over = any(_OVER.search(line.text) for line in lines[-_ENDS:])
+    known_places = {hit.line.at for hit in scanned.hits} | {
+        part.line.at for traceback in scanned.tracebacks for part in traceback.parts
+    }
+    known_places |= {end.line.at for end in scanned.exits if end.by_agent}
+    bad = [line for line in lines[-_CLOSING:] if closes_badly(line.text)]
+    good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in lines[-1:])
+    closing = [] if good or is_over else [line for line in bad if line.at not in known_places]
+    return min(cut or closing, key=lambda line: line.at, default=None)
 
 
 def says_something(text: str) -> bool:

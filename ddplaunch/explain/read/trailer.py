@@ -93,6 +93,33 @@ _TRIGGERS = (
 )  # fmt: skip
 
 
+#: How services and wrappers that nobody knows say at the end that the work failed: a status, a level, a state, a verb.
+_CLOSES = re.compile(
+    r"\b(?:exit|return)(?:ed|s|ing)?\b.{0,60}?\b(?:codes?|status|value)(?: list)?[:= ]*\[?-?[1-9]\d{0,9}\b"
+    r"|\b(?:error|fatal|critical): (?=\D)|\b(?-i:ERROR|FATAL|CRITICAL)\b(?!S? ?RATE)"
+    r"|\bstatus: failed|\bfailed_[a-z]+\b|\b(?:fails|failed) (?:to|with|job)\b"
+    r"|\b(?:job|run|task|training|workflow|execution|container|process|runner|worker|operation|pipeline|stage|step|setup"
+    r"|command|\d+ / \d+|has|was)(?: \S+)?(?:'s \w+)? (?:failed|crashed|aborted|terminated|killed|interrupted"
+    r"|cancell?ed)\b|\bgiv(?:e|es|ing) up\b|\bgave up\b|\btime[sd]? out\b",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"(?<=[\w)\]:,;] )\"[^\"]*\"")  # an example, or another's words
+_CLOSES_WELL = re.compile(
+    r"\b(?:0|no|none|without|zero)\b[\w\s-]{0,20}\b(?:fail\w*|errors?|crashed|exit code)\b"
+    r"|\b(?:fail\w*|errors?|time[sd]? out|aborted|killed|cancell?ed)\W{0,3}\d"
+    r"|\b(?:success\w*|succeeded|retry\w*|skip\w*|ignor\w*|recover\w*|restart\w*|warn\w*"
+    r"|debug|info|finished in|code 0|own accord|normally|failed over|converge\w*|old one|failed to (?:de|in)crease"
+    r"|failed to improve)\b",
+    re.IGNORECASE,
+)
+
+
+def closes_badly(text: str) -> bool:
+    """Return whether the last line of a log says that the work failed, whoever says it."""
+    text = _QUOTED.sub("", text)
+    return bool(_CLOSES.search(text)) and not _CLOSES_WELL.search(text)
+
+
 @dataclass(frozen=True)
 class RankExit:
     """One rank's end as a launcher reports it.
