@@ -203,7 +203,6 @@ ELSEWHERE = {
     "records/gpu_lock.py",  # a folder of all users, with checks of its own
     "records/own/own_files.py",
     "records/user_key.py",  # the home directory, by O_EXCL and a link
-    "cli/execute.py",  # a temporary folder of its own
     "cli/parsing/completion.py",  # in the home of whoever asks to install it
     "agent/rank_site/sitecustomize.py",  # in the rank; a new file, through no link
     "ui/terminal.py",  # /dev/null

@@ -40,11 +40,10 @@ def test_healthy_is_a_verdict_below_the_machine() -> None:
 def test_a_platform_is_said_to_be_what_it_is() -> None:
     plain = healthy_facts()
     assert not isinstance(plain.host, Unavailable)
-    assert "WSL" not in (usual := doctor_text(HEALTHY, plain, Terminal(200))) and "aarch64" not in usual
-    kernel = "5.15.167.4-microsoft-standard-WSL2"
-    host = replace(plain.host, kernel=kernel, container="docker", machine="aarch64")
+    assert "aarch64" not in doctor_text(HEALTHY, plain, Terminal(200))
+    host = replace(plain.host, container="docker", machine="aarch64")
     shown = doctor_text(HEALTHY, replace(plain, host=host), Terminal(200))
-    assert shown.startswith("host gpu-node-1 (docker, WSL2, aarch64), Python ")
+    assert shown.startswith("host gpu-node-1 (docker, aarch64), Python ")
     assert max(map(len, doctor_text(HEALTHY, replace(plain, host=host), Terminal(40)).splitlines())) <= 40
 
 
