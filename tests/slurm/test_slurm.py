@@ -296,14 +296,18 @@ def test_sizes_are_those_of_one_node_of_an_allocation(cluster: Cluster, place: P
     (place / "train.py").write_text(PLANTED)
     flags = f"--device cpu --steps 15 --json --in-place {shlex.join(HERE)}"
     command = f"{sys.executable} -m ddplaunch scale 1,2 {flags} -- train.py"
-    wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "scale.out", "--wrap", f"{command} > scale.json"]
-    cluster.finished(cluster.run(wrapped, place).stdout.strip(), timeout_s=300)
+    fitting = f"{sys.executable} -m ddplaunch fit 2 {flags} --trials 1 -- train.py"
+    both = f"{command} > scale.json; {fitting} > fit.json"
+    wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "scale.out", "--wrap", both]
+    cluster.finished(cluster.run(wrapped, place).stdout.strip(), timeout_s=400)
     said = (place / "scale.out").read_text() + (place / "scale.json").read_text()
     one, two = json.loads((place / "scale.json").read_text())["sizes"]
     assert [each["processes"] for each in (one, two)] == [1, 2] and len(two["ranks"]) == 2, said
     for each in (one, two):  # both ranks are here; ended with their grace
         outcome = read_outcome(Path(each["record"]))
         assert isinstance(outcome, RunOutcome) and outcome.state == "terminated"
+    (trial,) = json.loads((place / "fit.json").read_text())["trials"]
+    assert trial["fits"], said
 
 
 def test_doctor_measures_the_nodes_of_an_allocation(cluster: Cluster, place: Path) -> None:

@@ -14,7 +14,7 @@ from ddplaunch.cli.parsing.typed_words import launch_words, spelled
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of, too_small
-from ddplaunch.planning.flag import Flag
+from ddplaunch.planning.flag import Flag, NodeRange
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
 from ddplaunch.scaling.numbers import Numbers, format_lr
@@ -108,12 +108,17 @@ class _Search:
     def __init__(
         self, options: Options, said: Said, script: Sequence[str], profile: Sequence[str], headroom: float
     ) -> None:
+        if options.nnodes is not None and options.nnodes.value.most > 1:
+            raise usage(
+                "`fit` tries batches on one machine, and this launch has several",
+                why="what the ranks of other machines took is not read here",
+                fix="try one of them: the same command with its number of processes alone",
+            )
+        options = replace(options, nnodes=Resolved(NodeRange(1, 1), _FIT))  # a Slurm allocation may have several
         self._options, self._said, self._script, self._headroom = options, said, script, headroom
         self._profile = profile
-        _refuse_machines(1 if options.nnodes is None else options.nnodes.value.most)
         self.first = decided(options, parse_target(script))
         launch = self.first.launch
-        _refuse_machines(launch.topology.nnodes.value)  # a Slurm allocation may have several
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives
         if "batch_size" not in launch.receives:
             raise RefusedError(
@@ -293,15 +298,6 @@ class _Search:
             no_rule = self._options.lr_scaling is None and self._options.lr_max_factor is None
             words += ["--base-batch-size", str(base), *(_AT_MOST if no_rule else launch_words(rule))]
         return words
-
-
-def _refuse_machines(nodes: int) -> None:
-    if nodes > 1:
-        raise usage(
-            "`fit` tries batches on one machine, and this launch has several",
-            why="what the ranks of other machines took is not read here",
-            fix="try one of them: the same command with its number of processes alone",
-        )
 
 
 def _not_this_batch(batch: int, loaded: Collection[object], trial: Trial) -> Finding:
