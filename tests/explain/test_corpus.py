@@ -20,7 +20,7 @@ def test_the_goals_hold() -> None:
     assert unseen.right >= 0.95 * unseen.logs and unseen.wrong <= 0.04 * unseen.logs, unseen
 
 
-@pytest.mark.parametrize("fault", logs("third"), ids=lambda each: each.name)
+@pytest.mark.parametrize("fault", list(logs("third")), ids=lambda each: each.name)
 def test_logs_that_were_written_before_any_rule_was_mended_on_them(fault: Fault) -> None:
     found = explained(fault.log).diagnosis
     assert ("none" if found is None else found.code) in fault.codes
