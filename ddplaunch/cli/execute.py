@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ import ddplaunch
 from ddplaunch.cli.prepare import Prepared
 from ddplaunch.cli.streams import (
     answer,
+    get_signal_at_parents_end,
     say,
     tell,
     tell_findings,
@@ -155,7 +155,7 @@ def detach() -> int | None:
     if child == 0:
         os.close(reading)
         os.setsid()
-        _ends_with_parent(signal.SIGTERM)
+        get_signal_at_parents_end(signal.SIGTERM)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         _AWAITED.append(writing)
         return None
@@ -196,13 +196,6 @@ def _leave_terminal(run_id: str, record: Path | str) -> None:
     for descriptor in (1, 2):
         os.dup2(console, descriptor)
     os.close(console)
-    _ends_with_parent(0)
+    get_signal_at_parents_end(0)
     with open(_AWAITED.pop(), "w") as pipe:
         pipe.write(run_id)
-
-
-def _ends_with_parent(number: int) -> None:
-    from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # for the launches that ask for it
-
-    with contextlib.suppress(OSError, AttributeError):
-        signal_at_parents_end(number)

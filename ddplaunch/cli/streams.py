@@ -81,12 +81,17 @@ def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
     """
     if _path(environ) is None:
         return
+    get_signal_at_parents_end(signal.SIGTERM)
+    if _path(environ) is None:  # it went just now
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def get_signal_at_parents_end(number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends, 0 for none; does nothing where it cannot."""
     from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # which a launch does not need
 
     with contextlib.suppress(OSError, AttributeError):
-        signal_at_parents_end(signal.SIGTERM)
-    if _path(environ) is None:  # it went just now
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_at_parents_end(number)
 
 
 @contextlib.contextmanager

@@ -56,11 +56,18 @@ def _leads(one: ProcessStat) -> bool:
     return one.session == one.pid  # it was given a session of its own: somebody meant it to stay
 
 
-def _is_multiprocessing(one: ProcessStat, commands: frozenset[tuple[bytes, ...]]) -> bool:
-    """Say whether it is a child that multiprocessing made: a fork of a rank, a spawned one, or one of its helpers."""
-    command = read_command(one.pid)
-    spawned = any(b"multiprocessing." in word for word in command)
-    return spawned or command in commands or one.name.startswith("pt_data")
+def _workers_of(owners: Mapping[int, Owner]) -> Callable[[ProcessStat], bool]:
+    """Return what tells whether multiprocessing made a process: a fork of a rank, a spawned one, or a helper."""
+    commands = {owner.command for owner in owners.values() if owner.command}
+
+    def is_worker(process: ProcessStat) -> bool:
+        if process.pid in owners:
+            return False
+        command = read_command(process.pid)
+        spawned = any(b"multiprocessing." in word for word in command)
+        return spawned or command in commands or process.name.startswith("pt_data")
+
+    return is_worker
 
 
 def unannounced(table: Iterable[ProcessStat], mark: tuple[str, str], launcher: ProcessStat | None) -> list[ProcessStat]:
@@ -100,8 +107,7 @@ def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessS
     found = of_ranks(own_processes(), owners)
     if not workers_only:
         return found
-    commands = frozenset(owner.command for owner in owners.values() if owner.command)
-    return [one for one in found if one.pid not in owners and _is_multiprocessing(one, commands)]
+    return list(filter(_workers_of(owners), found))
 
 
 def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:
@@ -110,11 +116,10 @@ def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:
     What catches SIGTERM may be saving: a rank whose launcher is gone, or the training below a shell that was the rank.
     DataLoader workers catch it too, and have nothing to save.
     """
-    commands = frozenset(owner.command for owner in owners.values() if owner.command)
+    is_worker = _workers_of(owners)
 
     def grace(process: ProcessStat) -> float:
-        is_training = process.pid in owners or not _is_multiprocessing(process, commands)
-        return grace_s if is_training and catches(process.pid, signal.SIGTERM) else KILL_AFTER_S
+        return grace_s if not is_worker(process) and catches(process.pid, signal.SIGTERM) else KILL_AFTER_S
 
     return grace
 

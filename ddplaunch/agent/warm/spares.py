@@ -29,8 +29,6 @@ Say = Callable[[str], None]
 Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
 #: Seconds until a fork is to answer: it is a matter of milliseconds, of seconds on a machine that swaps.
 READY_S = 60.0
-
-
 #: ddplaunch's modules, in a rank: to free them would write to pages that ranks share.
 _hidden: list[ModuleType] = []
 

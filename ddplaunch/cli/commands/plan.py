@@ -16,7 +16,7 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Said
 from ddplaunch.planning.resolve import request_at
-from ddplaunch.scaling.compute import compare_sizes as compare_sizes
+from ddplaunch.scaling.compute import compare_sizes
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.plan_view import (
     compare_json,

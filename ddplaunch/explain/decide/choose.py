@@ -137,13 +137,13 @@ def _chosen(case: Case) -> RootCause | None:
     if candidates and not _exit_explains(ended, candidates[0]):
         if candidates[0].survivor:
             return RootCause("unknown", case._replace(failures=()), witness=candidates[0])
-        cause = _with_memory_facts(_of_failure(case), facts)
+        cause = _with_memory_facts(_of_failure(case))
         return cause if facts.ranks else _weighed(cause, candidates, case.work)
     if ended is not None:
         echo_places = {hit.line.at for hit in case.echoes}
         own_words = [line for line in scanned.lines if line.at not in echo_places]
         spoken = with_last_words(ended, own_words, ended.exit.rank in case.complaining)
-        return _with_memory_facts(_of_exit(spoken, case), facts)
+        return _with_memory_facts(_of_exit(spoken, case))
     cut = unfinished_report(scanned, case.work)
     spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # others, which may be "finished"
     own_lines = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
@@ -258,9 +258,10 @@ def _of_exit(ended: BareExit, case: Case) -> RootCause:
     return RootCause(code_with_words(ended), case, rank, ended.exit.host, ended=ended, dumped=dumped)
 
 
-def _with_memory_facts(cause: RootCause, facts: RunFacts) -> RootCause:
+def _with_memory_facts(cause: RootCause) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
-    memory_words = recorded.memory_says(cause.code, None if cause.ended is None else cause.ended.exit.code, facts)
+    exit_code = None if cause.ended is None else cause.ended.exit.code
+    memory_words = recorded.memory_says(cause.code, exit_code, cause.case.facts)
     return cause if memory_words is None else replace(cause, code=memory_words[0], outside=memory_words[1])
 
 

@@ -144,13 +144,17 @@ def shared_memory_full(facts: RunFacts) -> Line | None:
     return Line(0, "/dev/shm", 0, text, NOBODY)
 
 
+def _failed_by_themselves(facts: RunFacts) -> list[RankEnd]:
+    return [end for end in facts.ranks if end.ended_by == "itself" and (end.exit_code or end.signal)]
+
+
 def ended_later(facts: RunFacts, lost_another: frozenset[int | None]) -> frozenset[int]:
     """Return the ranks that succeeded or were ended by the launcher, if another rank failed by itself.
 
     These ranks print errors that they survived, or failures of others that they noticed. Where the others only say that
     they had ``lost_another`` one, the rank that they lost had failed first, and was ended before it was gone.
     """
-    failed = {end.rank for end in facts.ranks if end.ended_by == "itself" and (end.exit_code or end.signal)}
+    failed = {end.rank for end in _failed_by_themselves(facts)}
     if not failed:
         return frozenset()
     ranks_told = failed - lost_another
@@ -166,11 +170,7 @@ def end_times(facts: RunFacts) -> dict[int | None, float]:
 
 def first_by_itself(facts: RunFacts) -> RankEnd | None:
     """Return the first rank that failed by itself, None where no record tells when ranks ended."""
-    own_ends = [
-        end
-        for end in facts.ranks
-        if end.ended_s is not None and end.ended_by == "itself" and (end.exit_code or end.signal)
-    ]
+    own_ends = [end for end in _failed_by_themselves(facts) if end.ended_s is not None]
     return min(own_ends, key=lambda end: (end.ended_s or 0.0, end.rank), default=None)
 
 
@@ -185,6 +185,5 @@ def left_before(facts: RunFacts, first: RankEnd) -> tuple[RankEnd, ...]:
 
 def aborted_when_through(facts: RunFacts, rank: int | None) -> RankEnd | None:
     """Return the end of ``rank``, or of the first of several, if it aborted after its program was through."""
-    own_ends = [end for end in facts.ranks if end.ended_by == "itself" and (end.exit_code or end.signal)]
-    own_ends = [end for end in own_ends if rank is None or end.rank == rank]
+    own_ends = [end for end in _failed_by_themselves(facts) if rank is None or end.rank == rank]
     return own_ends[0] if own_ends and all(end.signal == "SIGABRT" and end.through for end in own_ends) else None
