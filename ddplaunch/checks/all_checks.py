@@ -39,12 +39,9 @@ ALL: tuple[Check, ...] = (
 )
 
 
-def run_all(values: dict[str, Any], ignore: Collection[str] = (), advice: bool = True) -> tuple[CheckOutcome, ...]:
-    """Run every check on ``values`` (see ``available``), those that only give ``advice`` if it is wanted.
-
-    A check that ``ignore`` names is skipped.
-    """
-    return tuple(run_check(check, values, ignore) for check in ALL if advice or check.family != mistakes.ADVICE)
+def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:
+    """Run every check on ``values`` (see ``available``); one that ``ignore`` names is skipped."""
+    return tuple(run_check(check, values, ignore) for check in ALL)
 
 
 def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:

@@ -1,7 +1,7 @@
 """Checks of the script's source for mistakes that can be read in it, each with its line and the line in its place.
 
-The ``mistakes`` family breaks a run of several ranks, or spoils what it trains; ``advice`` is shown by ``doctor`` and
-``plan`` alone. The script is read by ``ddplaunch/script/mistake_rules.py``, which is silent where it cannot be sure.
+They break a run of several ranks, or spoil what it trains. The script is read by ``ddplaunch/script/mistake_rules.py``,
+which is silent where it cannot be sure.
 """
 
 from __future__ import annotations
@@ -67,32 +67,4 @@ def sampler_epoch_not_set(script: ScriptReport, launch: Launch) -> Findings:
         yield from _warn(mistake, what, why, f"first in the loop at {loop}: `{{}}`")
 
 
-def seed_of_all_ranks(script: ScriptReport, launch: Launch) -> Findings:
-    """All ranks draw their random augmentation from one seed.
-
-    With equal seeds the n-th sample of each rank is cropped and flipped in the same way, so that a batch has less
-    variety than it seems. The weights need no equal seed: DistributedDataParallel sends those of rank 0. Remedy: the
-    seed plus the rank.
-    """
-    for mistake in _of("seed-of-all-ranks", script, launch):
-        why = "the n-th samples of all ranks are augmented alike; weights need no equal seed, rank 0's are sent to all"
-        yield from _warn(mistake, f"all ranks augment from one seed, `{mistake.detail}`", why)
-
-
-def group_not_destroyed(script: ScriptReport, launch: Launch) -> Findings:
-    """The script never destroys its process group.
-
-    NCCL's threads and connections are then torn down while the interpreter ends: torch warns, and now and then a
-    finished training hangs or aborts there. Remedy: `dist.destroy_process_group()` last in the script.
-    https://docs.pytorch.org/docs/stable/distributed.html#shutdown
-    """
-    if launch.device.value != "cpu" or launch.options.nproc is None:
-        for mistake in _of("group-not-destroyed", script, launch):
-            why = "NCCL warns at the end, and now and then a finished training hangs or aborts there"
-            yield from _warn(mistake, "no `destroy_process_group` in the script", why, "last in the script: `{}`")
-
-
-_ADVICE = (seed_of_all_ranks, group_not_destroyed)
-CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes", advice=_ADVICE)
-#: The family of what costs time or memory, or is only a bad habit: told by ``doctor`` and ``plan``.
-ADVICE = "advice"
+CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes")

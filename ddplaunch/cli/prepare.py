@@ -70,12 +70,10 @@ def prepare(
     *,
     locks: GpuLocks | None = None,
     import_torch: bool = False,
-    advice: bool = True,
 ) -> Prepared:
     """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks, and
     the cores to which ranks are bound;
     ``import_torch`` asks a child interpreter as well (seconds).
-    Without ``advice`` only what breaks or spoils a run is looked for in the script.
 
     Raises UsageError or RefusedError where no launch can be decided at all.
     """
@@ -90,7 +88,7 @@ def prepare(
     launch = resolve(options, target, situation)
     launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
     base = Path(situation.record).parents[1]
-    return Prepared(launch, facts, check(options, launch, facts, script, advice), base, script)
+    return Prepared(launch, facts, check(options, launch, facts, script), base, script)
 
 
 def situation_of(
@@ -154,10 +152,9 @@ def check(
     launch: Launch | Unavailable,
     facts: Facts,
     script: ScriptReport | Unavailable,
-    advice: bool = True,
 ) -> tuple[CheckOutcome, ...]:
-    """Run the checks: none with ``--no-checks``, not those of ``--ignore``, those that give ``advice`` if wanted."""
-    return run_all(available(facts, launch, script), ignored(options), advice) if checked(options) else ()
+    """Run the checks: none with ``--no-checks``, not those of ``--ignore``."""
+    return run_all(available(facts, launch, script), ignored(options)) if checked(options) else ()
 
 
 def checked(options: Options) -> bool:

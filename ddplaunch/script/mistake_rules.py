@@ -87,11 +87,6 @@ class Training:
             parent = part.source.parents.get(parent)
         return isinstance(parent, ast.Try)
 
-    def is_unconditional(self, node: ast.AST, part: ReachablePart) -> bool:
-        """Return whether ``node`` stands under no condition but the main guard, and in no ``try``."""
-        tests = (ast.unparse(test) for test, _ in self.flow.known.conditions(node, part))
-        return not self.is_tried(node, part) and all("__name__" in test for test in tests)
-
 
 def _mistake(code: str, node: ast.AST, part: ReachablePart, corrected: str, detail: str = "") -> Mistake:
     return Mistake(code, at(node, part.source), corrected, detail)
@@ -140,7 +135,9 @@ def meeting_place_written_down(training: Training) -> Iterator[Mistake]:
 def _comes_first(node: ast.AST, part: ReachablePart, training: Training) -> bool:
     """Return whether an assignment certainly stands before a process group: at the top, or in a group's function."""
     around = [part.source.tree, *(training.function(call, home) for call, home in training.groups)]
-    return training.is_unconditional(node, part) and training.function(node, part) in around
+    tests = (ast.unparse(test) for test, _ in training.flow.known.conditions(node, part))
+    plain = not training.is_tried(node, part) and all("__name__" in test for test in tests)
+    return plain and training.function(node, part) in around
 
 
 def threads_of_one_process(training: Training) -> Iterator[Mistake]:
@@ -220,48 +217,10 @@ def _loops_over_epochs(training: Training) -> Iterator[tuple[ast.For, ReachableP
                 yield node, part, last(target)
 
 
-_AUGMENTS = re.compile(r"\.Random(?!Sampler|State)\w+\(|RandAugment|AutoAugment|ColorJitter|TrivialAugment")
-
-
-def same_seeds(training: Training) -> Iterator[Mistake]:
-    """One seed for the random augmentation of all ranks."""
-    own = r"(?i)seed[^\n]*(?:rank|gpu)|(?:rank|gpu)[^\n]*seed|worker_init_fn|\.Generator\("
-    if not (training.wraps and training.groups) or not training.lacks(own):
-        return
-    if not any(_AUGMENTS.search(file.text) for file in training.program.files.values()):
-        return
-    for call, part in training.calls(frozenset({"torch.manual_seed"})):
-        simple = len(call.args) == 1 and isinstance(call.args[0], (ast.Constant, ast.Name, ast.Attribute))
-        if simple and training.is_unconditional(call, part):
-            seed = ast.unparse(call.args[0])
-            corrected = f'torch.manual_seed({seed} + int(os.environ["RANK"]))'
-            yield _mistake("seed-of-all-ranks", call, part, corrected, seed)
-            return
-
-
-def group_left(training: Training) -> Iterator[Mistake]:
-    """A process group that nobody destroys."""
-    if not training.groups or not training.lacks("destroy_process_group|os\\._exit|destroy\\(|cleanup_distributed"):
-        return
-    call, part = training.groups[0]
-    if not any(map(_never_ends, ast.walk(training.function(call, part)))):
-        own = ast.unparse(call.func) if part is training.parts[0] else "torch.distributed.init_process_group"
-        corrected = own.replace("init_process_group", "destroy_process_group") + "()"
-        yield _mistake("group-not-destroyed", call, part, corrected)
-
-
-def _never_ends(node: ast.AST) -> bool:
-    """Return whether a loop is left by an exception alone: no line comes after it."""
-    endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
-    return endless and not any(isinstance(inner, (ast.Break, ast.Return)) for inner in ast.walk(node))
-
-
 _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     meeting_place_written_down,
     threads_of_one_process,
     same_order,
-    same_seeds,
-    group_left,
 )
 
 

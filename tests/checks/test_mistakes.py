@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.checks.all_checks import ALL, run_all
-from ddplaunch.checks.check import available
-from ddplaunch.checks.mistakes import ADVICE, CHECKS
+from ddplaunch.checks.mistakes import CHECKS
 from ddplaunch.planning.launch import Launch
 from ddplaunch.script.script_report import DeclaredAt, Mistake
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import found, silent_when_healthy
-from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
+from tests.checks.healthy import FLAG, healthy_launch, healthy_script
 
 HERE = DeclaredAt("train.py", 7)
 
@@ -45,8 +43,6 @@ WORDS = {
     "rendezvous-in-script": ("MASTER_PORT=12355", "the script meets at its own MASTER_PORT=12355"),
     "data-parallel-under-launcher": ("net", "the same GPUs for a model of its own: net"),
     "sampler-epoch-not-set": ("sampler train.py:9", "nothing calls `sampler.set_epoch`"),
-    "seed-of-all-ranks": ("42", "one seed, `42`"),
-    "group-not-destroyed": ("", "no `destroy_process_group`"),
 }
 
 
@@ -66,22 +62,7 @@ def test_a_port_that_the_launch_has_too_is_no_mistake() -> None:
     assert not told("rendezvous-in-script", "MASTER_PORT=23456", same)
 
 
-def test_gpus_count_where_there_are_some() -> None:
-    launch = healthy_launch()
-    cpu = replace(launch, device=Resolved("cpu", FLAG), options=replace(launch.options, nproc=Resolved(8, FLAG)))
-    assert told("group-not-destroyed") and not told("group-not-destroyed", launch=cpu)
-
-
-def test_advice_is_left_out_of_a_run() -> None:
-    values = available(healthy_facts(), healthy_launch(), healthy_script())
-    every, run = ({each.check.code for each in run_all(values, advice=advice)} for advice in (True, False))
-    assert every == {check.code for check in ALL}
-    assert every - run == {check.code for check in CHECKS if check.family == ADVICE} != set()
-
-
 def test_every_code_is_described_with_a_wrong_and_a_corrected_line() -> None:
     text = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text(encoding="utf-8")
-    breaks, advice = text.partition("## Told elsewhere")[0].split("## Advice")
-    for part, family in ((breaks, "mistakes"), (advice, ADVICE)):
-        listed = re.findall(r"^\| `([a-z-]+)` \| .+ \| .+ \|$", part, re.M)
-        assert listed == [check.code for check in CHECKS if check.family == family]
+    listed = re.findall(r"^\| `([a-z-]+)` \| .+ \| .+ \|$", text.partition("## Found elsewhere")[0], re.M)
+    assert listed == [check.code for check in CHECKS]

@@ -100,8 +100,6 @@ FIRES = [
     ("rendezvous-in-script", {"init": 'os.environ["MASTER_PORT"] = "12355"\n    dist.init_process_group("nccl")'}),
     ("rendezvous-in-script", {"init": 'dist.init_process_group("nccl", init_method="tcp://127.0.0.1:23456")'}),
     ("sampler-epoch-not-set", {"epoch": "pass"}),
-    ("seed-of-all-ranks", {"seed": "torch.manual_seed(1)"}),
-    ("group-not-destroyed", {"end": "pass"}),
 ]
 
 
@@ -128,7 +126,6 @@ SILENT = {
         "sampler": "sampler = OwnSampler(data)",
         "epoch": "pass",
     },
-    "a loop that nothing leaves": {"end": "while True:\n        dist.barrier()"},
 }
 
 
@@ -144,7 +141,7 @@ def test_threads_of_one_process(tmp_path: Path) -> None:
     assert found.code == "data-parallel-under-launcher" and found.at.line == 2
     assert 'Linear(2, 2).to(int(os.environ["LOCAL_RANK"])), device_ids=' in found.corrected
     either = threads + "if args.distributed:\n    torch.distributed.init_process_group()\n"
-    assert codes(read(tmp_path, either)) == ["group-not-destroyed"]
+    assert read(tmp_path, either) == ()
 
 
 @pytest.mark.parametrize("line", ["import lightning", "import accelerate", "import somebody"])
@@ -171,6 +168,3 @@ def test_the_corrected_line_can_stand_where_it_is_wanted(tmp_path: Path) -> None
     source = training(sampler="pass", epoch="pass", loader="loader = load(data)").replace("def evaluate(", elsewhere, 1)
     (found,) = read(tmp_path, source)
     assert (found.code, found.corrected) == ("sampler-epoch-not-set", "loader.sampler.set_epoch(epoch)")
-    plain = "from torch.distributed import init_process_group, get_rank\n" + training(end="pass")
-    plain = plain.replace('dist.init_process_group("nccl")', 'init_process_group("nccl")')
-    assert [each.corrected for each in read(tmp_path, plain)] == ["destroy_process_group()"]

@@ -91,7 +91,7 @@ def _run(
         if (status := start_slurm_step(options.nnodes, os.environ, dry_run)) is not None:
             return status
     locks = None if dry_run else GpuLocks()
-    prepared = prepare(options, target, locks=locks, advice=dry_run)
+    prepared = prepare(options, target, locks=locks)
     refusing = errors(prepared.findings)
     if dry_run:
         tell_findings(prepared.findings)

@@ -28,7 +28,7 @@ def on_host(order: dict[str, Any]) -> int:
     """Launch what ``order`` says: ``options``, ``script``, ``argv`` as typed. Returns only where that is impossible."""
     options = options_from_json(order["options"])
     target = parse_target(order["script"])
-    prepared = prepare(options, target, locks=GpuLocks(), advice=False)
+    prepared = prepare(options, target, locks=GpuLocks())
     if refusing := errors(prepared.findings):
         tell_findings(refusing)
         return ExitStatus.REFUSED

@@ -186,7 +186,7 @@ class LaunchedHosts:
             parts.append(
                 HostPart(report, link, host_options, resolve(host_options, self._target, situation), situation.record)
             )
-            for outcome in check(host_options, parts[-1].launch, report.facts, self._script, advice=False):
+            for outcome in check(host_options, parts[-1].launch, report.facts, self._script):
                 named_findings += [(report.name, finding) for finding in outcome.findings]
         return Planned(tuple(parts), once(named_findings, len(parts)))
 
