@@ -51,8 +51,6 @@ host-answer-unknown: This ddplaunch does not understand the answer of a host
 host-session-failed: The session on a host ended before the host answered
     ssh worked, but ddplaunch did not start there; the last line that it printed says why. Remedy: start `PYTHON -m
     ddplaunch doctor` there by hand.
-host-left-out: A host did not answer, and the launch continues without it
-    `--nnodes MIN:MAX` allows it: enough hosts answered.
 host-lost: The session with a host ended, or fell silent, while its ranks were running
     The machine lost power or network, or its sshd was killed. Launcher and host send each other a sign of life every
     two seconds; after a minute without one, each side ends the run. Remedy: look at the log on the host.

@@ -90,13 +90,13 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
     Raises UsageError where numbers contradict each other or differ from host to host.
     """
     processes: Processes = value_of(options.nproc, "auto")
-    if options.nnodes is not None and options.nnodes.value.most != len(names):
+    if options.nnodes is not None and options.nnodes.value != (len(names), len(names)):
         fewest, most = options.nnodes.value
-        hosts = most if fewest == most else f"{fewest} to {most}"
+        nodes = most if fewest == most else f"{fewest} to {most}"
         raise usage(
-            f"{hosts} nodes, but {len(names)} hosts: {names_text(names)}",
-            why="each host gets one node rank; of `--nnodes MIN:MAX`, MAX is the number of hosts",
-            fix=f"`ddplaunch run {len(names)}x{processes} …`, or name {most} hosts",
+            f"{nodes} nodes, but {len(names)} hosts: {names_text(names)}",
+            why="each host gets one node rank, and a launch over ssh begins with all of them",
+            fix=f"`ddplaunch run {len(names)}x{processes} …`; `--exclude HOST` leaves a host out",
             where=str(options.nnodes.source),
             code="hosts-not-nodes",
         )

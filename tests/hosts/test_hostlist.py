@@ -133,6 +133,7 @@ def test_sizes(options: Options, slots: tuple[int | None, ...], processes: int |
         (said("3x4"), (None, None), "hosts-not-nodes"),
         (said("4", "2:4"), (None, None), "hosts-not-nodes"),
         (said("4", "1"), (None, None), "hosts-not-nodes"),
+        (said("4", "1:2"), (None, None), "hosts-not-nodes"),
         (said(None), (8, 4), "slots-uneven"),
         (said("4"), (8, 2), "slots-exceeded"),
     ],

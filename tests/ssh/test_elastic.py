@@ -1,10 +1,8 @@
-"""Hosts that are away or die, and ranks that do: torchrun regroups or restarts, and ranks go on from the checkpoint."""
+"""Elastic nodes that are started by hand: torchrun regroups without one that died, and goes on from the checkpoint."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ import pytest
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import Node, nodes
-from tests.ssh.lab import Lab, lab
-from tests.ssh.launched import Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -49,18 +45,9 @@ os._exit(0)
 """
 
 
-#: Kills all processes but the first one of a host, and what that one waits for; pid 0 of `kill -9 -1` takes that too.
-ALL = "for each in /proc/[0-9]*; do case $(cat $each/comm) in cat|sh) ;; *) kill -9 ${each#/proc/} ;; esac; done"
-
-
 def power_off(host: Node) -> None:
     """End a host with all that it is."""
     host.run(["sh", "-c", "kill -9 -1"], Path("/"), clean_environment())
-
-
-def kill_all(host: Node) -> None:
-    """End all that runs on a host, its sshd too; it can be brought back."""
-    host.run(["sh", "-c", ALL], Path("/"), clean_environment())
 
 
 def began(folder: Path, host: Node, times: int = 1) -> list[dict[str, int]]:
@@ -70,41 +57,6 @@ def began(folder: Path, host: Node, times: int = 1) -> list[dict[str, int]]:
     until(lambda: path.exists() and path.read_text().count("\n") >= times, enough, DEADLINE_S)
     names = ("rank", "world", "attempt", "step", "pid")
     return [dict(zip(names, map(int, line.split()), strict=True)) for line in path.read_text().splitlines()]
-
-
-def wait_until_saved(folder: Path) -> None:
-    until((folder / "out" / "step.pt").exists, "a checkpoint is saved", DEADLINE_S)
-
-
-def launched(made: Lab, run_id: str, *words: str) -> Launched:
-    """Launch over the hosts of a lab."""
-    words = ("1", "--grace", "2", *words, "--output", "out")
-    return Launched(made, run_id, *words, script=("train.py",), NO_COLOR="1", COLUMNS="200")
-
-
-@contextmanager
-def training(count: int, folder: Path) -> Iterator[Lab]:
-    with lab(count, folder) as made:
-        made.write("train.py", TRAIN)
-        yield made
-
-
-def test_a_launch_begins_with_the_hosts_that_answer_and_restarts_a_killed_rank(tmp_path: Path) -> None:
-    with training(3, tmp_path) as three:
-        first, second, third = three.hosts
-        kill_all(third)
-        run = launched(three, "fewer", "--nnodes", "2:3", "--max-restarts", "1")
-        (rank,) = began(three.own(second), second)
-        assert rank["world"] == 2
-        wait_until_saved(three.own(first))
-        second.run(["kill", "-9", str(rank["pid"])], Path("/"), clean_environment())
-        restarted = began(three.own(second), second, 2)[1]
-        assert (restarted["world"], restarted["attempt"]) == (2, 1) and restarted["step"] > 0
-        (three.own(first) / "finish").touch()
-        status, out, said = run.ended(DEADLINE_S), run.out.read_text(), run.said
-        assert status == 0 and re.search(r"finished at step \d+ of 2 ranks\n$", out), said
-        assert "warning[host-left-out]: alpha2 is left out of 3 hosts: " in said
-        three.nothing_left("fewer")
 
 
 def test_elastic_nodes_by_hand_regroup_without_one_that_died(tmp_path: Path) -> None:

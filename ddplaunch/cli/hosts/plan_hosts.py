@@ -31,7 +31,7 @@ from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
-from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage, warning
+from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
 
@@ -162,11 +162,9 @@ class LaunchedHosts:
         port, address = value_of(self._options.master_port, None), value_of(self._options.master_addr, None)
         return meet(self._links, gathered.links, port, address)
 
-    def plan(self, gathered: Gathered, options: Options) -> Planned:
-        """Decide the part of each host that answered and check it; ``options`` are sized for these.
-
-        Raises RefusedError where they cannot meet.
-        """
+    def plan(self, gathered: Gathered) -> Planned:
+        """Decide the part of each host and check it. Raises RefusedError where they cannot meet."""
+        options = self._options
         across = run_across(gathered.reports, ignored(options)) if checked(options) else ()
         findings = tuple(finding for outcome in across for finding in outcome.findings)
         if errors(findings):
@@ -208,24 +206,6 @@ class LaunchedHosts:
         plugin = report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none")
         environ, cwd = report.facts.environment, Path(report.cwd)
         return situation_of(options, report.facts, self._script, environ, cwd, python, plugin, run_id)
-
-
-def left_out(gathered: Gathered, enough: int) -> tuple[Finding, ...]:
-    """Return a warning for each host that did not answer. Raises RefusedError for fewer than ``enough``."""
-    hosts = len(gathered.reports) + len(gathered.missing)
-    if gathered.missing and len(gathered.reports) < enough:
-        raise RefusedError(*once(by_host(gathered.missing), hosts))
-    return tuple(
-        warning(
-            "host-left-out",
-            f"{finding.where[0]} is left out of {hosts} hosts: {finding.what}",
-            why=f"`--nnodes {enough}:{hosts}` goes on with those that answer, if there are at least {enough}; "
-            "numbers are planned for them",
-            fix=finding.fix,
-            where=finding.where,
-        )
-        for finding in gathered.missing
-    )
 
 
 def once(named_findings: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:

@@ -20,8 +20,9 @@ from ddplaunch.cli.hosts.plan_hosts import (
     HostPart,
     LaunchedHosts,
     Planned,
+    by_host,
     hosts_of,
-    left_out,
+    once,
     refuse_own_place,
 )
 from ddplaunch.cli.prepare import errors, record_directory
@@ -46,7 +47,7 @@ from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.finding import ExitStatus, RefusedError
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
 
@@ -71,17 +72,15 @@ def run_on_hosts(
     target = parse_target(required(script))
     hosts = hosts_of(asked_hosts)
     refuse_own_place(options)
-    sized(options, [host.name for host in hosts], [host.slots for host in hosts])
-    enough = options.nnodes.value.fewest if options.nnodes else len(hosts)
+    options = sized(options, [host.name for host in hosts], [host.slots for host in hosts])
     allow_many(len(hosts))
     begun_s = steady_s()
     with Links() as links:
         launched = LaunchedHosts(links, hosts, asked_hosts, options, target)
         gathered = launched.facts()
-        missing, names = left_out(gathered, enough), [report.name for report in gathered.reports]
-        slots = [host.slots for host in hosts if host.name in names]
-        planned = launched.plan(gathered, sized(replace(options, nnodes=None), names, slots))
-        planned = replace(planned, findings=(*missing, *planned.findings))
+        if gathered.missing:
+            raise RefusedError(*once(by_host(gathered.missing), len(hosts)))
+        planned = launched.plan(gathered)
         if refusing := errors(planned.findings):
             tell_findings(planned.findings)
             tell(refusal_text(refusing, Terminal.of(sys.stderr)))
