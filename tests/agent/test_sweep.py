@@ -186,27 +186,23 @@ def test_the_status_of_a_process_that_was_reaped_is_right_where_the_kernel_keeps
         os.close(handle)
 
 
-def test_ends_are_seen_and_signals_sent_where_the_kernel_knows_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_kernel_has_no_pidfd_torchruns_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(pid: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    child = subprocess.Popen(["sleep", "60"])
-    attempt = Attempt(0, [{"rank": 0, "local_rank": 0, "streams": ["out"]}])
-    assert attempt.started({"0": child.pid}, None) == []
-    attempt.look()
-    assert attempt.ranks[0].ended_s is None
-    seen = read_stat(child.pid)
-    assert seen is not None and send_signal(seen, signal.SIGKILL) == "sent"
-
-    def looked() -> bool:
-        attempt.look()
-        return attempt.ranks[0].ended_s is not None
-
-    until(looked, "the end is seen")
-    attempt.complete((), succeeded=False)
-    assert attempt.ranks[0].end().signal == signal.SIGKILL and attempt.first == attempt.ranks[0].end()
-    child.wait()
+    attempt = Attempt(0, [{"rank": rank, "local_rank": rank, "streams": ["out"]} for rank in (0, 1)])
+    with subprocess.Popen(["sleep", "60"]) as child, subprocess.Popen(["sleep", "60"]) as other:
+        assert attempt.started({"0": child.pid, "1": other.pid}, None) == []
+        for one in (child, other):
+            one.kill()
+    codes = {0: (child.pid, -signal.SIGTERM, 6), 1: (other.pid, -signal.SIGKILL, 5)}
+    said = [
+        RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=at_s)
+        for rank, (pid, code, at_s) in codes.items()
+    ]
+    attempt.complete(said, succeeded=False)
+    assert attempt.first == attempt.ranks[1].end() and attempt.first.signal == signal.SIGKILL
 
 
 def test_the_status_of_another_process_of_the_same_number_is_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

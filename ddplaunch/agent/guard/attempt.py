@@ -76,7 +76,6 @@ class Attempt:
         self.owners: dict[int, Owner] = {}
         self.handles: dict[int, RankLife] = {}  # pidfd → rank
         self.first: SeenEnd | None = None  # the rank that failed first
-        self.polled: list[RankLife] = []
         self.order: list[RankLife] = []  # of the ends
         self.ordered_to_end = False
         self.announced = False
@@ -101,8 +100,7 @@ class Attempt:
             one.start_time, one.started_s = seen.start_ticks, now_s
             try:
                 handle = os.pidfd_open(pid)
-            except OSError:  # a kernel before 5.3, or a sandbox
-                self.polled.append(one)
+            except OSError:  # a kernel before 5.3, or a sandbox: what torchrun says of the end counts
                 continue
             self.handles[handle] = one
             handles.append(handle)
@@ -133,14 +131,6 @@ class Attempt:
                 importlib.import_module("ddplaunch.agent.guard.hang_report").look_around(self, node_directory)
 
         return lambda: _thread.start_new_thread(work, ())
-
-    def look(self) -> None:
-        """Note the ends of those that no pidfd tells of."""
-        for one in list(self.polled):
-            seen = read_stat(one.pid or 0)
-            if seen is None or not seen.alive or seen.start_ticks != one.start_time:
-                self.polled.remove(one)
-                self._note(one)
 
     def _note(self, one: RankLife) -> None:
         one.ended_s = steady_s()

@@ -22,7 +22,6 @@ from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, unannounced
-from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.protocol import RankFailure, receive, send
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.guard.hang_watch import HangWatch
 
 _RECORD_PATIENCE_S, _SHOWN_PATIENCE_S, _SPEECH_PATIENCE_S = 5.0, 1.0, 10.0
-_LOOK_EVERY_S = 0.1  # where the kernel does not tell: as often as torchrun
 
 
 def main(descriptor: int) -> None:
@@ -99,7 +97,6 @@ class GuardedRun:
         self._loop.once(0)
         if self._attempts:
             last = self._attempts[-1]
-            last.look()
             last.ended_s = steady_s()
             last.complete(self._end.get("failures") or (), succeeded=self._end.get("state") == "succeeded")
         self._streams.end_attempt()
@@ -154,23 +151,15 @@ class GuardedRun:
 
     def _once(self) -> None:
         """Wait for the next thing to happen, and do what is due."""
-        hang_s = self._hang.due_s() if self._hang else None
-        signals_s = None if self._end else self._signals.due_s()
-        asked = (each.due_s() for each in (self._streams, self._sweeps, self._numbers))
-        due = [at_s for at_s in (*asked, hang_s, signals_s) if at_s is not None]
-        if self._attempts and self._attempts[-1].polled:
-            due.append(time.monotonic() + _LOOK_EVERY_S)
-            self._attempts[-1].look()
-            if os.getppid() != self._launcher_pid:
-                self._launcher_ended()
+        due = [at_s for watch in self._watches() if (at_s := watch.due_s()) is not None]
         self._loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
-        self._streams.tick()
-        self._sweeps.tick()
-        self._numbers.tick()
-        if not self._end:
-            self._signals.tick()
-        if self._hang:
-            self._hang.tick()
+        for watch in self._watches():
+            watch.tick()
+
+    def _watches(self) -> list[Any]:
+        """Return what has something to do at some time; signals are passed on until torchrun has said its last word."""
+        watches = [self._streams, self._sweeps, self._numbers, self._hang, None if self._end else self._signals]
+        return [watch for watch in watches if watch is not None]
 
     def _hang_watch(self) -> HangWatch | None:
         if self._settings.hang_timeout_s is None and self._settings.timeout_s is None:
@@ -363,10 +352,9 @@ class GuardedRun:
 
 
 def _prepare_process() -> None:
-    """Name this process for process tables, and let it open as many files as it may."""
+    """Name this process for process tables."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("ddplaunch-guard")
-    raise_limit()
 
 
 def _get_ready() -> None:
