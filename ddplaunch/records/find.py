@@ -100,13 +100,21 @@ def _begun_s(directory: Path) -> float:
 
 
 def read_record(directory: Path) -> RunRecord:
-    """Return the record in ``directory``; what is missing, broken or newer is named in ``problem``. Never raises."""
+    """Return the record in ``directory``; what is missing, broken or newer is named in ``problem``. Never raises.
+
+    An id may be used again: what another launch left of a node is not this run's outcome.
+    """
     problems: list[str] = []
-    run = _read(directory / "run.json", problems)
-    outcomes = read_outcomes(directory, problems)
-    for node, folder in numbered(directory, "node"):
-        if not run and node != 0:  # this node's record is all that this host has
-            run = _read(folder / "run.json", problems)
+    shared = run = _read(directory / "run.json", problems)
+    outcomes = {}
+    for node in sorted({0, *(node for node, _ in numbered(directory, "node"))}):
+        run_of_node = _read(directory / f"node-{node}" / "run.json", [] if run else problems)
+        run = run or run_of_node  # this node's record is all that this host has
+        outcome = read_outcome(directory, node)
+        if isinstance(outcome, Unavailable):
+            problems.append(outcome.reason)
+        elif outcome is not None and outcome.is_of(as_text((run_of_node or shared).get("launch")) or ""):
+            outcomes[node] = outcome
     created = as_number(run.get("created_s"))
     if created is None:
         created = 0.0
@@ -120,22 +128,6 @@ def read_record(directory: Path) -> RunRecord:
 def read_run(directory: Path, node: int) -> dict[str, Any]:
     """Return run.json as ``node`` wrote it, else that of node 0; empty where there is none that can be read."""
     return _read(directory / f"node-{node}" / "run.json", []) or _read(directory / "run.json", [])
-
-
-def read_outcomes(directory: Path, problems: list[str] | None = None) -> dict[int, RunOutcome]:
-    """Return the outcomes of a run by node; why one cannot be read is added to ``problems``.
-
-    An id may be used again: what another launch left of a node is not this run's outcome.
-    """
-    outcomes = {}
-    for node in sorted({0, *(node for node, _ in numbered(directory, "node"))}):
-        outcome = read_outcome(directory, node)
-        if isinstance(outcome, RunOutcome):
-            if outcome.is_of(as_text(read_run(directory, node).get("launch")) or ""):
-                outcomes[node] = outcome
-        elif isinstance(outcome, Unavailable) and problems is not None:
-            problems.append(outcome.reason)
-    return outcomes
 
 
 def numbered(directory: Path, kind: str) -> list[tuple[int, Path]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -230,12 +230,13 @@ class NodeProcesses:
     ranks: tuple[RecordedProcess, ...] = ()
 
 
-def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
-    """Return what every node of a run noted; a file that is missing, broken or newer says nothing."""
+def read_processes(directory: Path, without: Container[int] = ()) -> tuple[NodeProcesses, ...]:
+    """Return what every node of a run noted, ``without`` some; a file that is missing, broken or newer says nothing."""
     nodes = []
     for node, folder in numbered(directory, "node"):
-        with suppress(OSError, ValueError):
-            nodes.append(from_plain({**read_object(folder / "processes.json"), "node": node}, NodeProcesses))
+        if node not in without:
+            with suppress(OSError, ValueError):
+                nodes.append(from_plain({**read_object(folder / "processes.json"), "node": node}, NodeProcesses))
     return tuple(nodes)
 
 

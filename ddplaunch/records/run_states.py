@@ -111,13 +111,12 @@ def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> t
 
     At most ``most`` runs that have ended are read, the trials of one command as one; None is all.
     """
-    directories = run_directories(base)
+    directories, runs = run_directories(base), (base / "runs").resolve()
     alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
-    resolved_base = base.resolve()
-    alive.sort(key=lambda one: one[1] is None or resolved_base not in one[1].parents)
+    alive.sort(key=lambda one: one[1] is None or runs not in one[1].parents)
     running = [summary(directory, run, host) for run, directory in alive]
     busy = {directory for _, directory in alive}
-    ended = [path for path in directories if path.resolve() not in busy]
+    ended = [path for path in directories if runs / path.name not in busy]
     listed: list[RunSummary] = []
     groups: set[str] = set()
     for path in ended:
@@ -165,7 +164,7 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
     record = None if directory is None else read_record(directory)
     if run is not None and record is not None and record.outcome is not None and _is_detached(run):
         run = None
-    nodes = () if directory is None else read_processes(directory)
+    nodes = () if record is None else read_processes(record.directory, record.outcomes)
     launched = None if directory is None else read_launched(directory)
     state = state_of(record, run, nodes, host)
     if state == "elsewhere" and launched is not None and launched.host == host:

@@ -12,8 +12,10 @@ import pytest
 
 from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
+from ddplaunch.records import json_files
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me, read_launched
+from ddplaunch.records.own.own_files import read_file
 from ddplaunch.records.run_states import RunSummary, state_of, summary
 from ddplaunch.ui.ps_view import number_of_ranks, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal, cells
@@ -87,6 +89,21 @@ def test_only_the_newest_records_are_read(call: Call, folder: Path) -> None:
     assert sorted(listed) == newest and json.loads(said.out)["not_shown"] == 500
     assert "500 more ended; `ddplaunch ps --all` lists them\n" in call("ps").out
     assert call("ps", "--all").out.count("run.json is not JSON") == 500
+
+
+def test_no_file_of_a_record_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
+
+    def noted(path: Path, most_bytes: int) -> bytes:
+        paths.append(path)
+        return read_file(path, most_bytes)
+
+    monkeypatch.setattr(json_files, "read_file", noted)
+    directory = record(tmp_path, "r")
+    outcome(directory, "succeeded")
+    processes_json(directory)
+    assert summary(directory, None, host_name()).state == "succeeded"
+    assert directory / "run.json" in paths and len(paths) == len({*paths})
 
 
 @pytest.mark.parametrize("marked", [True, False])

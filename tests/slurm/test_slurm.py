@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.records.find import read_outcomes, runs_of_job
+from ddplaunch.records.find import read_record, runs_of_job
 from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from tests.cli.test_scale import PLANTED
@@ -152,7 +152,7 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
     assert ended["JobState"] == "FAILED" and ended["ExitCode"] == "42:0", log
     assert "rank 1 ended with exit code 42" in " ".join(log.split())
     record = next(iter(runs_of_job(place / ".ddplaunch", str(job)).values()), None)
-    first = None if record is None else first_failed_node(read_outcomes(record))
+    first = None if record is None else first_failed_node(read_record(record).outcomes)
     assert record is not None and first is not None
     assert (first.run_id, first.node, first.exit_status, first.first_failed_rank) == (f"slurm-{job}.0", 1, 42, 1)
     assert "because node 1 did: error[unknown] rank 1 ended with exit code 42" in " ".join(log.split())

@@ -22,7 +22,7 @@ from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.machine.files import read_end
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import path_text
-from ddplaunch.records.find import read_outcomes
+from ddplaunch.records.find import read_record
 from ddplaunch.records.first_failure import failed_by_itself, first_failed, first_failed_node
 from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, outcome_of, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
@@ -213,7 +213,7 @@ def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outc
         return None
     until_s = time.monotonic() + (_WRITES_S if not told or "SLURM_STEP_ID" in os.environ else 0.0)
     while True:
-        others = read_outcomes(directory).items()
+        others = read_record(directory).outcomes.items()
         found = first_failed_node({node: each for node, each in others if node != settings.node and _knows(each)})
         if found is not None or time.monotonic() > until_s:
             return found

@@ -174,8 +174,7 @@ def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(status.st_mode) and _is_ours(status):
+                    if entry.is_dir(follow_symlinks=False) and _is_ours(entry.stat(follow_symlinks=False)):
                         folders.append(entry.name)
     return sorted(folders)
 
