@@ -11,7 +11,7 @@ import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch, write_script
 
-LAUNCHES = 24
+LAUNCHES = 8
 DEADLINE_S = 420
 
 #: One rank. It waits until every launch has a rank alive, so that all rendezvous stores are open at the same time.
