@@ -105,6 +105,7 @@ class Launch:
 
     ``argv`` starts with the interpreter; ``target`` is None in a plan of numbers alone. ``notes`` are clauses on how
     it was decided that a user may not expect. ``receives`` are the numbers that reach the script if they are given.
+    ``doubts`` are the numbers that may not be what trains, each with what decides it instead, as a clause.
     """
 
     run_id: str
@@ -120,4 +121,5 @@ class Launch:
     notes: tuple[str, ...] = ()
     missing: tuple[Missing, ...] = ()
     receives: tuple[str, ...] = ()
+    doubts: tuple[tuple[str, str], ...] = ()
     placement: Placement = Placement()

@@ -102,6 +102,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         passed=forwarded.passed,
         missing=forwarded.missing,
         receives=forwarded.receives,
+        doubts=forwarded.doubts,
         environment=environment.with_the_users(variables, situation.environ, situation.pairs),
         argv=torchrun_argv(
             capture.interpreter_for(situation.python, start.warm and uncaptured is None),
@@ -114,7 +115,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         ),
         options=options,
         placement=placement,
-        notes=(*(selection.notes if selection else ()), *grace_notes, *capture_notes, *start.notes),
+        notes=(*(selection.notes if selection else ()), *grace_notes, *capture_notes, *start.notes, *forwarded.notes),
     )
 
 

@@ -24,7 +24,6 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, value_of
 
 _GOYAL = Source("default", "Goyal et al. 2017, https://arxiv.org/abs/1706.02677")
-_DDP_NOTES = Source("default", "PyTorch, https://docs.pytorch.org/docs/stable/notes/ddp.html")
 
 
 def compute(request: NumbersRequest) -> Numbers:
@@ -124,7 +123,7 @@ def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling
         factor = _capped(math.sqrt(ratio), f"sqrt({fraction})", request)
     else:
         factor = _capped(ratio, f"linear: {fraction}", request)
-    return _Scaling(rule, base, factor, _scaling_assumptions(request, batch, base, factor.value))
+    return _Scaling(rule, base, factor, _scaling_assumptions(request, base, factor.value))
 
 
 def _resolve_lr(request: NumbersRequest, scaling: _Scaling) -> Resolved[float] | None:
@@ -238,24 +237,19 @@ def _capped(factor: float, formula: str, request: NumbersRequest) -> Resolved[fl
     return computed(min(factor, cap), f"{formula} {limited} {format_factor(cap)}")
 
 
-def _scaling_assumptions(
-    request: NumbersRequest, batch: EffectiveBatch, base: Resolved[int] | None, factor: float
-) -> tuple[Assumption, ...]:
+def _scaling_assumptions(request: NumbersRequest, base: Resolved[int] | None, factor: float) -> tuple[Assumption, ...]:
+    if factor == 1:
+        return ()
     tuned = ["base_lr"] * (request.base_lr is not None) + ["base_warmup"] * (request.base_warmup is not None)
-    names, scale, was = (" and ".join(tuned), *(("scale", "were") if len(tuned) == 2 else ("scales", "was")))
+    names, was = " and ".join(tuned), "were" if len(tuned) == 2 else "was"
     assumptions = []
     if request.lr_scaling is None:
-        text = f"{names} {scale} linearly with the effective batch (SGD with warmup); for Adam-like optimizers"
-        assumptions.append(Assumption(f"{text} the square root is the usual rule: `--lr-scaling sqrt`", _GOYAL))
+        text = f"{names} scaled linearly, as for SGD with warmup; for Adam-like optimizers `--lr-scaling sqrt` is usual"
+        assumptions.append(Assumption(text, _GOYAL))
     if base is None:
         text = f"{names} {was} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
         assumptions.append(Assumption(f"{text}; `--batch-size` and `--base-batch-size` say otherwise", DEFAULT))
     elif base.source.kind == "computed":  # the default base; compare() passes it on as it is
-        text = f"{names} {was} tuned for one GPU with the same per-GPU batch and accumulation, {base.value} samples"
-        assumptions.append(Assumption(f"{text} per optimizer step; `--base-batch-size` says otherwise", DEFAULT))
-    if request.base_lr is not None and factor != 1:
-        text = "DDP averages gradients over ranks, so a larger effective batch does not enlarge the gradient by itself"
-        if batch.accum is not None and batch.accum.value > 1:
-            text += f"; the script averages over its {batch.accum.value} accumulated micro-batches in the same way"
-        assumptions.append(Assumption(text, _DDP_NOTES))
+        text = f"{names} {was} tuned for one GPU with {base.value} samples per optimizer step"
+        assumptions.append(Assumption(f"{text}; `--base-batch-size` says otherwise", DEFAULT))
     return tuple(assumptions)

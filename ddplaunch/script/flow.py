@@ -355,6 +355,8 @@ def _places(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
     """Yield the name, the called function and the value of each assignment and argument of ``node``."""
     if isinstance(node, ast.Call):
         function = last(node.func)
+        if function == "backward" and isinstance(node.func, ast.Attribute):
+            yield "", function, node.func.value
         if function not in TALK:
             yield from ((item.arg or "", function, item.value) for item in node.keywords)
             yield from (("", function, item) for item in node.args if isinstance(item, ast.BinOp))

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ddplaunch.script.constants import LOADERS, counted_in, handed_to_deepspeed, without_effect
 from ddplaunch.script.flow import UNREAD, Flow, Use, is_of_samples
-from ddplaunch.script.names import is_number, is_one_of_names, last_word, meaning_of
-from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, Instead, LrRule, Meaning
+from ddplaunch.script.names import at, is_number, is_one_of_names, last_word, meaning_of
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
 from ddplaunch.values.frozen import dataclass
 
 # Names whose type must fit too.
@@ -115,6 +115,24 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     have = {_family(option.meaning) for option in chosen} | {_family(meaning) for meaning in _shared(meant)}
     instead = [each for each in instead if each in reader.doubts or _family(each.meaning) not in have]
     return Understood(chosen, tuple(_ambiguous(meant, chosen)), tuple(instead))
+
+
+_OF_LOSS = re.compile(r"(?i)loss|backward|grad(?!.*acc)|^scale$")
+# What divides the loss by the accumulation that it is given: accelerate, DeepSpeed, Lightning and Trainer.
+_DIVIDES = re.compile("gradient_accumulation_steps|accumulate_grad_batches")
+
+
+def added_up(options: Sequence[DeclaredOption], flow: Flow) -> DeclaredAt | None:
+    """Return where gradients are computed of a loss that nothing divides by the accumulation, as far as is seen."""
+    accums = {option.dest for option in options if option.meaning == "accum"}
+    for use in flow.uses(accums):
+        powers = dict(use.product.powers)
+        by = [powers.pop(dest) for dest in accums & powers.keys()]
+        to_library = by == [1.0] and _DIVIDES.search(use.name) and use.sink[:1].isupper()
+        if to_library or (by == [-1.0] and _OF_LOSS.search(f"{use.name} {use.sink}".strip())):
+            return None
+    calls = ((call, part) for part in flow.parts for call in part.calls_of("backward"))
+    return next((at(call, part.source) for call, part in calls if flow.known.runs(call, part)), None)
 
 
 def _family(meaning: Meaning | None) -> Meaning | None:

@@ -19,7 +19,7 @@ _DEPTH_LIMIT, _DEPTH_OF_PROMISING = 3, 5
 _PARSED_LIMIT = 150_000
 
 # Files with these words are parsed first: they can declare options. Those of the second line can set up processes, and
-# one with a word of the third may multiply or divide by the number of ranks what the script gives it.
+# one with a word of the third may multiply or divide by the number of ranks, or accumulate, what the script gives it.
 _WORDS = (
     "add_argument|click.|import click|Fire(|HfArgumentParser|TrlParser|tyro|simple_parsing|jsonargparse"
     "|pyrallis|draccus|hydra|OmegaConf|parse_known_args|exec(|docopt|(Tap)|tapify|gen_parser_from_dataclass"
@@ -27,7 +27,7 @@ _WORDS = (
     "|split('='|split(\"=\"|partition('='|partition(\"=\"",
     "init_process_group|init_device_mesh|spawn|start_processes|torchrun|environ|getenv|argv|runpy|import_module"
     "|__import__|torch.distributed.launch|torch.distributed.run",
-    "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch",
+    "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch|accum|update_freq|DataLoader(",
 )
 _WORTH = tuple(tuple(line.split("|")) for line in _WORDS)
 # Files to read where a finding needs all of the program.

@@ -13,7 +13,7 @@ from ddplaunch.script.configuration.overrides import configuration
 from ddplaunch.script.declared import given
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
-from ddplaunch.script.meaning import candidate, understood
+from ddplaunch.script.meaning import added_up, candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
 from ddplaunch.script.names import dotted, last, string
 from ddplaunch.script.options.calls import argparse_options
@@ -130,6 +130,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         hidden=hidden,
         code=program.digests(),
         mistakes=mistakes_of(program, parts, flow) if alone else (),
+        added_up=added_up(numbers.options, flow) if used is None or used[0] == "accelerate" else None,
     )
 
 

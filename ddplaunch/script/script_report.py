@@ -61,7 +61,8 @@ class DeclaredOption:
     name of its type if the source shows it, ``help`` its text as far as it is literal, ``dest`` the name of its value
     in the script. ``fillable`` is False where a number cannot be put in front: behind a subcommand, for several values.
 
-    ``meaning`` is the number of the plan that it stands for and ``because`` says what that was read from, as a clause;
+    ``doubt`` says why its value may not be what trains, as a clause. ``meaning`` is the number of the plan that it
+    stands for and ``because`` says what that was read from, as a clause;
     ``rule`` is what the script multiplies a learning rate by.
 
     The key of a configuration is an option whose only flag is the key as it is passed. ``behind`` is the option that
@@ -87,6 +88,7 @@ class DeclaredOption:
     behind: str = ""
     front: bool = True
     default_at: DeclaredAt | None = None
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class ScriptReport:
     that appear as literals in environment look-ups, ``asks_for`` the numbers that are read from
     ``ddplaunch.current()``.
     ``ambiguous`` are meanings that several options could have, with these.
+    ``added_up`` is where gradients are computed of a loss that nothing divides by the accumulation, as far as is seen.
     ``instead`` says for meanings that no option has what the source has in its place.
     ``configs`` are the configuration files whose keys are among the options or their defaults. ``code`` has the files
     that were followed, the script first, each with a digest of its text.
@@ -155,6 +158,7 @@ class ScriptReport:
     hidden: bool = False
     code: tuple[tuple[str, str], ...] = ()
     mistakes: tuple[Mistake, ...] = ()
+    added_up: DeclaredAt | None = None
 
 
 _FRAMEWORKS = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from ddplaunch.checks.check import LaunchGpus
@@ -82,31 +82,50 @@ def _models(launch: Launch, facts: Facts | None) -> str:
 
 
 def batch_text(launch: Launch) -> str:
-    """Return ``32 = 8 per GPU × 1 accumulation × 4 GPUs``, or an empty text if no batch size is known."""
-    numbers = launch.numbers
+    """Return ``32 = 8 per GPU × 1 accumulation × 4 GPUs``, or an empty text if no batch size is known.
+
+    Of a number that may not be what trains no total is claimed: ``8? per GPU × 1 accumulation × 4 GPUs: …``.
+    """
+    numbers, doubts = launch.numbers, _doubts(launch, "batch_size", "accum")
     if numbers.global_batch_size is None:
-        return f"{numbers.batch_size.value} per process" if numbers.batch_size is not None else ""
+        return _doubted(f"{numbers.batch_size.value}{{batch_size}} per process", doubts) if numbers.batch_size else ""
     total = number_text(numbers.global_batch_size.value)
     if numbers.batch_size is None:
-        return total
+        return _doubted(f"{total}{{batch_size}}", doubts)
     unit = "GPU" if launch.device.value == "cuda" else "process"
     accum = numbers.accum.value if numbers.accum is not None else 1
     ranks = count(numbers.world_size.value, unit)
-    return f"{total} = {numbers.batch_size.value} per {unit} × {accum} accumulation × {ranks}"
+    parts = f"{numbers.batch_size.value}{{batch_size}} per {unit} × {accum}{{accum}} accumulation × {ranks}"
+    return _doubted(parts if doubts else f"{total} = {parts}", doubts)
 
 
-def lr_text(numbers: Numbers) -> str:
+def _doubts(launch: Launch, *families: str) -> dict[str, str]:
+    """Return the numbers of ``families`` that may not be what trains, each with what decides it."""
+    return {family: clause for family, clause in launch.doubts if family in families}
+
+
+def _doubted(text: str, doubts: Mapping[str, str]) -> str:
+    """Return ``text`` with a question mark in the place of each number that is doubted, and the reasons behind it."""
+    marks = {family: "?" if family in doubts else "" for family in ("batch_size", "accum")}
+    return ": ".join(filter(None, (text.format(**marks), "; ".join(dict.fromkeys(doubts.values())))))
+
+
+def lr_text(launch: Launch) -> str:
     """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text.
 
-    A rate that is the script's own and that nothing scaled is left out.
+    A rate that is the script's own and that nothing scaled is left out. What the script makes it from is said too.
     """
+    numbers, doubts = launch.numbers, _doubts(launch, "lr")
     base, lr, factor = numbers.base_lr, numbers.lr, numbers.lr_factor
     if lr is None or ((base or lr).source.kind == "script" and (base is None or factor is None or factor.value == 1)):
         return ""
-    value = number_text(lr.value)
-    if base is None or factor is None:
-        return f"{value} (as given)"
-    return f"{value} = {number_text(base.value)} × {number_text(factor.value)} ({_rule_text(numbers)})"
+    value = number_text(lr.value) + "?" * bool(doubts)
+    origin = " (as given)"
+    if base is not None and factor is not None:
+        origin = f" = {number_text(base.value)} × {number_text(factor.value)} ({_rule_text(numbers)})"
+    scaled = (one for one in launch.passed if one.number == "lr" and one.note and one.value != format_lr(lr.value))
+    own = (f"; the script gets {one.value}, {one.note}" for one in scaled)
+    return _doubted(value + origin + next(own, ""), doubts)
 
 
 def _rule_text(numbers: Numbers) -> str:
@@ -114,16 +133,20 @@ def _rule_text(numbers: Numbers) -> str:
     rule = "" if numbers.lr_scaling is None else numbers.lr_scaling.value
     if numbers.global_batch_size is None or numbers.base_batch_size is None:
         return rule
-    return f"{rule}: batch {numbers.global_batch_size.value} / {numbers.base_batch_size.value}"
+    base = numbers.base_batch_size
+    own = f", {base.source.detail}" if base.source.kind == "script" else ""
+    return f"{rule}: batch {numbers.global_batch_size.value} / {base.value}{own}"
 
 
-def _schedule_text(numbers: Numbers) -> str:
+def _schedule_text(launch: Launch) -> str:
     """Return ``2000 warmup steps, 1875 steps per epoch``, as far as they are known."""
+    numbers, doubts = launch.numbers, _doubts(launch, "warmup_steps")
     parts = []
-    if numbers.warmup_steps is not None:
-        parts.append(count(numbers.warmup_steps.value, "warmup step"))
     if numbers.steps_per_epoch is not None:
         parts.append(f"{count(numbers.steps_per_epoch.value, 'step')} per epoch")
+    if numbers.warmup_steps is not None:
+        steps = count(numbers.warmup_steps.value, "warmup step")
+        parts.append(_doubted(steps.replace(" ", "? ", 1) if doubts else steps, doubts))
     return ", ".join(parts)
 
 
@@ -157,18 +180,13 @@ def launch_panel(
 
 def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
     """Return what is known of a launch, each fact under its label, empty where nothing is."""
-    reasons: dict[str, list[str]] = {}
-    for missing in launch.missing:
-        reasons.setdefault(missing.reason, []).append(missing.number.replace("_", " "))
-    not_passed = [f"{listed(numbers, last=' and ')}: {reason}" for reason, numbers in reasons.items()]
     return {
         "run": f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}",
         "cpus": launch.placement.text if launch.placement.shown else "",
         "batch": batch_text(launch),
-        "lr": lr_text(launch.numbers),
-        "steps": _schedule_text(launch.numbers),
+        "lr": lr_text(launch),
+        "steps": _schedule_text(launch),
         "pass": "; ".join(map(passed_text, launch.passed)),
-        "not passed": "; ".join(not_passed),
         "config": _configured_text(launch),
         "env": _environment_text(launch),
         "note": hide_text("; ".join(launch.notes)),
@@ -181,7 +199,8 @@ def passed_text(passed: Passed) -> str:
         return f"{passed.number.replace('_', ' ')} {passed.value} by {passed.variable}"
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"
-    remarks = ", ".join(str(part) for part in (passed.at, passed.note) if part)
+    note = "" if passed.number == "lr" else passed.note  # which stands beside the rate
+    remarks = ", ".join(str(part) for part in (passed.at, note) if part)
     return shlex.join(hide_words(passed.arguments)) + (f" ({remarks})" if remarks else "")
 
 

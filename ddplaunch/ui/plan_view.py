@@ -14,7 +14,7 @@ from ddplaunch.ui.table import panel, section, table
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source, value_of
 from ddplaunch.values.secrets import hide_json, hide_text, hide_value, hide_words
 from ddplaunch.values.words import count
 
@@ -55,19 +55,17 @@ def _title(name: str) -> str:
 
 
 def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None) -> str:
-    """Return everything that ``run`` would decide, as tables."""
-    placement, rows = launch.placement, launch_rows(launch, facts)
+    """Return what ``run`` would decide, as tables; with ``--verbose`` all of it, each variable too."""
+    placement, rows, verbose = launch.placement, launch_rows(launch, facts), value_of(launch.options.verbose, False)
     rows["cpus"] = f"{placement.text} ({placement.source})" if placement.text else ""
-    summary = [(label, text) for label, text in rows.items() if label not in ("pass", "not passed", "env")]
+    summary = [(label, text) for label, text in rows.items() if label != "pass" and not (verbose and label == "env")]
     variables = [(one.name, f"{_value(one) or '(removed)'}: {one.reason} ({one.source})") for one in launch.environment]
-    passed = [(one.number, passed_text(one)) for one in launch.passed]
-    passed += [(missing.number, f"not passed: {missing.reason}") for missing in launch.missing]
     command = [] if launch.target is None else command_lines(launch.argv, terminal.width - 4)
     parts = {
         "launch": panel(summary, terminal),
         "numbers": _numbers(launch, terminal),
-        "passed to the script": panel(passed, terminal),
-        "environment": panel(variables, terminal),
+        "passed to the script": panel([(one.number, passed_text(one)) for one in launch.passed], terminal),
+        "environment": panel(variables if verbose else (), terminal),
         "command": [f"  {line}" for line in command],
         "assumptions": _assumptions(launch.numbers.assumptions, terminal),
     }
@@ -88,16 +86,29 @@ def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
     return terminal.page([*lines, *section("assumptions", _assumptions(shared, terminal), terminal)][:-1])
 
 
+# What is computed and does not stand above with its formula.
+_COMPUTED = ("warmup_steps", "steps_per_epoch", "dropped", "padded")
+_OF_DOUBTS = {"batch_size": ("batch_size", "global_batch_size"), "accum": ("accum", "global_batch_size")}
+
+
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
-    topology = launch.topology
+    """Return the numbers with their sources; in short those that somebody said or that stand nowhere else."""
+    verbose = value_of(launch.options.verbose, False)
+    topology, numbers = launch.topology, resolved_numbers(launch.numbers)
+    doubted = {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
     resolved: dict[str, Resolved[Any]] = {"nodes": topology.nnodes, "processes per node": topology.nproc_per_node}
     resolved |= {"device": launch.device}
-    resolved |= {_title(name): number for name, number in resolved_numbers(launch.numbers).items()}
-    rows = [
-        {"number": name, "value": number_text(number.value), "source": str(number.source)}
-        for name, number in resolved.items()
+    rows = [(name, number_text(number.value), number) for name, number in resolved.items() if verbose]
+    rows += [
+        (_title(name), number_text(number.value) + "?" * (name in doubted), number)
+        for name, number in numbers.items()
+        if verbose or name in _COMPUTED or not (number.source.kind in ("default", "computed") or name == "world_size")
     ]
-    return table(rows, terminal, ("value",))
+    return table(
+        [{"number": name, "value": value, "source": str(number.source)} for name, value, number in rows],
+        terminal,
+        ("value",),
+    )
 
 
 def _assumptions(assumptions: Sequence[Assumption], terminal: Terminal) -> list[str]:
@@ -144,6 +155,7 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
             for passed in launch.passed
         ],
         "missing": plain(launch.missing),
+        "doubts": dict(launch.doubts),
         "receives": list(launch.receives),
         "environment": [_variable(variable) for variable in launch.environment],
         "argv": hide_words(launch.argv),

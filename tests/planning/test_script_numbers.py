@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -423,3 +425,25 @@ def test_a_base_batch_scales_from_the_scripts_own_learning_rate() -> None:
     script = report(option("--lr", "lr", "2e-5"))
     found = complete_from_script(Options(base_batch_size=Resolved(32, FLAG)), TRAIN, FOUR, script)
     assert found.base_lr == Resolved(2e-5, Source("script", "default at train.py:31"))
+
+
+def test_what_the_script_may_train_with_instead_is_said_of_each_number() -> None:
+    doubtful = replace(option("--batch_size", "batch_size"), doubt="train.py:40 may overwrite `--batch_size`")
+    own = Instead("accum", "train.py:12 decides the accumulation")
+    script = replace(report(doubtful), instead=(own,))
+    result = forward((), plan("batch_size", "lr"), script)
+    assert result.doubts == (
+        ("batch_size", "train.py:40 may overwrite `--batch_size`"),
+        ("accum", "train.py:12 decides the accumulation"),
+        ("lr", "not passed, train.py decides"),
+    )
+    assert forward((), plan("lr"), NO_SCRIPT).doubts == (("lr", "not passed, the program decides"),)
+
+
+def test_losses_that_nothing_divides_are_said_where_several_add_up() -> None:
+    script = replace(report(option("--accum", "accum")), added_up=AT)
+    (note,) = forward((), plan("accum"), script).notes
+    assert "the loss at train.py:31" in note and "up to 2 times" in note and "`(loss / accum).backward()`" in note
+    one = replace(NUMBERS, accum=Resolved(1, FLAG))
+    assert forward((), plan("accum", numbers=one), script).notes == ()
+    assert forward((), plan("accum"), replace(script, options=())).notes == (), "it is not passed"

@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.script.flow import UNREAD
 from ddplaunch.script.read import read_script
-from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, ScriptReport
 
 
 def read(folder: Path, text: str, *args: str, **others: str) -> ScriptReport:
@@ -551,3 +551,22 @@ def test_the_batch_that_deepspeed_gets_is_that_of_an_optimizer_step(tmp_path: Pa
     assert found.meaning == "global_batch_size" and "hands it to DeepSpeed" in found.because
     for other in (body % " * args.accum * dist.get_world_size()", 'c = {"train_batch_size": args.batch_size}'):
         assert option(read(tmp_path, script(declared, other)), "--batch-size").meaning == "batch_size"
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("loss = model(x)\nloss.backward()", 9),
+        ("steps = len(loader) // args.accum\nscaler.scale(loss).backward()", 9),
+        ("if args.accum > 1:\n    loss = loss / args.accum\nloss.backward()", None),
+        ("loss = model(x) / args.accum\nloss.backward()", None),
+        ("n = args.accum\nloss = model(x)\nloss /= n\nloss.backward()", None),
+        ("(model(x) / args.accum).backward()", None),
+        ("scaler.scale(loss / args.accum).backward()", None),
+        ("a = Accelerator(gradient_accumulation_steps=args.accum)\na.backward(model(x))", None),
+        ("import lightning\nloss.backward()", None),
+    ],
+)
+def test_where_gradients_of_micro_batches_add_up(tmp_path: Path, body: str, line: int | None) -> None:
+    report = read(tmp_path, script('p.add_argument("--accum", type=int, default=1)', body))
+    assert report.added_up == (None if line is None else DeclaredAt("train.py", line))

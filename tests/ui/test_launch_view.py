@@ -38,17 +38,37 @@ def test_what_the_user_said_and_what_does_not_arrive(golden: Golden) -> None:
             Passed("total_batch_size", "32", ("--batch-size", "32"), DeclaredAt("train.py", 8), "of all processes"),
         ),
         missing=(Missing("lr", "0.0004", "train.py declares no option for it"),),
+        doubts=(("lr", "not passed, train.py decides"), ("accum", "train.py:12 decides the accumulation")),
     )
     golden("panel-said-80", launch_panel(shown, (), Terminal(80), facts=facts(), record=RECORD))
 
 
-def test_one_reason_for_all_numbers_that_do_not_arrive_is_said_once() -> None:
-    missing = tuple(Missing(number, "1", "not read") for number in ("batch_size", "accum", "lr", "warmup_steps"))
-    text = " ".join(launch_panel(dataclasses.replace(launch(), missing=missing), (), Terminal(80)).split())
-    assert "not passed batch size, accum, lr and warmup steps: not read" in text and text.count("not read") == 1
-    other = (*missing[:2], Missing("lr", "1", "it is 3 at train.py:6"))
-    text = " ".join(launch_panel(dataclasses.replace(launch(), missing=other), (), Terminal(80)).split())
-    assert "not passed batch size and accum: not read; lr: it is 3 at train.py:6" in text
+@pytest.mark.parametrize(
+    ("families", "shown"),
+    [
+        ((), "batch 32 = 8 per GPU × 1 accumulation × 4 GPUs lr 0.0004 ="),
+        (("batch_size",), "batch 8? per GPU × 1 accumulation × 4 GPUs: not passed lr 0.0004 ="),
+        (("batch_size", "accum"), "batch 8? per GPU × 1? accumulation × 4 GPUs: not passed lr 0.0004 ="),
+        (("lr",), "lr 0.0004? = 0.0001 × 4 (linear: batch 32 / 8): not passed steps"),
+        (("warmup_steps",), "steps 1875 steps per epoch, 2000? warmup steps: not passed pass"),
+    ],
+)
+def test_no_number_is_claimed_that_may_not_train(families: tuple[str, ...], shown: str) -> None:
+    doubts = tuple((family, "not passed") for family in families)
+    assert shown in " ".join(launch_panel(launch(doubts=doubts), (), Terminal(80)).split())
+    assert all(len(line) <= 80 for line in launch_panel(launch(doubts=doubts), (), Terminal(80)).splitlines())
+
+
+def test_what_the_script_makes_the_rate_of_stands_beside_it() -> None:
+    own = Passed("lr", "0.0008", ("--lr", "0.0008"), DeclaredAt("train.py", 31), "train.py:40 multiplies it by 0.5")
+    text = " ".join(launch_panel(launch(passed=(own,)), (), Terminal(80)).split())
+    assert "(linear: batch 32 / 8); the script gets 0.0008, train.py:40 multiplies it by 0.5 steps" in text
+    assert "pass --lr 0.0008 (train.py:31)" in text
+    based = Resolved(512, Source("script", "train.py:40 scales from it"))
+    numbers = dataclasses.replace(launch().numbers, base_batch_size=based)
+    assert "(linear: batch 32 / 512, train.py:40 scales from it)" in launch_panel(
+        launch(numbers=numbers), (), Terminal(200)
+    )
 
 
 def test_a_learning_rate_of_the_script_is_said_to_be_its_own() -> None:

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from ddplaunch.planning.launch import Placement, Variable
+from ddplaunch.planning.options import Options
 from ddplaunch.ui.plan_view import compare_text, plan_json, plan_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.resolved import Source
+from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
 from tests.planning.sample_launch import SHM, facts, launch, numbers, two_nodes
 
@@ -27,13 +28,30 @@ def test_world_sizes_side_by_side_or_below_each_other(golden: Golden, width: int
 def test_every_value_stands_beside_its_source() -> None:
     text = plan_text(launch(), Terminal(120))
     assert ["base", "learning", "rate", "0.0001", "flag:", "--base-lr"] in [line.split() for line in text.splitlines()]
-    assert "flag: --gpus" in text
     assert "train.py:31" in text
+
+
+VERBOSE = Options(verbose=Resolved(True, Source("flag", "--verbose")))
+
+
+def test_every_variable_and_default_is_for_who_asks() -> None:
+    short, whole = (plan_text(launch(options=options), Terminal(120)) for options in (Options(), VERBOSE))
+    assert len(short.splitlines()) <= 40
+    for words in ("PYTHONFAULTHANDLER", "flag: --gpus", "world size", "effective batch size", "scaling"):
+        assert words in whole and words not in short
+
+
+def test_a_number_that_may_not_train_is_in_doubt_in_the_table_too() -> None:
+    doubted = launch(doubts=(("batch_size", "not passed"),))
+    rows = [line.split() for line in plan_text(doubted, Terminal(120)).splitlines()]
+    assert ["batch", "size", "per", "rank", "8?", "flag:", "--batch-size"] in rows
+    assert plan_json(doubted)["doubts"] == {"batch_size": "not passed"}
 
 
 def test_no_view_shows_a_secret() -> None:
     views = [
         plan_text(launch(), Terminal(80)),
+        plan_text(launch(options=VERBOSE), Terminal(80)),
         json.dumps(plan_json(launch())),
     ]
     assert [view for view in views if "hunter2" in view] == []
@@ -74,6 +92,6 @@ def test_where_ranks_run_stands_with_its_source() -> None:
 
 def test_a_long_value_is_whole_and_harms_no_terminal() -> None:
     long = Variable("DDPLAUNCH_PLAN", '{"a": 1, "b": "\x1b[2J", "c": 22222222}', Source("computed"), "the whole plan")
-    text = plan_text(launch(environment=(long, *launch().environment)), Terminal(80))
+    text = plan_text(launch(environment=(long, *launch().environment), options=VERBOSE), Terminal(80))
     assert '{"a": 1, "b": "\\x1b[2J", "c": 22222222}: the whole plan (computed)' in " ".join(text.split())
     assert "\n  OMP_NUM_THREADS       4: 16 usable CPUs" in text

@@ -36,13 +36,16 @@ _UNITS = {"warmup_epochs": "epochs", "warmup_ratio": "a fraction of all steps"}
 class Forwarded:
     """The script's final arguments, what of them came from the plan, and the given numbers that do not arrive.
 
-    ``receives`` are the numbers that would arrive if they were given.
+    ``receives`` are the numbers that would arrive if they were given, ``doubts`` those that the script may not train
+    with, each with what decides it instead, and ``notes`` what else was understood.
     """
 
     args: tuple[str, ...]
     passed: tuple[Passed, ...]
     missing: tuple[Missing, ...] = ()
     receives: tuple[str, ...] = ()
+    doubts: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable) -> Forwarded:
@@ -73,10 +76,32 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     passed += [item for item in others if isinstance(item, Passed)]
     missing = tuple(item for item in others if isinstance(item, Missing))
     receives = tuple(_receives(args, plan, script, placed))
+    doubts = _doubts(missing, script)
+    notes = () if "accum" in dict(doubts) else tuple(_of_losses(plan, script))
     if plan.executable and not any(item.at is not None and item.at.line for item in passed):
         words = tuple(word for _, each in additions for word in each)  # not read: `bash train.sh` takes its own first
-        return Forwarded((*replaced, *words), tuple(passed), missing, receives)
-    return Forwarded(arranged(replaced, additions), tuple(passed), missing, receives)
+        return Forwarded((*replaced, *words), tuple(passed), missing, receives, doubts, notes)
+    return Forwarded(arranged(replaced, additions), tuple(passed), missing, receives, doubts, notes)
+
+
+def _doubts(missing: Sequence[Missing], script: ScriptReport | Unavailable) -> tuple[tuple[str, str], ...]:
+    """Return the numbers of the plan that the script may not train with, each with what decides it instead."""
+    if isinstance(script, Unavailable):
+        return tuple((item.number, "not passed, the program decides") for item in missing)
+    doubts = {family_of(option): option.doubt for option in script.options if option.doubt}
+    doubts |= {instead.meaning: instead.clause for instead in script.instead if instead.meaning == "accum"}
+    doubts |= {item.number: f"not passed, {script.path} decides" for item in missing}
+    return tuple(doubts.items())
+
+
+def _of_losses(plan: Plan, script: ScriptReport | Unavailable) -> Iterator[str]:
+    """Yield that gradients of micro-batches may add up, where nothing was seen that divides their losses."""
+    count = plan.count("accum") or 1
+    if count > 1 and not isinstance(script, Unavailable) and script.added_up is not None:
+        yield (
+            f"nothing was seen that divides the loss at {script.added_up} by the accumulation: gradients would add up "
+            f"to {count} times their mean; `(loss / accum).backward()`"
+        )
 
 
 def _value(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> tuple[str | None, str]:
