@@ -53,18 +53,4 @@ def data_parallel_under_launcher(script: ScriptReport, launch: Launch) -> Findin
         yield from _warn(mistake, what, why, "`ddplaunch run 1 -- …` as it is; or `init_process_group()` and `{}`")
 
 
-def sampler_epoch_not_set(script: ScriptReport, launch: Launch) -> Findings:
-    """Nothing calls `set_epoch` of a DistributedSampler.
-
-    It shuffles by its seed and the epoch alone, so without `set_epoch` every epoch has the same order, and every rank
-    the same part of the data. Remedy: `sampler.set_epoch(epoch)` first in each epoch.
-    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
-    """
-    for mistake in _of("sampler-epoch-not-set", script, launch):
-        name, _, loop = mistake.detail.partition(" ")
-        what = f"nothing calls `{name}.set_epoch`, so all epochs have one order"
-        why = "it shuffles by its seed and the epoch alone: a rank sees the same samples in the same order every time"
-        yield from _warn(mistake, what, why, f"first in the loop at {loop}: `{{}}`")
-
-
 CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes")

@@ -13,24 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 from ddplaunch.script.flow import Flow
-from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
+from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, string
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart, is_environ
 from ddplaunch.script.script_report import FRAMEWORKS, HARMLESS, Mistake
 
 DDP = frozenset({"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"})
 INIT = frozenset({"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"})
-SAMPLER = frozenset({"torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler"})
-_LOADER_NAMES = ("DataLoader", "BatchSampler")
 _LONGEST_CALL = 120  # characters of a corrected call
-_MOST_FILES = 48  # that are read to be sure of what a program lacks: some 10 ms
-# Packages that neither load data, nor start ranks, nor train, beside those of which that is known anyway.
-_ASIDE_NAMES = """
-    IPython accimage apex debugpy dllogger functorch gpu_affinity line_profiler lxml onnx onnxruntime panopticapi ptvsd
-    pycocoevalcap pytorch_quantization ruamel_yaml swanlab tabulate tensorboard_logger tensorflow thop torchdiffeq
-    torchprofile torchsummary torchinfo torchviz unidecode warmup_scheduler yaml
-"""
-_ASIDE = frozenset(_ASIDE_NAMES.split())
 _LOCAL_RANK = 'int(os.environ["LOCAL_RANK"])'
 
 Place = tuple[ast.Call, ReachablePart]
@@ -43,21 +33,11 @@ class Training:
         """Look at the ``parts`` of a program that can run."""
         self.program, self.parts, self.flow = program, parts, flow
 
-    @cached_property
-    def is_read_whole(self) -> bool:
-        """Whether all of the program's source was read; files that no option can be in are read for it now."""
-        known = HARMLESS | FRAMEWORKS | sys.stdlib_module_names | _ASIDE
-
-        def only_known() -> bool:
-            return all(record.package in known for _, record in self.program.foreign)
-
-        return only_known() and (self.program.complete or self.program.whole(_MOST_FILES)) and only_known()
-
     def lacks(self, pattern: str) -> bool:
         """Return whether all of the program was read, and none of its files has a match of ``pattern``."""
-        matches = re.compile(pattern).search
-        present = any(matches(file.text) for file in self.program.files.values())
-        return not present and self.is_read_whole and not any(matches(f.text) for f in self.program.files.values())
+        known = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
+        whole = self.program.complete and all(record.package in known for _, record in self.program.foreign)
+        return whole and not any(re.search(pattern, file.text) for file in self.program.files.values())
 
     def calls(self, full_names: frozenset[str]) -> Iterator[Place]:
         """Yield the calls of functions and classes by their full names that no condition keeps from running."""
@@ -65,11 +45,6 @@ class Training:
             for call in part.calls_of(*sorted({name.rpartition(".")[2] for name in full_names})):
                 if dotted(call.func, part.aliases) in full_names and self.flow.known.runs(call, part):
                     yield call, part
-
-    @cached_property
-    def wraps(self) -> list[Place]:
-        """The calls of DistributedDataParallel."""
-        return list(self.calls(DDP))
 
     @cached_property
     def groups(self) -> list[Place]:
@@ -155,43 +130,6 @@ def threads_of_one_process(training: Training) -> Iterator[Mistake]:
             return
 
 
-_EVALUATION = re.compile(r"(?i)val|test|eval|dev\b|infer|query|gallery|memory|bank|feature|knn|calib")
-_EPOCH = re.compile(r"(?i)_?(?:i_?|cur(?:rent)?_?|this_)?epochs?(?:_(?:num|idx|i|id|index))?|ep")
-_COUNTS = frozenset({"range", "trange", "tqdm", "enumerate", "count"})
-
-
-def same_order(training: Training) -> Iterator[Mistake]:
-    """A DistributedSampler of a training over epochs that nobody tells of the epoch."""
-    samplers = list(training.calls(SAMPLER)) if training.groups else []
-    loops = _loops_over_epochs(training) if samplers and training.lacks(r"set_epoch|class\s+\w*Sampler\b") else ()
-    for loop, home, epoch in loops:
-        for call, part in samplers:
-            owner = _assigned_to(call, part)
-            if not _shuffles_for_training(call, owner, part, training):
-                continue
-            around = training.function(loop, home)
-            is_seen = home is part and around in (training.function(call, part), home.source.tree)
-            named = owner if is_seen or "." in owner else _sampler_in(loop)
-            place = f"{home.source.shown}:{loop.lineno}"
-            yield _mistake("sampler-epoch-not-set", call, part, f"{named}.set_epoch({epoch})", f"{owner} {place}")
-            return
-
-
-def _shuffles_for_training(call: ast.Call, owner: str, part: ReachablePart, training: Training) -> bool:
-    """Return whether a sampler shuffles, and a DataLoader that is for no evaluation gets it."""
-    shuffle = keyword(call, "shuffle")
-    if not _is_plain(call) or not owner or not (shuffle is None or getattr(shuffle, "value", False) is True):
-        return False
-    texts = (owner, getattr(training.function(call, part), "name", ""), *map(ast.unparse, call.args))
-    loaders = [
-        _assigned_to(loader, home)
-        for home in training.parts
-        for loader in home.calls_of(*_LOADER_NAMES)
-        if last(_argument(loader, "sampler", 0)) == owner.rpartition(".")[2]
-    ]
-    return bool(loaders) and not any(map(_EVALUATION.search, (*texts, *loaders)))
-
-
 def _assigned_to(call: ast.Call, part: ReachablePart) -> str:
     """Return the name that a call's value gets, also where it is one of two; empty where it gets none."""
     parent = part.source.parents.get(call)
@@ -200,27 +138,9 @@ def _assigned_to(call: ast.Call, part: ReachablePart) -> str:
     return dotted(parent.targets[0], {}) if isinstance(parent, ast.Assign) else ""
 
 
-def _sampler_in(loop: ast.For) -> str:
-    """Return the sampler as a loop that does not see its name can say it: by the DataLoader that the loop names."""
-    names = [node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and "load" in node.id.lower()]
-    loaders = {name for name in names if not _EVALUATION.search(name)}
-    return f"{loaders.pop() if len(loaders) == 1 else 'loader'}.sampler"
-
-
-def _loops_over_epochs(training: Training) -> Iterator[tuple[ast.For, ReachablePart, str]]:
-    """Yield the loops over more than one epoch around a training, with the name of the epoch."""
-    for part in training.parts:
-        for node in part.of(ast.For):
-            assert isinstance(node, ast.For)
-            target = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
-            if last(getattr(node.iter, "func", None)) in _COUNTS and _EPOCH.fullmatch(getattr(target, "id", "")):
-                yield node, part, last(target)
-
-
 _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     meeting_place_written_down,
     threads_of_one_process,
-    same_order,
 )
 
 

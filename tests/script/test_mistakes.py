@@ -99,7 +99,6 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
 FIRES = [
     ("rendezvous-in-script", {"init": 'os.environ["MASTER_PORT"] = "12355"\n    dist.init_process_group("nccl")'}),
     ("rendezvous-in-script", {"init": 'dist.init_process_group("nccl", init_method="tcp://127.0.0.1:23456")'}),
-    ("sampler-epoch-not-set", {"epoch": "pass"}),
 ]
 
 
@@ -122,10 +121,6 @@ SILENT = {
         "init": 'try:\n        dist.init_process_group("nccl")\n    except KeyError:\n'
         '        dist.init_process_group("nccl", init_method="tcp://127.0.0.1:1", rank=0, world_size=1)'
     },
-    "a sampler of its own": {
-        "sampler": "sampler = OwnSampler(data)",
-        "epoch": "pass",
-    },
 }
 
 
@@ -142,29 +137,10 @@ def test_threads_of_one_process(tmp_path: Path) -> None:
     assert 'Linear(2, 2).to(int(os.environ["LOCAL_RANK"])), device_ids=' in found.corrected
     either = threads + "if args.distributed:\n    torch.distributed.init_process_group()\n"
     assert read(tmp_path, either) == ()
-
-
-@pytest.mark.parametrize("line", ["import lightning", "import accelerate", "import somebody"])
-def test_a_framework_or_a_stranger_makes_absence_unsure(tmp_path: Path, line: str) -> None:
-    assert codes(read(tmp_path, training(epoch="pass"))).count("sampler-epoch-not-set") == 1
-    assert "sampler-epoch-not-set" not in codes(read(tmp_path, f"{line}\n" + training(epoch="pass")))
-
-
-def test_what_another_file_does_counts(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("def begin(sampler, epoch):\n    sampler.set_epoch(epoch)\n")
-    found = read(tmp_path, "from helper import begin\n" + training(epoch="begin(sampler, epoch)"))
-    assert "sampler-epoch-not-set" not in codes(found)
+    assert read(tmp_path, "import somebody\n" + threads) == (), "which may set up a group"
 
 
 def test_an_address_with_size_and_rank_is_one_mistake(tmp_path: Path) -> None:
     init = 'dist.init_process_group("nccl", init_method="tcp://localhost:9999", world_size=1, rank=0)'
     (found,) = read(tmp_path, training(init=init))
     assert (found.code, found.corrected) == ("rendezvous-in-script", "dist.init_process_group('nccl')")
-
-
-def test_the_corrected_line_can_stand_where_it_is_wanted(tmp_path: Path) -> None:
-    elsewhere = "def load(data):\n    sampler = torch.utils.data.distributed.DistributedSampler(data)\n"
-    elsewhere += "    return DataLoader(data, batch_size=8, sampler=sampler)\n\ndef evaluate("
-    source = training(sampler="pass", epoch="pass", loader="loader = load(data)").replace("def evaluate(", elsewhere, 1)
-    (found,) = read(tmp_path, source)
-    assert (found.code, found.corrected) == ("sampler-epoch-not-set", "loader.sampler.set_epoch(epoch)")
