@@ -102,7 +102,7 @@ class Host:
         what = order.get("what")
         if what == "clock":
             play.after(script.round_trip_s, lambda: self.say({**order, "wall": time.time()}))
-        elif what == "go on":
+        elif what == "record":
             self.write(record_of(self.index, play.statuses[self.index]))
             self.close(0)
         elif what == "launch":
@@ -130,7 +130,6 @@ class Host:
             play.after(play.takes(play.script.facts_s), lambda: self.tell_facts(order.get("files", ())))
             return
         answers: dict[str, dict[str, Any]] = {
-            "record": {"shared": False},
             "listen": {"port": order.get("port") or 29500, "addresses": [address]},
             "reach": {"reached": {name: [address, name] for name in order.get("addresses", ())}},
         }

@@ -36,12 +36,9 @@ def _options() -> list[str]:
     return [word for option in _OPTIONS for word in ("-o", option)]
 
 
-def command(host: str, python: str, *module: str) -> list[str]:
-    """Return the words that start a module with its arguments on ``host``, or else the service.
-
-    A shell of any kind understands the last word.
-    """
-    words = own_command(python, *(module or ("ddplaunch.hosts.remote",)))
+def command(host: str, python: str) -> list[str]:
+    """Return the words that start a host's side of a session on ``host``; a shell of any kind understands the last."""
+    words = own_command(python, "ddplaunch.cli.hosts.serve")
     if "-P" in words:  # there the interpreter may be older
         words.remove("-P")
     options = _options()

@@ -61,7 +61,7 @@ def run_to_end(
 
 FINISH_S = 150
 #: What ssh starts on a host.
-SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
+SERVICE = [sys.executable, "-m", "ddplaunch.cli.hosts.serve"]
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
 
 def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path) -> None:
     command = answering(tmp_path, 2)
-    order = FanOut(links, lambda name: links.open(name, command(name)), {"what": "facts"}, 60, most=4)
+    order = FanOut(links, lambda name: links.open(name, command(name)), 60, most=4)
     reached = order.ask([f"host{number}" for number in range(6)])
     assert [each.name for each in reached] == [f"host{number}" for number in range(6)]
     assert all(each.answer == {"ok": True} and each.tries == 3 for each in reached)
@@ -76,7 +76,7 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     def start(name: str) -> Link:
         return links.open(name, ["sleep", "600"] if name.startswith("dead") else command(name))
 
-    reached = Watched(links, start, {"what": "facts"}, 2.5, most=2).ask(["dead0", "dead1", "dead2", "live0", "live1"])
+    reached = Watched(links, start, 2.5, most=2).ask(["dead0", "dead1", "dead2", "live0", "live1"])
     assert [each.answer is None for each in reached] == [True, True, True, False, False]
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
@@ -85,7 +85,7 @@ def test_another_end_is_no_drop(links: Links) -> None:
     def start(name: str) -> Link:
         return links.open(name, ["sh", "-c", "echo Permission denied >&2; exit 255"])
 
-    (reached,) = FanOut(links, start, {"what": "facts"}, 60).ask(["gpu-x"])
+    (reached,) = FanOut(links, start, 60).ask(["gpu-x"])
     assert (reached.tries, reached.status, reached.answer) == (1, 255, None)
 
 
@@ -113,7 +113,7 @@ def test_what_a_drop_is(status: int | None, said: str, dropped: bool) -> None:
 
 def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: Path) -> None:
     command = answering(tmp_path, 0)
-    order = FanOut(links, lambda name: links.open(name, command(name)), {"what": "facts"}, 60, most=8)
+    order = FanOut(links, lambda name: links.open(name, command(name)), 60, most=8)
     for now in (10.0, 10.1, 10.2):
         order._dropped(now)
     assert order._free == 4
@@ -152,7 +152,7 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
         return links.open(name, ["sleep", "600"])
 
     with pytest.raises(RefusedError) as refused:
-        FanOut(links, start, {"what": "facts"}, 60).ask(["host0", "host1", "host2"])
+        FanOut(links, start, 60).ask(["host0", "host1", "host2"])
     assert refused.value.findings[0].what == (
         "after 2 sessions this machine starts no more: Resource temporarily unavailable"
     )

@@ -199,7 +199,9 @@ def outer(made: Lab, inside: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if (path / "ns/pid").readlink() == space and b"ddplaunch.hosts.remote" in (path / "cmdline").read_bytes():
+            if (path / "ns/pid").readlink() == space and b"ddplaunch.cli.hosts.serve" in (
+                path / "cmdline"
+            ).read_bytes():
                 found.append(int(path.name))
         except OSError:
             continue

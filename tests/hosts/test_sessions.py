@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.part_here import send_record
+from ddplaunch.cli.hosts.serve import send_record
 from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
 from ddplaunch.hosts.session.answers import reached
 from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
@@ -71,9 +71,9 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
     how = words[-1].removeprefix(begins)
     assert words[-1] != how
     if sys.version_info >= (3, 11):
-        assert how == "-m ddplaunch.hosts.remote"
+        assert how == "-m ddplaunch.cli.hosts.serve"
     else:  # a Python that knows no safe path takes the working directory out of its path by itself
-        assert how.startswith("-c 'import sys; sys.path[:] = ") and "ddplaunch.hosts.remote" in how
+        assert how.startswith("-c 'import sys; sys.path[:] = ") and "ddplaunch.cli.hosts.serve" in how
     assert "BatchMode=yes" in words
 
 
@@ -92,7 +92,7 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
         (255, "", "host-unreachable"),
         (127, "env: '/opt/python': No such file or directory", "host-without-python"),
         (126, "env: '/opt/python': Permission denied", "host-without-python"),
-        (1, "/opt/python: Error while finding module specification for 'ddplaunch.hosts.remote' "
+        (1, "/opt/python: Error while finding module specification for 'ddplaunch.cli.hosts.serve' "
             "(ModuleNotFoundError: No module named 'ddplaunch')", "host-without-ddplaunch"),
         (1, "ModuleNotFoundError: No module named 'psutil'", "host-without-ddplaunch"),
         (3, "something else", "host-session-failed"),
@@ -158,7 +158,7 @@ def test_clock() -> None:
     assert clock_of({"sent": 100.0, "wall": 160.5}, 101.0) == (60.0, 0.5)
 
 
-ORDER = {"python": sys.executable, "run_id": "none-such", "grace_s": 0.5, "launch": {}, "record": None}
+ORDER = {"python": sys.executable, "run_id": "none-such", "token": "", "grace_s": 0.5, "record": ""}
 
 
 def launched(links: Links, tmp_path: Path, program: str) -> Link:
@@ -247,7 +247,7 @@ def test_record_is_packed_and_unpacked(tmp_path: Path) -> None:
 def test_of_a_large_file_the_end_is_sent_and_small_files_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddplaunch.cli.part_here._KEPT", 5)
+    monkeypatch.setattr("ddplaunch.cli.hosts.serve._KEPT", 5)
     (tmp_path / "large").write_bytes(b"the long story of its end")
     (tmp_path / "small").write_bytes(b"s")
     sent = io.BytesIO()

@@ -90,7 +90,7 @@ def test_killed_rank_is_named_with_its_host(two: Lab) -> None:
     two.nothing_left("killed")
 
 
-@pytest.mark.parametrize("victim", ["torch.distributed.run", "ddplaunch.hosts.remote"])
+@pytest.mark.parametrize("victim", ["torch.distributed.run", "ddplaunch.cli.hosts.serve"])
 def test_whatever_is_killed_on_a_host_ends_the_job_everywhere(two: Lab, victim: str) -> None:
     name = victim.rpartition(".")[2]
     run = Launched(two, name, "2x1", "--grace", "2")

@@ -25,7 +25,7 @@ class Launch:
         self._python = stand_in(folder, program)
 
     def run(self) -> tuple[HostEnd, int | None]:
-        order = {"python": self._python, "run_id": "none-such", "grace_s": 60.0, "launch": {}, "record": None}
+        order = {"python": self._python, "run_id": "none-such", "token": "", "grace_s": 60.0, "record": ""}
         with Links() as links:
             made = LaunchOnHosts(links, [links.open("host", SERVICE)], self._show, 60.0, self._say)
             with made.handling():

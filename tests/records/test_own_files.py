@@ -198,7 +198,7 @@ ELSEWHERE = {
     "cli/trials/trial_place.py",  # a folder in the user's cache
     "machine/scratch_tree.py",  # in the folders of one trial
     "cli/streams.py",  # the file that api/child.py has made
-    "hosts/remote.py",  # /dev/null
+    "cli/hosts/serve.py",  # /dev/null
     "planning/current.py",  # in the rank; the folder is ours
     "records/gpu_lock.py",  # a folder of all users, with checks of its own
     "records/own/own_files.py",

@@ -117,7 +117,7 @@ class Lab:
         pytest.fail(f"processes of {run_id!r} are left: {left}")
 
     def _left(self, host: Node, run_id: str) -> list[int]:
-        return self.processes(host, f"DDPLAUNCH_RUN_ID={run_id}") + self.processes(host, "ddplaunch.hosts.remote")
+        return self.processes(host, f"DDPLAUNCH_RUN_ID={run_id}") + self.processes(host, "ddplaunch.cli.hosts.serve")
 
 
 def require_ssh() -> None:

@@ -143,7 +143,6 @@ WRITERS = {
     "agent/plugin/session.py": "ddplaunch's own line",
     "agent/logs_specs.py": "ddplaunch's own line",
     "agent/rank_site/__init__.py": "in the rank, whose output it is",
-    "hosts/remote.py": "over ssh to the launcher, which filters",
     "hosts/session/job.py": "over ssh to the launcher, which filters",
 }
 WRITES = re.compile(

@@ -116,8 +116,8 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -
     noted = write_record(parts[0].launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
     show_launch(first, planned.findings, facts, lock, noted)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
-    typed = {"script": script, "argv": hide_words(sys.argv), "token": token}
-    orders = [_order(node, part, typed, grace_s) for node, part in enumerate(parts)]
+    of_every_host = {"script": script, "argv": hide_words(sys.argv), "token": token, "grace_s": grace_s}
+    orders = [{**of_every_host, **_order(node, part)} for node, part in enumerate(parts)]
     places = [
         Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s)
         for node, part in enumerate(parts)
@@ -150,19 +150,16 @@ def of_all(first: Launch) -> Launch:
     return replace(first, topology=replace(first.topology, node_rank=None))
 
 
-def _order(node: int, part: HostPart, typed: dict[str, Any], grace_s: float) -> dict[str, Any]:
-    """Return what the host with rank ``node`` is told to start."""
+def _order(node: int, part: HostPart) -> dict[str, Any]:
+    """Return what the host with rank ``node`` is told beside what all are."""
     streams = [name for name, descriptor in (("out", 1), ("err", 2)) if os.isatty(descriptor)]
     size = terminal_size()
     return {
         "python": part.launch.argv[0],
         "run_id": part.launch.run_id,
-        "grace_s": grace_s,
         "record": part.record,
-        "node": node,
-        "token": typed["token"],
         "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
-        "launch": {"options": options_json(part.options), **typed},
+        "options": options_json(part.options),
     }
 
 

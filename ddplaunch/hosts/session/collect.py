@@ -52,10 +52,10 @@ class Gathered:
     missing: tuple[Finding, ...]
 
 
-def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
+def ask_all(links: Links, names: Sequence[str], open_session: Callable[[str], Link], question: Question) -> Gathered:
     """Ask all hosts at once. A host that does not answer costs its deadline, and the others nothing.
 
-    ``start`` opens the session of one host. Raises OSError where there is no ssh.
+    ``open_session`` opens that of one host. Raises OSError where there is no ssh.
     """
     order = {
         "what": "facts",
@@ -64,7 +64,13 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
         "files": [path for path, _ in question.sources],
         "env": dict(question.env or {}),
     }
-    reached = FanOut(links, start, order, question.deadline_s).ask(names)
+
+    def start(name: str) -> Link:
+        link = open_session(name)
+        link.send(order)
+        return link
+
+    reached = FanOut(links, start, question.deadline_s).ask(names)
     clocks = _clocks(links, [host.link for host in reached if host.answer is not None])
     reports, answered_hosts, missing = [], [], []
     for host in reached:

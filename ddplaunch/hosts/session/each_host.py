@@ -1,8 +1,6 @@
 """What each host of a run knows of it, asked from where the run was launched, by a session of its own each.
 
-At the other end is ``python -m ddplaunch.cli.part_here``, which answers one question and may go on to send
-messages, or its record as an archive. It
-ends when its session does, and nothing of the run depends on it.
+Nothing of the run depends on these sessions.
 """
 
 from __future__ import annotations
@@ -17,9 +15,10 @@ from ddplaunch.hosts.ssh import command, failure, misunderstood, ssh_missing, wh
 from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import Finding, warning
 
-_PART_HERE = "ddplaunch.cli.part_here"
 _ANSWER_S = 30.0
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
+#: What hosts send until there is no more of it, or nobody listens; anything else has one answer.
+_STREAMS = ("logs", "samples", "record")
 
 
 class EachHost:
@@ -31,8 +30,8 @@ class EachHost:
     def __init__(self, launched: Launched, what: str, answer_s: float = _ANSWER_S, **more: Any) -> None:
         """``answer_s`` is how long a host may take to its answer, in seconds; ``more`` goes along with the question."""
         self._places = {place.host: place for place in launched.places}
-        order = {"what": what, "run_id": launched.run_id, "launch": launched.launch}
-        self._order, self._answer_s = {**order, **more}, answer_s
+        self._order = {"what": what, "run_id": launched.run_id, "token": launched.launch, **more}
+        self._is_stream, self._answer_s = what in _STREAMS, answer_s
         self._by_link: dict[Link, Place] = {}
         self._links = Links()
         self.answers: dict[int, dict[str, Any]] = {}
@@ -44,14 +43,16 @@ class EachHost:
         with contextlib.ExitStack() as begun:
             begun.enter_context(self._links)
             try:
-                reached = FanOut(self._links, self._start, self._order, self._answer_s).ask(list(self._places))
+                fan_out = FanOut(self._links, self._start, self._answer_s, greeted=self._is_stream)
+                reached = fan_out.ask(list(self._places))
             except FileNotFoundError:
                 self.problems = (ssh_missing(),)
                 reached = ()
             for host in reached:
                 self._take_answer(host)
-            for link in self._by_link:
-                link.send({"what": "go on"})  # before, nobody would have listened
+            if self._is_stream:  # before, nobody would have listened
+                for link, place in self._by_link.items():
+                    self._ask(link, place)
             begun.pop_all()
         return self
 
@@ -61,8 +62,14 @@ class EachHost:
 
     def _start(self, name: str) -> Link:
         place = self._places[name]
-        words = (_PART_HERE, str(place.node), place.record)
-        return self._links.open(name, command(name, place.python, *words))
+        link = self._links.open(name, command(name, place.python))
+        if not self._is_stream:
+            self._ask(link, place)
+        return link
+
+    def _ask(self, link: Link, place: Place) -> None:
+        link.started = self._order["what"] == "record"
+        link.send({**self._order, "node": place.node, "record": place.record})
 
     def _take_answer(self, reached: Reached) -> None:
         place, reply = self._places[reached.name], reached.answer
@@ -73,7 +80,6 @@ class EachHost:
         else:
             self.answers[place.node] = reply
             self._by_link[reached.link] = place
-            reached.link.started = self._order["what"] == "record"
             return
         self._links.close(reached.link)
 

@@ -1,4 +1,4 @@
-"""Begins sessions with many hosts, a window of them at a time, and returns each one's first answer.
+"""Begins sessions with many hosts, a window of them at a time, and returns each one's first answer, or its greeting.
 
 sshd drops connections that have not logged in yet when there are many (``MaxStartups``, 10:30:100 by default:
 https://man.openbsd.org/sshd_config#MaxStartups), which a jump host sees first. A drop is no verdict on the host, but a
@@ -59,13 +59,16 @@ def delay_s(tries: int, index: int) -> float:
 
 
 class FanOut:
-    """Asks each host one thing, and each has ``deadline_s`` seconds from its own first try."""
+    """Reaches each host, and each has ``deadline_s`` seconds from its own first try."""
 
     def __init__(
-        self, links: Links, start: Callable[[str], Link], order: dict[str, Any], deadline_s: float, most: int = 0
+        self, links: Links, start: Callable[[str], Link], deadline_s: float, most: int = 0, *, greeted: bool = False
     ) -> None:
-        """``start`` opens a session; ``most`` at once, by default what suits this machine."""
-        self._links, self._start, self._order, self._deadline_s = links, start, order, deadline_s
+        """``start`` opens a session, and asks; ``most`` at once, by default what suits this machine.
+
+        ``greeted``: nothing is asked yet, and a host's greeting is enough.
+        """
+        self._links, self._start, self._deadline_s, self._greeted = links, start, deadline_s, greeted
         self._most = most or window_of(len(os.sched_getaffinity(0)))
         self._window, self._shrunk_s = float(self._most), -math.inf
         self._by_link: dict[Link, Reached] = {}
@@ -104,7 +107,6 @@ class FanOut:
                 host.until_s = host.tried_s + self._deadline_s
             host.tries, host.next_try_s, host.connecting = host.tries + 1, math.inf, True
             self._by_link[host.link] = host
-            host.link.send(self._order)
 
     def _wait_s(self, now: float) -> float:
         """Return how long nothing is due."""
@@ -154,6 +156,8 @@ class FanOut:
         for host in self._waiting:
             if host.connecting and host.link.greeted:
                 self._joined(host)
+            if self._greeted and host.tries and host.link.greeted and not host.settled:
+                self._settle(host, {}, None)
             if now - host.tried_s > _SLOT_S:
                 host.connecting = False
             if not host.settled and host.until_s <= now:

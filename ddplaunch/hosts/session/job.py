@@ -1,5 +1,7 @@
 """The one program that a launcher has a host start, and its end: by signal, then SIGKILL, then whatever is left.
 
+When stdin ends, or nothing arrives for ``SILENCE_S``, the launcher is dead, asleep or cut off: the program is ended.
+
 The program is ``python -m ddplaunch.cli.hosts.on_host``, which checks the launch here and becomes torchrun, pid and
 all. It reads what to do from a file without a name, because neither arguments nor secrets belong on a command line.
 """
@@ -20,8 +22,10 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from ddplaunch.hosts.json_lines import OF_SSH, SILENCE_S, LineReader, message_in
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.machine.processes.stop_processes import KILLED_S, send_signal, signal_at_parents_end, wait_gone
@@ -32,6 +36,8 @@ _AFTER_GRACE_S = 3.0
 _LAST_OUTPUT_S = 10.0
 _READ = 1 << 16
 _TICK_MS = 500
+_TICK_S = 0.1
+_CANNOT_START = 126
 
 
 class HostJob:
@@ -39,15 +45,16 @@ class HostJob:
 
     def __init__(self, order: Mapping[str, Any], sinks: Mapping[str, int]) -> None:
         """Start it. ``order`` is what the launcher said: ``python``, ``run_id``, ``token``, ``grace_s``, ``terminal``,
-        ``launch``. ``sinks`` are descriptors for "out" and "err". Raises OSError where it cannot be started.
+        and what ``on_host`` reads. ``sinks`` are descriptors for "out" and "err". Raises OSError where it cannot be
+        started.
         """
-        self._run = (str(order["run_id"]), os.geteuid(), str(order.get("token", "")))
+        self._run = (str(order["run_id"]), os.geteuid(), str(order["token"]))
         self._grace_s = float(order["grace_s"])
         self._kill_at = math.inf
         self.told = False  # to end
         self.unheard = False  # nobody takes the output
         todo = os.memfd_create("ddplaunch")
-        os.write(todo, json.dumps(order["launch"]).encode())
+        os.write(todo, json.dumps(order).encode())
         os.lseek(todo, 0, os.SEEK_SET)
         reading, writing = _streams(sinks, order.get("terminal"))
         try:
@@ -109,6 +116,45 @@ class HostJob:
     def _left(self) -> list[Process]:
         own_runs = (run for run in runs_in(process_table()) if (run.run_id, run.uid, run.launch) == self._run)
         return [process for run in own_runs for process in run.all if process.pid != os.getpid()]
+
+
+def run_job(order: dict[str, Any], lines: LineReader, sinks: Mapping[str, int]) -> int:
+    """Start what ``order`` says, end it when the launcher says so or is lost, and return its exit status."""
+    try:
+        job = HostJob(order, sinks)
+    except OSError as error:
+        sys.stderr.write(f"{error.strerror}: {error.filename}\n")
+        return _CANNOT_START
+    signal.signal(signal.SIGTERM, lambda number, _: job.end(number))
+    lines.heard_s = time.monotonic()
+    while job.process.poll() is None:
+        line = None if job.unheard else lines.next(time.monotonic() + _TICK_S)
+        if line is not None:
+            with contextlib.suppress(OSError):
+                os.write(2, b"\0")  # this host is alive
+            if (number := message_in(line).get("signal")) is not None:
+                job.end(int(number))
+        elif job.unheard:
+            time.sleep(_TICK_S)
+        elif lines.ended or time.monotonic() - lines.heard_s > SILENCE_S:
+            _launcher_lost(job, str(order["record"]))
+        job.kill_if_due()
+    job.sweep()
+    if job.unheard:
+        return OF_SSH  # to a launcher that wakes up again, this host is lost
+    status: int = job.process.returncode
+    return min(status, OF_SSH - 1) if status >= 0 else 128 - status
+
+
+def _launcher_lost(job: HostJob, record: str) -> None:
+    """End the job; the record here tells why, unless the launcher had begun to end it."""
+    if not job.told:
+        from ddplaunch.records.directory import note_stop
+
+        with contextlib.suppress(Exception):  # its end does not wait for a note
+            note_stop(Path(record), launcher_lost=True)
+    job.unheard = True
+    job.end(signal.SIGTERM)
 
 
 def _streams(names: Iterable[str], terminal: Mapping[str, Any] | None) -> tuple[dict[int, str], dict[str, int]]:
