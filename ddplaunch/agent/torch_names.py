@@ -15,7 +15,6 @@ from typing import Any
 from ddplaunch.values.frozen import dataclass
 
 _SEEN = ("2.4", "2.6", "2.8", "2.13", "2.15")
-_SINCE_2_8 = ("2.8", "2.13", "2.15")
 _SINCE_2_4 = ("2.4", "2.5", "2.6", "2.8", "2.10", "2.13", "2.15")
 
 
@@ -184,10 +183,12 @@ DDP_TIMES = TorchName(
     "torch.nn.parallel.distributed",
     "DistributedDataParallel._get_ddp_logging_data",
     _SEEN,
-    "knows how long a backward pass waited for gradients of other ranks; `rank_site/ddplaunch_timeline.py` asks it",
+    "knows how long a backward pass waited for gradients of other ranks; `rank_site/ddplaunch_timeline.py` asks it, "
+    "and has it measure each pass on the CPU",
     "`--phases` ends at the first step",
     ("self",),
     in_torchrun=False,
+    beside=("_set_ddp_runtime_logging_sample_rate",),
 )
 DELETE_LIBRARY = TorchName(
     "torch.library",
@@ -195,25 +196,6 @@ DELETE_LIBRARY = TorchName(
     _SEEN,
     "withdraws the operators of a library when the interpreter ends, recognised by its module to leave it out",
     "forked ranks take longer to end",
-)
-DDP_EVERY_STEP = TorchName(
-    "torch.nn.parallel.distributed",
-    "DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
-    _SEEN,
-    "has the times of backward passes taken in each step, on the CPU; `rank_site/ddplaunch_timeline.py` calls it",
-    "`--phases` ends at the first step",
-    ("self", "sample_rate"),
-    in_torchrun=False,
-)
-NOT_COMPILED = TorchName(
-    "torch._C._dynamo.eval_frame",
-    "set_code_exec_strategy",
-    _SINCE_2_8,
-    "keeps torch.compile from compiling what `rank_site/ddplaunch_phases.py` has called in the middle of a step; "
-    "`skip_code` before torch 2.7",
-    "torch.compile compiles it with the script, or breaks the graph there",
-    in_torchrun=False,
-    beside=("_FrameAction", "_FrameExecStrategy"),
 )
 _NOT_COMPARED = "what ranks train with is not compared with the plan"
 ITERATOR = TorchName(

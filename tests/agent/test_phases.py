@@ -237,11 +237,9 @@ class Event:
     """An event of a stream that has come as far as ``reached``."""
 
     reached = 0
-    made = 0
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
-        Event.made += 1
 
     def record(self) -> None:
         Event.reached += 1
@@ -254,7 +252,7 @@ class Event:
         return float(other.at - self.at)
 
 
-def test_events_are_read_when_they_are_over_and_used_again() -> None:
+def test_events_are_read_when_they_are_over() -> None:
     class Cuda:
         capturing = False
         Event = Event
@@ -266,8 +264,7 @@ def test_events_are_read_when_they_are_over_and_used_again() -> None:
     events = Events(cuda)
     first, second = events.stamp(), events.stamp()
     assert events.over(first) and events.between_us(first, second) == 1000
-    events.done([[REST, first]])
-    assert events.stamp() is first and Event.made == 2
+    events.stamp()
     assert not events.over(events.stamp())
     cuda.capturing = True
     with pytest.raises(RuntimeError, match="captured"):
@@ -302,64 +299,38 @@ class Module:
     def _get_ddp_logging_data(self) -> dict[str, int]:
         return self.data
 
-
-class Backward:
-    """What DistributedDataParallel logs of its passes: the last one, and the mean of all that it measured."""
-
-    def __init__(self, module: Module) -> None:
-        self.module, self.measured, self.sum_ns = module, 0, 0
-
     def passes(self, *waited_us: int) -> None:
-        at = int(self.module.data["iteration"])
+        """Make passes, each measured as it is when the next one begins; the rate is 1, or ten and each hundredth."""
         for each in waited_us:
-            at += 1
-            if at <= 10 or at % self.module.rate == 0:
-                self.measured, self.sum_ns = self.measured + 1, self.sum_ns + each * 1000
-                last = {"backward_comm_time": each * 1000 + 2000, "backward_compute_comm_overlap_time": 2000}
-                mean = {f"avg_{name}": ns for name, ns in last.items()}
-                mean["avg_backward_comm_time"] = self.sum_ns // self.measured + 2000
-                self.module.data |= {**last, **mean, "total_parameter_size_bytes": 64}
-        self.module.data["iteration"] = at
+            at = int(self.data["iteration"]) + 1
+            if at <= 10 or at % self.rate == 0:
+                self.data |= {"backward_comm_time": each * 1000 + 2000, "backward_compute_comm_overlap_time": 2000}
+            self.data |= {"iteration": at, "total_parameter_size_bytes": 64}
 
 
-def communication(module: Module, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool) -> Communication:
-    monkeypatch.setattr(ddplaunch_timeline, "_DDP_EVERY_S", 0.0)
+def test_communication_is_what_the_backward_pass_does_not_hide() -> None:
+    module = Module()
     comm = Communication([lambda: module])
-    comm.on_gpu = on_gpu
-    return comm
+    assert comm.of_step_us(comm.of_passes_us(), None) is None and module.rate == 1
+    for waited_us in (7, 90, 10):  # each step has what its own passes waited
+        module.passes(waited_us)
+        assert comm.of_passes_us() == waited_us
+    module.passes(20, 20)  # twice in a step
+    passes_us = comm.of_passes_us()
+    assert comm.of_step_us(passes_us, 1.0) == 41.0 and comm.bytes == 64
+    assert comm.of_passes_us() == 0, "a step without a pass"
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_communication_is_what_the_backward_pass_does_not_hide(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_few_passes_are_measured_and_each_counts_until_the_next() -> None:
     module = Module()
-    comm, backward = communication(module, monkeypatch, on_gpu=on_gpu), Backward(module)
-    assert comm.of_step_us(1, None) is None
-    backward.passes(7)
-    assert comm.of_step_us(2, None) == (None if on_gpu else 7.0)
-    assert module.rate == (100 if on_gpu else 1), "on a GPU each of its measurements waits for the GPU"
-    backward.passes(7, 7, 7)
-    assert not on_gpu or comm.of_step_us(5, None) == 7.0, "few steps are told too, by passes after NCCL connected"
-    backward.passes(*[7] * 97)
-    assert comm.of_step_us(102, 1.0) == 8.0 and comm.bytes == 64
-    backward.passes(*[7] * 20)  # twice in every step
-    assert comm.of_step_us(112, None) == (7.0 if on_gpu else 14.0)
-
-
-@pytest.mark.parametrize("before", [1, 32, 250])
-def test_on_the_cpu_every_pass_counts_and_not_the_last_one_alone(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that waited long in the one pass that was looked at seemed to wait so in all, and the other to be late."""
-    module = Module()
-    comm, backward = communication(module, monkeypatch, on_gpu=False), Backward(module)
-    backward.passes(*[5] * before)  # of the first steps, of which torch measures some
-    comm.of_step_us(1, None)
-    backward.passes(*[10, 10, 10, 90] * 10)
-    assert comm.of_step_us(41, None) == pytest.approx(30, abs=0.2)
-    assert comm.of_step_us(41, None) == pytest.approx(30, abs=0.2), "no pass since: what is known stays"
-    assert comm.of_step_us(51, None) == 0, "ten steps without a pass"
-    backward.passes(*[20] * ddplaunch_timeline._DDP_MEANS)
-    comm.of_step_us(10_100, None)
-    backward.passes(*[10, 30])
-    assert comm.of_step_us(10_102, None) == 30, "of so many passes the mean says less than the last one"
+    comm = Communication([lambda: module])
+    comm.on_gpu = True
+    module.passes(500, 500)  # NCCL connects
+    assert comm.of_passes_us() is None
+    module.passes(500, 7)
+    assert comm.of_passes_us() == 7.0 and module.rate == 100, "each measurement waits for the GPU"
+    module.passes(*[8] * 50)
+    assert [comm.of_passes_us() for _ in range(3)] == [8.0] * 3
 
 
 TRAIN = """

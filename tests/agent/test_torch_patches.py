@@ -19,7 +19,6 @@ from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddpla
 from ddplaunch.agent.torch_names import (
     CLOSE,
     CLOSE_RANK,
-    DDP_EVERY_STEP,
     DDP_TIMES,
     DELETE_LIBRARY,
     ENGINE,
@@ -28,7 +27,6 @@ from ddplaunch.agent.torch_names import (
     GROUPS,
     ITERATOR,
     JOIN,
-    NOT_COMPILED,
     ON_SIGNAL,
     PARSE_ARGS,
     POPEN,
@@ -83,8 +81,8 @@ def test_this_torch_is_known() -> None:
 
 
 def test_a_name_is_expected_since_it_was_first_seen() -> None:
-    assert not NOT_COMPILED.expected_in("2.6.0+cu124")
-    assert all(NOT_COMPILED.expected_in(each) for each in ("2.8.0", "2.13.0a0+git1234", "3.0", "of our own"))
+    assert not CLOSE_RANK.expected_in("2.6.0+cu124")
+    assert all(CLOSE_RANK.expected_in(each) for each in ("2.13.0a0+git1234", "3.0", "of our own"))
 
 
 def test_every_name_has_a_fallback() -> None:
@@ -224,15 +222,7 @@ def phases_end() -> None:
     rank = ddplaunch_phases._Rank("/dev/null/none")
     module = SimpleNamespace(logger=object(), _set_ddp_runtime_logging_sample_rate=lambda _: None)
     rank._wrapped.append(lambda: module)
-    rank.safely(rank._comm.of_step_us, 1, None)
-    assert rank._off
-
-
-def phases_cannot_be_had() -> None:
-    rank = ddplaunch_phases._Rank("/dev/null/none")
-    module = SimpleNamespace(logger=object())
-    rank._wrapped.append(lambda: module)
-    rank.safely(rank._comm.of_step_us, 1, None)
+    rank.safely(rank._comm.of_passes_us)
     assert rank._off
 
 
@@ -260,11 +250,6 @@ def no_collectives_are_counted() -> None:
             del world.pg_map[group]
 
 
-def it_may_be_compiled() -> None:
-    ddplaunch_phases._leave_to_the_interpreter()
-    assert NOT_COMPILED.value() is None
-
-
 def never(*_: object) -> None:
     raise AssertionError("it was called")
 
@@ -283,8 +268,6 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     DELETE_LIBRARY: finalizers_run,
     **{each: phases_without(each) for each in (ENGINE, FETCH, WORK_WAIT)},
     DDP_TIMES: phases_end,
-    DDP_EVERY_STEP: phases_cannot_be_had,
-    NOT_COMPILED: it_may_be_compiled,
     **{each: observer_without(each) for each in (ITERATOR, WRAPPED)},
     GET_ITERATOR: phases_without(GET_ITERATOR),
     GROUPS: no_collectives_are_counted,

@@ -79,7 +79,6 @@ def begin(path: str, after_import: AfterImport) -> None:
 def step(samples: int | None = None) -> None:
     """End a step by hand; from the first one on optimizers end none."""
     if _rank is not None:
-        _rank.claim_thread()
         _rank.safely(_rank.step_by_hand, samples)
 
 
@@ -142,10 +141,8 @@ class _Rank:
             import torch
 
             if not torch.compiler.is_compiling():
-                self.claim_thread()
                 self.safely(self._optimizer_over, optimizer)
 
-        _leave_to_the_interpreter()
         module.register_optimizer_step_pre_hook(before)
         module.register_optimizer_step_post_hook(after)
 
@@ -245,11 +242,6 @@ class _Rank:
 
     # The end of a step
 
-    def claim_thread(self) -> None:
-        """Follow the thread that makes the first step, unless another one makes backward passes."""
-        if not self._steps and not self._timeline.passed and _thread.get_ident() != self._thread:
-            self._thread, self._timeline = _thread.get_ident(), Timeline(Clock())
-
     def step_by_hand(self, samples: int | None) -> None:
         """End a step that no optimizer ends."""
         self._by_hand = True
@@ -272,14 +264,16 @@ class _Rank:
         marks, end, counted = self._timeline.step()
         first = self._steps == 1
         at, samples = (self._steps, time.time(), self._waits.look()), samples or counted
-        self._over.append([at, [] if first else marks, end, samples])
+        if self._over:
+            self._over[-1][4] = self._comm.of_passes_us()  # the last one's communication is told at the next
+        self._over.append([at, [] if first else marks, end, samples, None])
         if first:
             self._begin(optimizer)
         now_s = time.monotonic()
         if self._steps <= _AT_ONCE or now_s >= self._due_s or len(self._over) > _MOST_WAITING / 2:
             assert self._lines is not None
             while len(self._over) > 1 and self._timeline.clock.over(self._over[0][2]):
-                self._write(*self._over.pop(0))  # the last one's communication is told at the next
+                self._write(*self._over.pop(0))
             if self._steps <= _AT_ONCE:
                 self._lines.fact({"steps": self._steps})  # with the last one
             self._lines.flush()
@@ -315,15 +309,16 @@ class _Rank:
         if self._steps and self._lines is not None:
             self._lines.fact({name: value})
 
-    def _write(self, at: tuple[int, float, float | None], marks: list[Any], end: Any, samples: int | None) -> None:
+    def _write(
+        self, at: tuple[int, float, float | None], marks: list[Any], end: Any, samples: int | None, passes: float | None
+    ) -> None:
         assert self._lines is not None
         step, at_s, waited = at
         timeline, wall = self._timeline, None
         times: list[float | None] = [None] * 6
         if marks:
             times, wall = timeline.times_us(marks, end), timeline.clock.between_us(marks[0][1], end)
-            timeline.clock.done(marks)
-        comm = self._comm.of_step_us(self._steps, times[COMM])
+        comm = self._comm.of_step_us(passes, times[COMM])
         hidden = 0.0 if comm is None else comm - (times[COMM] or 0.0)  # in what looked like backward
         backward = times[BACKWARD]
         if backward is not None and hidden:
@@ -344,6 +339,8 @@ class _Rank:
         if self._off or self._lines is None:
             return
         try:
+            if self._over:
+                self._over[-1][4] = self._comm.of_passes_us()
             while self._over and self._timeline.clock.over(self._over[0][2]):
                 self._write(*self._over.pop(0))
             self._lines.close()
@@ -356,26 +353,6 @@ def _backend() -> str | None:
     distributed = sys.modules.get("torch.distributed")
     known = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return str(distributed.get_backend()) if known and distributed is not None else None
-
-
-def _leave_to_the_interpreter() -> None:
-    """Keep torch.compile from compiling what is here, where it is called by code that torch.compile runs."""
-    frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    skip = getattr(frames, "skip_code", None)  # before torch 2.7
-    if hasattr(frames, "set_code_exec_strategy"):
-        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-
-        def skip(code: Any) -> None:
-            frames.set_code_exec_strategy(code, strategy)
-
-    left = [_leave_to_the_interpreter.__code__]
-    for value in [*globals().values(), *vars(Timeline).values(), *vars(Clock).values(), *vars(Events).values()]:
-        inner = vars(value).values() if isinstance(value, type) else [value]
-        left += [each.__code__ for each in inner if hasattr(each, "__code__")]
-    while left and skip is not None:
-        code = left.pop()
-        skip(code)
-        left += [each for each in code.co_consts if hasattr(each, "co_code")]
 
 
 def _calls() -> Callable[[Any, Callable[[], None]], Any]:

@@ -30,8 +30,7 @@ REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
 _AHEAD = 1024  # batches that are fetched before they are used
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
-_DDP_EACH, _DDP_EVERY_S = 64, 0.2  # steps, later: reading what DistributedDataParallel measured takes 0.08 ms
-_DDP_FIRST, _DDP_MEANS = 3, 10_000  # passes: NCCL connects; a mean in whole nanoseconds is off by half of one for each
+_DDP_FIRST = 3  # passes in which NCCL connects
 
 
 class Clock:
@@ -47,9 +46,6 @@ class Clock:
         """Return the microseconds between two moments."""
         return float(second - first) / 1000
 
-    def done(self, marks: list[list[Any]]) -> None:
-        """Take back stamps that nobody needs any more."""
-
 
 class Events(Clock):
     """Time on the current stream of a GPU. An event is recorded without waiting, and read when it is over."""
@@ -57,13 +53,12 @@ class Events(Clock):
     def __init__(self, cuda: Any) -> None:
         """``cuda`` is ``torch.cuda``."""
         self._cuda = cuda
-        self._spare: list[Any] = []
 
     def stamp(self) -> Any:
         """Record an event. Raises RuntimeError where a graph is being captured, which it would become a part of."""
         if self._cuda.is_current_stream_capturing():
             raise RuntimeError("a CUDA graph is captured")
-        event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
+        event = self._cuda.Event(enable_timing=True)
         event.record()
         return event
 
@@ -74,10 +69,6 @@ class Events(Clock):
     def between_us(self, first: Any, second: Any) -> float:
         """Return the microseconds between two events."""
         return float(first.elapsed_time(second)) * 1000
-
-    def done(self, marks: list[list[Any]]) -> None:
-        """Record these events again later."""
-        self._spare += [stamp for _, stamp in marks]
 
 
 class Timeline:
@@ -176,14 +167,9 @@ class StepFile:
             before = self._sums
             summed = [None if a is None or b is None else a + b for a, b in zip(before[2:10], values[2:10])]  # noqa: B905
             values = [*values[:2], *summed, values[10], values[11] or before[11]]
-        every_s = self._every_s()
-        self._sums = values if (values[3] or 0) < every_s * 1e6 else []
+        self._sums = values if self._written >= _SINGLY and (values[3] or 0) < 1e6 else []
         if not self._sums:
             self._put(values)
-
-    def _every_s(self) -> float:
-        beyond = self._written - _SINGLY
-        return 0.0 if beyond < 0 else float(min(60, 1 << min(beyond // 3600, 6)))
 
     def _put(self, values: list[Any]) -> None:
         self._written += 1
@@ -211,7 +197,7 @@ class Communication:
     """What DistributedDataParallel measured of its own: the part of a backward pass that only waits for gradients.
 
     On the CPU it is let measure every pass; on a GPU it does so at the first ten (NCCL connects in the first of them)
-    and at every hundredth, because it waits for the GPU then. It tells the last and the mean of all: two tell more.
+    and at every hundredth, because it waits for the GPU then. It tells of the last pass that it has measured.
     """
 
     def __init__(self, wrapped: list[Any]) -> None:
@@ -220,57 +206,40 @@ class Communication:
         self.waited = self.on_gpu = False
         self.bytes: int | None = None
         self._us: float | None = None
-        self._seen: dict[int, tuple[int, int, int, float]] = {}  # passes, steps, passes not measured, all their ns
-        self._due_s = 0.0
+        self._passes: dict[int, int] = {}  # of each module, at the step before
 
     def measures_itself(self) -> bool:
         """Whether there is a DistributedDataParallel; its work objects are then waited for in what it measures."""
         return any(each() is not None for each in self._wrapped)
 
-    def of_step_us(self, steps: int, waited_us: float | None) -> float | None:
-        """Return what a step waited for communication, ``waited_us`` of it for work objects; None if unknown.
-
-        ``steps`` are over, of which all but the last have been measured.
-        """
+    def of_step_us(self, passes_us: float | None, waited_us: float | None) -> float | None:
+        """Return what a step waited for communication, ``waited_us`` of it for work objects; None if unknown."""
         if not self.measures_itself():
             return (waited_us or 0.0) if self.waited or _alone() else None
-        now_s = time.monotonic()
-        if steps <= _DDP_EACH or now_s >= self._due_s:
-            self._due_s = now_s + _DDP_EVERY_S
-            self._look(steps)
-        return None if self._us is None else self._us + (waited_us or 0.0)
+        return None if passes_us is None else passes_us + (waited_us or 0.0)
 
-    def _look(self, steps: int) -> None:
-        found, sizes = [], []
+    def of_passes_us(self) -> float | None:
+        """Return what the backward passes since the last call waited, to be asked once in each step; None if unknown.
+
+        The last of them is measured when the next one begins. Each takes as long as the last that was measured.
+        """
+        waits_ns, sizes = [], []
         alive = [one for each in self._wrapped[-4:] if (one := each()) is not None]
         for module in [each for each in alive if each.logger is not None]:
             data, one = module._get_ddp_logging_data(), id(module)
             sizes.append(data.get("total_parameter_size_bytes", 0))
-            passes, before = data.get("iteration", 0), self._seen.get(one)
-            if before is None and not self.on_gpu:
+            if one not in self._passes and not self.on_gpu:
                 module._set_ddp_runtime_logging_sample_rate(1)
-            missed = before[2] if before else max(0, passes - 10 - passes // 100)
-            last_ns, mean_ns = _waited_ns(data, ""), _waited_ns(data, "avg_")
-            self._seen[one] = (passes, steps, missed, (mean_ns or 0.0) * (passes - missed))
-            if last_ns is None or mean_ns is None or passes <= (_DDP_FIRST if self.on_gpu else 0):
+            passes = data.get("iteration", 0)
+            since, self._passes[one] = max(0, passes - self._passes.get(one, 0)), passes
+            comm, hidden = data.get("backward_comm_time"), data.get("backward_compute_comm_overlap_time")
+            if comm is None or hidden is None or (self.on_gpu and (passes <= _DDP_FIRST or not since)):
                 continue
-            if self.on_gpu:
-                found += [] if before and before[0] == passes else [last_ns]
-            elif before is None or passes < before[0]:
-                found.append(last_ns * max(1.0, passes / steps))
-            elif passes > _DDP_MEANS:  # whole nanoseconds of so many passes are too rough
-                found.append(last_ns * (passes - before[0]) / max(1, steps - before[1]))
-            elif steps > before[1]:
-                found.append(max(0.0, self._seen[one][3] - before[3]) / (steps - before[1]))
+            waits_ns.append(max(0.0, float(comm - hidden)) * (1 if self.on_gpu else since))
         self.bytes = sum(sizes) or None
-        if found:
-            self._us = sum(found) / 1000
-
-
-def _waited_ns(data: dict[str, Any], which: str) -> float | None:
-    """Return how long a backward pass waited for its communication alone, as DistributedDataParallel logs it."""
-    comm, hidden = (data.get(f"{which}backward_{each}_time") for each in ("comm", "compute_comm_overlap"))
-    return None if comm is None or hidden is None else max(0.0, float(comm - hidden))
+        if waits_ns:
+            self._us = sum(waits_ns) / 1000
+        return self._us
 
 
 def _alone() -> bool:
