@@ -69,7 +69,10 @@ def lay_over(tree: Path, folder: Path, through: Iterable[Path]) -> None:
         _checked(_LIBC.unshare(_NEWNS), "unshare")
     _mount("none", "/", "none", _REC | _PRIVATE)
     open_paths = [(path, os.open(path, os.O_PATH)) for path in (*through, *_mounts_below(tree))]
-    _mount("overlay", str(tree), "overlay", 0, options)
+    try:
+        _mount("overlay", str(tree), "overlay", 0, f"{options},redirect_dir=on")
+    except OSError:  # only root may have it: without, who renames a folder gets EXDEV
+        _mount("overlay", str(tree), "overlay", 0, options)
     for path, descriptor in open_paths:
         _mount(f"/proc/self/fd/{descriptor}", str(path), "none", _BIND | _REC)
         os.close(descriptor)
@@ -151,13 +154,14 @@ def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ..
     for place, folders, names in os.walk(top):
         below = Path(place).relative_to(top)
         links = {name for name in folders if Path(place, name).is_symlink()}
+        written |= {str(below / name) for name in folders if _has_mark(Path(place, name), "redirect")}
         for name in (*names, *links):
             now = Path(place, name)
             if stat.S_ISCHR(now.lstat().st_mode):  # overlayfs marks what was removed by a device 0:0
                 removed.add(str(below / name))
             elif not _is_same(now, tree / below / name):
                 written.add(str(below / name))
-        if top == copied or _is_new_folder(place):
+        if top == copied or _has_mark(Path(place), "opaque"):
             original_names = {*folders, *names}
             removed |= {str(below / entry.name) for entry in _entries(tree / below) if entry.name not in original_names}
     return tuple(sorted(written)), tuple(sorted(removed))
@@ -174,11 +178,11 @@ def _is_same(path: Path, original: Path) -> bool:
     return (old.st_mtime_ns, old.st_size) == (now.st_mtime_ns, now.st_size)
 
 
-def _is_new_folder(path: str) -> bool:
-    """Return whether a folder of an overlay stands in the place of one that was removed."""
-    for name in ("trusted.overlay.opaque", "user.overlay.opaque"):
+def _has_mark(path: Path, mark: str) -> bool:
+    """Return whether a folder of an overlay stands in the place of one that was removed (opaque) or was renamed."""
+    for attributes in ("trusted", "user"):
         with suppress(OSError):
-            return os.getxattr(path, name) == b"y"
+            return bool(os.getxattr(path, f"{attributes}.overlay.{mark}"))
     return False
 
 

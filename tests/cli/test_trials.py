@@ -108,7 +108,7 @@ while done < arguments.steps:
         if done == arguments.steps:
             break
         if done == arguments.fail_at:
-            raise ValueError("a wrong sample")
+            raise OSError(18, "Invalid cross-device link") if done == 30 else ValueError("a wrong sample")
         optimizer.zero_grad()
         model(batch).sum().backward()
         optimizer.step()
@@ -170,7 +170,7 @@ def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
     assert failed.diagnosis.code == "script-exception" and "a wrong sample" in failed.diagnosis.what
     late = trial("--fail-at", "30")
     assert late.ending == "failed" and late.measured.steps >= 25 and late.problem is not None
-    assert late.problem.code == "trial-failed"
+    assert late.problem.code == "trial-failed" and "only root can rename a folder" in late.problem.why
     none = trial("--steps", "0", processes=1)
     assert none.ending == "ended" and none.measured.steps == 0
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
