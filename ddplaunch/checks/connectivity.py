@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import user_variables
@@ -206,15 +205,12 @@ def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], lau
 
 # Launchers that may start several tasks on a host, each of them a node of torchrun: all see their own host's address.
 _RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback", "::1")
 
 
 def _is_loopback(address: str) -> bool:
     """Whether ``address``, an IP address or a name, always means the local host."""
-    try:
-        return ip_address(address.strip("[]").partition("%")[0]).is_loopback
-    except ValueError:
-        return address.lower() in _LOOPBACK_NAMES
+    return address.startswith("127.") or address.strip("[]").partition("%")[0].lower() in _LOOPBACK_NAMES
 
 
 def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Findings:

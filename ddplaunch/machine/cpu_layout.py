@@ -56,15 +56,8 @@ def _nodes(root: Path, usable: set[int], online: set[int]) -> tuple[NumaNode, ..
 
 def _cores(root: Path, cpus: list[int]) -> tuple[tuple[int, ...], ...]:
     """Return the CPUs as physical cores; a CPU of which the kernel names no siblings is a core of its own."""
-    unassigned, cores = dict.fromkeys(cpus), []
-    for cpu in cpus:
-        if cpu in unassigned:
-            siblings = {*_listed(f"{root}/{_CPUS}/cpu{cpu}/topology/thread_siblings_list"), cpu}
-            core = tuple(sorted(sibling for sibling in siblings if sibling in unassigned))
-            cores.append(core)
-            for sibling in core:
-                del unassigned[sibling]
-    return tuple(cores)
+    siblings = (_listed(f"{root}/{_CPUS}/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus)
+    return tuple(dict.fromkeys(tuple(sorted({*core, cpu} & {*cpus})) for cpu, core in zip(cpus, siblings, strict=True)))
 
 
 def _allowed(root: Path, online: set[int]) -> set[int]:

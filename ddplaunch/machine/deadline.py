@@ -31,7 +31,6 @@ class Answer:
 
     value: Any = None
     error: str | None = None
-    late: bool = False  # the deadline passed
 
 
 def start(function: Callable[[], Any]) -> Child:
@@ -76,18 +75,18 @@ def collect(children: Sequence[Child], deadline_s: float) -> list[Answer]:
     """
     until_s = time.monotonic() + deadline_s
     try:
-        return [_answer_of(child, until_s) for child in children]
+        return [_answer_of(child, until_s, deadline_s) for child in children]
     finally:
         _end([child for child in children if child.error is None])
 
 
-def _answer_of(child: Child, until_s: float) -> Answer:
+def _answer_of(child: Child, until_s: float, deadline_s: float) -> Answer:
     if child.error is not None:
         return Answer(error=child.error)
     poll = select.poll()
     poll.register(child.fd, select.POLLIN)
     if not poll.poll(max(0.0, until_s - time.monotonic()) * 1000):
-        return Answer(late=True)
+        return Answer(error=f"no answer within {deadline_s:g} s")
     data = b"".join(iter(partial(os.read, child.fd, 1 << 16), b""))  # it writes all at once, and ends
     try:
         good, value = marshal.loads(data)

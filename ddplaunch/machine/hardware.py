@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ddplaunch.machine import files
@@ -227,13 +227,12 @@ def amd_denied(devices: Iterable[AmdDevice], root: str = "") -> tuple[str, ...]:
     return tuple(path for path in existing if not os.access(root + path, os.R_OK | os.W_OK))
 
 
-def amd_holders(devices: Iterable[AmdDevice], root: str = "") -> dict[int, dict[int, int | None]]:
+def amd_holders(devices: Sequence[AmdDevice], root: str = "") -> dict[int, dict[int, int | None]]:
     """Return pid → index of a GPU → bytes of its memory that the process holds; pids are those of the host.
 
     https://github.com/torvalds/linux/blob/master/drivers/gpu/drm/amd/amdkfd/kfd_process.c (kfd_procfs_show)
     """
     processes, bytes_by_pid = f"{root}/sys/class/kfd/kfd/proc", dict[int, dict[int, int | None]]()
-    devices = tuple(devices)
     for pid in filter(str.isdigit, files.names(processes)):
         for device in devices:
             size_bytes = files.number(f"{processes}/{pid}/vram_{device.kfd_id}")

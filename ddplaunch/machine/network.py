@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import array
 import errno
+import os
 import socket
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
-from ipaddress import ip_address
 from pathlib import Path
 
 from ddplaunch.machine import deadline, files
@@ -231,29 +231,20 @@ def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[]
     What is returned waits at most ``deadline_s`` seconds, and gives the addresses in the resolver's order or why there
     are none.
     """
-    addresses_at_hand = (name,) if _is_address(name) else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
+    _, numeric = _ask(os.fsencode(name), socket.AI_NUMERICHOST)  # bytes: for text it imports idna
+    addresses_at_hand = (name,) if numeric else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
     if addresses_at_hand:
         return lambda: addresses_at_hand
     child = deadline.start(lambda: _ask(name))
 
     def finish() -> tuple[str, ...] | Unavailable:
         result = deadline.collect([child], deadline_s)[0]
-        if result.late:
-            return Unavailable(f"`{name}` did not resolve within {deadline_s:g} s (the name server is silent)")
         if result.error is not None:
             return Unavailable(f"`{name}` could not be resolved: {result.error}")
         error, addresses = result.value
         return tuple(addresses) if error is None else Unavailable(f"`{name}` does not resolve: {error}")
 
     return finish
-
-
-def _is_address(text: str) -> bool:
-    """Return whether ``text`` is an IPv4 or IPv6 address rather than a name."""
-    try:
-        return bool(ip_address(text))
-    except ValueError:
-        return False
 
 
 def in_hosts_file(text: str, name: str) -> tuple[str, ...]:
@@ -266,9 +257,9 @@ def in_hosts_file(text: str, name: str) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def _ask(name: str) -> tuple[str | None, tuple[str, ...]]:
+def _ask(name: str | bytes, flags: int = 0) -> tuple[str | None, tuple[str, ...]]:
     try:
-        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as error:
         return (getattr(error, "strerror", None) or str(error), ())
     return (None, tuple(dict.fromkeys(str(info[4][0]) for info in infos)))

@@ -54,18 +54,11 @@ def begin_looks(paths_with_roles: Sequence[tuple[str, Role]], deadline_s: float)
     def finish() -> tuple[PathFact, ...]:
         answers = deadline.collect(children, deadline_s)
         return tuple(
-            _fact(path, result, deadline_s) for (path, _), result in zip(paths_with_roles, answers, strict=True)
+            PathFact(path, "unreachable", error=answer.error) if answer.error else PathFact(path, **answer.value)
+            for (path, _), answer in zip(paths_with_roles, answers, strict=True)
         )
 
     return finish
-
-
-def _fact(path: str, result: deadline.Answer, deadline_s: float) -> PathFact:
-    if result.late:
-        return PathFact(path, "unreachable", error=f"no answer within {deadline_s:g} s")
-    if result.error is not None:
-        return PathFact(path, "unreachable", error=result.error)
-    return PathFact(path=path, **result.value)
 
 
 def describe_path(path: str, role: Role) -> dict[str, Any]:
@@ -120,7 +113,7 @@ def _described(path: str, status: os.stat_result) -> dict[str, Any]:
         "total_bytes": space.f_blocks * space.f_frsize,
         "free_inodes": space.f_favail if space.f_files else None,  # btrfs and some NFS servers count none
         "filesystem": filesystem(path),
-        "owner": _owner(status.st_uid),
+        "owner": files.owner_name(status.st_uid).removeprefix("uid "),  # it may ask LDAP
     }
 
 
@@ -131,8 +124,3 @@ def _empty(folder: str) -> bool:
             return next(entries, None) is None
     except OSError:
         return False
-
-
-def _owner(uid: int) -> str:
-    name = files.owner_name(uid)  # may ask LDAP; this is the child with the deadline
-    return name.removeprefix("uid ")
