@@ -90,7 +90,7 @@ class CapturedLogs(api.LogsSpecs):
                 return None
             from ddplaunch.agent.warm.spares import prepare
 
-            spares = prepare(settings.preload, self._say, cpus)
+            spares = prepare(int(os.environ.get("DDPLAUNCH_NPROC", "0")), settings.preload, self._say, cpus)
             self._console = os.dup(2)  # before torchrun's own messages go elsewhere
             return spares
         except Exception as exception:

@@ -146,14 +146,6 @@ POPEN = TorchName(
     ("self", "args", "env"),
     beside=("_stdout", "_stderr"),
 )
-PARSE_ARGS = TorchName(
-    "torch.distributed.run",
-    "parse_args",
-    _SEEN,
-    "torchrun's own reading of its command line: what may be preloaded, and whether ranks may start again",
-    "as if ranks may start again, and nothing leads their `sys.path`",
-    ("args",),
-)
 ENGINE = TorchName(
     "torch.autograd.variable",
     "Variable._execution_engine",

@@ -6,10 +6,10 @@ The names are those of ``torch_names.py``. Torch is imported when a function is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +17,11 @@ from ddplaunch.agent.torch_names import (
     CLOSE,
     CLOSE_RANK,
     JOIN,
-    PARSE_ARGS,
     POPEN,
     SPREAD,
     START,
     WAIT,
+    TorchName,
 )
 from ddplaunch.machine.processes.process_table import own_processes
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
@@ -50,59 +50,56 @@ def skip_the_spread() -> None:
     handlers.next_rendezvous = next_rendezvous
 
 
+def _replace(name: TorchName, function: Callable[..., Any]) -> None:
+    """Have ``function(theirs, …)`` called in the place of ``theirs``, which ``name`` stands for, if it is known."""
+    if not name.is_known():
+        return
+    theirs = name.value()
+
+    @functools.wraps(theirs)
+    def ours(*args: Any, **more: Any) -> Any:
+        return function(theirs, *args, **more)
+
+    setattr(name.owner(), name.name.rpartition(".")[2], ours)
+
+
 def notice_start(tell: Callable[[dict[int, int]], None]) -> None:
     """Call ``tell({local rank: pid})`` as soon as all ranks of an attempt are started."""
-    if not START.is_known():
-        return
-    contexts = START.owner()
-    theirs = contexts.start
 
-    def start(context: Any) -> None:
+    def start(theirs: Any, context: Any) -> None:
         theirs(context)
         pids = getattr(context, "pids", None)
         if pids is not None:
             tell(dict(pids()))
 
-    contexts.start = start
+    _replace(START, start)
 
 
 def notice_failures(tell: Callable[[dict[int, Any]], None]) -> None:
     """Call ``tell({local rank: ProcessFailure})`` for ranks that torchrun has seen fail, in every attempt."""
-    if not WAIT.is_known():
-        return
-    contexts = WAIT.owner()
-    theirs = contexts.wait
 
-    def wait(context: Any, *args: Any, **more: Any) -> Any:
+    def wait(theirs: Any, context: Any, *args: Any, **more: Any) -> Any:
         result = theirs(context, *args, **more)
         if failures := getattr(result, "failures", None):
             tell(dict(failures))
         return result
 
-    contexts.wait = wait
+    _replace(WAIT, wait)
 
 
 def wait_for_ranks(grace_s: float) -> None:
     """Let ranks that are told to end have ``grace_s`` seconds, for whatever reason they are told to."""
-    if not CLOSE.is_known():
-        return
-    contexts = CLOSE.owner()
-    theirs = contexts.close
 
-    def close(context: Any, death_sig: Any = None, timeout: float = grace_s) -> None:
+    def close(theirs: Any, context: Any, death_sig: Any = None, timeout: float = grace_s) -> None:
         theirs(context, death_sig, grace_s)
 
-    contexts.close = close
+    _replace(CLOSE, close)
 
 
 def spare_children_of_ranks() -> None:
     """Have torchrun ask each rank alone to end; SIGKILL, after the grace, still goes to all that it has started."""
-    if not CLOSE_RANK.is_known():
-        return
-    handlers = CLOSE_RANK.owner()
-    close_group = handlers.close
 
-    def close(handler: Any, death_sig: Any = None) -> None:
+    def close(close_group: Any, handler: Any, death_sig: Any = None) -> None:
         number = death_sig or signal.SIGTERM
         session = [one for one in own_processes() if one.session == handler.proc.pid]
         if number == signal.SIGKILL or not session:
@@ -113,7 +110,7 @@ def spare_children_of_ranks() -> None:
         for stream in filter(None, (handler._stdout, handler._stderr)):
             stream.close()
 
-    handlers.close = close
+    _replace(CLOSE_RANK, close)
 
 
 def start_ranks_by(
@@ -124,26 +121,12 @@ def start_ranks_by(
     ``cold()`` starts it as torchrun itself does.
     """
 
-    def start_one(handler: Any, args: Sequence[str], env: Mapping[str, str], cold: Callable[[], Any]) -> Any:
+    def start_one(popen: Any, handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
         if not (hasattr(handler, "_stdout") and hasattr(handler, "_stderr")):
-            return cold()
-        return start(args, env, (handler._stdout, handler._stderr), cold)
+            return popen(handler, args, env)
+        return start(args, env, (handler._stdout, handler._stderr), lambda: popen(handler, args, env))
 
-    _start_each_by(start_one)
-
-
-def _start_each_by(start: Callable[[Any, Sequence[str], Mapping[str, str], Callable[[], Any]], Any]) -> None:
-    """Have torchrun start each rank by ``start(handler, args, environment, before)``, which may call ``before()``.
-
-    ``before`` starts it as it was started until now.
-    """
-    handlers = POPEN.owner()
-    popen = handlers._popen
-
-    def start_one(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
-        return start(self, args, env, lambda: popen(self, args, env))
-
-    handlers._popen = start_one
+    _replace(POPEN, start_one)
 
 
 def limit_files_of_ranks(limit: tuple[int, int]) -> None:
@@ -153,16 +136,15 @@ def limit_files_of_ranks(limit: tuple[int, int]) -> None:
     take. It is set as soon as the rank's program is executed, some 0.1 ms, because to lower this process's own limit
     for that moment would make starting fail where it is short.
     """
-    if not POPEN.is_known() or limit[0] == limit[1]:
-        return
 
-    def start_one(_: Any, args: Sequence[str], env: Mapping[str, str], start: Callable[[], Any]) -> Any:
-        process = start()
+    def start_one(popen: Any, *of_rank: Any) -> Any:
+        process = popen(*of_rank)
         with contextlib.suppress(OSError):  # it has ended, or has become another user's
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limit)
         return process
 
-    _start_each_by(start_one)
+    if limit[0] != limit[1]:
+        _replace(POPEN, start_one)
 
 
 class RankCpus:
@@ -194,27 +176,20 @@ class RankCpus:
             self._tell("this torch starts them in a way unknown to ddplaunch")
             return
 
-        def start_one(_: Any, args: Sequence[str], env: Mapping[str, str], start: Callable[[], Any]) -> Any:
+        def start_one(popen: Any, handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
             before = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self.of(env) or before)
             try:
-                return start()
+                return popen(handler, args, env)
             finally:
                 os.sched_setaffinity(0, before)
 
-        _start_each_by(start_one)
+        _replace(POPEN, start_one)
 
     def _tell(self, why: str) -> None:
         if not self._told:
             self._told = True
             self._say(f"ranks are not bound to CPUs: {why}")
-
-
-def torchrun_args() -> Any:
-    """Return torchrun's own reading of its command line, None if this is no torchrun."""
-    torchrun = sys.modules.get(PARSE_ARGS.module) or sys.modules["__main__"]  # the latter for `python -m`
-    parse = getattr(torchrun, "parse_args", None)
-    return None if parse is None else parse(sys.argv[1:])
 
 
 def logs_destination(outs: dict[int, str], errs: dict[int, str], errors: dict[int, str]) -> Any:

@@ -28,7 +28,6 @@ from ddplaunch.agent.torch_names import (
     ITERATOR,
     JOIN,
     ON_SIGNAL,
-    PARSE_ARGS,
     POPEN,
     SEQUENCE,
     SPREAD,
@@ -47,11 +46,9 @@ from ddplaunch.agent.torch_patches import (
     notice_start,
     skip_the_spread,
     spare_children_of_ranks,
-    torchrun_args,
     wait_for_ranks,
 )
 from ddplaunch.agent.warm import fresh
-from ddplaunch.agent.warm.spares import first_path
 from tests.hosts.launching import clean_environment
 from tests.source import PACKAGE, nodes
 
@@ -190,11 +187,6 @@ def ranks_start_cold() -> None:
     assert POPEN.value() is None
 
 
-def torchrun_is_not_read() -> None:
-    assert torchrun_args() is None
-    assert first_path(None) is None
-
-
 def finalizers_run() -> None:
     class Owner:
         pass
@@ -264,7 +256,6 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     WORKER_SIGNALS: workers_die_of_sigterm,
     ON_SIGNAL: signals_stay_torchs,
     POPEN: ranks_start_cold,
-    PARSE_ARGS: torchrun_is_not_read,
     DELETE_LIBRARY: finalizers_run,
     **{each: phases_without(each) for each in (ENGINE, FETCH, WORK_WAIT)},
     DDP_TIMES: phases_end,
@@ -414,7 +405,7 @@ os._exit(0 if again else 42)
 def test_an_unknown_torch_is_told_once_and_trains(start: str, tmp_path: Path) -> None:
     names: dict[str, list[str]] = {}
     for each in TORCH_NAMES:
-        if each.in_torchrun and each.parameters and each is not PARSE_ARGS:  # torchrun's own module is `__main__`
+        if each.in_torchrun and each.parameters:
             names.setdefault(each.module, []).append(each.name)
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "sitecustomize.py").write_text(f"NAMES = {names}\n{UNLIKE}")

@@ -28,7 +28,8 @@ class Warm(DefaultLogsSpecs):
         if "WARM_FORKS" in os.environ:
             os.fork = counted(os.environ["WARM_FORKS"])
         preload = [name for name in os.environ.get("WARM_PRELOAD", "").split(",") if name]
-        self.spares = prepare(preload, lambda line: sys.stderr.write(f"ddplaunch: {line}\\n"))
+        say = lambda line: sys.stderr.write(f"ddplaunch: {line}\\n")
+        self.spares = prepare(int(os.environ["WARM_RANKS"]), preload, say)
         super().__init__(*args, **kwargs)
 """
 
@@ -63,12 +64,13 @@ def torchrun(warm: bool, processes: int, *more: str, python: Sequence[str] = ("-
 
 
 def environment(plugin_folder: Path, **changes: str) -> dict[str, str]:
-    """Return the environment of both ways: with the plug-in at hand, one thread per rank, no numpy warning."""
+    """Return the environment of both ways: the plug-in at hand, two ranks of one thread each, no numpy warning."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PET_"))},
         "PYTHONPATH": f"{plugin_folder}{os.pathsep}{ROOT}",
         "PYTHONWARNINGS": "ignore:Failed to initialize NumPy:UserWarning",
         "OMP_NUM_THREADS": "1",
+        "WARM_RANKS": "2",
         **changes,
     }
 

@@ -7,13 +7,12 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.agent.warm import kernel, requests
 from ddplaunch.agent.warm.requests import Request, is_python_command
-from ddplaunch.agent.warm.spares import WarmProcess, ranks_of
+from ddplaunch.agent.warm.spares import WarmProcess, first_path
 from ddplaunch.agent.warm.why_cold import (
     AgentFacts,
     changed_since_load,
@@ -125,10 +124,11 @@ def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
     there.close()
 
 
-@pytest.mark.parametrize(("number", "ranks"), [("2", 2), (8, 8), ("gpu", 0)])
-def test_how_many_ranks_torchrun_starts(number: object, ranks: int) -> None:
-    assert ranks_of(SimpleNamespace(nproc_per_node=number)) == ranks
-    assert ranks_of(None) == 0
+def test_what_leads_the_path_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert first_path(["run", "--nproc-per-node=2", "--", "a/train.py", "--", "--module"]) == str(tmp_path / "a")
+    assert first_path(["run", "--module", "--", "package.train"]) == str(tmp_path)
+    assert first_path(["run", "train.py"]) is None
 
 
 def test_a_process_answers_as_popen_does() -> None:

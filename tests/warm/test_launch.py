@@ -81,7 +81,9 @@ def test_a_restart_is_cold(plugged: Path, tmp_path: Path) -> None:
     ranks.mkdir()
     forks.mkdir()
     changes = {"PROBE": str(ranks), "WARM_FORKS": str(forks), "WARM_PRELOAD": "package.heavy"}
-    result = launch(torchrun(True, 2, "--max-restarts=1", "restarted.py"), environment(plugged, **changes), PROGRAMS)
+    result = launch(
+        torchrun(True, 2, "--max-restarts=1", "--", "restarted.py"), environment(plugged, **changes), PROGRAMS
+    )
     assert result.returncode == 0, result.stderr
     assert "ddplaunch" not in result.stderr
     starts = {path.name: path.read_text().split() for path in ranks.iterdir()}
@@ -94,7 +96,7 @@ def test_a_restart_is_cold(plugged: Path, tmp_path: Path) -> None:
 
 def test_a_module_beside_the_script_is_preloaded(plugged: Path, tmp_path: Path) -> None:
     env = environment(plugged, WARM_PRELOAD="package.heavy")
-    result = launch(torchrun(True, 2, str(PROGRAMS / "imports.py")), env, tmp_path)
+    result = launch(torchrun(True, 2, "--", str(PROGRAMS / "imports.py")), env, tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "True False\n" * 2
     assert "ddplaunch" not in result.stderr

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ddplaunch.agent.rank_site.sitecustomize import PARENT
-from ddplaunch.agent.torch_patches import RankCpus, skip_the_spread, start_ranks_by, torchrun_args
+from ddplaunch.agent.torch_patches import RankCpus, skip_the_spread, start_ranks_by
 from ddplaunch.agent.warm import fresh, kernel, requests
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_fork, why_not_forked
@@ -33,8 +33,8 @@ READY_S = 60.0
 _hidden: list[ModuleType] = []
 
 
-def prepare(preload: Sequence[str], say: Say, cpus: RankCpus | None = None) -> Spares:
-    """Import the modules ``preload``, fork the spares, and make torchrun start its ranks from them.
+def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None = None) -> Spares:
+    """Import the modules ``preload``, fork ``ranks`` spares, and make torchrun start its ranks from them.
 
     Has to be the first thing that the plug-in does: what descriptors, threads, signal handlers, hooks and ``atexit``
     handlers it has made before, ranks would share. No caller may catch BaseException: the spares leave torchrun's
@@ -43,10 +43,10 @@ def prepare(preload: Sequence[str], say: Say, cpus: RankCpus | None = None) -> S
     """
     spares, reason = Spares(say, cpus), why_no_fork(agent_facts())
     if reason is None:
-        args, seed = torchrun_args(), fresh.torch_seed()
-        for note in import_all(preload, first_path(args)):
+        seed = fresh.torch_seed()
+        for note in import_all(preload, first_path(sys.argv)):
             say(note)
-        reason = why_no_fork(agent_facts()) or spares.fork(ranks_of(args), seed)
+        reason = why_no_fork(agent_facts()) or spares.fork(ranks, seed)
     skip_the_spread()
     if cpus:
         cpus.bind()
@@ -72,17 +72,12 @@ def import_all(names: Sequence[str], first: str | None) -> list[str]:
     return notes
 
 
-def first_path(args: Any) -> str | None:
-    """Return the folder that leads a rank's ``sys.path``."""
-    if args is None or args.no_python or getattr(sys.flags, "safe_path", False):
+def first_path(argv: Sequence[str]) -> str | None:
+    """Return the folder that leads a rank's ``sys.path``, by torchrun's words, of which ``--`` is before the target."""
+    if "--" not in argv or getattr(sys.flags, "safe_path", False):
         return None
-    return str(Path.cwd()) if args.module else str(Path(args.training_script).resolve().parent)
-
-
-def ranks_of(args: Any) -> int:
-    """Return how many ranks torchrun starts on this node, 0 where its command line has no number."""
-    number = str(getattr(args, "nproc_per_node", ""))
-    return int(number) if number.isdecimal() else 0
+    place = argv.index("--")
+    return str(Path.cwd() if "--module" in argv[:place] else Path(argv[place + 1]).resolve().parent)
 
 
 class Spares:
@@ -100,7 +95,7 @@ class Spares:
         sys.stderr.flush()
         kernel.flush_c_streams()
         launcher_path = None if getattr(sys.flags, "safe_path", False) else sys.path[0]
-        agent, reason = os.getpid(), None if ranks else "torchrun was not told how many ranks it starts"
+        agent, reason = os.getpid(), None if ranks else "DDPLAUNCH_NPROC is not set"
         for _ in range(ranks):
             ours, theirs = socket.socketpair()
             try:
