@@ -99,7 +99,7 @@ START = TorchName(
     "PContext.start",
     _SINCE_2_4,
     "tells when all ranks of an attempt are started, with their pids",
-    "the guard looks for ranks by the run's id, a second signal breaks off torchrun's orderly end",
+    "the guard looks for ranks by the token of their launch, a second signal breaks off torchrun's orderly end",
     ("self",),
 )
 WAIT = TorchName(

@@ -28,14 +28,13 @@ def outcome_text(
     unrecorded: str | None = None,
     stopped: bool = False,
     notices: Sequence[str] = (),
-    unshown: str | None = None,
 ) -> str:
     """Return the last words of a run; on failure the diagnosis stands at the end, where the eye is.
 
     ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``typed_s``
     when the user started it, in seconds since 1970 [when ranks could begin], ``unrecorded`` why something is missing in
     the record, ``stopped`` whether a time-out of ours ended the run, ``notices`` the first lines of findings that were
-    shown while it ran. ``unshown`` says why the console did not take all output.
+    shown while it ran.
     """
     head = "stopped" if stopped else _head(outcome, signal)
     killed = _killed_text(outcome) if stopped or outcome.state == "terminated" else ""
@@ -43,7 +42,6 @@ def outcome_text(
     status = "" if outcome.state == "succeeded" else f"(exit status {outcome.exit_status}) "
     record_text = f"record in {record}" if record else "no record"
     record_text += f"{', incomplete' if record else ''}: {unrecorded}" if unrecorded else ""
-    record_text += f"; not all output was shown: {unshown}" if unshown else ""
     duration = duration_text(outcome.ended_s - (outcome.started_s if typed_s is None else typed_s))
     colour: Emphasis = "good" if outcome.state == "succeeded" else "bold" if by_user and not killed else "error"
     lines = terminal.lines(f"{status}after {duration}, {record_text}", f"ddplaunch: {head} ", "  ", emphasis=colour)

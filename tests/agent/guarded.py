@@ -91,7 +91,8 @@ class Guarded:
         self.run_id = f"guard-{os.getpid()}-{time.monotonic_ns()}"
         given = {"run_id": self.run_id, "directory": str(folder / "run"), "node": 0, "show": "0", **settings}
         self.directory, self.ended_file = Path(given["directory"]), folder / "ended.pickle"
-        self.environment = {**os.environ, "DDPLAUNCH_RUN_ID": self.run_id, "GUARD_TEST_ENDED": str(self.ended_file)}
+        known_by = {"DDPLAUNCH_RUN_ID": self.run_id, "DDPLAUNCH_LAUNCH": self.run_id}
+        self.environment = {**os.environ, **known_by, "GUARD_TEST_ENDED": str(self.ended_file)}
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", CODE, str(theirs.fileno()), str(ROOT)],

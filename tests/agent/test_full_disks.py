@@ -268,14 +268,13 @@ def test_last_words_in_memory_explain_a_failure(run: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_full_disk_behind_stdout_reaches_no_rank_and_is_not_status_0(tmp_path: Path) -> None:
+def test_a_full_disk_behind_stdout_reaches_no_rank_and_costs_no_good_run_its_status(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
         guarded.attempt(["for i in range(1000): print('line', i)"])
         guarded.wait()
-        status, ended = guarded.end()
-        assert guarded.ranks[0].returncode == 0
+        status, _ = guarded.end()
+        assert guarded.ranks[0].returncode == status == 0
         assert guarded.file("attempt-0/rank-0.out").endswith(b"line 999\n")
-        assert (status, ended.unshown) == (1, "stdout: No space left on device")
 
 
 FAILS = """

@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 
 from ddplaunch.agent.guard.attempt import Attempt
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, unannounced
 from ddplaunch.agent.protocol import RankFailure
-from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat, read_variable
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal, status_of_reaped
 from tests.agent.guarded import until
 
@@ -60,12 +59,10 @@ def test_a_forked_rank_without_a_session_has_only_its_own_children() -> None:
     assert [one.pid for one in of_ranks(table, {10: owner(10, 100, own_session=False)})] == [10, 11]
 
 
-@pytest.mark.parametrize("name", ["DDPLAUNCH_RUN_ID", "DDPLAUNCH_LAUNCH"])
-def test_a_rank_that_nobody_told_of_is_found_by_the_mark_of_its_launch(name: str) -> None:
-    launcher, mark = read_stat(os.getpid()), (name, "run-a")
-    plain = {key: value for key, value in os.environ.items() if key not in ("DDPLAUNCH_LAUNCH", "LOCAL_RANK")}
-    environment = {**plain, "DDPLAUNCH_RUN_ID": "run-a", name: "run-a", "LOCAL_RANK": "0"}
-    other = {**environment, name: "run-b"}
+def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> None:
+    launcher, token = read_stat(os.getpid()), "launch-a"
+    environment = {**os.environ, "DDPLAUNCH_RUN_ID": "run", "DDPLAUNCH_LAUNCH": token}
+    other = {**environment, "DDPLAUNCH_LAUNCH": "launch-b"}
     code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
     started = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True),
@@ -73,13 +70,13 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_mark_of_its_launch(name: str
         subprocess.Popen([sys.executable, "-c", code], env=environment),
     ]
     try:
-        until(lambda: unannounced(own_processes(), mark, launcher), "the kernel shows its environment")
-        found = unannounced(own_processes(), mark, launcher)
+        until(lambda: unannounced(own_processes(), token, launcher), "the kernel shows its environment")
+        found = unannounced(own_processes(), token, launcher)
         assert [one.pid for one in found] == [started[0].pid]
-        assert unannounced(own_processes(), (name, ""), launcher) == []
+        assert unannounced(own_processes(), "", launcher) == []
         for younger_by, pids in ((0, [started[0].pid]), (1, [])):  # what ran before torchrun is none of its ranks
             torchrun = row(os.getpid(), 1, 1, found[0].start_ticks + younger_by)
-            assert [one.pid for one in unannounced(own_processes(), mark, torchrun)] == pids
+            assert [one.pid for one in unannounced(own_processes(), token, torchrun)] == pids
         owners = {started[0].pid: Owner(started[0].pid, found[0])}
         until(lambda: len(of_ranks(own_processes(), owners)) == 2, "its child runs")
         sweeps = Sweeps()
@@ -134,24 +131,6 @@ def test_what_catches_sigterm_and_is_no_data_worker_has_the_grace(code: str, nam
     finally:
         process.kill()
         process.communicate()
-
-
-def test_a_launch_of_the_same_id_is_left_alone_by_one_without_a_token() -> None:
-    """`ddplaunch run --run-id r` beside a pasted torchrun of that id, which dies before it told of its ranks."""
-    plain = {key: value for key, value in os.environ.items() if key not in ("DDPLAUNCH_LAUNCH", "LOCAL_RANK")}
-    shared = {**plain, "DDPLAUNCH_RUN_ID": "run-a"}
-    others = (shared, {**shared, "DDPLAUNCH_LAUNCH": "token", "LOCAL_RANK": "0"})  # a torchrun; a rank of a launch
-    started = [subprocess.Popen(["sleep", "60"], env=each, start_new_session=True) for each in others]
-    rank = subprocess.Popen(["sleep", "60"], env={**shared, "LOCAL_RANK": "0"}, start_new_session=True)
-    try:
-        mark, launcher = ("DDPLAUNCH_RUN_ID", "run-a"), read_stat(os.getpid())
-        shown = partial(read_variable, name=b"DDPLAUNCH_RUN_ID")
-        until(lambda: {shown(one.pid) for one in (*started, rank)} == {b"run-a"}, "they have their environments")
-        assert [one.pid for one in unannounced(own_processes(), mark, launcher)] == [rank.pid]
-    finally:
-        for one in (*started, rank):
-            one.kill()
-            one.wait()
 
 
 def test_a_signal_reaches_only_the_process_that_was_meant() -> None:

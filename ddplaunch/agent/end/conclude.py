@@ -117,11 +117,10 @@ def conclude(
         stopped=ended.stopped is not None,
         unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
         notices=ended.told,
-        unshown=ended.unshown,
     )
     kept = directory is not None and problem is None  # else the launcher of all hosts would never hear of it
     if not (settings.silent and kept) and not _node_0_says_it(settings, ended, outcome):
-        fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or ended.unshown or problem)
+        fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
         say(_phases(settings, last) + ("" if settings.quiet and fine else text))
     return outcome.exit_status
 
@@ -280,8 +279,6 @@ def _notes(ended: EndedRun) -> tuple[str, ...]:
         notes.append(f"processes that had to be killed at the end: {', '.join(map(str, ended.left_over))}")
     if ended.unrecorded:
         notes.append(f"not all output is recorded: {ended.unrecorded}")
-    if ended.unshown:
-        notes.append(f"not all output was shown: {ended.unshown}")
     return tuple(notes)
 
 

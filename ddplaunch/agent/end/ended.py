@@ -49,8 +49,8 @@ class EndedRun:
     told to end with, None for nothing. ``left_over`` are processes that had to be killed at the end, ``unrecorded`` why
     some output is not in the record, None when all of it is; ``stopped`` why the guard ended the run itself; ``told``
     are the first lines of the findings that it has told already.
-    ``unshown`` says why stdout or stderr did not take all that was shown. ``elsewhere`` is the outcome of another node,
-    which told it to the nodes that were started by hand; the guard fills it in when it hears it, even at the end.
+    ``elsewhere`` is the outcome of another node, which told it to the nodes that were started by hand; the guard fills
+    it in when it hears it, even at the end.
     ``announced`` is the signal by which schedulers announce an end, if one came for the ranks, and when.
     """
 
@@ -67,7 +67,6 @@ class EndedRun:
     unrecorded: str | None = None
     stopped: Diagnosis | None = None
     told: tuple[str, ...] = ()
-    unshown: str | None = None
     elsewhere: Mapping[str, Any] | None = None
     announced: tuple[str, float] | None = None
 
@@ -78,7 +77,7 @@ class EndedRun:
 
     def exit_status(self, first: RankOutcome | None) -> int:
         """Return what torchrun's process exits with; ``first`` is the rank that failed first."""
-        status = exit_status(
+        return exit_status(
             self.state,
             first,
             ((failure["timestamp_s"], failure["exit_code"]) for failure in self.failures),
@@ -86,7 +85,6 @@ class EndedRun:
             launcher_died=self.launcher_died,
             stopped=self.stopped is not None,
         )
-        return status or int(self.unshown is not None)  # as of any program whose output is lost
 
     def seen_first(self) -> RankOutcome | None:
         """Return the rank of the last attempt that was seen to fail first."""

@@ -27,7 +27,7 @@ from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, ow
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import steady_s
-from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
@@ -71,8 +71,6 @@ class GuardedRun:
         self._console.hurried = self._hurried
         self._directory = settings.node_directory
         self._streams = Streams(self._loop, self._console, self._wake, settings, self._host)
-        token = os.environ.get(LAUNCH, "")
-        self._mark = (LAUNCH, token) if token else (RUN_ID, settings.run_id)
         self._attempts: list[Attempt] = []
         self._sweeps = Sweeps()
         self._end: dict[str, Any] = {}  # torchrun's last words
@@ -141,7 +139,6 @@ class GuardedRun:
             unrecorded=self._streams.unrecorded(),
             stopped=self._hang.stopped if self._hang and state != "succeeded" else None,
             told=self._told_of.whats,
-            unshown=self._console.unshown(),
             elsewhere=self._elsewhere,
             announced=self._signals.announced,
         )
@@ -312,7 +309,7 @@ class GuardedRun:
         def find() -> list[ProcessStat]:
             last = attempt is self._attempts[-1] and not followed
             if not attempt.announced and last:  # else they would be those of a later attempt
-                for one in unannounced(own_processes(), self._mark, self._launcher):
+                for one in unannounced(own_processes(), os.environ.get(LAUNCH, ""), self._launcher):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
             return left_by(attempt.owners, workers_only=workers_only)
 

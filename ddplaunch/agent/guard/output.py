@@ -91,7 +91,7 @@ _PATIENCE_S = 5.0
 class Sink:
     """One of the two streams. ``gone`` once its reader is: what is put then is dropped.
 
-    ``problem`` says why a file, which is no reader, did not take all: a full disk does not reach the rank.
+    A file on a full disk, which is no reader, misses what comes until there is room: that does not reach the rank.
     """
 
     def __init__(self, descriptor: int, wake: int) -> None:
@@ -100,7 +100,6 @@ class Sink:
         self.writer = Writer(wake, _LIMIT_BYTES)
         self.is_terminal = os.isatty(descriptor)
         self.gone = False
-        self.problem: str | None = None
         self.at_line_start = True
         self.cursor_hidden = False
         self._wake = wake
@@ -129,7 +128,6 @@ class Sink:
                 select.select([], [self.descriptor], [])
             except OSError as error:
                 if error.errno in _FULL:
-                    self.problem = self.problem or error.strerror
                     return
                 self.gone = True
                 os.eventfd_write(self._wake, 1)
@@ -157,11 +155,6 @@ class Console:
         for sink in (self.out, self.err):
             if not sink.gone:
                 sink.writer.wait(until_s)
-
-    def unshown(self) -> str | None:
-        """Say which stream did not take all and why, None if both did; complete only when all is written."""
-        lost = [(name, sink.problem) for name, sink in (("stdout", self.out), ("stderr", self.err)) if sink.problem]
-        return f"{' and '.join(name for name, _ in lost)}: {lost[0][1]}" if lost else None
 
     def drain(self) -> None:
         """Wait until everything is written: as long as the reader takes, in a hurry a few seconds."""

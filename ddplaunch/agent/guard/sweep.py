@@ -70,34 +70,27 @@ def _workers_of(owners: Mapping[int, Owner]) -> Callable[[ProcessStat], bool]:
     return is_worker
 
 
-def unannounced(table: Iterable[ProcessStat], mark: tuple[str, str], launcher: ProcessStat | None) -> list[ProcessStat]:
+def unannounced(table: Iterable[ProcessStat], token: str, launcher: ProcessStat | None) -> list[ProcessStat]:
     """Return ranks that torchrun, ``launcher``, started but did not tell of before it died: they lead sessions.
 
-    ``mark`` is the variable with its value by which the processes of this launch are known. A pasted torchrun has no
-    token, and only the run's id, which another launch may have as well: then a rank is one that has no token either.
+    ``token`` is that of the launch, by which its processes are known. A pasted torchrun has none, and its ranks end by
+    the kernel's SIGTERM at its death alone.
     """
-    name, value = (each.encode() for each in mark)
-    if launcher is None or not value:
+    if launcher is None or not token:
         return []
-    own = os.getpid()
     table = list(table)
     running = {
         one.pid
         for one in table
-        if one.pid != own
+        if one.pid != os.getpid()
         and one.start_ticks >= launcher.start_ticks
-        and read_variable(one.pid, name) == value
-        and (mark[0] == LAUNCH or _is_rank_without_token(one.pid))
+        and read_variable(one.pid, LAUNCH.encode()) == token.encode()
     }
     return [
         one
         for one in table
         if one.pid in running and one.pid != launcher.pid and one.parent not in running - {launcher.pid} and _leads(one)
     ]
-
-
-def _is_rank_without_token(pid: int) -> bool:
-    return read_variable(pid, LAUNCH.encode()) is None and read_variable(pid, b"LOCAL_RANK") is not None
 
 
 def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessStat]:

@@ -31,6 +31,7 @@ import sys
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
+    from typing import Any
 
 #: Present for the ranks that take part in something here; the value is the PYTHONPATH that the rank would have had.
 MARK = "DDPLAUNCH_SITE"
@@ -204,6 +205,18 @@ def _end_quietly() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+def begin(marks: Any, load: Callable[[str], Any]) -> None:
+    """Begin what this rank was asked for; ``marks`` is ``ddplaunch_marks``, ``load`` returns a module beside it."""
+    limit_memory(os.environ)
+    marks.keep_data_workers()
+    for name, variable in (("ddplaunch_phases", "DDPLAUNCH_PHASES"), ("ddplaunch_observer", "DDPLAUNCH_OBSERVE")):
+        path = os.environ.pop(variable, None)
+        if path is not None:
+            load(name).begin(path, marks.after_import)
+    if restore(os.environ):
+        register(marks.count_work)
+
+
 def _take_part() -> None:
     import atexit
 
@@ -213,25 +226,13 @@ def _take_part() -> None:
     else:
         _end_quietly()
     _end_with(os.environ.pop(PARENT, ""))
-    limit_memory(os.environ)
-    note, phases = (os.environ.pop(each, None) for each in ("DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES"))
     import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
     ddplaunch_marks.import_quickly("torch")
-    ddplaunch_marks.keep_data_workers()
-    if phases is not None:
-        import ddplaunch_phases  # type: ignore[import-not-found]
-
-        ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
-    if note is not None:
-        import ddplaunch_observer  # type: ignore[import-not-found]
-
-        del sys.modules["ddplaunch_observer"]
-        ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
+    begin(ddplaunch_marks, __import__)
+    sys.modules.pop("ddplaunch_observer", None)
     del sys.modules["ddplaunch_marks"]
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
-    if restore(os.environ):
-        register(ddplaunch_marks.count_work)
     own = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the one behind this one

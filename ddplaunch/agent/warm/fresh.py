@@ -42,14 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
-from ddplaunch.agent.rank_site.sitecustomize import (
-    ENDED,
-    MARK,
-    limit_memory,
-    register,
-    restore,
-    when_through,
-)
+from ddplaunch.agent.rank_site.sitecustomize import ENDED, MARK, begin, when_through
 from ddplaunch.agent.torch_names import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
 
@@ -123,9 +116,6 @@ def become(request: Request, seed: int | None) -> Program:
     os.environ.update(request.environ)
     if MARK in os.environ:
         atexit.register(when_through(os.environ.pop(ENDED, None)))
-    shows_stacks = restore(os.environ)
-    limit_memory(os.environ)
-    note, phases = (os.environ.pop(each.PATH, None) for each in (ddplaunch_observer, ddplaunch_phases))
     sys.orig_argv = list(request.args)
     sys.argv = request.argv
     _main_module()
@@ -134,13 +124,7 @@ def become(request: Request, seed: int | None) -> Program:
         sys.path.insert(0, first)
     _signals()
     _faulthandler()
-    ddplaunch_marks.keep_data_workers()
-    if shows_stacks:
-        register(ddplaunch_marks.count_work)
-    if phases is not None:
-        ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
-    if note is not None:
-        ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
+    begin(ddplaunch_marks, {"ddplaunch_phases": ddplaunch_phases, "ddplaunch_observer": ddplaunch_observer}.get)
     _threads()
     _processes()
     _random(seed)
