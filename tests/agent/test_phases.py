@@ -1,11 +1,10 @@
-"""What ranks measure of their steps: real torch, in forks of one process that has it, and under torchrun."""
+"""What ranks measure of their steps: how a timeline is told, and runs under torchrun."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,131 +23,8 @@ from ddplaunch.agent.rank_site.ddplaunch_timeline import (
     StepFile,
     Timeline,
 )
-from ddplaunch.watch.phases import RankFile, parsed, read_phases
-from tests.agent.test_observer import FAMILIES, run_families
+from ddplaunch.watch.phases import read_phases
 from tests.hosts.launching import clean_environment, ddplaunch
-
-#: By hand, with a step that no optimizer of torch makes.
-BY_HAND = r"""
-def by_hand():
-    import ddplaunch
-    for (batch,) in DataLoader(samples, 4):
-        loss(batch).backward()
-        with torch.no_grad():
-            for each in model.parameters():
-                each -= 0.01 * each.grad
-                each.grad = None
-        ddplaunch.step(samples=7)
-
-def validated():
-    for (batch,) in DataLoader(samples, 4):
-        step(batch)
-        with torch.no_grad():
-            for (other,) in DataLoader(samples, 32):
-                loss(other)
-
-def kept_method():
-    fetch = iter(DataLoader(samples, 4)).__next__
-    for _ in range(6):
-        step(fetch()[0])
-
-def reduced_in_the_backward_pass():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    for each in model.parameters():
-        each.register_post_accumulate_grad_hook(lambda one: torch.distributed.all_reduce(one.grad))
-    for (batch,) in DataLoader(samples, 4):
-        step(batch)
-
-class Shared(torch.utils.data.BatchSampler):  # every second batch, as accelerate gives each of two ranks its own
-    def __iter__(self):
-        return iter(list(super().__iter__())[::2])
-
-    def __len__(self):
-        return super().__len__() // 2
-
-def shared_batches():
-    for (batch,) in DataLoader(samples, batch_sampler=Shared(torch.utils.data.RandomSampler(samples), 4, False)):
-        step(batch)
-
-folder, observed"""
-
-
-@pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RankFile], dict[str, Any], dict[str, Any]]:
-    """The files by family, and what each printed at its end when it was measured, and when it was not."""
-    folder = tmp_path_factory.mktemp("phases")
-    text = FAMILIES.replace("ddplaunch_observer", "ddplaunch_phases").replace("\nfolder, observed", BY_HAND)
-    added = "by_hand, validated, kept_method, reduced_in_the_backward_pass, shared_batches)"
-    text = text.replace("one_step, broken)", f"one_step, broken, {added}")
-    assert added in text
-    observed, alone = run_families(folder, text)
-    files = {path.stem: parsed(path.read_bytes().splitlines()) for path in folder.glob("*.json")}
-    return files, observed, alone
-
-
-#: By family: steps on disk (the last one waits for the next, and they end by `os._exit`), samples of one, fetches, and
-#: whether a forward pass can be told.
-MEASURED = {
-    "plain": (15, 4, True, True),
-    "workers": (15, 4, True, True),
-    "accumulation": (4, 12, True, True),
-    "own_batches": (5, None, False, False),
-    "iterable": (11, None, True, True),
-    "two_optimizers": (15, 4, True, True),
-    "closure": (4, None, False, False),
-    "scaler_skips": (13, 4, True, True),
-    "by_hand": (15, 7, True, True),
-    "validated": (15, 4, True, True),
-    "kept_method": (5, None, False, False),
-    "shared_batches": (7, 4, True, True),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", MEASURED)
-def test_what_is_measured(families: Any, family: str) -> None:
-    steps, samples, fetches, forward = MEASURED[family]
-    facts, lines = families[0][family]
-    assert facts["device"] == "cpu" and facts["world_size"] == 1 and facts["threads"] >= 1
-    assert [line.step for line in lines] == list(range(1, steps + 1)) and facts["steps"] == steps + 1
-    assert lines[0].wall_s is None, "nobody saw the first one begin"
-    for line in lines[1:]:
-        assert line.wall_s is not None and line.backward_s is not None and line.backward_s > 0
-        assert (line.data_s is not None, line.forward_s is not None) == (fetches, forward), line
-        assert line.comm_s == 0, "a rank that is alone waits for no other"
-        known = [line.data_s, line.forward_s, line.backward_s, line.comm_s, line.optimizer_s]
-        assert sum(each or 0 for each in known) <= line.wall_s
-        assert line.peak_bytes is not None and line.peak_bytes > 1 << 20
-    counted = {line.samples for line in lines[1:]}
-    assert samples in counted and counted <= {samples, 2 * (samples or 0) or None}, "a step that GradScaler skipped"
-
-
-@pytest.mark.slow
-def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Any) -> None:
-    files, measured, alone = families
-    assert measured.keys() == alone.keys() >= MEASURED.keys()
-    for family, (weights, drawn, _) in measured.items():
-        if family != "workers":  # their seed is drawn by chance
-            assert [weights, drawn] == alone[family][:2], family
-        compiled, as_ever = (each[family][2].get("total", 0) for each in (measured, alone))
-        assert compiled <= as_ever, "torch.compile has compiled something of ours"
-    assert "compiled" not in files, "a compiled step calls no hook"
-
-
-@pytest.mark.slow
-def test_the_loader_is_told(families: Any) -> None:
-    files = families[0]
-    assert files["plain"].facts["loader"] == {"workers": 0, "batch_size": 4, "samples": 64}
-    assert files["workers"].facts["loader"] == {"workers": 1, "batch_size": 4, "samples": 64}
-    assert files["iterable"].facts["loader"] == {"workers": 0, "batch_size": None, "samples": None}
-    assert files["shared_batches"].facts["loader"]["samples"] == 32, "what this rank has of them"
-
-
-@pytest.mark.slow
-def test_what_hooks_of_a_backward_pass_wait_for_is_communication(families: Any) -> None:
-    """That is how FSDP gathers parameters and reduces gradients."""
-    for line in families[0]["reduced_in_the_backward_pass"].lines[1:]:
-        assert line.comm_s and line.backward_s and line.comm_s + line.backward_s < line.wall_s
 
 
 class Counted(Clock):

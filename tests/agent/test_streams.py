@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.guard.rank_streams import LONGEST_LINE_BYTES, Prefixed, finally_shown
+from ddplaunch.agent.guard.rank_streams import LONGEST_LINE_BYTES, Prefixed
 from tests.agent.guarded import Guarded, read_for
 
 
@@ -91,7 +91,3 @@ def test_a_bar_that_runs_for_hours_takes_no_room() -> None:
         assert lines.feed(b"\rstep %5d of 20000 [====>     ] 3.1 it/s" % number) == b""
     assert sum(map(len, lines._open)) < 1 << 15
     assert lines.feed(b"\n") == b"[a:1] step 19999 of 20000 [====>     ] 3.1 it/s\n"
-
-
-def test_text_without_return_is_untouched() -> None:
-    assert finally_shown(b"as it is  ") == b"as it is  "
