@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import shlex
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("golden")
@@ -15,6 +18,20 @@ def compare(name: str, text: str, *, accept: bool = False) -> None:
         FOLDER.mkdir(exist_ok=True)
         path.write_text(shown, encoding="utf-8")
         return
-    assert path.exists(), f"{path.name} is missing: read the output, then run pytest with --accept-golden\n{shown}"
+    if not path.exists():
+        raise AssertionError(f"tests/golden/{path.name} is missing; if this is right, {accepting()}\n{shown}")
+    assert_same(path, shown)
+
+
+def assert_same(path: Path, text: str) -> None:
+    """Assert that ``text`` is what ``path`` holds; the error has the lines that differ and the command that accepts."""
     expected = path.read_text(encoding="utf-8")
-    assert shown == expected, f"differs from {path.name}; if it is better, run pytest with --accept-golden"
+    if text != expected:
+        lines = difflib.unified_diff(expected.splitlines(True), text.splitlines(True), path.name, "now", n=1)
+        raise AssertionError("".join([f"differs from {path.name}; if this is meant, {accepting()}\n", *lines]))
+
+
+def accepting() -> str:
+    """Return the command that writes what the test that runs now compares."""
+    test, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
+    return f"`.venv/bin/python -m pytest --accept-golden {shlex.quote(test)}`, then read `git diff`"

@@ -32,6 +32,7 @@ from scripts.signatures import rules_of
 from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 from tests.explain.signature_rules import idle, matched, unfilled
+from tests.golden import accepting
 from tests.readme_blocks import (
     BLOCK,
     HOME,
@@ -88,7 +89,7 @@ def test_output_is_what_the_commands_print(name: str, session: tuple[int, ...], 
     if not accept:
         wanted = [blocks(DOCUMENTS[name])[number] for number in session]
         for block, text in zip(wanted, printed, strict=True):
-            assert comparable(block, text) == comparable(block, block.text), "--accept-golden writes it anew"
+            assert comparable(block, text) == comparable(block, block.text), f"if this is meant, {accepting()}"
 
 
 def printed_by(name: str, session: tuple[int, ...], accept: bool) -> list[str]:
@@ -149,7 +150,9 @@ def test_a_picture_shows_what_its_block_says() -> None:
     assert sorted(drawn) == sorted(path.name for path in PICTURES.iterdir())
     for name, text in drawn.items():
         svg = PICTURES.joinpath(name).read_text(encoding="utf-8")
-        assert words_of_picture(svg) == "".join(text.split()), f"{name}: --accept-golden draws it anew"
+        assert words_of_picture(svg) == "".join(text.split()), (
+            f"{name}: `--accept-golden` with the test of its block draws it anew"
+        )
         assert "http" not in svg.replace("http://www.w3.org/", "").replace("https://www.textualize.io", ""), name
 
 

@@ -76,7 +76,8 @@ REFUSED = ("convert", "fit", "logs", "report", "scale", "submit")
 def test_no_command_executes_a_file_of_the_working_directory(tmp_path: Path, name: str) -> None:
     done, executed = trapped(tmp_path, [PROGRAM, name, *ARGUMENTS.get(name, [])])
     assert executed == "", executed
-    assert done.returncode == (2 if name in REFUSED else 0), done.stderr
+    hint = f"where this is right, put `{name}` into REFUSED, or the words that it needs into ARGUMENTS\n"
+    assert done.returncode == (2 if name in REFUSED else 0), hint + done.stderr
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from ddplaunch.explain.signatures.signature import Signature, Tier
 from scripts.signatures import COMPILED, EXPLAIN, FAMILIES, compiled, needed_texts
 from tests.explain.logs import EVERY_CODE, MARK, diagnosed, every_code
 from tests.explain.signature_rules import fields, idle, matched, slow, too_wide, unfilled
+from tests.golden import assert_same
 
 HERE = Path(__file__).parent
 LINES = [each for each in FAMILIES if each != "unsaid"]  # which only has words for ends without a line
@@ -83,8 +84,7 @@ def same(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     def compare(path: Path, text: str) -> None:
         if request.config.getoption("--accept-golden"):
             path.write_text(text, encoding="utf-8")
-        before = path.read_text(encoding="utf-8")
-        assert before == text, f"{path.name}: if this is meant, `pytest --accept-golden {__name__}`"
+        assert_same(path, text)
 
     return compare
 
@@ -120,8 +120,8 @@ def test_logs_get_these_codes_for_these_lines(same: Callable[[Path, str], None])
 
 
 def test_every_code_that_a_line_can_have_has_a_log() -> None:
-    codes = set(MARK.findall(EVERY_CODE.read_text()))
-    assert {each.code for each in all_signatures() if each.is_root} <= codes
+    missing = {each.code for each in all_signatures() if each.is_root} - set(MARK.findall(EVERY_CODE.read_text()))
+    assert not missing, f"{EVERY_CODE.name} has no log of {missing}: add a short one below `===`, and accept it"
 
 
 @pytest.mark.parametrize("signature", SIGNATURES)
