@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,9 @@ Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
 _CLOSE = 1e-4  # of a rate: scripts compute it in another order
 _BATCHES = ("batch_size", "node_batch_size", "total_batch_size", "step_batch_size", "global_batch_size")
 _OF = {"total": ", the world size", "node": ", the processes per node"}  # how the reason for such a batch ends
+_WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_ratio")
 _FEW_STEPS = 2
+_FEW_RATES = 4
 _FEW_PASSES = 4  # a loop may well call backward() for two or three losses
 
 
@@ -116,6 +119,7 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
     """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
     findings: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
+    warmup = _each(_warmup, "warmup_steps")
     for family in (
         apart,
         unaveraged,
@@ -127,6 +131,7 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         _among_ranks,
         batches,
         accumulation,
+        warmup,
         undivided,
     ):
         try:
@@ -244,7 +249,7 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
         return None
     if size * (_batches_per_step(note) or 1) == planned * int(plan.get("accum") or 1):
         return None  # it is cut into parts by the script
-    what = f"each rank takes {count(size, 'sample')} at a time, the plan says {planned}"
+    what = f"each rank loads {count(size, 'sample')} at a time, the plan says {planned}"
     if not_passed := _not_passed("batch_size", what, f"--batch-size {size}", plan):
         return not_passed
     option, understood, place = _read(plan, _BATCHES)
@@ -258,6 +263,8 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
             fix = f"`--batch-option={option}:{whose}`, as the script divides it itself"
     elif whose and size > planned:
         fix = f"give the script the batch of one rank, {planned}, where it does not multiply it"
+        if whose == "total":
+            fix += "; nothing, if each rank takes its part of them"
         if option and "batch_size" not in plan["passed"]:
             fix = f"`--batch-option={option}:rank`, as the script takes it for the batch of one rank"
     return warning(
@@ -322,6 +329,38 @@ def _accumulated(note: Note, plan: Plan) -> Finding | None:
         fix=fix,
         where=place,
     )
+
+
+def _warmup(note: Note, plan: Plan) -> Finding | None:
+    """A warmup that was passed and never begins, or ends elsewhere as the schedule is not stepped with the optimizer.
+
+    Told where the first rates are equal, or rise by equal amounts: then the steps are known that lead to the full rate.
+    """
+    planned, optimizer = int(plan["warmup_steps"]), note["optimizers"][0]
+    rates, full = optimizer["rates"], optimizer["initial_lr"][0] or plan.get("lr")
+    if len(rates) < _FEW_RATES or planned <= len(rates) or not full or optimizer["restored"]:
+        return None
+    if "warmup_steps" in plan["missing"] or optimizer["max_lr"][0]:
+        return None  # the plan has said so; a cycle has a warmup of its own
+    option, understood, place = _read(plan, _WARMUPS)
+    rises = [after - before for before, after in pairwise(rates)]
+    if all(_alike(rate, full) for rate in rates):
+        what = f"the learning rate is {_text(full)} from the first step, the plan says {planned} warmup steps"
+        why = "the script's schedule has no warmup, or does not read this one"
+        fix = "choose a schedule of the script that has one, or leave the warmup out of the command line"
+    elif min(rises) > 0 and _alike(min(rises), max(rises)):
+        steps = round((full - rates[0]) / rises[0])
+        reasons = {number: _reason(number / planned, plan) for number in (steps, steps + 1)}
+        steps, reason = next(((number, reason) for number, reason in reasons.items() if reason), (steps, ""))
+        if not reason or planned in reasons:
+            return None
+        what = f"the learning rate rises as in a warmup of {steps} steps, the plan says {planned} ({reason})"
+        why = "the script does not step its schedule once with each step of the optimizer"
+        fix = f"without a warmup in ddplaunch's options, `{option or 'its option'} {planned * planned // steps}` "
+        fix += "after the script's name"
+    else:
+        return None
+    return warning("numbers-differ", what, why=f"{why}{understood}", fix=fix, where=place)
 
 
 def _each(judge: Callable[[Note, Plan], Finding | None], number: str) -> Family:

@@ -57,24 +57,41 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
 
 
 def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks whose DistributedDataParallel does not have the same parameters, though they make the same steps."""
+    """Ranks that make the same steps and do not have the same parameters, in DistributedDataParallel or not."""
     steps = {(note["steps"], *(one["kind"] for one in note["optimizers"])) for note in notes}
     rates = {tuple(one["lr"][0] for one in note["optimizers"]) for note in notes}
     if len(notes) < max(2, ranks) or len(steps) != 1 or len(rates) != 1 or _APART & {*map(str, *steps)}:
         return  # with other rates they differ, as is told of the rates
-    if any(not note["ddp"] or note["others"] or not note.get("sums") for note in notes):
+    if any(not note["ddp"] or note["others"] for note in notes):
         return
-    (first, size), name = notes[0]["sums"], notes[0]["rank"]
-    odd = [note["rank"] for note in notes if not abs(note["sums"][0] - first) <= _EQUAL * (size + 1e-12)]
-    if odd and all(math.isfinite(value) for note in notes for value in note["sums"]):
-        shown = "rank " + str(odd[0]) if len(odd) == 1 else f"{len(odd)} ranks, of which rank {odd[0]},"
+    if shown := _unlike_first(notes, "sums"):
         yield warning(
             "replicas-differ",
-            f"the model of {shown} is not that of rank {name}: after 3 steps the parameters differ",
+            f"the model of {shown} is not that of rank {notes[0]['rank']}: after 3 steps the parameters differ",
             why="DistributedDataParallel copies rank 0's parameters when it wraps the model, and averages gradients "
             "from then on: what a rank loads, initialises or multiplies by itself later stays on it",
             fix="do the same on all ranks, or on rank 0 before `DistributedDataParallel(model)`",
         )
+    elif shown := _unlike_first(notes, "sums_outside"):
+        yield warning(
+            "replicas-differ",
+            f"the optimizer trains parameters outside of DistributedDataParallel, and those of {shown} are not those "
+            f"of rank {notes[0]['rank']} after 3 steps",
+            why="only what DistributedDataParallel wraps begins alike and gets averaged gradients: the rest is a model "
+            "of its own on each rank, of which a checkpoint has one",
+            fix="wrap them too, in one module with the model; nothing, if each rank holds a part of its own there",
+        )
+
+
+def _unlike_first(notes: Sequence[Note], key: str) -> str:
+    """Return which ranks' sums of parameters are not those of the first note; "" where not all are known."""
+    if any(not note.get(key) or not all(map(math.isfinite, note[key])) for note in notes):
+        return ""
+    first, size = notes[0][key]
+    odd_ranks = [note["rank"] for note in notes if abs(note[key][0] - first) > _EQUAL * (size + 1e-12)]
+    if len(odd_ranks) < 2:
+        return "".join(f"rank {rank}" for rank in odd_ranks)
+    return f"{len(odd_ranks)} ranks, of which rank {odd_ranks[0]},"
 
 
 def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
@@ -130,6 +147,8 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
     samples = {loader["samples"] for loader in loaders}
     sampler = loaders[0]["sampler"].removeprefix("torch.")
     same_part = {(each["replicas"], each["replica"]) for each in loaders}
+    if {loader["batch_size"] for loader in loaders} == {world * (plan.get("batch_size") or 0)}:
+        return  # it may be the batch of all ranks, of which each takes its part: told as a batch
     if all(_gives_all(loader) for loader in loaders) and len(samples) == 1 and None not in samples:
         what = f"each of {world} ranks trains on all {samples.pop()} samples: its DataLoader has a {sampler}"
         fix = "`DataLoader(dataset, sampler=DistributedSampler(dataset))` and `sampler.set_epoch(epoch)`; nothing, if "

@@ -14,7 +14,7 @@ from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit
 from tests.conftest import Golden
 
 MIB = 1 << 20
-TOLD = warning("numbers-differ", "each rank takes 4 samples at a time", why="the plan says 8", fix="look")
+TOLD = warning("numbers-differ", "each rank loads 4 samples at a time", why="the plan says 8", fix="look")
 TRIED = (
     Tried(8, True, 338 * MIB, 900 * MIB, 1200.0),
     Tried(128, True, 458 * MIB, 900 * MIB, 4100.0),
@@ -52,7 +52,7 @@ def test_memory_that_runs_out_below_what_is_predicted_is_said() -> None:
     assert "unsure 500 ran out of memory, and by this it takes 832 MiB: a step takes more at times" in text
     assert "unsure" not in fit_text(FOUND, Terminal(width=80)), "640 samples are beyond it"
     twice = replace(FOUND, trials=tuple(replace(each, observed=(TOLD,)) for each in TRIALS))
-    assert fit_text(twice, Terminal(width=80)).count("warning[numbers-differ]: each rank takes 4") == 1
+    assert fit_text(twice, Terminal(width=80)).count("warning[numbers-differ]: each rank loads 4") == 1
 
 
 def test_each_trial_has_a_line() -> None:

@@ -22,7 +22,16 @@ LOADER = {
     "samples": 100,
     "batches": [[1, 1], [2, 1], [3, 1], [4, 1]],
 }
-OPTIMIZER = {"kind": "SGD", "steps": 4, "lr": [0.02], "initial_lr": [None], "max_lr": [None], "steady": True}
+OPTIMIZER = {
+    "kind": "SGD",
+    "steps": 4,
+    "lr": [0.02],
+    "rates": [0.02] * 4,
+    "initial_lr": [None],
+    "max_lr": [None],
+    "steady": True,
+    "restored": False,
+}
 
 
 def note(rank: int, loader: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -52,6 +61,13 @@ def told(notes: list[dict[str, Any]], **plan: Any) -> list[str]:
     found = differences(notes, 2, {**PLAN, **plan})
     assert all(finding.why and finding.fix for finding in found)
     return [f"{finding.code}: {finding.what}" + "".join(f" [{each}]" for each in finding.where) for finding in found]
+
+
+def warming(*rates: float, loader: dict[str, Any] | None = None, **changes: Any) -> list[dict[str, Any]]:
+    return both(loader, optimizer={"rates": list(rates), "lr": list(rates[:1]), "steady": False, **changes})
+
+
+WARMUP = {"warmup_steps": 100, "missing": {}, "passed": {}}
 
 
 def rates(*values: float | None, **changes: Any) -> dict[str, Any]:
@@ -100,7 +116,7 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "one rank alone": (
         [note(0), note(1, {"batch_size": 12})],
         {},
-        "numbers-differ: each rank takes 12 samples at a time, the plan says 8 [rank 1]",
+        "numbers-differ: each rank loads 12 samples at a time, the plan says 8 [rank 1]",
     ),
     "ranks differ": (
         [note(0, **rates(0.1)), note(1, **rates(0.2))],
@@ -110,32 +126,37 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "batch divided twice": (
         both({"batch_size": 4}),
         {},
-        "numbers-differ: each rank takes 4 samples at a time, the plan says 8 (/ 2, the world size)",
+        "numbers-differ: each rank loads 4 samples at a time, the plan says 8 (/ 2, the world size)",
     ),
     "batch multiplied": (
         both({"batch_size": 16}),
         {},
-        "numbers-differ: each rank takes 16 samples at a time, the plan says 8 (× 2, the world size)",
+        "numbers-differ: each rank loads 16 samples at a time, the plan says 8 (× 2, the world size)",
+    ),
+    "the batch of all ranks, of which each may take its part": (
+        both({**ALL_PLAIN, "batch_size": 16}),
+        {},
+        "numbers-differ: each rank loads 16 samples at a time, the plan says 8 (× 2, the world size)",
     ),
     "batch divided on each node": (
         both({"batch_size": 4}),
         {"world_size": 8, "nproc": 2},
-        "numbers-differ: each rank takes 4 samples at a time, the plan says 8 (/ 2, the processes per node)",
+        "numbers-differ: each rank loads 4 samples at a time, the plan says 8 (/ 2, the processes per node)",
     ),
     "batch of a node": (
         both({"batch_size": 32}),
         {"world_size": 8, "nproc": 4},
-        "numbers-differ: each rank takes 32 samples at a time, the plan says 8 (× 4, the processes per node)",
+        "numbers-differ: each rank loads 32 samples at a time, the plan says 8 (× 4, the processes per node)",
     ),
     "no root of a batch": (
         both({"batch_size": 16}),
         {"world_size": 4, "nproc": 4},
-        "numbers-differ: each rank takes 16 samples at a time, the plan says 8",
+        "numbers-differ: each rank loads 16 samples at a time, the plan says 8",
     ),
     "another batch": (
         both({"batch_size": 12}),
         {},
-        "numbers-differ: each rank takes 12 samples at a time, the plan says 8",
+        "numbers-differ: each rank loads 12 samples at a time, the plan says 8",
     ),
     "never accumulates": (
         both(),
@@ -188,6 +209,27 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         "replicas-differ: the model of rank 1 is not that of rank 0: after 3 steps the parameters differ",
     ),
+    "another head": (
+        [note(0, sums=[1.5, 20.0], sums_outside=[0.3, 1.0]), note(1, sums=[1.5, 20.0], sums_outside=[0.4, 1.0])],
+        {},
+        "replicas-differ: the optimizer trains parameters outside of DistributedDataParallel, and those of rank 1 are "
+        "not those of rank 0 after 3 steps",
+    ),
+    "no warmup": (
+        both(),
+        WARMUP,
+        "numbers-differ: the learning rate is 0.02 from the first step, the plan says 100 warmup steps",
+    ),
+    "a schedule that is stepped by all ranks": (
+        warming(0.0, 0.0004, 0.0008, 0.0012, initial_lr=[0.02]),
+        {**WARMUP, "lr": None},
+        "numbers-differ: the learning rate rises as in a warmup of 50 steps, the plan says 100 (/ 2, the world size)",
+    ),
+    "a schedule that is stepped after each batch": (
+        warming(0.0008, 0.0016, 0.0024, 0.0032, loader={"batches": [[1, 4], [2, 4], [3, 4], [4, 4]]}),
+        {**WARMUP, "accum": 4},
+        "numbers-differ: the learning rate rises as in a warmup of 25 steps, the plan says 100 (/ 4, the accumulation)",
+    ),
     "a process group that nothing uses": (
         both(ddp=False, exchanged=0),
         {},
@@ -215,6 +257,13 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "a schedule that went on from a checkpoint": (both(**rates(0.003, restored=True)), {}),
     "a schedule that gives the rate itself": (both(**rates(1e-7, initial_lr=[1.0], steady=False)), {}),
     "warmup of a scheduler": (both(**rates(0.0, initial_lr=[0.02], steady=False)), {}),
+    "a warmup as planned": (warming(0.0002, 0.0004, 0.0006, 0.0008), WARMUP),
+    "a warmup from zero": (warming(0.0, 0.0002, 0.0004, 0.0006, initial_lr=[0.02]), WARMUP),
+    "a warmup of another shape": (warming(0.0, 0.0001, 0.0004, 0.0009, initial_lr=[0.02]), WARMUP),
+    "a warmup by another number": (warming(0.0003, 0.0006, 0.0009, 0.0012, initial_lr=[0.02]), WARMUP),
+    "a warmup that the plan says is not passed": (both(), {**WARMUP, "missing": {"warmup_steps": {}}}),
+    "a warmup that is over": (both(), {**WARMUP, "warmup_steps": 3}),
+    "a warmup of a run that goes on": (both(optimizer={"restored": True}), WARMUP),
     "one group of several": (both(**rates(0.002, 0.02)), {}),
     "another optimizer has it": (both(**rates(0.4), more=[OPTIMIZER]), {}),
     "a rate on the GPU": (both(**rates(None)), {}),
@@ -292,7 +341,7 @@ def test_a_number_that_was_not_passed_is_told_with_the_reason(tmp_path: Path) ->
             "change `lr` in conf.yaml; if its own is meant, `--lr 0.04` says so to the plan",
         ),
         (
-            "each rank takes 4 samples at a time, the plan says 8",
+            "each rank loads 4 samples at a time, the plan says 8",
             "it was not passed: train.py declares no option for it",
             "read it; if its own is meant, `--batch-size 4` says so to the plan",
         ),

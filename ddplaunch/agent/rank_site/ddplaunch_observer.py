@@ -79,7 +79,9 @@ class _Observer:
         self._passes = 0
         self._closure = False
         self._passes_of_steps: list[int] = []
-        self._sums: list[Any] = []  # of parameters, and the event of a GPU that has them
+        # two sums of parameters, and the event of a GPU that has them: in DistributedDataParallel, and outside of it
+        self._sums: list[Any] = []
+        self._outside: list[Any] = []
 
     def optimizers(self, module: Any) -> None:
         """Be told of every optimizer's steps, and of checkpoints that are loaded into one."""
@@ -129,7 +131,8 @@ class _Observer:
             self._note_loaders()
             self._count_passes(optimizer)
             if self._steps == _STEPS - 1:
-                self._sums = _sums([model for reference in self._models if (model := reference()) is not None])
+                models = [model for reference in self._models if (model := reference()) is not None]
+                self._sums, self._outside = _sums(_shared(models)), _sums(_outside(models, optimizer))
         over = self._steps >= _STEPS or self._all_steps >= _MOST_STEPS
         if over or (id(optimizer) == self._main and self._steps in _WRITTEN_AT):
             self._write(over)
@@ -142,6 +145,7 @@ class _Observer:
         known = self._optimizers.get(id(optimizer))
         if known is not None:
             known["steps"] += 1
+            known["rates"] = [*known["rates"], *rates[:1]][:_STEPS]
             known["steady"] = known["steady"] and rates == known["lr"]
             above = [rate and first and rate > first for rate, first in zip(rates, known["initial_lr"])]  # noqa: B905
             known["rises"] = known["rises"] or any(above)
@@ -150,6 +154,7 @@ class _Observer:
                 "kind": type(optimizer).__name__,
                 "steps": 1,
                 "lr": rates,
+                "rates": rates[:1],  # of the first group, at each step
                 "initial_lr": [_number(group.get("initial_lr")) for group in groups],
                 "max_lr": [_number(group.get("max_lr")) for group in groups],
                 "steady": True,
@@ -206,7 +211,8 @@ class _Observer:
             "ddp": bool(self._models),
             "optimizers": list(self._optimizers.values()),
             "loaders": self._loaders,
-            "sums": self._sums[0].tolist() if self._sums and all(event.query() for event in self._sums[1:]) else None,
+            "sums": _arrived(self._sums),
+            "sums_outside": _arrived(self._outside),
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "gpus": cuda.device_count() if (cuda := sys.modules["torch"].cuda).is_initialized() else 0,
             "passes": None if self._closure else self._passes_of_steps,
@@ -218,25 +224,35 @@ class _Observer:
         os.replace(draft, self._path)  # noqa: PTH105 - pathlib is not imported in every rank
 
 
-def _sums(models: list[Any]) -> list[Any]:
-    """Return two sums over parameters that all ranks share, of values and of magnitudes, and the event of their GPU.
-
-    Nothing where ranks share none, or where a hook sends something else than gradients.
-    """
+def _shared(models: list[Any]) -> list[Any]:
+    """Return the parameters that all ranks share; none where a hook sends something else than gradients."""
     import torch
 
     ranks = torch.distributed.get_world_size() if models else 0
     if any(model.process_group.size() != ranks or getattr(model, "_comm_hooks", None) != [] for model in models):
         return []
     named = [(model, name, one) for model in models for name, one in model.module.named_parameters()]
-    shared = [one for model, name, one in named if _is_shared(one) and name not in model.parameters_to_ignore]
-    shared = shared[:: len(shared) // _MOST_SUMMED + 1] + shared[-1:]
-    devices = {parameter.device for parameter in shared}
+    return [one for model, name, one in named if _is_shared(one) and name not in model.parameters_to_ignore]
+
+
+def _outside(models: list[Any], optimizer: Any) -> list[Any]:
+    """Return the parameters that ``optimizer`` trains and no model of ``models`` has."""
+    inside = {id(parameter) for model in models for parameter in model.module.parameters()}
+    trained = [one for group in optimizer.param_groups for one in group["params"]] if models else []
+    return [one for one in trained if id(one) not in inside and _is_shared(one)]
+
+
+def _sums(parameters: list[Any]) -> list[Any]:
+    """Return two sums over some of ``parameters``, of values and of magnitudes, and the event of their GPU."""
+    import torch
+
+    some = parameters[:: len(parameters) // _MOST_SUMMED + 1] + parameters[-1:]
+    devices = {parameter.device for parameter in some}
     on_gpu = {"cuda"} == {device.type for device in devices}
     if len(devices) != 1 or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return []
     with torch.no_grad():
-        first_values = [one.as_strided((min(one.numel(), _MOST_SUMMED),), (1,)).double() for one in shared]
+        first_values = [one.as_strided((min(one.numel(), _MOST_SUMMED),), (1,)).double() for one in some]
         values = torch.cat(first_values)
         sums = torch.stack([values.sum(), values.abs().sum()]).to("cpu", non_blocking=True)
     if not on_gpu:
@@ -244,6 +260,11 @@ def _sums(models: list[Any]) -> list[Any]:
     event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return [sums, event]
+
+
+def _arrived(sums: list[Any]) -> list[float] | None:
+    """Return the values of ``sums``; None as long as their GPU has not computed them."""
+    return sums[0].tolist() if sums and all(event.query() for event in sums[1:]) else None
 
 
 def _is_shared(parameter: Any) -> bool:
