@@ -215,6 +215,9 @@ data-not-divided: Each rank trains on all samples
     The DataLoader of each rank has a sampler of its own that takes all samples, or all have the same rank's. An epoch
     takes as long as on one process. The ranks' first steps show it. Remedy: `DistributedSampler(dataset)`, and
     `set_epoch` before each epoch.
+sampler-epoch-not-set: All epochs take the samples in one order
+    DistributedSampler shuffles by its seed and its epoch, which is 0 until the script says otherwise, so that each rank
+    sees the same samples in the same order in each epoch. Told after three passes. Remedy: `sampler.set_epoch(epoch)`.
 gradients-not-averaged: Ranks share a process group, and nothing averages their gradients
     Each rank then trains a model of its own on its part of the samples, and their losses drift apart. The ranks' first
     steps show it where nothing went through the process group. Remedy: `DistributedDataParallel(model)`.

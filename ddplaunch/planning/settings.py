@@ -10,10 +10,10 @@ import json
 import math
 from typing import Any, Literal, NamedTuple
 
-#: The codes of what ranks are found to do at their first optimizer steps (``watch/observed.py``).
+#: The codes of what ranks are found to do, most of them at their first optimizer steps (``watch/observed.py``).
 OBSERVED = (
     *("numbers-differ", "no-process-group", "gradients-not-averaged", "data-not-divided"),
-    *("gpu-of-all-ranks", "gpus-not-used"),
+    *("gpu-of-all-ranks", "gpus-not-used", "replicas-differ", "sampler-epoch-not-set"),
 )
 #: Written even if they have their defaults.
 _ALWAYS = frozenset({"run_id", "directory", "node", "show", "verbose", "grace_s", "max_restarts"})

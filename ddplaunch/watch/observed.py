@@ -21,7 +21,18 @@ from ddplaunch.records.json_files import objects, read_object
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.values.words import count
-from ddplaunch.watch.sharing import Note, Plan, apart, group, on_cpu, replicas, same_gpu, unaveraged, undivided
+from ddplaunch.watch.sharing import (
+    Note,
+    Plan,
+    apart,
+    group,
+    on_cpu,
+    replicas,
+    same_gpu,
+    same_order,
+    unaveraged,
+    undivided,
+)
 
 #: What a family of findings follows from: the notes of a node, how many ranks it has, the plan.
 Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
@@ -133,6 +144,7 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         accumulation,
         warmup,
         undivided,
+        same_order,
     ):
         try:
             findings += family(notes, ranks, plan)

@@ -162,6 +162,17 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
     yield warning("data-not-divided", what, why=why, fix=fix)
 
 
+def same_order(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """A DistributedSampler that was not told of the epoch."""
+    if passes := max(note.get("passes_in_order", 0) for note in notes):
+        yield warning(
+            "sampler-epoch-not-set",
+            f"the samples came in one order in {passes} passes: nothing told the DistributedSampler of the epoch",
+            why="it shuffles by its seed and its epoch, which is 0 until `set_epoch` changes it",
+            fix="`sampler.set_epoch(epoch)` first in the loop over epochs",
+        )
+
+
 def _gives_all(loader: Note) -> bool:
     plain = loader["sampler"] in ("torch.RandomSampler", "torch.SequentialSampler")
     undivided_sampler = loader["sampler"] == "torch.DistributedSampler" and loader["replicas"] == 1

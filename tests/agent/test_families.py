@@ -18,7 +18,7 @@ from tests.hosts.launching import clean_environment
 FAMILIES = r"""
 import copy, io, json, os, pickle, sys, warnings
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 from torch.nn.parallel import distributed as parallel
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 
@@ -149,6 +149,23 @@ def loaded_with_what_it_had():
         step(batch)
         schedule.step()
 
+def epochs(tells, look_between=False):
+    sampler = DistributedSampler(samples, 2, 0)
+    loader = DataLoader(samples, 4, sampler=sampler, num_workers=1, persistent_workers=True)
+    for epoch in range(3):
+        if tells:
+            sampler.set_epoch(epoch)
+        for (batch,) in loader:
+            step(batch)
+        for (batch,) in loader if look_between else ():
+            loss(batch)
+
+def epochs_in_one_order():
+    epochs(tells=False)
+
+def epochs_that_are_told():
+    epochs(tells=True, look_between=True)
+
 def one_step():
     step(samples.tensors[0])
 
@@ -204,6 +221,7 @@ warnings.simplefilter("ignore")
 for family in (plain, workers, accumulation, fetches_ahead, own_batches,
                a_distributed_model_that_was_compiled, iterable, two_optimizers, scheduler, manual, closure,
                scaler_skips, compiled, copied, restored, loaded_with_what_it_had, one_step, broken,
+               epochs_in_one_order, epochs_that_are_told,
                by_hand, validated, kept_method, reduced_in_the_backward_pass, shared_batches):
     pid = os.fork()
     if pid == 0:
@@ -314,6 +332,14 @@ def test_what_follows_from_the_shapes_of_real_scripts(families: Families) -> Non
     assert told("restored", lr=0.001)[0].endswith("(the rate of the checkpoint)")
 
 
+@pytest.mark.slow
+def test_epochs_in_one_order_are_told_after_three(families: Families) -> None:
+    def told(family: str) -> list[str]:
+        return [finding.code for finding in differences([families.notes[family]], 1, {"world_size": 1})]
+
+    assert (told("epochs_in_one_order"), told("epochs_that_are_told")) == (["sampler-epoch-not-set"], [])
+
+
 #: By family: steps on disk (the last one waits for the next, and they end by `os._exit`), samples of one, fetches, and
 #: whether a forward pass can be told.
 MEASURED = {
@@ -356,7 +382,7 @@ def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Famil
     assert families.watched.keys() == families.alone.keys() >= NOTED.keys() | MEASURED.keys()
     for family, (weights, drawn, compiled) in families.watched.items():
         *as_ever, compiled_alone = families.alone[family]
-        if family != "workers":  # their seed is drawn by chance
+        if family not in ("workers", "epochs_in_one_order", "epochs_that_are_told"):  # a seed of workers is chance
             assert [weights, drawn] == as_ever, family
         assert compiled.get("total", 0) <= compiled_alone.get("total", 0), (
             "torch.compile has compiled something of ours"

@@ -2,11 +2,12 @@
 
 Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch; torch is
 looked at once the script has imported it. It never raises, changes no number, draws no random one, waits for no GPU,
-and looks at nothing after the fourth step.
+and looks at no step after the fourth.
 
 What it looks at is called by torch anyway: the hook of all optimizers' steps, the constructors of DataLoaders'
 iterators and of DistributedDataParallel, and what puts a checkpoint into an optimizer. These are noticed when they are
-looked up, not called, so that no traceback ever shows a frame of this file.
+looked up, not called, so that no traceback ever shows a frame of this file. Of later epochs only one thing is noted:
+passes of the DistributedSampler of these steps in one order.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _STEPS = 4  # of the first optimizer; other optimizers are looked at meanwhile
 _WRITTEN_AT = (1, 2, _STEPS)  # a rank may end by `os._exit` at any time
 _MOST_STEPS = 64  # of all optimizers together
 _MOST_SUMMED = 64  # parameters, and values of each
+_IN_ORDER = 3  # passes over the samples: the second may be one that only evaluates
 _MOST = 16  # optimizers, iterators and groups of parameters that are looked at
 #: What lets ranks work together without a process group of torch.
 _OTHERS = ("horovod", "mpi4py", "jax", "torch_xla", "bagua", "ray", "paddle")
@@ -39,8 +41,13 @@ _OTHERS = ("horovod", "mpi4py", "jax", "torch_xla", "bagua", "ray", "paddle")
 def begin(path: str, after_import: AfterImport) -> None:
     """Write a note to ``path`` at the first optimizer steps, if there will be any."""
     observer = _Observer(path)
-    looked_at = {"torch.optim.optimizer": observer.optimizers, "torch.utils.data.dataloader": observer.dataloaders}
-    after_import({**looked_at, "torch.nn.parallel.distributed": observer.parallel})
+    calls = {
+        "torch.optim.optimizer": observer.optimizers,
+        "torch.utils.data.dataloader": observer.dataloaders,
+        "torch.utils.data.distributed": observer.samplers,
+        "torch.nn.parallel.distributed": observer.parallel,
+    }
+    after_import(calls)
 
 
 class _Iterator:
@@ -70,6 +77,9 @@ class _Observer:
         self._all_steps = 0
         self._main: int | None = None
         self._begun: int | None = None  # collectives before the first step was over
+        self._note: dict[str, Any] = {}
+        self._sampler: Any = None  # a reference to what shuffles the samples of these steps
+        self._passes_in_order, self._epoch = 1, 0
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._iterators: list[_Iterator] = []
         self._loaders: list[dict[str, Any]] = []
@@ -100,6 +110,18 @@ class _Observer:
             self._models = [*self._models[-_MOST:], weakref.ref(model)]
 
         notice(module.DistributedDataParallel, "__init__", wrapped)
+
+    def samplers(self, module: Any) -> None:
+        """Notice each pass over the samples of a rank."""
+        notice(module.DistributedSampler, "__iter__", self._pass)
+
+    def _pass(self, sampler: Any) -> None:
+        if self._sampler is None or self._sampler() is not sampler or os.getpid() != self._owner:
+            return
+        self._passes_in_order = self._passes_in_order + 1 if sampler.epoch == self._epoch else 1
+        self._epoch = sampler.epoch
+        if self._passes_in_order == _IN_ORDER and self._over:
+            self._save({**self._note, "passes_in_order": _IN_ORDER})
 
     def _restored(self, optimizer: Any) -> None:
         if not self._over:
@@ -170,8 +192,15 @@ class _Observer:
                 continue
             if one.note is None:
                 one.note = {**_loader_of(one.reference()), "batches": []}
+                self._shuffled_by(getattr(one.reference()._index_sampler, "sampler", None))
                 self._loaders = [*self._loaders, one.note][-_MOST:]
             one.note["batches"].append([self._steps, given])
+
+    def _shuffled_by(self, sampler: Any) -> None:
+        import weakref
+
+        if getattr(sampler, "shuffle", False) and isinstance(getattr(sampler, "epoch", None), int):
+            self._sampler, self._epoch = weakref.ref(sampler), sampler.epoch
 
     def _count_passes(self, optimizer: Any) -> None:
         """Count how often the gradient of one parameter is added to, where no DataLoader tells of batches."""
@@ -196,10 +225,7 @@ class _Observer:
             self._counted.remove()
 
     def _write(self, over: bool) -> None:
-        """Write the note in one step."""
-        import json
-
-        note = {
+        self._note = {
             "schema": 1,
             "rank": int(os.environ["RANK"]),
             "world_size": int(os.environ["WORLD_SIZE"]),
@@ -217,6 +243,12 @@ class _Observer:
             "gpus": cuda.device_count() if (cuda := sys.modules["torch"].cuda).is_initialized() else 0,
             "passes": None if self._closure else self._passes_of_steps,
         }
+        self._save(self._note)
+
+    def _save(self, note: dict[str, Any]) -> None:
+        """Write the note in one step."""
+        import json
+
         draft = f"{self._path}.{self._owner}"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:
