@@ -121,8 +121,8 @@ def _words(cause: RootCause) -> Words:
         return _unknown(cause)
     if cause.case.waits.waited and (waiting := _waiting(cause, cause.case.waits)) is not None:
         return waiting
-    if (signature := candidate.signature) is None:
-        assert candidate.raised is not None
+    signature = candidate.signature
+    if candidate.raised is not None and not candidate.is_known:
         return _exception(cause, candidate.raised)
     if (never := _awaits_nobody(cause)) is not None:
         return say("awaits-nobody", **never)
@@ -168,8 +168,6 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
     ends = said.endswith(".") and not said.endswith("..")  # as a sentence, which goes on here
     what = f"{said[:-1] if ends else said} at {raised.frame}" if raised.frame else said
     who = _who(cause, "the script")
-    if cause.code == "killed":
-        return say("worker-gone", who=who, what=what)
     where = "look at the traceback above this line: the script's own frames are not in it"
     if raised.frame:
         below = "in what it calls" if cause.calls and cause.calls[-1].folded else "there"

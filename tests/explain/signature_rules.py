@@ -58,7 +58,7 @@ def too_wide(signature: Signature) -> list[str]:
 def slow(signature: Signature, seconds: float) -> list[str]:
     """Return the expressions that need more CPU time than ``seconds`` for 8000 characters made of its example."""
     line = (signature.example + " ") * (8000 // len(signature.example) + 1)
-    beside = (*signature.log_unless, *signature.log_with, *signature.log_by_several)
+    beside = (*signature.log_unless, *signature.log_with, *signature.log_twice)
     return [each for each in (*signature.patterns, *signature.unless, *beside) if _seconds(each, line) > seconds]
 
 

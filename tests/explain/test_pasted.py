@@ -155,13 +155,6 @@ def test_a_file_that_is_still_written_vanished_under_another_rank() -> None:
     assert diagnosed(raised(None, renamed.replace(".extracting", ".bin"))).code == "dataset-missing"
 
 
-def test_ranks_that_sign_in_their_own_words_fetch_at_once() -> None:
-    fetch = "rank {}: https://data.example/a.zip -> /cache/a.zip\n"
-    bad = raised(None, "zipfile.BadZipFile: File is not a zip file")
-    assert diagnosed(fetch.format(0) + fetch.format(2) + bad).code == "dataset-race"
-    assert diagnosed(fetch.format(0) + bad).code != "dataset-race"
-
-
 def test_a_watcher_that_ends_what_stalls() -> None:
     watched = "logwatch: no output since 01:12:21Z (2409 s), job considered stalled\n"
     ended = "[INFO] [launch.py:333:sigkill_handler] Main process received SIGTERM, exiting\n"
@@ -268,13 +261,6 @@ def test_sentences_that_a_translation_prints_are_none_of_its_own() -> None:
     assert explained(samples + "Generate test with beam=5: BLEU4 = 47.11\n").diagnosis is None
 
 
-def test_several_ranks_that_process_one_data_set() -> None:
-    saved = "rank 0: saving processed/data.pt\nrank 2: saving processed/data.pt\n"
-    bad = raised(None, "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory")
-    assert diagnosed(saved + bad).code == "dataset-race"
-    assert diagnosed(bad).code == "checkpoint-corrupt"
-
-
 def test_a_group_of_zarr_that_is_not_there() -> None:
     missing = raised(None, "zarr.errors.GroupNotFoundError: group not found at path '/p/scratch/era5/2019.zarr'")
     assert diagnosed(missing).code == "dataset-missing"
@@ -301,17 +287,6 @@ def test_ctrl_c_ends_what_only_shows_a_log() -> None:
         explained("(rlhf) kim@n9:~/trl$ tail -n 40 -f dpo.log\n" + STEPS + "Training finished\n^C\n").diagnosis is None
     )
     assert diagnosed("$ torchrun train.py\n" + STEPS + "^C\n").code == "terminated"
-
-
-def test_ranks_that_fetch_at_once_and_one_that_finds_nothing() -> None:
-    fetch = "Downloading https://data.example/cifar-10.tar.gz to ./data/cifar-10.tar.gz\n" * 2
-    bad = raised(None, "RuntimeError: File not found or corrupted.")
-    missing = raised(None, "RuntimeError: Dataset not found or corrupted. You can use download=True to download it")
-    assert diagnosed(fetch + bad + missing).code == "dataset-race"
-    info = "2024-01-10 14:12:2{},118 - INFO - Downloaded: /scratch/demo/Task09.tar\n"
-    assert diagnosed(
-        info.format(5) + info.format(6) + raised(None, "tarfile.ReadError: unexpected end of data")
-    ).code == ("dataset-race")
 
 
 def test_sizes_that_differ_where_one_rank_names_its_group() -> None:

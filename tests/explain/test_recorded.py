@@ -344,28 +344,6 @@ def test_a_librarys_own_words_before_the_exception_count() -> None:
     assert recorded((shm + "\n\n" + gone, ended(0, 1)), ("", told(1))).code == "shm-too-small"
 
 
-def test_a_lost_connection_inside_a_dataloader_is_one_of_its_workers() -> None:
-    loader = f'  File "{TORCH}/utils/data/dataloader.py", line 1291, in _try_get_data\n    data = queue.get()\n'
-    text = raised(None, "ConnectionResetError: [Errno 104] Connection reset by peer")
-    found = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + loader), ended(1, 1)))
-    assert (found.code, found.rank, found.certainty) == ("killed", 1, "likely")
-    assert "DataLoader worker of rank 1 was gone" in found.what and "num_workers=0" in found.fixes[1]
-    for words, code in (
-        ("Fatal Python error: Segmentation fault", "segmentation-fault"),
-        ("free(): invalid pointer", "aborted"),
-    ):
-        crash = f"{words}\n\n" + text.replace("    step()\n", "    step()\n" + loader)
-        assert recorded(("", told(0)), (crash, ended(1, 1))).code == code, "the worker said it"
-    full = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + loader), ended(1, 1)), oom_kills=1)
-    assert full.code == "host-out-of-memory"
-    plain = recorded(("", told(0)), (text, ended(1, 1)))
-    assert (
-        plain.code == "script-exception"
-        and "DataLoader" not in plain.why
-        and "num_workers" not in " ".join(plain.fixes)
-    )
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [

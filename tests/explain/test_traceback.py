@@ -39,9 +39,6 @@ def test_the_users_calls_have_their_source_and_libraries_are_counted() -> None:
         UserCall("train.py:3", "main()", 2, "torch"),
         UserCall("model.py:9 in forward", "return sum(", 1, "Python"),
     )
-    box = "╭──── Traceback (most recent call last) ────╮\n│ /home/kim/train.py:8 in main │\n│   7 │ x = 1 │\n"
-    box += "│ ❱ 8 │   go(now) │\n╰────╯\nValueError: x\n"
-    assert tracebacks(box)[0].calls == (UserCall("train.py:8 in main", "go(now)"),)
 
 
 def test_ranks_that_speak_in_turns_are_kept_apart() -> None:
@@ -90,13 +87,6 @@ def test_the_first_member_of_an_exception_group_counts() -> None:
     member = '    | Traceback (most recent call last):\n    |   File "/home/kim/a.py", line 2, in f\n'
     (found,) = tracebacks(group + member + "    | ValueError: inner\n")
     assert (found.root.raised.type, found.raised.frame) == ("ValueError", "a.py:2 in f")
-
-
-def test_a_box_of_rich_is_read() -> None:
-    box = "╭──── Traceback (most recent call last) ────╮\n│ /home/kim/train.py:8 in main │\n│ ❱ 8 │ go() │\n"
-    box += "╰────╯\nValueError: x\n"
-    (found,) = tracebacks(box)
-    assert (found.root.raised.type, found.root.raised.frame) == ("ValueError", "train.py:8 in main")
 
 
 def test_a_traceback_without_its_head_and_a_bare_last_line() -> None:

@@ -65,7 +65,7 @@ class RootCause:
         if self.code == "unknown":
             return "unknown"
         if self.candidate is not None:
-            guessed = self.candidate.is_hint or (self.code == "killed" and self.candidate.signature is None)
+            guessed = self.candidate.is_hint
             return "likely" if guessed or self.doubtful else "observed"
         bare_exit = not self.told and self.outside is None
         return "likely" if bare_exit and self.code in BARE else "observed"
@@ -178,7 +178,7 @@ def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> Roo
 
 def _is_rival(failure: Failure) -> bool:
     """Return whether it may be the cause as well; an end without a reason is only how the cause ended a rank."""
-    least = Tier.GENERAL if failure.signature is None else Tier.UNCERTAIN
+    least = Tier.UNCERTAIN if failure.is_known else Tier.GENERAL
     says_less = failure.code in BARE | ABORTS or failure.logged or failure.survivor or failure.is_hint
     return failure.fate == "fatal" and failure.tier <= least and not says_less
 
@@ -274,12 +274,8 @@ def _own_where_nobody_else_failed(case: Case) -> list[Failure]:
     candidates = [failure for failure in case.failures if failure.fate != "survived"]
     first = recorded.first_by_itself(case.facts)
     if first is not None:
-        workers = {
-            failure.speaker for failure in candidates if failure.of_worker and failure.fate == "fatal"
-        }  # of a DataLoader
-        maybe_own = (failure for failure in candidates if failure.maybe_own and failure.speaker.rank == first.rank)
         own_places = {
-            failure.line.at for failure in maybe_own if not (failure.in_loader and failure.speaker in workers)
+            failure.line.at for failure in candidates if failure.maybe_own and failure.speaker.rank == first.rank
         }
     else:
         speakers = {failure.speaker for failure in candidates if failure.standing < Tier.HINT}

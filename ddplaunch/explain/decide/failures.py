@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Literal
 
 from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, announced_in
 from ddplaunch.explain.read.prefixes import Speaker
-from ddplaunch.explain.read.scan import Hit, Scanned, spoken_against
+from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
-from ddplaunch.explain.signatures import named
-from ddplaunch.explain.signatures.signature import Kind, Signature, Tier, filled
+from ddplaunch.explain.signatures.signature import Signature, Tier, filled
 from ddplaunch.values.frozen import dataclass
 
 #: "fatal": it may have ended its rank. "doubtful": it counts where nothing fatal is known. "survived": the work went
@@ -35,85 +34,62 @@ _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
 #: Codes of echoes that may as well be of a process that the rank had started itself.
 _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
-#: What ends the workers of DataLoaders.
-_OF_WORKERS = ("segmentation-fault", "killed", "aborted", "shm-too-small", "host-out-of-memory")
 _NAMES_A_PROGRAM = re.compile(
     r"(?!nvcc|ninja|ld|[\w.]*(?:Error|Exception)\b)(?:[a-z][\w.+-]*|[A-Z]{3,}\w* (?:ERROR|WARNING|INFO)): "
 )
 _MESSAGE_LINES, _SAID = 12, 160
+#: Of an exception that no rule of the families knows.
+UNKNOWN = Signature("script-exception", Tier.GENERAL)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One possible root cause: a ``hit`` of a signature, else the exception ``raised``; ``reason`` is that of its fate.
+    """One possible root cause: what a ``signature`` matched, or an exception that none knows (``UNKNOWN``).
 
-    ``speaker`` is the rank that failed, which may be another one than printed ``line``. ``side``: raised in a thread,
-    or possibly because of other ranks. ``survivor``: raised because of other ranks, or of another process where it is
-    ``maybe_own``. ``logged``: printed as a warning. ``calls`` led to the exception; ``bare``: its traceback is not in
-    the log. ``in_loader``: a DataLoader raised it as it took a batch from one of its workers.
+    ``speaker`` is the rank that failed, which may be another one than printed ``line``. ``groups`` are those of the
+    signature's pattern, ``raised`` is the exception, ``calls`` led to it; ``reason`` is that of the fate. ``quoted``:
+    the line repeats what somebody else printed. ``side``: raised in a thread, or possibly because of other ranks.
+    ``survivor``: raised because of other ranks, or of another process where it is ``maybe_own``. ``logged``: printed as
+    a warning. ``bare``: its traceback is not in the log.
     """
 
     tier: Tier
     line: Line
     speaker: Speaker
-    hit: Hit | None = None
+    signature: Signature = UNKNOWN
+    groups: Mapping[str, str] = field(default_factory=dict)
     raised: Raised | None = None
+    quoted: bool = False
     side: bool = False
     survivor: bool = False
     logged: bool = False
     maybe_own: bool = False
     calls: tuple[UserCall, ...] = ()
     bare: bool = False
-    in_loader: bool = False
     fate: Fate = "fatal"
     reason: str = ""
 
     @property
     def code(self) -> str:
-        """The code of the signature, ``script-exception`` for an exception that no signature knows.
-
-        A DataLoader worker that crashes or raises says so; one that is gone without a word was killed.
-        """
-        if self.hit is not None:
-            return self.hit.signature.code
-        return "killed" if self.in_loader and self.maybe_own else "script-exception"
+        """The code of the signature, ``script-exception`` for an exception that no signature knows."""
+        return self.signature.code
 
     @property
-    def kind(self) -> Kind:
-        """How its code counts."""
-        return "" if self.hit is None else self.hit.signature.kind
-
-    @property
-    def signature(self) -> Signature | None:
-        """The signature that matched, None for an exception that none knows."""
-        return None if self.hit is None else self.hit.signature
-
-    @property
-    def groups(self) -> dict[str, str]:
-        """The named groups of the signature's pattern."""
-        return {} if self.hit is None else self.hit.groups
+    def is_known(self) -> bool:
+        """Whether a signature knows it."""
+        return self.signature is not UNKNOWN
 
     @property
     def words(self) -> str:
         """What its signature says of it, or its exception in at most 160 characters."""
-        if self.signature is not None:
+        if self.raised is None or self.is_known:
             return filled(self.signature.what, self.groups)
-        return f"{self.raised.type}: {self.raised.message}"[:_SAID] if self.raised is not None else self.code
-
-    @property
-    def of_worker(self) -> bool:
-        """Whether it may be the last words of a DataLoader's worker, which prints into its rank's file."""
-        return self.hit is not None and self.code in _OF_WORKERS
+        return f"{self.raised.type}: {self.raised.message}"[:_SAID]
 
     @property
     def is_hint(self) -> bool:
         """Whether the signature only supports a cause of its code."""
-        return self.hit is not None and self.hit.signature.tier == Tier.HINT
-
-    @property
-    def quoted(self) -> bool:
-        """Whether the line repeats what somebody else printed."""
-        return self.speaker.quoted or (self.hit is not None and self.hit.quoted)
+        return self.tier == Tier.HINT
 
     @property
     def standing(self) -> Tier:
@@ -135,11 +111,11 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
     by_line: dict[int, list[Hit]] = {}
     for hit in scanned.hits:
         by_line.setdefault(hit.line.at, []).append(hit)
-    context = _Context(scanned)
+    raised_before = _RaisedBefore(scanned)
     found: list[Failure] = []
     echoes: list[Hit] = []
     for traceback in scanned.tracebacks:
-        shown = None if traceback.handled else _of_traceback(traceback, by_line, context)
+        shown = None if traceback.handled else _of_traceback(traceback, by_line)
         if isinstance(shown, Failure):
             found.append(replace(shown, calls=traceback.calls))
         elif shown is not None:
@@ -150,8 +126,8 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
             continue
         if hit.signature.tier == Tier.ECHO:
             echoes.append(hit)
-        elif hit is by_line[hit.line.at][0] and not context.contradicts(hit):
-            failure = _of_hit(hit, hit.line.speaker, context.raised_before(hit))
+        elif hit is by_line[hit.line.at][0]:
+            failure = _of_hit(hit, hit.line.speaker, raised_before.of(hit))
             found.append(replace(failure, logged=announced_in(hit.line.text)))
     return found, echoes
 
@@ -166,7 +142,7 @@ def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
                 yield at
 
 
-def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: _Context) -> Failure | Hit | None:
+def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Failure | Hit | None:
     """Return the best signature in a chain of exceptions, else its echo, else the exception itself.
 
     None for what launchers raise because ranks failed.
@@ -179,10 +155,8 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: 
             if cleans_up and hit.signature.tier >= Tier.SYMPTOM:
                 continue
             if hit.signature.tier != Tier.ECHO:
-                if not (context.contradicts(hit) or traceback.store_lost):
-                    no_program = part.starts_program and hit.signature.code == "dataset-missing"
-                    roots.append((hit._replace(signature=named("program-missing")) if no_program else hit, part))
-            elif hit.line.at == part.line.at:
+                roots.append((hit, part))
+            else:
                 echo = echo or hit
     if roots:
         hit, part = min(roots, key=lambda pair: (pair[0].signature.tier, pair[1] is not traceback.root))
@@ -217,7 +191,7 @@ def _of_exception(traceback: Traceback) -> Failure | None:
     name = raised.type.rpartition(".")[2]
     if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | _STARTED | _ASKED_TO_END):
         return None
-    lost_rank = name in _LOST_PEER or traceback.store_lost or raised.message.startswith(_WRAPPED)
+    lost_rank = name in _LOST_PEER or raised.message.startswith(_WRAPPED)
     lost = name in _LOST | _STARTED or traceback.worker_stopped
     by_others = lost_rank or lost or name in _ASKED_TO_END
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
@@ -226,32 +200,24 @@ def _of_exception(traceback: Traceback) -> Failure | None:
         traceback.root.line,
         traceback.speaker,
         raised=raised,
+        quoted=traceback.speaker.quoted,
         side=traceback.side or by_others,
         survivor=lost_rank or lost,
         logged=traceback.logged,
         bare=traceback.bare,
-        in_loader=traceback.in_loader,
         maybe_own=lost and not (lost_rank or traceback.side or traceback.bare),
     )
 
 
 def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None) -> Failure:
-    return Failure(hit.signature.tier, hit.line, speaker, hit, raised)
+    quoted = speaker.quoted or hit.quoted
+    return Failure(hit.signature.tier, hit.line, speaker, hit.signature, hit.groups, raised, quoted)
 
 
-class _Context:
-    """Looks up what else a speaker printed; built once, because a long log has many hits."""
+class _RaisedBefore:
+    """Looks up what else a speaker raised; built once, because a long log has many hits."""
 
     def __init__(self, scanned: Scanned) -> None:
-        silent = (hit for hit in scanned.hits if hit.signature.tier == Tier.ECHO)  # they contradict nothing
-        echoes = {hit.line.at for hit in silent if hit.signature.code != "step-ended"}  # but srun says who ended a step
-        self._texts: dict[Speaker, list[str]] = {
-            hit.line.speaker: [] for hit in scanned.hits if hit.signature.log_unless
-        }
-        for line in scanned.lines:
-            if line.speaker in self._texts and line.at not in echoes:
-                self._texts[line.speaker].append(line.text)
-        self._contradicted: dict[tuple[int, Speaker], bool] = {}
         self._raised: dict[Speaker, list[tuple[int, Traceback]]] = {}
         for traceback in scanned.tracebacks:
             last = traceback.parts[-1].line
@@ -259,16 +225,7 @@ class _Context:
         for entries in self._raised.values():
             entries.sort(key=lambda entry: entry[0])
 
-    def contradicts(self, hit: Hit) -> bool:
-        """Return whether another line of the same speaker matches the signature's ``log_unless``."""
-        if not hit.signature.log_unless:
-            return False
-        key = (id(hit.signature), hit.line.speaker)
-        if key not in self._contradicted:
-            self._contradicted[key] = spoken_against(hit.signature, self._texts[hit.line.speaker])
-        return self._contradicted[key]
-
-    def raised_before(self, hit: Hit) -> Raised | None:
+    def of(self, hit: Hit) -> Raised | None:
         """Return the exception whose message ``hit`` is a later line of; another program begins with its name."""
         if _NAMES_A_PROGRAM.match(hit.line.text):
             return None

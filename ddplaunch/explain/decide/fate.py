@@ -78,10 +78,14 @@ class Case(NamedTuple):
 Holds = Callable[[Failure], bool]
 
 
+def _of_others(failure: Failure) -> bool:
+    """Return whether a library, the kernel or a scheduler says it, and not the program itself."""
+    return failure.signature.kind == "by-others" or _VOICES.search(failure.line.text) is not None
+
+
 def _caught(failure: Failure) -> bool:
     """Return whether a program tells in its own words of an exception."""
-    by_program = failure.raised is None and failure.kind != "by-others" and not _VOICES.search(failure.line.text)
-    return by_program and _CAUGHT.match(failure.line.text) is not None
+    return failure.raised is None and not _of_others(failure) and _CAUGHT.match(failure.line.text) is not None
 
 
 def announced_and_passed_over(case: Case) -> Holds:
@@ -92,7 +96,7 @@ def announced_and_passed_over(case: Case) -> Holds:
     def holds(failure: Failure) -> bool:
         place = bisect.bisect_right(bad, failure.line.at)
         until = bad[place] if place < len(bad) else case.scanned.lines[-1].at + 1
-        bare_words = failure.bare and failure.signature is None and failure.speaker.rank is None
+        bare_words = failure.bare and not failure.is_known and failure.speaker.rank is None
         return (failure.logged or bare_words or _caught(failure)) and case.work.said_between(
             failure.line, until
         ) >= GOES_ON
@@ -130,7 +134,7 @@ def beside_work_that_is_done(case: Case) -> Holds:
 
 def quoted_in_work_that_did_not_fail(case: Case) -> Holds:
     """The line repeats what somebody else printed, and nothing says that the run failed."""
-    return lambda failure: not case.failed and failure.raised is None and failure.hit is not None and failure.hit.quoted
+    return lambda failure: not case.failed and failure.raised is None and failure.quoted
 
 
 def quoted(case: Case) -> Holds:
@@ -152,7 +156,7 @@ def steps_followed(case: Case) -> Holds:
 
 def at_start_and_started(case: Case) -> Holds:
     """It ends ranks before their first step, and a step follows it."""
-    return lambda failure: failure.kind == "at-start" and case.work.started_after(failure.line)
+    return lambda failure: failure.signature.kind == "at-start" and case.work.started_after(failure.line)
 
 
 def stopped_by_the_launcher(case: Case) -> Holds:
@@ -172,91 +176,54 @@ def older_than_the_exception_that_ended_its_rank(case: Case) -> Holds:
         final = last.get(failure.speaker)
         if final is None or failure.speaker.rank is None or _VOICES.search(failure.line.text):
             return False
-        if failure.of_worker and (final.in_loader or final.lost_worker):
-            return False
         return final.parts[0].first > failure.line.at
 
     return holds
 
 
-class _Ended(NamedTuple):
-    """Where the last exception is printed of the only rank that failed, of any, of any with its traceback; -1 for none.
-
-    Of what nobody signs nothing counts below ``over``, the first exit or other failure; below ``explained``, a failure
-    that tells more than an exit, it is not even kept as a possible cause.
-    """
-
-    of_only_rank: int
-    raised: int
-    uncaught: int
-    over: int
-    explained: int
-
-
-def _ended(case: Case) -> _Ended:
-    only = only_failed_rank(case.scanned)
-    fatal = [failure for failure in case.failures if failure.fate == "fatal"]
-    own_exceptions = [failure for failure in fatal if failure.raised is not None and failure.tier <= Tier.GENERAL]
-    whole = [failure for failure in own_exceptions if failure.signature is not None or not failure.bare]
-    of_only = [failure for failure in whole if failure.signature is None and failure.speaker.rank == only is not None]
-    waits = [failure for failure in fatal if failure.tier == Tier.SYMPTOM]  # for a rank that had failed by then
-    known_places = [failure.line.at for failure in (*whole, *waits)]
-    exits = [end.line.at for end in case.scanned.exits if not end.by_agent]
-    below = case.scanned.lines[-1].at + 1 if case.scanned.lines else 0
-    signed = [
-        failure
-        for failure in fatal
-        if failure.signature and failure.raised and failure.tier == Tier.UNCERTAIN and not failure.bare
-    ]
-    of_only_rank, raised, uncaught = (
-        max((failure.line.at for failure in kind), default=-1) for kind in (of_only, own_exceptions, (*whole, *signed))
-    )
-    return _Ended(
-        of_only_rank, raised, uncaught, min((*known_places, *exits), default=below), min(known_places, default=below)
-    )
-
-
 def _unsigned(failure: Failure) -> bool:
-    by_others = failure.kind == "by-others" or _VOICES.search(failure.line.text) is not None
-    return failure.speaker.rank is None and failure.raised is None and not by_others
+    return failure.speaker.rank is None and failure.raised is None and not _of_others(failure)
+
+
+def _places_of_failures(case: Case) -> tuple[list[int], list[int]]:
+    """Return where exceptions are printed that ended ranks, and what waited for a rank that had failed by then."""
+    fatal = [failure for failure in case.failures if failure.fate == "fatal"]
+    raised = [failure for failure in fatal if failure.raised is not None and failure.tier <= Tier.UNCERTAIN]
+    whole = [failure.line.at for failure in raised if not failure.bare or failure.tier <= Tier.GENERAL]
+    return whole, [failure.line.at for failure in fatal if failure.tier == Tier.SYMPTOM]
 
 
 def after_the_failure(case: Case) -> Holds:
     """Nobody signs it, and it stands below a failure that tells more."""
-    ended = _ended(case)
-    return lambda failure: _unsigned(failure) and failure.line.at > ended.explained and failure.kind != "at-start"
+    raised, waits = _places_of_failures(case)
+    first = min((*raised, *waits), default=math.inf)
+    return lambda failure: _unsigned(failure) and failure.line.at > first and failure.signature.kind != "at-start"
 
 
 def of_something_else(case: Case) -> Holds:
-    """Nobody signs it, and an exception that ended a rank is printed below it, or an exit stands above it."""
-    ended = _ended(case)
+    """Nobody signs it, and it stands below an exit, or above an exception that it tells of or that steps came before.
+
+    So does all that nobody signs where the only rank that failed has raised an exception of its own.
+    """
+    raised, waits = _places_of_failures(case)
+    exits = [end.line.at for end in case.scanned.exits if not end.by_agent]
+    over, last = min((*raised, *waits, *exits), default=math.inf), max(raised, default=-1)
+    only = only_failed_rank(case.scanned)
+    alone = any(failure.speaker.rank == only is not None and _is_own(failure) for failure in case.failures)
 
     def holds(failure: Failure) -> bool:
-        if not _unsigned(failure):
-            return False
-        caught = (
-            ended.raised
-            if _COMPLAINS.match(failure.line.text)
-            else ended.uncaught
-            if _CAUGHT.match(failure.line.text)
-            else -1
-        )
-        return ended.of_only_rank >= 0 or failure.line.at > ended.over or failure.line.at < caught
+        if not _unsigned(failure) or alone or failure.line.at > over:
+            return _unsigned(failure)
+        step = case.work.reports_a_step(failure.line)
+        told = _COMPLAINS.match(failure.line.text) or _CAUGHT.match(failure.line.text)
+        return failure.line.at < last and (bool(told) or (step is not None and step.at < last))
 
     return holds
 
 
-def a_step_before_the_exception(case: Case) -> Holds:
-    """Nobody signs it, and a step stands between it and the exception that ended a rank."""
-    uncaught = _ended(case).uncaught
-
-    def holds(failure: Failure) -> bool:
-        if failure.speaker.rank is not None or failure.kind == "by-others" or _VOICES.search(failure.line.text):
-            return False
-        step = case.work.reports_a_step(failure.line) if failure.line.at < uncaught else None
-        return step is not None and step.at < uncaught
-
-    return holds
+def _is_own(failure: Failure) -> bool:
+    """Return whether it is an exception of the script that ended its rank."""
+    return failure.fate == "fatal" and failure.tier == Tier.GENERAL and not (failure.is_known or failure.bare)
 
 
 def explained_by_another(case: Case) -> Holds:
@@ -264,7 +231,7 @@ def explained_by_another(case: Case) -> Holds:
     codes = {failure.code for failure in case.failures if failure.fate in ("fatal", "doubtful")}
 
     def holds(failure: Failure) -> bool:
-        of_gpu = failure.signature is None and failure.raised is not None and _OF_A_GPU.search(failure.raised.message)
+        of_gpu = not failure.is_known and failure.raised is not None and _OF_A_GPU.search(failure.raised.message)
         return not codes.isdisjoint(_FOLLOWS["cuda-unavailable"] if of_gpu else _FOLLOWS.get(failure.code, ()))
 
     return holds
@@ -278,10 +245,10 @@ def named_beside(case: Case) -> Holds:
     """
     named: dict[Speaker, list[tuple[int, bool]]] = {}
     for failure in case.failures:
-        if failure.signature and failure.fate == "fatal" and not (failure.is_hint or failure.code in ABORTS):
+        if failure.is_known and failure.fate == "fatal" and not (failure.is_hint or failure.code in ABORTS):
             named.setdefault(failure.speaker, []).append((failure.line.at, failure.code in _ENDS))
     return lambda failure: (
-        failure.signature is None
+        not failure.is_known
         and any(
             abs(at - failure.line.at) <= _NEAR and not (ends and at > failure.line.at)
             for at, ends in named.get(failure.speaker, ())
@@ -329,7 +296,6 @@ RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("doubtful", older_than_the_exception_that_ended_its_rank),
     ("echo", after_the_failure),
     ("doubtful", of_something_else),
-    ("doubtful", a_step_before_the_exception),
     ("echo", explained_by_another),
     ("echo", named_beside),
     ("echo", after_an_end_from_outside),

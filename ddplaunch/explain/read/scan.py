@@ -8,10 +8,11 @@ from functools import cache
 from typing import NamedTuple
 
 from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.read.trailer import RankExit, Trailer
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 from ddplaunch.values.frozen import dataclass
 
 _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
@@ -27,10 +28,8 @@ _GOES_ON = re.compile(  # what follows an exception and is no part of it
     r"|--|\s*\+-"
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
-_SIGNED = re.compile(
-    r"(?i)^(?:[\d:., TZ-]{5,30}[|\]]? )?(?:\[[\w.-]+\] )?\W{0,3}"
-    r"(?:r(?:ank)?|worker|进程|rang|rango) ?[_:=#]?(\d{1,7})\b"
-)
+#: Echoes that contradict causes; others say only that something failed.
+_SPEAK = frozenset(("step-ended", "store-lost"))
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
@@ -98,47 +97,38 @@ class Matcher:
         return sorted(hits, key=lambda hit: hit.signature.tier)
 
 
-def spoken_against(signature: Signature, texts: Sequence[str]) -> bool:
-    """Return whether one of ``texts``, lines of the same rank, matches the signature's ``log_unless``."""
-    return any(_compile(expression).search(text) for expression in signature.log_unless for text in texts)
-
-
-def _in_context(hits: Iterable[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
-    """Yield the hits whose ``log_with`` and ``log_by_several`` other lines match, with the groups of these."""
-    known_groups: dict[int, dict[str, str] | None] = {}
+def _in_context(hits: Sequence[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
+    """Yield the hits whose ``log_with`` other lines match and whose ``log_unless`` none does, with these groups."""
+    silent = {hit.line.at for hit in hits if hit.signature.tier == Tier.ECHO and hit.signature.code not in _SPEAK}
+    known_groups: dict[tuple[int, Speaker], dict[str, str] | None] = {}
     for hit in hits:
-        signature = hit.signature
-        if not (signature.log_with or signature.log_by_several):
+        signature, who = hit.signature, hit.line.speaker
+        if not (signature.log_with or signature.log_unless or signature.log_twice):
             yield hit
             continue
-        key = id(signature)
-        if key not in known_groups:
-            several = all(_by_several(expression, lines) for expression in signature.log_by_several)
-            known_groups[key] = _said_elsewhere(signature.log_with, lines) if several else None
+        if (key := (id(signature), who)) not in known_groups:
+            own_lines = [line for line in lines if line.speaker == who and line.at not in silent]
+            contradicted = any(_first_match(expression, own_lines) for expression in signature.log_unless)
+            fits = not contradicted and all(_stands_twice(expression, lines) for expression in signature.log_twice)
+            known_groups[key] = _said_elsewhere(signature.log_with, lines) if fits else None
         if (groups := known_groups[key]) is not None:
             yield hit._replace(groups=groups | hit.groups)
 
 
-def _by_several(expression: str, lines: Sequence[Line]) -> bool:
-    """Return whether two ranks print a line that matches, or one stands twice where no rank is named."""
-    matching = [line for line in lines if _compile(expression).search(line.text)]
-    signed = [(signed_rank(line), line.text.rpartition(" INFO ")[2] or line.text) for line in matching]
-    nobody = [text for rank, text in signed if rank is None]
-    return len({rank for rank, _ in signed} - {None}) > 1 or len(nobody) > len(set(nobody))
+def _first_match(expression: str, lines: Iterable[Line]) -> re.Match[str] | None:
+    return next((match for line in lines if (match := _compile(expression).search(line.text))), None)
 
 
-def signed_rank(line: Line) -> int | None:
-    """Return the rank that printed a line, by its prefix, else the one that it names first, as programs sign theirs."""
-    match = _SIGNED.match(line.text) if line.speaker.rank is None else None
-    return line.speaker.rank if match is None else int(match[1])
+def _stands_twice(expression: str, lines: Sequence[Line]) -> bool:
+    texts = [line.text for line in lines if _compile(expression).search(line.text)]
+    return len(texts) > len(set(texts))
 
 
 def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[str, str] | None:
     """Return the groups of the first match of each expression, None if one matches no line."""
     groups: dict[str, str] = {}
     for expression in expressions:
-        matches = (match for line in lines if (match := _compile(expression).search(line.text)))
-        match = next(matches, None)
+        match = _first_match(expression, lines)
         if match is None:
             return None
         groups |= match.groupdict()

@@ -12,9 +12,6 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?(?: \(RANK \d+\))?\s*$")
-_SIDES = "│╭╰┃┏┗"
-_BOXED_SOURCE = re.compile(r"❱ *\d+ [│ ]*(\S.*?) *[│┃]?$")
-_BOXED_FRAME = re.compile(r"^ ?(\S+\.\w+):(\d+) in (\S+)")
 _MARKS = re.compile(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
 _LEVELS = r"(?!(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL):)"
@@ -48,9 +45,6 @@ _CHAINED = {
 _CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER, _NAMELESS = "DataLoader worker (pid", ("", "timed out", "[Errno 111] Connection refused")
-#: Functions of subprocess.py and os.py that start a program.
-_STARTS = frozenset(("_execute_child", "_execvpe", "_posix_spawn"))
-_BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
 _EMPTY, _FOREIGN = 2, 12  # empty lines that a message may begin with; lines of others inside a traceback
 
 
@@ -83,12 +77,6 @@ class ChainedException:
         """Whether it ended the program, by its frames; of an import that failed they do not tell: programs try them."""
         return self.from_the_top and not _IMPORTS.search(self.raised.type)
 
-    @property
-    def starts_program(self) -> bool:
-        """Whether it was raised as a program was to be started."""
-        starters = [file for file, _, name in self.frames if name in _STARTS]
-        return any(file.endswith(("subprocess.py", "os.py", "<frozen os>")) for file in starters)
-
 
 @dataclass(frozen=True)
 class Traceback:
@@ -108,13 +96,6 @@ class Traceback:
     bare: bool = False
 
     @property
-    def store_lost(self) -> bool:
-        """Whether a launcher lost its store after the start: the node that held the store has ended, well or not."""
-        frames = [frame for part in self.parts for frame in part.frames]
-        at_end = any(function == "_exit_barrier" and "elastic" in file for file, _, function in frames)
-        return at_end or (self.launcher and not _BEGUN.isdisjoint(function for _, _, function in frames))
-
-    @property
     def worker_stopped(self) -> bool:
         """Whether a DataLoader noticed that one of its workers was asked to end, as launchers do with all."""
         return self.lost_worker and "signal: Terminated" in self.root.raised.message
@@ -123,12 +104,6 @@ class Traceback:
     def lost_worker(self) -> bool:
         """Whether a DataLoader says that one of its workers is gone."""
         return self.root.raised.message.startswith(_WORKER)
-
-    @property
-    def in_loader(self) -> bool:
-        """Whether a DataLoader raised it as it took a batch from one of its workers."""
-        frames = (frame for part in self.parts for frame in part.frames)
-        return any(function == "_try_get_data" and file.endswith("dataloader.py") for file, _, function in frames)
 
     @property
     def root(self) -> ChainedException:
@@ -198,7 +173,7 @@ class _Open:
         passes_over = line.text[0] != " " and not last.ended_program  # a frame's source does not
         self.logged |= without or bool(passes_over and _PASSES_OVER.search(line.text))
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
-        if wordless and not (_HEADER.search(text) or _FRAME.match(text) or text[:1] in _SIDES):
+        if wordless and not (_HEADER.search(text) or _FRAME.match(text)):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
 
     def begin(self, line: Line, link: str) -> None:
@@ -220,11 +195,8 @@ class Tracebacks:
         state = self._open.get(who)
         if text[:1] == " " and (state is not None or "Group" in text):
             text = _GROUP.sub("", text)
-        boxed = bool(text) and text.lstrip()[:1] in _SIDES
-        if "Traceback (most" in text and (boxed or _HEADER.search(text)):
+        if "Traceback (most" in text and _HEADER.search(text):
             self._start(line, text)
-        elif boxed:
-            self._boxed(line, text, state)
         elif text.startswith((" ", "\t")) or (text.startswith('File "') and _FRAME.match(text)):
             self._indented(line, text, state)
         elif not text:
@@ -235,17 +207,6 @@ class Tracebacks:
             self._bare(line, text)
         if text and not text.startswith(" "):
             self._before[who] = text
-
-    def _boxed(self, line: Line, text: str, state: _Open | None) -> None:
-        """Take a line of a traceback in a box, as rich prints it (typer, accelerate, Lightning)."""
-        if state is None or not state.header:
-            return
-        if match := _BOXED_FRAME.match(text.strip().strip("│┃ ")):
-            state.frames.append((match[1], int(match[2]), match[3].partition(":")[0]))
-            state.sources.append("")
-        elif state.sources and not state.sources[-1] and (match := _BOXED_SOURCE.search(text)):
-            state.sources[-1] = match[1]
-        state.seen = line.at
 
     def _start(self, line: Line, text: str) -> None:
         state = self._open.get(line.speaker)

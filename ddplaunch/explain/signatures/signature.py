@@ -45,7 +45,7 @@ class Signature:
       that matches counts. Each needs some plain words: lines without them are skipped. ``unless``: expressions that
       make the line a near-miss. ``log_unless``: expressions that contradict the line if any line of the same rank
       matches. ``log_with``: expressions of which each has to match some line of the log; their groups are words too.
-      ``log_by_several``: as ``log_with``, but two ranks print it, or one line stands twice where no rank is named.
+      ``log_twice``: expressions of which each matches two equal lines, as of two ranks.
     - ``what``, ``why``, ``fixes``: words that may use named groups of the pattern as ``{name}``; ``{line}`` is what the
       whole pattern matched, unless it names a part so. A fix whose groups are missing is left out. Echoes have no
       ``why`` and no ``fixes``.
@@ -64,7 +64,7 @@ class Signature:
     unless: tuple[str, ...] = ()
     log_unless: tuple[str, ...] = ()
     log_with: tuple[str, ...] = ()
-    log_by_several: tuple[str, ...] = ()
+    log_twice: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
     kind: Kind = ""
     name: str = ""

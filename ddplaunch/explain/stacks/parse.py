@@ -127,7 +127,6 @@ _MEETING = frozenset(
 _DDP = "/torch/nn/parallel/distributed.py"
 #: Of multiprocessing, where a process that it spawned reads the script.
 IMPORTS_AGAIN = frozenset(("_fixup_main_from_path", "_fixup_main_from_name"))
-UNGUARDED = 'start whatever starts processes below `if __name__ == "__main__":`, which those import anew'
 #: Of threading, concurrent.futures and multiprocessing.
 _AT_EXIT = frozenset(("_shutdown", "_python_exit", "_exit_function"))
 _WRAPPERS = frozenset(
@@ -280,35 +279,6 @@ def is_at_its_end(stack: RankStack) -> bool:
     if stack.main and all("/ddplaunch/agent/rank_site/" in frame.file for frame in stack.main):
         return True
     return any("excepthook" in frame.function or frame.function == "_exitfunc" for frame in stack.main)
-
-
-def beside(stack: RankStack) -> str:
-    """Return where another thread of a rank is, as a clause; "" where none is in the user's code."""
-    own_threads = (thread for thread in stack.threads[1:] if any(map(is_own, thread.frames)))
-    place = next((place_of(replace(stack, threads=(thread,))).text for thread in own_threads), "")
-    return f": one of its threads is at {place}" if place else ""
-
-
-def kept_below(stack: RankStack) -> tuple[str, str]:
-    """Return where a process is that a rank waits for, and what to do. A worker that awaits its next index is idle."""
-    stopped = next((worker for worker in stack.workers if worker.state in ("T", "t")), None)
-    if stopped is not None:
-        return f": pid {stopped.pid} is stopped, by SIGSTOP or a debugger", f"`kill -CONT {stopped.pid}` lets it go on"
-    if any(frame.function == "_finalize_join" for worker in stack.workers for frame in worker.main):
-        why = ": it cannot end before what it has put into a queue is read"
-        return why, "read the queue before `join()`: the pipe behind it holds 64 KiB"
-    importing_worker = next(
-        (worker for worker in stack.workers if any(frame.function in IMPORTS_AGAIN for frame in worker.main)), None
-    )
-    if importing_worker is not None:
-        why = f": one imports the script anew, and is in it at {place_of(importing_worker).text}"
-        return why, UNGUARDED
-    places = (place_of(worker) for worker in stack.workers if any(map(is_own, worker.main)))
-    place = next((worker for worker in places if worker.kind == "own" and "worker.py" not in worker.path), None)
-    if place is None:
-        return "", ""
-    at = "in" if " at " in place.text else "at"
-    return f": one is {at} {place.text}", f"look at what {place.code_line} waits for, in that process"
 
 
 def at_text(group: RankGroup) -> str:
