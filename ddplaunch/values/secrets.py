@@ -92,13 +92,10 @@ _TOKENS = (
     r"(?s)(?<![A-Za-z0-9])(?:(?:hf_|gh[opsur]_|glpat-|sk-|nvapi-|AIza)[A-Za-z0-9]{16,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w.+/=-]{8,})|-----BEGIN [A-Z ]{0,30}PRIVATE KEY.*"
 )
-#: Letters of both cases and digits, in no path. At random, two neighbours out of three differ in their kind; in names,
-#: whose parts are words, fewer than four out of nine.
-_MIXED = (
-    r"(?<![A-Za-z0-9/])(?=[A-Za-z]*[0-9])(?=[A-Z0-9]*[a-z])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{20,}"
-    r"(?:[\w+.=-]*[\w+=])?"
-)
-_KINDS = r"[a-z]+|[A-Z]+|[0-9]+"
+#: Letters of both cases, and digits, in no path. Of such characters at random two out of three differ in their kind
+#: from the next one, or are letters that words seldom have; of those of names, whose parts are words, fewer than half.
+_MIXED = r"(?<![A-Za-z0-9/])(?=[A-Z0-9]*[a-z])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{20,}(?:[\w+.=-]*[\w+=])?"
+_UNLIKE_WORDS = r"(?i:[jkqvwxyz])|[a-z](?![a-z])|[A-Z](?![A-Z])|[0-9](?![0-9])"
 _LOGIN = r"://[^\s/@:\"'<>]{0,200}:((?![0-9]{1,5}[/?])[^\s\"'<>]{1,500})@"
 _LOGIN_OF_ONE = r"(?i)(?:https?|wss?)://(?!git@)([^\s/@:\"'<>]{6,500})@"
 _LOGIN_WITHOUT_SCHEME = (
@@ -147,7 +144,7 @@ def in_text(text: str) -> list[Span]:
             spans += (match.span(match.lastindex or 0) for match in re.finditer(pattern, text))
     if re.search("[A-Za-z0-9]{20}", text):
         mixed = re.finditer(_MIXED, text)
-        spans += (match.span() for match in mixed if len(re.findall(_KINDS, match[0])) > 0.44 * len(match[0]))
+        spans += (match.span() for match in mixed if len(re.findall(_UNLIKE_WORDS, match[0])) > len(match[0]) / 2)
     if re.search(_NAME_HINTS, text):
         for match in re.finditer(_NAMED, text):
             value = match.lastindex or 0

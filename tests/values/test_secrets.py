@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shlex
+import string
 import time
 
 import pytest
@@ -187,6 +189,22 @@ def test_an_ordinary_argument_stays_readable(typed: str) -> None:
     name, equals, value = typed.partition("=")
     if equals and name.isidentifier():
         assert hide_value(name, value) == value
+
+
+CLASSES = """
+AdaptiveLogSoftmaxWithLoss CosineAnnealingWarmRestarts DistributedDataParallel DistributedSampler2WithShuffle
+FlaxVisionEncoderDecoderModel GradientCheckpointingLayer LlamaForSequenceClassification MultiLabelSoftMarginLoss
+NonDynamicallyQuantizableLinear PixArtAlphaPipelineOutput Qwen3OmniMoeForConditionalGeneration
+StableDiffusionXLPipeline TransformerDecoderLayer WeightedRandomSampler Wav2Vec2ForSequenceClassification
+SwinV2ForImageClassification XLMRobertaForCausalLM
+""".split()  # noqa: SIM905
+
+
+def test_random_tokens_are_hidden_and_names_of_classes_are_not() -> None:
+    generator, letters = random.Random(20), string.ascii_letters + string.digits
+    tokens = ["".join(generator.choices(letters, k=20)) for _ in range(2000)]
+    assert sum(hide_text(token) != "***" for token in tokens) < 0.03 * len(tokens)
+    assert [name for name in CLASSES if hide_text(name) != name] == []
 
 
 def test_the_tables_are_long_and_what_is_around_a_secret_stays() -> None:
