@@ -172,7 +172,7 @@ def ineffective_variable(
 
 
 def script_ranks_from_mpi(script: ScriptReport, launch: Launch) -> Findings:
-    """The script takes its rank from MPI or Horovod, which torchrun does not start.
+    """The script takes its rank from MPI, Horovod or Slurm, which torchrun does not start.
 
     Only their own launchers tell a process its place: started by torchrun, mpi4py and Horovod see a world of one
     process, and each rank trains alone on all of the data. Remedy: `mpiexec` or `horovodrun`, or take the rank from
@@ -182,12 +182,13 @@ def script_ranks_from_mpi(script: ScriptReport, launch: Launch) -> Findings:
     if script.ranks_from is None or processes == 1:
         return
     name, place = script.ranks_from
-    started = {"MPI": f"mpiexec -n {processes} python", "Horovod": f"horovodrun -np {processes} python"}[name]
+    started = {"MPI": f"mpiexec -n {processes} python", "Horovod": f"horovodrun -np {processes} python"}
+    started["Slurm"] = f"srun -n {processes} python"
     yield warning(
         "script-ranks-from-mpi",
-        f"{script.path} takes its rank from {name}, and torchrun starts no {name}",
-        why=f"each of the {processes} copies would be rank 0 of 1, and train alone on all of the data",
-        fix=f"`{started} {shlex.quote(script.path)} …` without a launcher; or take the rank from "
+        f"{script.path} takes its rank from {name}, which does not start these ranks",
+        why=f"each of the {processes} copies would be rank 0 of 1 and train alone on all of the data, or find no rank",
+        fix=f"`{started[name]} {shlex.quote(script.path)} …` without a launcher; or take the rank from "
         '`int(os.environ["RANK"])`, which torchrun sets',
         where=str(place),
     )

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection, Sequence
 
-from ddplaunch.script.flow import Flow
+from ddplaunch.script.flow import LOADERS, SCHEDULES, Flow, Use
 from ddplaunch.script.known import UNKNOWN
 from ddplaunch.script.names import FunctionNodes, at, dotted, last, last_word, meaning_of, string
-from ddplaunch.script.program import Program, is_main_guard
-from ddplaunch.script.script_report import FRAMEWORKS, DeclaredOption, Meaning
+from ddplaunch.script.program import is_main_guard
+from ddplaunch.script.script_report import WORLD, DeclaredOption
 
 # The variables that the result of parsing arguments goes by.
 _NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
 _NAMESPACES |= {"cfg", "config", "conf"}
-#: Functions that take a batch size for training.
-LOADERS = re.compile(r"(?i)loader|batchsampler|sampler$|^dataset$")
 #: What says in which unit a batch is counted.
 UNIT_NAME = re.compile(r"batch_(?:size_)?(?:type|unit)")
-# Keys of DeepSpeed's configuration beside `train_batch_size`.
-_DEEPSPEED = frozenset({"gradient_accumulation_steps", "zero_optimization", "fp16", "bf16", "steps_per_print"})
 _TOKENS = re.compile(r"(?i)\btokens?\b")
 _OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
 _OF_BATCH = ("batch_size", "global_batch_size")
@@ -28,10 +25,10 @@ _SAMPLES = re.compile(
 )
 
 
-def without_effect(option: DeclaredOption, meaning: Meaning, flow: Flow) -> str:
+def without_effect(option: DeclaredOption, flow: Flow) -> str:
     """Return why a value of the option changes nothing, as a clause; empty if it may.
 
-    The script sets it under no condition, to a constant or other options; or it is an accumulation that no file names.
+    The script sets it under no condition, to a constant or other options.
     """
     for value, part in flow.assigned(option.dest):
         statement = part.source.parents.get(value)
@@ -43,38 +40,66 @@ def without_effect(option: DeclaredOption, meaning: Meaning, flow: Flow) -> str:
         plain = isinstance(around, (ast.Module, *FunctionNodes)) or (around is not None and is_main_guard(around))
         if owners & _NAMESPACES and plain and option.parser != "yacs":
             return f"{at(statement, part.source)} sets `{option.dest}` to {ast.unparse(value)} itself"
-    if meaning == "accum" and option.parser == "argparse" and _is_named_nowhere(option.dest, flow.program):
-        return f"nothing reads `{option.flags[0]}` ({option.at}); the effective batch is without it"
     return ""
 
 
-def _is_named_nowhere(dest: str, program: Program) -> bool:
-    """Return whether a program computes gradients by itself, and none of its files says the name of a value."""
-    named = re.compile(rf"(?<![\w-]){re.escape(dest)}\b")
-
-    def is_named() -> bool:
-        return any(named.search(file.text) for file in program.files.values())
-
-    own = any(".backward(" in file.text for file in program.files.values())
-    trained = any(record.package in FRAMEWORKS for _, record in program.foreign)
-    return own and not trained and not is_named() and program.whole() and not is_named()
+# Libraries that take these keys of their configuration without the script's help.
+_CONFIGURED = frozenset({"mmengine", "yacs"})
+_OF_LIBRARY = re.compile(r"Arguments$|Config$|^dict$")
 
 
-def handed_to_deepspeed(flow: Flow) -> dict[str, str]:
-    """Return the options that are DeepSpeed's ``train_batch_size``, the samples of an optimizer step, with the place.
+def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Collection[str]) -> str:
+    """Return why what is passed for a number may not be what trains, as a clause; empty where it was followed.
 
-    https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters
+    ``uses`` are those of the option, ``others`` what a batch may be divided by.
     """
-    places = {}
+    flag = option.flags[0]
+    if option.kind == "Trainer":
+        return ""
+    if option.parser in ("argparse", "click"):
+        if any(option.kind in part.source.definitions for part in flow.parts):
+            return f"`{option.kind}` makes its value of what `{flag}` gets ({option.at})"
+        overwritten = _overwritten(flow)
+        if overwritten:
+            return f"{overwritten} may overwrite `{flag}`"
+    if not flow.is_read(option.dest) and option.parser not in _CONFIGURED:
+        return f"nothing that runs was seen to read `{flag}` ({option.at})"
+    if option.meaning == "warmup_steps":
+        return _doubt_of_warmup(option, uses, flow)
+    if option.meaning is None or not option.meaning.endswith("batch_size"):
+        return ""
+    handed = [use for use in uses if use.runs and (LOADERS.search(use.sink) or _OF_LIBRARY.search(use.sink))]
+    whole = [use for use in handed if {*dict(use.product.powers)} <= {*others} and use.product.constant == 1]
+    if whole or option.parser in _CONFIGURED:
+        return ""
+    return f"{handed[0].at} makes another number of it" if handed else f"no DataLoader was seen to get `{flag}`"
+
+
+def _overwritten(flow: Flow) -> str:
+    """Return where all options may get other values after they were parsed, empty for nowhere."""
     for part in flow.parts:
-        for node in part.of(ast.Dict) if "train_batch_size" in part.source.text else ():
-            assert isinstance(node, ast.Dict)
-            items = {string(key): value for key, value in zip(node.keys, node.values, strict=True)}
-            value = items.get("train_batch_size")
-            made = flow.made_of(value, part) if value is not None and not _DEEPSPEED.isdisjoint(items) else ()
-            if value is not None and len(made) == 1:
-                places[next(iter(made))] = f"{at(value, part.source)} hands it to DeepSpeed as `train_batch_size`"
-    return places
+        for call in part.calls_of("update", "setattr"):
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else next(iter(call.args), call)
+            text = ast.unparse(owner)
+            name = text.removeprefix("vars(").removesuffix(")").removesuffix(".__dict__")
+            every = name != text if last(call.func) == "update" else string(next(iter(call.args[1:]), None)) is None
+            fills = any("None" in ast.unparse(test) for test, _ in flow.known.conditions(call, part))
+            if every and name in _NAMESPACES and not fills and flow.known.runs(call, part):
+                return str(at(call, part.source))
+    return ""
+
+
+def _doubt_of_warmup(option: DeclaredOption, uses: Sequence[Use], flow: Flow) -> str:
+    """Return why a schedule does not count the warmup in optimizer steps, or ignores it; accelerate's step per rank."""
+    per_rank = any(record.package == "accelerate" for _, record in flow.program.foreign)
+    for use in uses:
+        if use.runs and SCHEDULES.search(use.sink):
+            if use.first == "constant":
+                return f"{use.at} makes the schedule `constant`, which has no warmup"
+            factors = [item for item in use.product.powers if item[0] != option.dest]
+            if use.product.constant != 1 or factors != [(WORLD, 1.0)] * per_rank:
+                return f"{use.at} gives the schedule another number of steps"
+    return ""
 
 
 def counted_in(option: DeclaredOption, flow: Flow, is_batch: bool) -> str:

@@ -55,6 +55,9 @@ _THROUGH = frozenset({"int", "float", "round", "max", "min", "abs", "ceil", "flo
 TALK = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
 )
+#: Functions that take a batch size for training, and such that take a warmup.
+LOADERS = re.compile(r"(?i)loader|batchsampler|sampler$|^dataset$|^rand(?:n|int)?$")
+SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8
 _DEPTH = 14
@@ -94,7 +97,7 @@ def _factor(name: str) -> Product:
 class Use:
     """A product that the script computes: where, what for (the name that it is assigned or passed to), and if it runs.
 
-    ``sink`` is the function whose keyword or argument it is, empty for an assignment.
+    ``sink`` is the function whose keyword or argument it is, empty for an assignment, ``first`` what that gets first.
     """
 
     product: Product
@@ -102,6 +105,7 @@ class Use:
     name: str
     sink: str
     runs: bool
+    first: object = None
 
 
 class Flow:
@@ -117,6 +121,7 @@ class Flow:
         self._functions: dict[int, Function | None] = {}
         self._passed: dict[tuple[int, str], list[Place]] = {}
         self._values: dict[int, tuple[Product, ...]] = {}
+        self._read_at: dict[str, list[tuple[ast.AST, ReachablePart]]] = {}
         self._open: set[object] = set()
         self._assumed, self._cut, self._left = "", False, _BUDGET
         for part in parts:
@@ -154,12 +159,27 @@ class Flow:
                 for name, sink, value in _places(node):
                     for product in self._products(value, part) if type(value) in _FOLLOWED else ():
                         if any(product.power(dest) for dest in wanted):
-                            yield Use(product, at(node, part.source), name, sink, self._runs(node, part))
+                            arguments = (keyword(node, "name"), *node.args[:1]) if isinstance(node, ast.Call) else ()
+                            first = (self.known.value(item, part) for item in arguments if item is not None)
+                            runs = self._runs(node, part)
+                            yield Use(product, at(node, part.source), name, sink, runs, next(first, None))
 
     def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str]:
         """Return the options and numbers of ranks that an expression is a product of; none of any other expression."""
         names = frozenset(name for product in self._products(value, part) for name, _ in product.powers)
         return names if names <= {*self._options, WORLD, LOCAL_WORLD} else frozenset()
+
+    def is_read(self, name: str) -> bool:
+        """Return whether something that runs, or a file that was not parsed, names a value."""
+        if not self._read_at:
+            for part in self.parts:
+                for node in part.of(ast.Attribute, ast.Name, ast.Constant):
+                    word = string(node) or last(node)
+                    if word in self._options and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                        self._read_at.setdefault(word, []).append((node, part))
+        places = self._read_at.get(name, ())
+        unparsed = [file.text for file in self.program.files.values() if file.source is None]
+        return any(self.known.runs(*place) for place in places) or any(name in text for text in unparsed)
 
     def assigned(self, name: str) -> list[Place]:
         """Return what is assigned to an attribute ``name`` of anything."""
@@ -172,6 +192,10 @@ class Flow:
             self._attributes.setdefault(target.attr, []).append((value, part))
         elif isinstance(target, ast.Subscript) and string(target.slice):
             self._attributes.setdefault(string(target.slice) or "", []).append((value, part))
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
+            for item in target.elts:  # `args.rank, args.world_size = setup()`
+                if isinstance(item, ast.Attribute):
+                    self._note(item, value, part)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             for item, item_value in zip(target.elts, value.elts, strict=True):
                 self._note(item, item_value, part)
@@ -346,20 +370,26 @@ def is_of_samples(name: str) -> bool:
     return name in (WORLD, LOCAL_WORLD, UNREAD) or meaning_of(spelled) in ("batch_size", "global_batch_size", "accum")
 
 
-_PLACES = (ast.Call, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign)
+_PLACES = (ast.Call, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.Dict)
 # Expressions that can have the value of an option.
 _FOLLOWED = (ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.Subscript, ast.IfExp, ast.BoolOp, Augmented)
 
 
 def _places(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
     """Yield the name, the called function and the value of each assignment and argument of ``node``."""
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Dict):
+        yield from ((string(key) or "", "dict", value) for key, value in zip(node.keys, node.values, strict=True))
+    elif isinstance(node, ast.Call):
         function = last(node.func)
         if function == "backward" and isinstance(node.func, ast.Attribute):
             yield "", function, node.func.value
         if function not in TALK:
             yield from ((item.arg or "", function, item.value) for item in node.keywords)
-            yield from (("", function, item) for item in node.args if isinstance(item, ast.BinOp))
+            takes = LOADERS.search(function) or SCHEDULES.search(function)
+            for item in node.args:
+                for inner in item.elts if isinstance(item, ast.Tuple) else [item]:  # `torch.randint(9, (batch,))`
+                    if takes or isinstance(inner, ast.BinOp):
+                        yield "", function, inner
     else:
         for target, value in assignments(node):
             yield (string(target.slice) or "" if isinstance(target, ast.Subscript) else last(target)), "", value

@@ -110,6 +110,12 @@ class Known:
             self._decided[id(test)] = None if value is UNKNOWN else bool(value)
         return self._decided[id(test)]
 
+    def turns(self, dest: str, test: ast.expr, part: ReachablePart) -> bool:
+        """Return whether another value of an option would change what a condition decides."""
+        texts = () if isinstance(self._options.get(dest), (int, float)) else ("2", "env://")
+        others = (Known({**self._options, dest: value}, self._bound) for value in (True, 0, 2, *texts))
+        return any(other.decide(test, part) is not self.decide(test, part) for other in others)
+
     def value(self, node: ast.expr, part: ReachablePart, depth: int = _DEPTH) -> object:
         """Return the value of an expression, or ``UNKNOWN``."""
         if depth == 0:

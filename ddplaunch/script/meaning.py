@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.constants import LOADERS, counted_in, handed_to_deepspeed, without_effect
-from ddplaunch.script.flow import UNREAD, Flow, Use, is_of_samples
+from ddplaunch.script.constants import counted_in, doubt_of, without_effect
+from ddplaunch.script.flow import LOADERS, UNREAD, Flow, Product, Use, is_of_samples
 from ddplaunch.script.names import at, is_number, is_one_of_names, last_word, meaning_of
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
 from ddplaunch.values.frozen import dataclass
@@ -42,11 +42,6 @@ _EPOCHS_HELP = re.compile(r"(?i)\bepochs?\b")
 _RATIO_HELP = re.compile(r"(?i)\b(?:ratio|fraction|proportion|percent\w*)\b")
 _BATCHES = ("batch_size", "global_batch_size")
 _TOTALS = ("total_batch_size", "global_batch_size")
-# The rate of a part of the model, not one of a schedule.
-_PART_OF_RATES = re.compile(
-    r"(?!.*(?:min|end|final|warm|decay|drop|sched|step|gamma|policy|mult|factor|ratio|cycle|noise|mode|type|layer))"
-    r"(?:[a-z0-9]+-)*(?:lr|learning-rate)(?:-[a-z0-9]+)*"
-)
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     for index, option in enumerate(options):
         meaning = candidates[index]
         other_unit = counted_in(option, flow, meaning in _BATCHES)
-        clause = other_unit or (without_effect(option, meaning, flow) if meaning is not None else "")
+        clause = other_unit or (without_effect(option, flow) if meaning is not None else "")
         if clause:
             candidates[index] = None
             computed.add(option.dest)
@@ -111,7 +106,8 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     reader = _Reader(options, candidates, flow, computed)
     meant = [reader.meaning_of(option, meaning) for option, meaning in zip(options, candidates, strict=True)]
     instead = [*reader.doubts, *instead]
-    chosen = tuple(_without_ambiguous(meant, {doubt.meaning for doubt in reader.doubts}))
+    plain = _without_ambiguous(meant, {doubt.meaning for doubt in reader.doubts})
+    chosen = tuple(replace(option, doubt=reader.doubt_of(option)) if option.meaning else option for option in plain)
     have = {_family(option.meaning) for option in chosen} | {_family(meaning) for meaning in _shared(meant)}
     instead = [each for each in instead if each in reader.doubts or _family(each.meaning) not in have]
     return Understood(chosen, tuple(_ambiguous(meant, chosen)), tuple(instead))
@@ -150,14 +146,15 @@ class _Reader:
         computed: Collection[str],
     ) -> None:
         named = [(option, meaning) for option, meaning in zip(options, candidates, strict=True) if meaning is not None]
-        self.rates, self.batches, self.accums = (
+        self.flow = flow
+        self.by_deepspeed = any(record.package == "deepspeed" for _, record in flow.program.foreign)
+        self.rates, self.batches, self.accums, warmups = (
             {option.dest for option, meaning in named if meaning in family}
-            for family in (("lr",), _BATCHES, ("accum",))
+            for family in (("lr",), _BATCHES, ("accum",), ("warmup_steps",))
         )
         self.micros = {o.dest for o, _ in named if o.dest in self.batches and _RANK_NAME.search(last_word(o.flags[0]))}
         self.doubts: list[Instead] = []
-        self.wholes = handed_to_deepspeed(flow) if self.batches else {}
-        uses = flow.uses(self.rates | self.batches | self.accums) if named else ()
+        uses = flow.uses(self.rates | self.batches | self.accums | warmups) if named else ()
         self.uses = [use for use in uses if not any(use.product.power(dest) for dest in computed)]
 
     def meaning_of(self, option: DeclaredOption, meaning: Meaning | None) -> DeclaredOption:
@@ -174,6 +171,11 @@ class _Reader:
             self._doubt(option, "accum", divided)
             return replace(option, meaning=None)
         return replace(option, meaning=meaning)
+
+    def doubt_of(self, option: DeclaredOption) -> str:
+        """Return why what is passed for the option may not be what trains, as a clause."""
+        own = [use for use in self.uses if use.product.power(option.dest) == 1]
+        return doubt_of(option, own, self.flow, {*self.batches, *self.accums, WORLD, LOCAL_WORLD})
 
     def _doubt(self, option: DeclaredOption, meaning: Meaning, clause: str, *words: str) -> None:
         """Note that an option does not count what the plan passes, with the words that would say what it counts."""
@@ -194,8 +196,10 @@ class _Reader:
 
     def _batch(self, option: DeclaredOption, named: Meaning, own: Sequence[Use]) -> tuple[Meaning | None, str]:
         """Decide whose samples an option counts, from evidence in this order: arithmetic, name, data loader, help."""
-        if option.dest in self.wholes:
-            return "global_batch_size", self.wholes[option.dest]
+        for use in own:  # https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters
+            alone = use.product == Product(1.0, ((option.dest, 1.0),))
+            if alone and (use.name, use.sink) == ("train_batch_size", "dict") and self.by_deepspeed:
+                return "global_batch_size", f"{use.at} hands it to DeepSpeed as `train_batch_size`"
         others = self.batches - {option.dest}
         parts = self.accums | others
         counting = {*parts, option.dest, WORLD, LOCAL_WORLD}
@@ -262,6 +266,8 @@ class _Reader:
             if use.runs and any(power > 0 and name not in self.accums for name, power in powers):
                 rules.append(LrRule(use.product.constant, powers, use.at))
         best = max(rules, key=lambda rule: (len(rule.powers), -_unread(rule)), default=None)
+        if best is not None and not all(_is_part(rule, best) for rule in rules):  # one of several, chosen as it runs
+            return replace(best, powers=(*best.powers, (UNREAD, 1.0)))
         by_batch = [dest for dest in self.batches if best is not None and dest in dict(best.powers)]
         shared = any(
             use.product.power(dest) == 1 and use.product.power(WORLD) == -1 for use in self.uses for dest in by_batch
@@ -273,6 +279,11 @@ class _Reader:
         ):
             return replace(best, powers=(*best.powers, (UNREAD, 1.0)))  # of a batch before or after it was divided
         return best
+
+
+def _is_part(rule: LrRule, whole: LrRule) -> bool:
+    """Return whether a rule is the whole one, what the whole one was made of, or a schedule of it."""
+    return rule.at == whole.at or set(rule.powers) <= set(whole.powers)
 
 
 def _unread(rule: LrRule) -> int:
@@ -328,11 +339,5 @@ def _ambiguous(
     """Yield the meanings that are left to no option, with the first flags of those that could have it."""
     have = {option.meaning for option in chosen}
     shared = {meaning: group for meaning, group in _shared(meant).items() if meaning not in have}
-    if "lr" not in {*have, *shared}:
-        rates = [
-            option for option in meant if option.kind in ("float", None) and option.takes_value and option.fillable
-        ]
-        rates = [option for option in rates if _PART_OF_RATES.fullmatch(last_word(option.flags[0]))]
-        shared |= {"lr": rates} if len({option.flags[0] for option in rates}) > 1 else {}
     for meaning, group in shared.items():
         yield meaning, tuple(dict.fromkeys(option.flags[0] for option in group))

@@ -261,8 +261,9 @@ _NAMES: dict[str, str] = {
     "batch_size": "b samples-per-gpu batch-per-gpu imgs-per-gpu images-per-gpu ims-per-gpu batch-gpu",
     "global_batch_size": "global-batch total-batch ims-per-batch",
     "lr": "blr lr0",
-    "accum": "gradient-accumulation grad-accumulation grad-accum grad-acc accum accumulate accumulation update-freq "
-    "accumulate-gradients accum-grad acc-grad iters-to-accumulate batch-split accumulative-counts",
+    "accum": "gradient-accumulation grad-accumulation grad-accum grad-acc accum accumulate accumulation "
+    "update-freq accumulate-gradients accum-grad acc-grad iters-to-accumulate batch-split accumulative-counts "
+    "batches-per-allreduce",
     "warmup_steps": "warmup warm-up warm-steps t-warmup",
     "warmup_epochs": "warmup-ep warmup-e",
     "warmup_ratio": "warmup-ratio warmup-proportion warmup-fraction warmup-frac lr-warmup-ratio warmup-percent",
@@ -289,7 +290,7 @@ _COMPOSED: tuple[tuple[str, re.Pattern[str]], ...] = (
         "accum",
         re.compile(
             r"(?:n-|num-)?(?:grad(?:ient)?s?-)?(?:acc|accum|accumulate|accumulation)(?:-grad(?:ient)?s?)?"
-            r"-(?:batches|steps?|iters?|iterations?|freq|num|count|factor)"
+            r"-(?:batches|steps?|every|iters?|iterations?|freq|num|count|factor)"
         ),
     ),
     (

@@ -150,7 +150,14 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
         of_one = ast.unparse(keyword(call, "world_size") or call) == "1"  # each rank by itself: no group of the launch
         if obstacle is not None and obstacle[1] is not None and not of_one:
             behind = flow.known.options_behind(obstacle[0], obstacle[1])
+            for place in outside.spawns:
+                if any(
+                    behind and behind <= flow.known.options_behind(test, place[1])
+                    for test, _ in flow.known.conditions(*place)
+                ):
+                    return GroupSetUp(at(place[0], place[1].source), True)
             found = [option for option in options if option.dest in behind]
+            found = [option for option in found if flow.known.turns(option.dest, obstacle[0], obstacle[1])]
             found = [option for option in found if not option.required] or found  # a file of settings is given anyway
             switches = tuple(dict.fromkeys(f"{option.behind} {option.flags[0]}".strip() for option in found))
             if switches:
@@ -186,6 +193,10 @@ def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tupl
     if any(name in _RANK_NAMES for part in parts for name in environment_names(part)):
         return None
     set_ups = [call for call, _ in _set_ups(parts)]
+    for part in parts if set_ups else ():
+        for node in part.of(ast.Constant) if "SLURM_PROCID" in part.source.text else ():
+            if string(node) == "SLURM_PROCID" and flow.known.runs(node, part):
+                return "Slurm", at(node, part.source)
     own = bool(set_ups) and (all(map(_says_rank, set_ups)) or any(map(_sets_rank, parts)))
     for part in parts:
         for node in part.of(ast.Attribute):

@@ -17,6 +17,7 @@ _FILE_LIMIT = 40
 _DEPTH_LIMIT, _DEPTH_OF_PROMISING = 3, 5
 # Characters of imported files to parse: every launch does it, and these take about 50 ms.
 _PARSED_LIMIT = 150_000
+_SMALL = 1000  # characters of a file that hands on what others define
 
 # Files with these words are parsed first: they can declare options. Those of the second line can set up processes, and
 # one with a word of the third may multiply or divide by the number of ranks, or accumulate, what the script gives it.
@@ -30,8 +31,6 @@ _WORDS = (
     "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch|accum|update_freq|DataLoader(",
 )
 _WORTH = tuple(tuple(line.split("|")) for line in _WORDS)
-# Files to read where a finding needs all of the program.
-_WHOLE_LIMIT = 250
 # Parts of the names of modules that rather lead to options and process groups than others.
 _PROMISING = re.compile(r"(?i)arg|opt(?!im)|pars|conf|cfg|flag|param|cli\b|setup|dist|init|launch|train|main|run")
 
@@ -55,16 +54,13 @@ class LocalFile:
 
 @dataclass
 class Program:
-    """All files that were followed. ``complete`` is False if some had to be left out; most of them are ``left``."""
+    """All files that were followed. ``complete`` is False if some had to be left out."""
 
     root: LocalFile
     roots: Roots
     files: dict[Path, LocalFile] = field(default_factory=dict)
     foreign: list[tuple[LocalFile, ImportRecord]] = field(default_factory=list)
     complete: bool = True
-    left: list[Path] = field(default_factory=list)
-    unreadable: bool = False
-    cwd: Path = Path()
 
     @property
     def sources(self) -> list[ParsedFile]:
@@ -74,15 +70,6 @@ class Program:
     def digests(self) -> tuple[tuple[str, str], ...]:
         """Return each file as users see it with a digest of its text, the script first."""
         return tuple((file.shown, digest_of(file.text)) for file in self.files.values())
-
-    def whole(self, most: int = _WHOLE_LIMIT) -> bool:
-        """Read the texts of the files that were left too, up to ``most``; return whether all was read then."""
-        while self.left and len(self.files) < most:
-            path = self.left.pop()
-            file = None if path in self.files else _read(path, self.cwd, self)
-            for record in () if file is None else file.records:
-                self.left += [each for each in self.roots.files_of(path, record) if each not in self.files]
-        return not (self.left or self.unreadable)
 
     def tree_of(self, path: Path) -> ParsedFile | None:
         """Return the parsed file at ``path``; parse it now if it was not parsed for its words."""
@@ -144,7 +131,7 @@ def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
     first.
     """
     start = LocalFile(root.path, root.shown, root.text, list(records_of(root.imports)), root)
-    program = Program(start, Roots(root.path, cwd, search), {root.path: start}, cwd=cwd)
+    program = Program(start, Roots(root.path, cwd, search), {root.path: start})
     waiting: list[tuple[int, int, int, Path]] = []
     _queue_imports(program, start, 0, waiting)
     tried: set[Path] = set()
@@ -154,7 +141,6 @@ def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
             continue
         if len(tried) >= _FILE_LIMIT:
             program.complete = False
-            program.left += [path, *(item[-1] for item in waiting)]
             break
         tried.add(path)
         imported = _read(path, cwd, program)
@@ -176,7 +162,6 @@ def _queue_imports(program: Program, file: LocalFile, depth: int, waiting: list[
                 continue
             if depth >= (_DEPTH_OF_PROMISING if promising else _DEPTH_LIMIT):
                 program.complete = False
-                program.left.append(target)
             else:
                 heapq.heappush(waiting, (not promising, depth + 1, len(waiting), target))
 
@@ -185,11 +170,11 @@ def _read(path: Path, cwd: Path, program: Program) -> LocalFile | None:
     """Read an imported file into the program; one that cannot be read makes the program incomplete."""
     text = read_text(path)
     if text is None or text.problem is not None:
-        program.complete, program.unreadable = False, True
+        program.complete = False
         return None
     ranks = (number for number, words in enumerate(_WORTH) if any(word in text.text for word in words))
     file = LocalFile(path, show(path, cwd), text.text, list(records_of_text(text.text)))
-    file.worth = next(ranks, file.worth)
+    file.worth = next(ranks, len(_WORTH) - (len(text.text) < _SMALL))
     program.files[path] = file
     return file
 

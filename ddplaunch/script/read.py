@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ddplaunch.script.configuration.config_files import ENDINGS
 from ddplaunch.script.configuration.overrides import configuration
 from ddplaunch.script.declared import given
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
-from ddplaunch.script.meaning import added_up, candidate, understood
+from ddplaunch.script.meaning import Understood, added_up, candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
-from ddplaunch.script.names import dotted, last, string
+from ddplaunch.script.names import at, dotted, keyword, last, string
 from ddplaunch.script.options.calls import argparse_options
 from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
@@ -33,7 +35,9 @@ from ddplaunch.script.script_report import (
     FRAMEWORKS,
     HARMLESS,
     OWN_WAYS,
+    DeclaredAt,
     DeclaredOption,
+    Instead,
     ScriptReport,
 )
 from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
@@ -107,8 +111,14 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     if switched:
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
     numbers = understood(options, flow)
-    hidden = _hidden_imports(program)
-    alone = used is None and ranks.spawns is None and not switched
+    hidden = _hidden_import(program)
+    unread = next(iter([*(place for part in parts for place in _dynamic(part)), *([hidden] if hidden else [])]), None)
+    plain = used is None and ranks.spawns is None and not switched
+    mistakes = mistakes_of(program, parts, flow) if plain else ()
+    off = None if used is not None or switched else ranks.off
+    threads = (mistake.at for mistake in mistakes if mistake.code == "data-parallel-under-launcher")
+    devices = _one_device(parts, known) if used is not None and "lightning" in used[0] else ()
+    alone = [*([off] if off is not None else []), *threads, *devices]
     return ScriptReport(
         path=script.shown,
         options=numbers.options,
@@ -124,14 +134,51 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=current_numbers(parts, flow),
         ambiguous=numbers.ambiguous,
-        instead=numbers.instead,
+        instead=(*numbers.instead, *_trained_otherwise(program, numbers, alone, args, cwd)),
         configs=config.files,
-        complete=None not in found and not config.unknown and _sees_everything(program, parts, hidden),
-        hidden=hidden,
+        complete=None not in found and not config.unknown and program.complete and unread is None,
+        hidden=hidden is not None,
+        unread=unread,
         code=program.digests(),
-        mistakes=mistakes_of(program, parts, flow) if alone else (),
+        mistakes=mistakes,
         added_up=added_up(numbers.options, flow) if used is None or used[0] == "accelerate" else None,
     )
+
+
+# A line that gives an accumulation of gradients another value than 1, in Python or in a configuration.
+_ACCUMULATES = re.compile(
+    r"^[^#\n]*?\b(\w*grad\w*_acc\w*|\w*accumulation\w*|\w*acc(?:um)?_(?:iter|step|freq|grad)\w*|accumulate|update_freq)\b"
+    r"[\"']?\s*(?::\s*int\s*)?(?:=(?!=)|:)(?!\s*(?:1|None|null|True|False|int|Optional)\b)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def _trained_otherwise(
+    program: Program, numbers: Understood, alone: Sequence[DeclaredAt], args: Sequence[str], cwd: Path
+) -> Iterator[Instead]:
+    """Yield what numbers that nobody passes are not as they seem: ranks ``alone``, an accumulation of the script's."""
+    for place in alone[:1]:
+        yield Instead("batch_size", f"each rank trains alone ({place})")
+    known = {option.meaning for option in numbers.options} | {instead.meaning for instead in numbers.instead}
+    if "accum" in known:
+        return
+    named = [cwd / arg.rpartition("=")[2] for arg in args if arg.endswith((*ENDINGS, ".toml", ".py"))]
+    given_files = [(show(path, cwd), text.text) for path in named if (text := read_text(path)) is not None]
+    for shown, source in (*given_files, *((file.shown, file.text) for file in program.files.values())):
+        match = _ACCUMULATES.search(source)
+        if match is not None:
+            place = DeclaredAt(shown, source.count("\n", 0, match.start(1)) + 1)
+            yield Instead("accum", f"{place} decides the accumulation")
+            return
+
+
+def _one_device(parts: Sequence[ReachablePart], known: Known) -> Iterator[DeclaredAt]:
+    """Yield the trainers of Lightning that take one device, whatever started them."""
+    for part in parts:
+        for call in part.calls_of("Trainer"):
+            devices = keyword(call, "devices")
+            if devices is not None and known.value(devices, part) == 1 and known.runs(call, part):
+                yield at(call, part.source)
 
 
 def _known_values(
@@ -139,7 +186,8 @@ def _known_values(
 ) -> dict[str, object]:
     """Return the values that options will have, as far as they show: what is passed, or a literal default.
 
-    An option that a number of the plan may be passed to, and that has no number by default, can have any value.
+    An option that a number of the plan may be passed to, and that has no number by default or an accumulation of 1, can
+    have any value.
     """
     values: dict[str, object] = {}
     passed: set[str] = set()
@@ -152,11 +200,10 @@ def _known_values(
         for item in (each for call in part.calls_of("set_defaults") for each in call.keywords):
             if item.arg in values and item.arg not in passed:
                 values[item.arg] = item.value.value if isinstance(item.value, ast.Constant) else UNKNOWN
-    empty = {
-        name for name, value in values.items() if value is None or (isinstance(value, (int, float)) and value <= 0)
-    }
     for option in options:
-        if option.dest in empty and option.dest not in passed and candidate(option) is not None:
+        value, meaning = values.get(option.dest), candidate(option)
+        empty = value is None or (isinstance(value, (int, float)) and value <= (meaning == "accum"))
+        if empty and option.dest not in passed and meaning is not None:
             values.pop(option.dest, None)
     return values
 
@@ -185,34 +232,26 @@ def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption 
     yield from configured_options(program, part)
 
 
-def _sees_everything(program: Program, parts: list[ReachablePart], hidden: bool) -> bool:
-    """Return False if there may be options that this reader does not see."""
-    return program.complete and not hidden and not any(map(_is_dynamic, parts))
-
-
-def _hidden_imports(program: Program) -> bool:
-    """Return whether the program imports a package that is neither followed nor known."""
-    for _, record in program.foreign:
+def _hidden_import(program: Program) -> DeclaredAt | None:
+    """Return where the program imports a package that is neither followed nor known."""
+    for file, record in program.foreign:
         package = record.package
-        if record.level:
-            return True
-        if package in OWN_WAYS or package not in _KNOWN_PACKAGES:
-            return True
-        if "cli" in record.module.split(".") and package in ("lightning", "pytorch_lightning"):
-            return True
-    return False
+        own_way = record.level or package in OWN_WAYS or package not in _KNOWN_PACKAGES
+        if own_way or ("cli" in record.module.split(".") and package in ("lightning", "pytorch_lightning")):
+            return DeclaredAt(file.shown, record.line)
+    return None
 
 
-def _is_dynamic(part: ReachablePart) -> bool:
-    """Return whether a part gets options in ways that the source does not show, or reads the arguments itself."""
+def _dynamic(part: ReachablePart) -> Iterator[DeclaredAt]:
+    """Yield where a part gets options in ways that the source does not show, or reads the arguments itself."""
     for call in part.calls_of(*_DYNAMIC):
         name = dotted(call.func, part.aliases)
-        if name in _DYNAMIC_CALLS or last(call.func) in _DYNAMIC_METHODS:
-            return True
-        if name in ("importlib.import_module", "__import__") and not (call.args and string(call.args[0])):
-            return True
-    names = part.of(ast.Attribute, ast.Name) if "argv" in part.source.text else ()
-    return any(dotted(node, part.aliases) == "sys.argv" and not _is_handed_to_parser(node, part) for node in names)
+        imports = name in ("importlib.import_module", "__import__") and not (call.args and string(call.args[0]))
+        if imports or name in _DYNAMIC_CALLS or last(call.func) in _DYNAMIC_METHODS:
+            yield at(call, part.source)
+    for node in part.of(ast.Attribute, ast.Name) if "argv" in part.source.text else ():
+        if dotted(node, part.aliases) == "sys.argv" and not _is_handed_to_parser(node, part):
+            yield at(node, part.source)
 
 
 def _is_handed_to_parser(node: ast.AST, part: ReachablePart) -> bool:

@@ -118,9 +118,9 @@ class Mistake:
 class ScriptReport:
     """Everything read from the script and the local modules that it imports.
 
-    ``complete`` is False if there may be options that could not be read (an unreadable or dynamic part), ``hidden`` is
-    True if a package is imported that is neither followed nor known; checks that conclude from absence must then stay
-    silent. ``initialises`` says where the script, or the framework that
+    ``complete`` is False if there may be options that could not be read, ``unread`` a line that may have them, and
+    ``hidden`` is True if a package is imported that is neither followed nor known; checks that conclude from absence
+    must then stay silent. ``initialises`` says where the script, or the framework that
     ``framework`` names, sets up a process group. ``spawns`` is where the script starts its own processes
     (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun), ``spawns_alone`` whether no
     process group is set up but between these.
@@ -156,6 +156,7 @@ class ScriptReport:
     syntax_error: str | None = None
     complete: bool = True
     hidden: bool = False
+    unread: DeclaredAt | None = None
     code: tuple[tuple[str, str], ...] = ()
     mistakes: tuple[Mistake, ...] = ()
     added_up: DeclaredAt | None = None

@@ -125,11 +125,14 @@ def test_the_table_knows_what_the_installed_torch_declares() -> None:
     assert names <= KNOWN
 
 
-@pytest.mark.parametrize(("name", "starter"), [("MPI", "mpiexec -n 4 python"), ("Horovod", "horovodrun -np 4 python")])
+@pytest.mark.parametrize(
+    ("name", "starter"),
+    [("MPI", "mpiexec -n 4 python"), ("Horovod", "horovodrun -np 4 python"), ("Slurm", "srun -n 4 python")],
+)
 def test_a_rank_of_another_launcher(name: str, starter: str) -> None:
     report = healthy_script(ranks_from=(name, DeclaredAt("dist_util.py", 27)))
     finding = found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(4), script=report)
-    assert finding and finding.what == f"train.py takes its rank from {name}, and torchrun starts no {name}"
+    assert finding and finding.what == f"train.py takes its rank from {name}, which does not start these ranks"
     assert finding.fix.startswith(f"`{starter} train.py …`")
     assert finding.where == ("dist_util.py:27",)
     assert found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(1), script=report) is None

@@ -171,7 +171,11 @@ EPOCHS = option("--warmup-epochs", "warmup_epochs")
     [
         (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
         (report(), ["train.py declares no option for it"] * 3),
-        (report(complete=False), ["no option for it was found, and a part of train.py cannot be read"] * 3),
+        (report(complete=False), ["no option for it was found, and a part of train.py may hide one"] * 3),
+        (
+            replace(report(complete=False), unread=AT),
+            ["no option for it was found, and train.py:31 may hide one"] * 3,
+        ),
         (
             ScriptReport(
                 "train.py", (EPOCHS, option("--accum", "accum")), instead=(Instead("lr", "`lr` is 0.1 at train.py:2"),)

@@ -281,9 +281,9 @@ def test_of_two_learning_rates_the_final_one_is_meant(tmp_path: Path) -> None:
 
 
 def test_rates_of_parts_are_no_learning_rate(tmp_path: Path) -> None:
-    declarations = 'p.add_argument("--matrix-lr", type=float)\np.add_argument("--lr-biases", type=float)\n'
-    report = read(tmp_path, script(declarations + 'p.add_argument("--min-lr", type=float)', "x = 1"))
-    assert report.ambiguous == (("lr", ("--matrix-lr", "--lr-biases")),)
+    declarations = 'p.add_argument("--matrix-lr", type=float)\np.add_argument("--init-lr-frac", type=float)'
+    report = read(tmp_path, script(declarations, "x = 1"))
+    assert report.ambiguous == () and [each.meaning for each in report.options] == [None, None]
 
 
 def test_of_two_batches_of_one_rank_the_name_that_says_so_in_full_is_meant(tmp_path: Path) -> None:
@@ -503,30 +503,6 @@ def test_a_batch_size_that_only_a_rate_is_scaled_from_is_none(tmp_path: Path) ->
     assert [item.meaning for item in report.options] == ["total_batch_size", None]
 
 
-NUMBERS = BATCH + '\np.add_argument("--lr", type=float)\np.add_argument("--accum-steps", type=int, default=1)'
-
-
-@pytest.mark.parametrize(
-    ("body", "read_by_nothing"),
-    [
-        ("loss.backward()\nprint(args)", True),
-        ("print(args)", False),  # perhaps a stand-in for a training
-        ("SGD(m, lr=args.lr)\nloss = loss / args.accum_steps", False),
-        ("SGD(m, lr=args.lr)\nsteps = getattr(args, 'accum_steps')", False),
-        ("SGD(m, lr=args.lr)\nhelper.use(args)", False),
-        ("SGD(m, lr=args.lr)\nimport deepspeed\ndeepspeed.train(args)", False),
-    ],
-)
-def test_an_accumulation_that_nothing_reads_is_none(tmp_path: Path, body: str, read_by_nothing: bool) -> None:
-    """LlamaGen declares one so."""
-    helper = "def use(given):\n    return given.accum_steps\n" if "helper" in body else ""
-    body += "\nloss.backward()" if body != "print(args)" else ""
-    report = read(tmp_path, "import helper\n" + script(NUMBERS, body), helper=helper)
-    assert option(report, "--accum-steps").meaning == (None if read_by_nothing else "accum")
-    clause = "nothing reads `--accum-steps` (train.py:8); the effective batch is without it"
-    assert clauses(report).get("accum") == (clause if read_by_nothing else None)
-
-
 TWO = 'p.add_argument("--batch-size", type=int)\np.add_argument("--lr", type=float)'
 HEAD = (
     f"import argparse\nimport torch.distributed as dist\np = argparse.ArgumentParser()\n{TWO}\nargs = p.parse_args()\n"
@@ -545,12 +521,12 @@ def test_a_rate_of_a_batch_that_the_script_divides_is_not_computed(tmp_path: Pat
 
 
 def test_the_batch_that_deepspeed_gets_is_that_of_an_optimizer_step(tmp_path: Path) -> None:
-    declared = BATCH + '\np.add_argument("--accum", type=int, default=1)'
-    body = 'c = {"train_batch_size": args.batch_size%s, "gradient_accumulation_steps": args.accum}'
-    found = option(read(tmp_path, script(declared, body % "")), "--batch-size")
+    body = 'c = {"train_batch_size": args.batch_size%s}'
+    text = "import deepspeed\n" + script(BATCH, body % "")
+    found = option(read(tmp_path, text), "--batch-size")
     assert found.meaning == "global_batch_size" and "hands it to DeepSpeed" in found.because
-    for other in (body % " * args.accum * dist.get_world_size()", 'c = {"train_batch_size": args.batch_size}'):
-        assert option(read(tmp_path, script(declared, other)), "--batch-size").meaning == "batch_size"
+    for other in ("import deepspeed\n" + script(BATCH, body % " * dist.get_world_size()"), script(BATCH, body % "")):
+        assert option(read(tmp_path, other), "--batch-size").meaning == "batch_size"
 
 
 @pytest.mark.parametrize(
@@ -570,3 +546,110 @@ def test_the_batch_that_deepspeed_gets_is_that_of_an_optimizer_step(tmp_path: Pa
 def test_where_gradients_of_micro_batches_add_up(tmp_path: Path, body: str, line: int | None) -> None:
     report = read(tmp_path, script('p.add_argument("--accum", type=int, default=1)', body))
     assert report.added_up == (None if line is None else DeclaredAt("train.py", line))
+
+
+LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
+WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
+SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
+ACCELERATED = "import accelerate\nsched = get_scheduler(kind, num_warmup_steps=args.warmup_steps%s)"
+
+
+@pytest.mark.parametrize(
+    ("declared", "body", "doubt"),
+    [
+        (BATCH, LOADED, ""),
+        (BATCH, "loader = DataLoader(data, args.batch_size, shuffle=True)", ""),
+        (BATCH, "x = torch.randint(9, (args.batch_size, 4))", ""),
+        (BATCH, "train = TrainingArguments(per_device_train_batch_size=args.batch_size)", ""),
+        (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
+        (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
+        (BATCH, "print(args.batch_size)", "no DataLoader was seen to get `--batch-size`"),
+        (BATCH, "x = 1", "nothing that runs was seen to read `--batch-size` (train.py:5)"),
+        (BATCH, "if 1 > 2:\n    " + LOADED, "nothing that runs was seen to read `--batch-size` (train.py:5)"),
+        (BATCH, LOADED.replace("size)", "size // 8)"), "train.py:8 makes another number of it"),
+        (BATCH, LOADED.replace("size)", "size // ranks())"), "train.py:8 makes another number of it"),
+        (SIZED, LOADED, "`size` makes its value of what `--batch-size` gets (train.py:7)"),
+        (BATCH, "vars(args).update(load())\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
+        (BATCH, "args.__dict__.update(load())\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
+        (BATCH, "for k, v in load():\n    setattr(args, k, v)\n" + LOADED, "train.py:9 may overwrite `--batch-size`"),
+        (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
+        (BATCH, "wandb.config.update(vars(args))\n" + LOADED, ""),
+        (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", ""),
+        (WARMUP, "if step < args.warmup_steps:\n    rate = 1", ""),
+        (WARMUP, "x = 1", "nothing that runs was seen to read `--warmup-steps` (train.py:5)"),
+        (
+            WARMUP,
+            "sched = get_scheduler('constant', opt, args.warmup_steps)",
+            "train.py:8 makes the schedule `constant`",
+        ),
+        (
+            WARMUP,
+            "sched = get_scheduler(name, opt, args.warmup_steps * 2)",
+            "train.py:8 gives the schedule another number",
+        ),
+        (WARMUP, ACCELERATED % "", "train.py:9 gives the schedule another number"),
+        (WARMUP, ACCELERATED % " * accelerator.num_processes", ""),
+    ],
+)
+def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
+    tmp_path: Path, declared: str, body: str, doubt: str
+) -> None:
+    found = next(each for each in read(tmp_path, script(declared, body)).options if each.meaning)
+    assert found.doubt.startswith(doubt) and bool(found.doubt) is bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("body", "clause"),
+    [
+        ("loss.backward()", None),
+        ("# gradient_accumulation_steps = 4", None),
+        ("grad_accum_steps = 1", None),
+        ("accum_steps = 4", "train.py:8 decides the accumulation"),
+        ("accumulate = max(round(64 / batch), 1)", "train.py:8 decides the accumulation"),
+        ("c = {'gradient_accumulation_steps': 8}", "train.py:8 decides the accumulation"),
+        ("num_grad_accumulate = tokens // batch", "train.py:8 decides the accumulation"),
+        ("import helper", "helper.py:2 decides the accumulation"),
+    ],
+)
+def test_an_accumulation_of_the_scripts_own_is_said(tmp_path: Path, body: str, clause: str | None) -> None:
+    report = read(tmp_path, script(BATCH, body), helper="class Config:\n    grad_accum_steps: int = 8\n")
+    assert clauses(report).get("accum") == clause
+
+
+def test_an_accumulation_in_a_file_that_is_passed_is_said(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("train:\n  gradient_accumulation_steps: 8\n")
+    assert clauses(read(tmp_path, script(BATCH, "x = 1"), "run.yaml")) == {
+        "accum": "run.yaml:2 decides the accumulation"
+    }
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "line"),
+    [
+        ("import lightning", "t = lightning.Trainer(devices=1)", 9),
+        ("import lightning", "t = lightning.Trainer(devices=args.batch_size)", None),
+        ("import torch", "model = torch.nn.DataParallel(model)", 9),
+        ("import torch", "if args.batch_size < 0:\n    dist.init_process_group()", None),
+    ],
+)
+def test_ranks_that_train_alone_have_no_common_batch(tmp_path: Path, head: str, body: str, line: int | None) -> None:
+    found = clauses(read(tmp_path, f"{head}\n" + script(BATCH, body))).get("batch_size")
+    assert found == (f"each rank trains alone (train.py:{line})" if line else None)
+
+
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        ("if cfg.rule == 'linear':\n    args.lr *= n / 256\nelif cfg.rule == 'sqrt':\n    args.lr *= n ** 0.5", False),
+        ("args.lr = args.lr * n / 256\nif step:\n    rate = args.lr * 0.1", True),
+    ],
+)
+def test_a_rule_that_something_else_chooses_is_not_computed(tmp_path: Path, body: str, known: bool) -> None:
+    rule = option(read(tmp_path, script(f"{BATCH}\n{RATE}", f"n = args.batch_size\n{body}")), "--lr").rule
+    assert rule is not None and (UNREAD not in dict(rule.powers)) is known
+
+
+def test_the_rank_of_slurm_is_none_of_torchruns(tmp_path: Path) -> None:
+    body = "dist.init_process_group(rank=int(os.environ['SLURM_PROCID']))"
+    assert read(tmp_path, script(BATCH, body)).ranks_from == ("Slurm", DeclaredAt("train.py", 8))
+    assert read(tmp_path, script(BATCH, f"if 'RANK' not in os.environ:\n    {body}")).ranks_from is None

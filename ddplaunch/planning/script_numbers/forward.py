@@ -76,7 +76,7 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     passed += [item for item in others if isinstance(item, Passed)]
     missing = tuple(item for item in others if isinstance(item, Missing))
     receives = tuple(_receives(args, plan, script, placed))
-    doubts = _doubts(missing, script)
+    doubts = _doubts(args, plan, missing, script)
     notes = () if "accum" in dict(doubts) else tuple(_of_losses(plan, script))
     if plan.executable and not any(item.at is not None and item.at.line for item in passed):
         words = tuple(word for _, each in additions for word in each)  # not read: `bash train.sh` takes its own first
@@ -84,12 +84,18 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     return Forwarded(arranged(replaced, additions), tuple(passed), missing, receives, doubts, notes)
 
 
-def _doubts(missing: Sequence[Missing], script: ScriptReport | Unavailable) -> tuple[tuple[str, str], ...]:
+def _doubts(
+    args: Sequence[str], plan: Plan, missing: Sequence[Missing], script: ScriptReport | Unavailable
+) -> tuple[tuple[str, str], ...]:
     """Return the numbers of the plan that the script may not train with, each with what decides it instead."""
     if isinstance(script, Unavailable):
         return tuple((item.number, "not passed, the program decides") for item in missing)
     doubts = {family_of(option): option.doubt for option in script.options if option.doubt}
-    doubts |= {instead.meaning: instead.clause for instead in script.instead if instead.meaning == "accum"}
+    doubts |= {instead.meaning: instead.clause for instead in script.instead}
+    for option in script.options:  # a default that is not known
+        known = (option.default or "").isdecimal() or given(args, option, script.options)
+        if option.meaning == "accum" and option.meaning not in plan.given and not known:
+            doubts["accum"] = f"{option.at} decides the accumulation"
     doubts |= {item.number: f"not passed, {script.path} decides" for item in missing}
     return tuple(doubts.items())
 
@@ -200,7 +206,7 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
     if script.configs:
         reason = f"no key for it was found in {listed(script.configs[:3], last=' and ')}"
         return Missing(family, value, reason, f"name its key or option, `{flag}=KEY`; or {read}")
-    reason = f"no option for it was found, and a part of {script.path} cannot be read"
+    reason = f"no option for it was found, and {script.unread or f'a part of {script.path}'} may hide one"
     return Missing(family, value, reason, f"name its option, `{flag}=NAME`; or {placed}")
 
 

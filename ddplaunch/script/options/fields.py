@@ -98,7 +98,9 @@ def _training_arguments(called: DeclaredAt) -> Iterator[DeclaredOption]:
     for name, default in _TRAINING_ARGUMENTS:
         flags = (f"--{name}", f"--{name.replace('_', '-')}")
         known = name not in _GONE
-        yield DeclaredOption(flags, called, default=default, dest=name, parser="transformers", fillable=known)
+        yield DeclaredOption(
+            flags, called, default=default, dest=name, kind="Trainer", parser="transformers", fillable=known
+        )
 
 
 def find_definition(
