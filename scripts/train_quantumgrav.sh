@@ -7,7 +7,8 @@
 #
 # CONFIG (default: configs/train_ddp.yaml) decides how many processes run (parallel.world_size), where they meet
 # (parallel.master_port) and the batch per GPU that the plan shows (training.batch_size). SCRIPT (default:
-# train_ddp_torchrun.py) reads its configuration by itself, as in the guide; only ARG... is passed to it.
+# train_ddp_torchrun.py) reads its configuration by itself, as in the guide; only ARG... is passed to it. A script that
+# does not name CONFIG is told of before the start.
 # The reader needs PyYAML, which QuantumGrav needs too.
 # DDPLAUNCH_OPTIONS holds options of ddplaunch: DDPLAUNCH_OPTIONS='--hang-timeout 10m' ./train_quantumgrav.sh
 set -eu
@@ -37,6 +38,10 @@ for python in "${VIRTUAL_ENV:-.venv}/bin/python" .venv/bin/python python3 python
   fi
 done
 [ -n "$reader" ] || fail "no Python here has PyYAML, which reads $config" "\`python3 -m pip install PyYAML\`"
+# a script that names another file trains as that one says
+if [ -r "$script" ] && [[ "$(<"$script") $*" != *"${config##*/}"* ]]; then
+  echo "ddplaunch: $script does not name ${config##*/}: the plan follows $config, the training what $script reads" >&2
+fi
 found=$("$reader" "$(dirname "$0")/parallel_section.py" "$config")
 read -r world_size options <<<"$found"
 

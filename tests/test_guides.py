@@ -438,6 +438,22 @@ def test_quantumgrav_reads_size_port_and_batch_from_yaml(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("config", "args", "is_told"), [("train_ddp", (), False), ("other", (), True), ("other", ("other.yaml",), False)]
+)
+def test_quantumgrav_says_which_file_the_script_does_not_read(
+    tmp_path: Path, config: str, args: tuple[str, ...], is_told: bool
+) -> None:
+    guide = Guide("quantumgrav", tmp_path)
+    own = guide.folder / "configs/train_ddp.yaml"
+    (guide.folder / "other.yaml").write_text(own.read_text())
+    typed = str(own.relative_to(guide.folder)) if config == "train_ddp" else "other.yaml"
+    done = guide.start(
+        "train_quantumgrav.sh", typed, "train_ddp_torchrun.py", *args, DDPLAUNCH_OPTIONS="--dry-run --no-checks"
+    )
+    assert ("does not name other.yaml: the plan follows other.yaml" in done.stdout) is is_told
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("training: {batch_size: 4}", "no `parallel:` section"),
