@@ -106,8 +106,8 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
         processes = _common(slots_by_name, len(names))
     if processes != "auto":
         _refuse_few_slots(processes, slots_by_name, options)
-    nodes = Resolved(NodeRange(len(names), len(names)), source)
-    return replace(options, nproc=Resolved(processes, source), nnodes=nodes)
+    nnodes = Resolved(NodeRange(len(names), len(names)), source)
+    return replace(options, nproc=Resolved(processes, source), nnodes=nnodes)
 
 
 def _common(slots_by_name: Mapping[str, int], hosts: int) -> int:

@@ -99,10 +99,10 @@ def test_both_ways_of_starting_a_module_keep_the_directory_out(tmp_path: Path, v
 
 def test_over_ssh_too(tmp_path: Path) -> None:
     """The last word is for the shell of the other side, in whatever directory its login ends up."""
-    service = command("node-1", sys.executable, "ddplaunch", "--version")[-1]
+    service = command("node-1", sys.executable)[-1]
     done, executed = trapped(tmp_path, ["sh", "-c", service])
     assert executed == "", executed
-    assert done.stdout.startswith("ddplaunch "), done.stderr
+    assert done.stdout.startswith("\0ddplaunch-host-"), done.stderr
 
 
 def interpreters() -> list[tuple[str, list[ast.expr]]]:

@@ -41,7 +41,7 @@ _OTHERS = ("horovod", "mpi4py", "jax", "torch_xla", "bagua", "ray", "paddle")
 def begin(path: str, after_import: AfterImport) -> None:
     """Write a note to ``path`` at the first optimizer steps, if there will be any."""
     observer = _Observer(path)
-    calls = {
+    calls: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": observer.optimizers,
         "torch.utils.data.dataloader": observer.dataloaders,
         "torch.utils.data.distributed": observer.samplers,
@@ -191,8 +191,9 @@ class _Observer:
             if (given := one.newly_given()) <= 0:
                 continue
             if one.note is None:
-                one.note = {**_loader_of(one.reference()), "batches": []}
-                self._shuffled_by(getattr(one.reference()._index_sampler, "sampler", None))
+                iterator = one.reference()
+                one.note = {**_loader_of(iterator), "batches": []}
+                self._shuffled_by(getattr(getattr(iterator, "_index_sampler", None), "sampler", None))
                 self._loaders = [*self._loaders, one.note][-_MOST:]
             one.note["batches"].append([self._steps, given])
 
