@@ -92,9 +92,9 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
     processes: Processes = value_of(options.nproc, "auto")
     if options.nnodes is not None and options.nnodes.value != (len(names), len(names)):
         fewest, most = options.nnodes.value
-        nodes = most if fewest == most else f"{fewest} to {most}"
+        wanted = most if fewest == most else f"{fewest} to {most}"
         raise usage(
-            f"{nodes} nodes, but {len(names)} hosts: {names_text(names)}",
+            f"{wanted} nodes, but {len(names)} hosts: {names_text(names)}",
             why="each host gets one node rank, and a launch over ssh begins with all of them",
             fix=f"`ddplaunch run {len(names)}x{processes} …`; `--exclude HOST` leaves a host out",
             where=str(options.nnodes.source),

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.cli.hosts.hosts_verdict import decide
+from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
@@ -47,7 +47,7 @@ def verdict(
         folder.mkdir(parents=True)
         (folder / f"rank-{node}.err").write_text("")
         assert write_outcome(tmp_path, each) is None
-    return decide(tmp_path, "x", T, ends, outcomes, interrupted)
+    return EndedLaunch(tmp_path, "x", T, ends, outcomes, interrupted).outcome()
 
 
 def test_success(tmp_path: Path) -> None:
@@ -65,6 +65,17 @@ def test_earliest_own_failure_counts(tmp_path: Path) -> None:
     assert (found.state, found.exit_status, found.node, found.host) == ("failed", 137, 1, "b")
     assert found.diagnosis is not None
     assert (found.diagnosis.rank, found.diagnosis.host) == (1, "b")
+
+
+def test_what_a_host_knew_from_its_kernel_counts_where_the_logs_only_show_a_signal(tmp_path: Path) -> None:
+    memory = Diagnosis("host-out-of-memory", "observed", "the memory cgroup killed rank 1", "", (), 1)
+    killed = outcome(1, "failed", rank(1, T + 2, None, "SIGKILL"))
+    outcomes = {
+        0: outcome(0, "failed", rank(0, T + 2.5, 1)),
+        1: replace(killed, diagnosis=memory, attempts=(replace(killed.attempts[0], diagnosis=memory),)),
+    }
+    found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 137)], outcomes)
+    assert found.diagnosis == replace(memory, host="b") and found.exit_status == 137
 
 
 def test_ranks_that_were_told_to_end_are_not_blamed(tmp_path: Path) -> None:
@@ -92,7 +103,7 @@ def test_a_torchrun_that_was_told_to_end_is_not_why_ranks_could_not_connect(tmp_
         "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:152] timed out connecting: "
         "SO_ERROR: Connection timed out, remote=[10.77.0.1]:10648$1\n"
     )
-    found = decide(tmp_path, "x", T, ends, outcomes, None).diagnosis
+    found = EndedLaunch(tmp_path, "x", T, ends, outcomes, None).outcome().diagnosis
     assert found is not None and (found.code, found.rank, found.host) == ("wrong-network-interface", 1, "b")
     assert "[10.77.0.1]:10648" in found.what and "on all ports" in found.fixes[0]
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, told_by_launcher, unsaid
+from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, most_telling, told_by_launcher, unsaid
 from ddplaunch.cli.parsing.removed import removed
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.which_run import Run, only_one, which_run, with_what_hosts_have
-from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, explanation_json
+from ddplaunch.explain.diagnosis import VAGUE, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.machine.files import read_end
@@ -165,18 +165,13 @@ def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
         return stored
     if record is None and (from_texts.diagnosis is None or from_texts.diagnosis.code in VAGUE):
         return _refused(subject) or from_texts
-    if record is None or from_texts.diagnosis is None or from_texts.diagnosis.code not in VAGUE:
+    if record is None or from_texts.diagnosis is None:
         return from_texts
-    nodes = [outcome.explanation for outcome in record.outcomes.values()]
-    named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in VAGUE]
-    outside = [
-        each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, from_texts.diagnosis)
-    ]
+    explanation = most_telling(from_texts, (outcome.explanation for outcome in record.outcomes.values()))
     failed = record.outcome is not None and record.outcome.state == "failed"
-    if failed and not (named or outside) and from_texts.diagnosis.code == "terminated":  # of the nodes that srun ended
+    if failed and explanation is from_texts and from_texts.diagnosis.code == "terminated":  # of nodes that srun ended
         return (record.outcome and record.outcome.explanation) or from_texts
-    # A node may have known more than its logs say: its kernel, its cgroup.
-    return next(iter((*named, *outside)), from_texts)
+    return explanation
 
 
 def _refused(subject: Subject) -> Explanation | None:
@@ -189,11 +184,6 @@ def _refused(subject: Subject) -> Explanation | None:
             if refusal is not None:
                 return Explanation(refusal)
     return None
-
-
-def _from_outside(known: Diagnosis, found: Diagnosis) -> bool:
-    """Return whether a node found the same from evidence that is in no log, such as its scheduler's reason."""
-    return known.code == found.code and any(not evidence.line for evidence in known.evidence)
 
 
 def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:

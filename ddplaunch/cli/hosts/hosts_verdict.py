@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.explain.command_fixes import STOPPED, stopped_by
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation, RunFacts
+from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.hosts.session.start_hosts import HostEnd
-from ddplaunch.records import directory as of_run
+from ddplaunch.records.directory import read_stop
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord
 from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all, steady_s
 from ddplaunch.records.hosts_record import merged_attempts
-from ddplaunch.records.launchers import Launched, read_launched
+from ddplaunch.records.launchers import read_launched
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.records.run_states import summary
 from ddplaunch.ui.outcome_view import told_in_log
 from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, host_name, listed, signal_name
 
 _TOGETHER_S = 5.0
@@ -71,11 +73,6 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
     )
 
 
-def hosts_named(launched: Launched) -> str:
-    """Return the hosts of a launch as words."""
-    return listed(list(dict.fromkeys(place.host for place in launched.places)), 4, " and ")
-
-
 def told_by_launcher(directory: Path) -> bool:
     """Return whether the launcher over ssh wrote one outcome for all hosts; it moves node 0's out of its place."""
     return (directory / "node-0" / "outcome.json").exists()
@@ -86,10 +83,11 @@ def launcher_lost(directory: Path) -> Diagnosis | None:
     launched = read_launched(directory)
     if launched is None or told_by_launcher(directory):
         return None
+    hosts = listed(list(dict.fromkeys(place.host for place in launched.places)), 4, " and ")
     return Diagnosis(
         "launcher-lost",
         "likely",
-        f"the launcher on {launched.host} died, and {hosts_named(launched)} ended the run",
+        f"the launcher on {launched.host} died, and {hosts} ended the run",
         "hosts that hear nothing of their launcher for a minute, or whose connection to it closes, end what it started "
         "there; it left no word of its own, as after `kill -9`, a loss of power or of memory",
         (*_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
@@ -104,154 +102,154 @@ def unsaid(record: RunRecord) -> Diagnosis | None:
     """
     if not record.run:
         return None
-    launched, state = read_launched(record.directory), summary(record.directory, None, host_name()).state
-    if state != "ended":
+    if summary(record.directory, None, host_name()).state != "ended":
         return None
-    what = f"how run {record.run_id} ended is not recorded, and its launcher is gone"
-    why = (
+    return launcher_lost(record.directory) or Diagnosis(
+        "unknown",
+        "unknown",
+        f"how run {record.run_id} ended is not recorded, and its launcher is gone",
         "`kill -9`, the kernel when memory is short, or a loss of power leaves a program no time to say anything; a "
-        "full disk takes no record"
+        "full disk takes no record",
+        (
+            "`dmesg -T | grep -iE 'oom|killed process'` for memory, `last -x` for the machine's restarts",
+            "the last lines of each rank: `ddplaunch logs --lines 20`",
+        ),
     )
-    look = "`dmesg -T | grep -iE 'oom|killed process'` for memory, `last -x` for the machine's restarts"
-    if launched is None:
-        return Diagnosis(
-            "unknown", "unknown", what, why, (look, "the last lines of each rank: `ddplaunch logs --tail 20`")
-        )
-    return Diagnosis(
-        "launcher-lost", "unknown", what, why, (f"its hosts keep their records: {hosts_named(launched)}", look)
+
+
+def most_telling(from_logs: Explanation, of_nodes: Iterable[Explanation | None]) -> Explanation:
+    """Return what the logs of all nodes say, or where that is vague what a node found itself, which knew more than its
+    logs say: its kernel, its cgroup, its scheduler's reason.
+    """
+    diagnosis = from_logs.diagnosis
+    if diagnosis is None or diagnosis.code not in VAGUE:
+        return from_logs
+    own = [(one, one.diagnosis) for one in of_nodes if one is not None and one.diagnosis is not None]
+    named = [one for one, found in own if found.code not in VAGUE]
+    from_outside = (
+        one
+        for one, found in own
+        if found.code == diagnosis.code and any(not evidence.line for evidence in found.evidence)
     )
+    return next(iter((*named, *from_outside)), from_logs)
 
 
 _LOOK = "`ddplaunch explain` reads all that was printed; each host's output is in the record"
 
 
-def decide(
-    directory: Path,
-    run_id: str,
-    begun_s: float,
-    ends: Sequence[HostEnd],
-    outcomes: Mapping[int, RunOutcome],
-    interrupted: int | None,
-) -> RunOutcome:
-    """Return how the whole launch ended that began at ``begun_s``; its node is the one where it began to fail.
+@dataclass(frozen=True)
+class EndedLaunch:
+    """What is known of a launch on all hosts that began at ``begun_s``, in the order of their nodes.
 
-    ``outcomes`` are by node, their times by the launcher's clock.
+    ``outcomes`` are by node, their times by the launcher's clock. ``interrupted`` is the signal that ended it.
     """
-    state: RunState
-    explanation = Explanation(None)
-    first = first_node_to_fail(_failures(ends, outcomes), interrupted is not None)
-    bad = next((end for end in ends if end.status), None)
-    stopped = None if first is not None else _stopped(directory, begun_s, ends, outcomes, interrupted)
-    if first is None and interrupted is None and bad is not None and stopped is None:
-        first = NodeFailure(bad.heard_s, bad.node, "other")
-    if first is not None:
-        end = next(end for end in ends if end.node == first.node)
-        explanation = _explain(directory, first.kind, end, ends, outcomes)
-        accused = None if explanation.diagnosis is None else explanation.diagnosis.rank
-        status = status_of_all(first, accused, outcomes, end.status)
-        state, node, host = "killed" if first.kind == "torchrun" else "failed", end.node, end.name
-    elif stopped is not None:
-        end, found = stopped
-        explanation = Explanation(found)
-        state, status, node, host = "terminated", 128 + signal.SIGTERM, end.node, end.name
-    elif interrupted is not None:
-        state, status, node, host = "terminated", 128 + interrupted, 0, ""
-    else:
-        state, status, node, host = "succeeded", 0, 0, ends[0].name
-    diagnosis = explanation.diagnosis
-    return RunOutcome(
-        run_id=run_id,
-        host=host,
-        node=node,
-        state=state,
-        exit_status=status,
-        started_s=round(begun_s, 3),
-        ended_s=round(steady_s(), 3),
-        first_failed_rank=None if diagnosis is None else diagnosis.rank,
-        diagnosis=diagnosis,
-        cascade=explanation.cascade,
-        attempts=merged_attempts(outcomes.values(), diagnosis),
-        notes=tuple(
-            f"{end.name}: its record was not brought"
-            for end in ends
-            if end.lost is not None or (end.node not in outcomes and end.status != ExitStatus.REFUSED)
-        ),
-        findings=tuple(dict.fromkeys(finding for outcome in outcomes.values() for finding in outcome.findings)),
-    )
 
+    directory: Path
+    run_id: str
+    begun_s: float
+    ends: Sequence[HostEnd]
+    outcomes: Mapping[int, RunOutcome]
+    interrupted: int | None
 
-def _stopped(
-    directory: Path,
-    begun_s: float,
-    ends: Sequence[HostEnd],
-    outcomes: Mapping[int, RunOutcome],
-    interrupted: int | None,
-) -> tuple[HostEnd, Diagnosis] | None:
-    """Return what says that `ddplaunch stop` ended a run, and a host where it did: typed here, or on that host."""
-    noted = of_run.read_stop(directory, begun_s)
-    if interrupted == signal.SIGTERM and noted is not None and not noted.launcher_lost:
-        return ends[0], Diagnosis("terminated", "observed", *stopped_by(noted.user), host=socket.gethostname())
-    outcomes_with_ends = [(outcomes[end.node], end) for end in ends if end.node in outcomes and end.told is None]
-    for outcome, end in sorted(outcomes_with_ends, key=lambda pair: pair[0].ended_s):
-        diagnosis = outcome.diagnosis
-        if outcome.state == "terminated" and diagnosis is not None and diagnosis.what == STOPPED:
-            return end, replace(diagnosis, host=end.name)
-    return None
+    def outcome(self) -> RunOutcome:
+        """Return how the whole launch ended; its node is the one where it began to fail."""
+        state: RunState
+        explanation = Explanation(None)
+        first = first_node_to_fail(self._failures(), self.interrupted is not None)
+        stopped = None if first is not None else self._stopped()
+        bad = next((end for end in self.ends if end.status), None)
+        if first is None and stopped is None and self.interrupted is None and bad is not None:
+            first = NodeFailure(bad.heard_s, bad.node, "other")
+        if first is not None:
+            explanation, end = self._explain(first), self.ends[first.node]
+            accused = None if explanation.diagnosis is None else explanation.diagnosis.rank
+            status = status_of_all(first, accused, self.outcomes, end.status)
+            state, node, host = "killed" if first.kind == "torchrun" else "failed", end.node, end.name
+        elif stopped is not None:
+            end, explanation = stopped
+            state, status, node, host = "terminated", 128 + signal.SIGTERM, end.node, end.name
+        elif self.interrupted is not None:
+            state, status, node, host = "terminated", 128 + self.interrupted, 0, ""
+        else:
+            state, status, node, host = "succeeded", 0, 0, self.ends[0].name
+        diagnosis = explanation.diagnosis
+        return RunOutcome(
+            run_id=self.run_id,
+            host=host,
+            node=node,
+            state=state,
+            exit_status=status,
+            started_s=round(self.begun_s, 3),
+            ended_s=round(steady_s(), 3),
+            first_failed_rank=None if diagnosis is None else diagnosis.rank,
+            diagnosis=diagnosis,
+            cascade=explanation.cascade,
+            attempts=merged_attempts(self.outcomes.values(), diagnosis),
+            notes=tuple(
+                f"{end.name}: its record was not brought"
+                for end in self.ends
+                if end.lost is not None or (end.node not in self.outcomes and end.status != ExitStatus.REFUSED)
+            ),
+            findings=tuple(dict.fromkeys(finding for one in self.outcomes.values() for finding in one.findings)),
+        )
 
+    def _failures(self) -> Iterator[NodeFailure]:
+        for end in self.ends:
+            outcome, is_lost = self.outcomes.get(end.node), end.lost is not None
+            failure = node_failure(end.node, outcome, end.status, told=end.told, lost=is_lost, heard_s=end.heard_s)
+            if failure is not None:
+                yield failure
 
-def _failures(ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome]) -> Iterator[NodeFailure]:
-    for end in ends:
-        outcome, lost = outcomes.get(end.node), end.lost is not None
-        failure = node_failure(end.node, outcome, end.status, told=end.told, lost=lost, heard_s=end.heard_s)
-        if failure is not None:
-            yield failure
+    def _stopped(self) -> tuple[HostEnd, Explanation] | None:
+        """Return what says that `ddplaunch stop` ended it, and a host where it did: typed here, or on that host."""
+        noted = read_stop(self.directory, self.begun_s)
+        if self.interrupted == signal.SIGTERM and noted is not None and not noted.launcher_lost:
+            diagnosis = Diagnosis("terminated", "observed", *stopped_by(noted.user), host=socket.gethostname())
+            return self.ends[0], Explanation(diagnosis)
+        for outcome in sorted(self.outcomes.values(), key=lambda outcome: outcome.ended_s):
+            end, found = self.ends[outcome.node], outcome.diagnosis
+            if end.told is None and outcome.state == "terminated" and found is not None and found.what == STOPPED:
+                return end, Explanation(replace(found, host=end.name))
+        return None
 
+    def _explain(self, first: NodeFailure) -> Explanation:
+        """Explain the first failure from what its host found and, where ranks failed, from all logs."""
+        end = self.ends[first.node]
+        if first.kind == "lost":
+            return Explanation(lost(end, self.ends))
+        own = self.outcomes[end.node].explanation if end.node in self.outcomes else None
+        known = None if own is None else own.diagnosis
+        if first.kind == "ranks":
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                explanation = most_telling(self._from_logs(end.node), [own])
+                diagnosis = explanation.diagnosis
+                if diagnosis is not None and (diagnosis.rank is not None or known is None):
+                    return replace(explanation, diagnosis=replace(diagnosis, host=self._host(diagnosis.rank, end)))
+        # Its disk may have taken no record, but it said why.
+        known = known or told_in_log(end.said.decode(errors="replace"), end.name)
+        return Explanation(_nothing_known(end) if known is None else replace(known, host=end.name))
 
-def _explain(
-    directory: Path, kind: str, end: HostEnd, ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome]
-) -> Explanation:
-    """Explain the failure of ``end``, the first host, from what it found and, where ranks failed, from all logs."""
-    if kind == "lost":
-        return Explanation(lost(end, ends))
-    own_diagnosis = outcomes[end.node].diagnosis if end.node in outcomes else None
-    if kind == "ranks":
-        try:
-            explanation = _explain_all(directory, end.node, outcomes)
-        except (OSError, ValueError, KeyError, TypeError):
-            explanation = Explanation(None)
-        if explanation.diagnosis is not None and (explanation.diagnosis.rank is not None or own_diagnosis is None):
-            return replace(explanation, diagnosis=_with_host(explanation.diagnosis, outcomes, ends, end))
-    if own_diagnosis is None:
-        # Its disk took no record, but it said why.
-        own_diagnosis = told_in_log(end.said.decode(errors="replace"), end.name)
-    if own_diagnosis is not None:
-        return Explanation(replace(own_diagnosis, host=end.name))
-    return Explanation(_nothing_known(end))
+    def _from_logs(self, first: int) -> Explanation:
+        """Explain the logs of all nodes together, with the times at which ranks ended by one clock.
 
+        ``first`` is the node that failed first. Others were then told to end, which their torchruns put into words that
+        an ending from outside has, too.
+        """
+        subject = recorded_run(self.directory)
+        stopped_launchers = {
+            f"node-{node}/launcher"
+            for node, outcome in self.outcomes.items()
+            if node != first and outcome.state == "terminated"
+        }
+        sources = tuple(source for source in subject.sources if source.name.partition(".")[0] not in stopped_launchers)
+        ranks = tuple(rank_end(rank) for outcome in self.outcomes.values() for rank in outcome.last_ranks)
+        facts = replace(subject.facts or RunFacts(), ranks=ranks, state="failed", signal=None)
+        return explain_texts(sources, facts)
 
-def _explain_all(directory: Path, first: int, outcomes: Mapping[int, RunOutcome]) -> Explanation:
-    """Explain the logs of all nodes together, with the times at which ranks ended by one clock.
-
-    ``first`` is the node that failed first. Others were then told to end, which their torchruns put into words that an
-    ending from outside has, too.
-    """
-    subject = recorded_run(directory)
-    stopped_launchers = {
-        f"node-{node}/launcher" for node, each in outcomes.items() if node != first and each.state == "terminated"
-    }
-    sources = tuple(source for source in subject.sources if source.name.partition(".")[0] not in stopped_launchers)
-    ranks = tuple(rank_end(each) for outcome in outcomes.values() for each in outcome.last_ranks)
-    facts = replace(subject.facts or RunFacts(), ranks=ranks, state="failed", signal=None)
-    return explain_texts(sources, facts)
-
-
-def _with_host(
-    diagnosis: Diagnosis, outcomes: Mapping[int, RunOutcome], ends: Sequence[HostEnd], first: HostEnd
-) -> Diagnosis:
-    """Name the host as the user did. A line about a rank may stand in another host's log."""
-    names = {end.node: end.name for end in ends}
-    hosts = {rank.rank: names.get(node) for node, outcome in outcomes.items() for rank in outcome.last_ranks}
-    return replace(diagnosis, host=(None if diagnosis.rank is None else hosts.get(diagnosis.rank)) or first.name)
+    def _host(self, rank: int | None, first: HostEnd) -> str:
+        """Return the host of a rank as the user named it. A line about a rank may stand in another host's log."""
+        nodes = {end.rank: node for node, outcome in self.outcomes.items() for end in outcome.last_ranks}
+        return first.name if rank is None else self.ends[nodes.get(rank, first.node)].name
 
 
 def _nothing_known(end: HostEnd) -> Diagnosis:

@@ -14,7 +14,7 @@ from typing import Any
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.execute import new_token, show_launch
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
-from ddplaunch.cli.hosts.hosts_verdict import decide
+from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
 from ddplaunch.cli.hosts.plan_hosts import (
     AskedHosts,
     HostPart,
@@ -166,14 +166,14 @@ def _order(node: int, part: HostPart) -> dict[str, Any]:
 def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | None) -> int:
     """Find out where it began, write one outcome for all, say it, and return its exit status."""
     directory, run_id, begun_s = launched.directory, launched.run_id, launched.begun_s
-    outcomes: dict[int, RunOutcome] = {}
-    for end, place in zip(ends, launched.places, strict=True):
-        outcome_there = read_outcome(directory, end.node)
-        if isinstance(outcome_there, RunOutcome):
-            outcome_there = without_skew(outcome_there, place.clock_ahead_s)
-            if outcome_there.is_of(launched.launch):  # an id may be used again
-                outcomes[end.node] = outcome_there
-    outcome = replace(decide(directory, run_id, begun_s, ends, outcomes, interrupted), launch=launched.launch)
+    found = {place: read_outcome(directory, place.node) for place in launched.places}
+    outcomes = {
+        place.node: without_skew(outcome, place.clock_ahead_s)
+        for place, outcome in found.items()
+        if isinstance(outcome, RunOutcome) and outcome.is_of(launched.launch)  # an id may be used again
+    }
+    outcome = EndedLaunch(directory, run_id, begun_s, ends, outcomes, interrupted).outcome()
+    outcome = replace(outcome, launch=launched.launch)
     problem = write_for_all(directory, outcome)
     tell(
         outcome_text(
