@@ -18,7 +18,6 @@ from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import signal_name
 
 CONNECT_S = 10
-_TO_BUILD = ("bin", "ddplaunch", "LICENSE", "README.md", "pyproject.toml")  # what pip needs of a clone
 _OPTIONS = (
     "BatchMode=yes",  # no question that nobody is there to answer
     f"ConnectTimeout={CONNECT_S}",
@@ -134,37 +133,24 @@ def failure(host: str, python: str, status: int | None, stderr_text: str, tries:
 
 
 def _installing(host: str, python: str, module: str) -> str:
-    """Return the command that brings ``module`` to ``host`` in the version of this machine; ddplaunch from where its
-    own installation came: https://packaging.python.org/en/latest/specifications/direct-url/
+    """Return the command that brings ``module`` to ``host`` in the version of this machine.
+
+    ddplaunch is sent as it is here, with its metadata, which needs no index and no pip.
     """
     from importlib import metadata
-    from json import loads
-    from urllib.parse import unquote, urlsplit
 
-    from ddplaunch import __version__
-
-    ssh, pip = f"ssh {shlex.quote(host)}", f"{shlex.quote(python)} -m pip install"
+    ssh, python = f"ssh {shlex.quote(host)}", shlex.quote(python)
     if module != "ddplaunch":
         for name in metadata.packages_distributions().get(module, ()):
             module = f"{name}=={metadata.version(name).partition('+')[0]}"  # an index has no versions of one's own
-        return f"{ssh} {shlex.quote(f'{pip} {module}')}"
-    try:
-        origin = loads(metadata.distribution("ddplaunch").read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        origin = {}
-    url, of_git = str(origin.get("url", "")), origin.get("vcs_info", {})
-    path = Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
-    if path is not None and path.is_dir() and not of_git:
-        tree = f"tar -C {shlex.quote(str(path))} --exclude __pycache__ -cz {' '.join(_TO_BUILD)}"
-        command_there = f"d=$(mktemp -d) && tar -xzC $d && {pip} $d && rm -r $d"
-        return f"{tree} | {ssh} {shlex.quote(command_there)}"
-    if path is not None and path.is_file():
-        command_there = f"d=$(mktemp -d) && cat > $d/{path.name} && {pip} $d/{path.name} && rm -r $d"
-        return f"{ssh} {shlex.quote(command_there)} < {shlex.quote(str(path))}"
-    requirement = f"ddplaunch=={__version__}"
-    if of_git and path is None:
-        requirement = f"ddplaunch@{of_git.get('vcs', 'git')}+{url}@{of_git.get('commit_id', 'HEAD')}"
-    return f"{ssh} {shlex.quote(f'{pip} {requirement}')}"
+        return f"{ssh} {shlex.quote(f'{python} -m pip install {module}')}"
+    folders = [Path(__file__).parents[1]]
+    for file in metadata.files("ddplaunch") or ():
+        if file.name == "METADATA":
+            folders.append(Path(str(file.locate())).parent)
+    packed = " ".join(f"-C {shlex.quote(str(folder.parent))} {folder.name}" for folder in folders)
+    place = f'{python} -c "import sysconfig; print(sysconfig.get_path(\\"purelib\\"))"'
+    return f"tar -cz --exclude __pycache__ {packed} | {ssh} {shlex.quote(f'tar -xzC $({place})')}"
 
 
 def alike(missing: Sequence[Finding]) -> tuple[Finding, ...]:

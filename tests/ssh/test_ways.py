@@ -149,14 +149,13 @@ def test_ranks_on_hosts_have_saved_beside_their_data_workers(debian: Lab) -> Non
 
 
 def test_hosts_without_ddplaunch_get_it_by_what_is_typed(debian: Lab) -> None:
-    """Their environment has all but ddplaunch, and builds without an index, since these hosts reach none."""
+    """Their environment has torch and no pip, and these hosts reach no index."""
     there = debian.folder / "there"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", there], check=True, timeout=60)
     (site,) = there.glob("lib/python*/site-packages")
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.lower().startswith(_NOT_THERE) and path.suffix != ".pth":
             (site / path.name).symlink_to(path)
-    (there / "pip.conf").write_text("[install]\nno-build-isolation = false\nno-index = true\nno-deps = true\n")
     words = ("--hosts", debian.names, "--python", str(there / "bin/python"))
     said = said_of(debian, *words, status=4, COLUMNS="9999")
     assert said.count("error[host-without-ddplaunch]") == 1, said
