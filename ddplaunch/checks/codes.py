@@ -86,7 +86,7 @@ nodes-missing: Not all nodes joined within `--join-timeout`
 join-secret-differs: A node and the roll call that it found share no secret
     Nodes prove to each other that they belong to one launch, so that nobody else who reaches the port can start or end
     it. They share a file of their user's home directory, or a variable that Slurm hands on, without any option; where
-    they do not, every node needs the secret. Remedy: `--join-secret FILE` or DDPLAUNCH_JOIN_SECRET, alike on all.
+    they do not, every node needs the secret. Remedy: DDPLAUNCH_JOIN_SECRET, alike on all.
 node-rank-twice: Two nodes have the same node rank
     The second one would wait for ever. Remedy: number the nodes from 0 with `--node-rank`, each number once.
 node-rank-missing: Nothing says which node this is

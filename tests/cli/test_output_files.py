@@ -19,7 +19,7 @@ __all__ = ["call", "folder"]
 #: Every option that writes a file, as the options themselves say.
 OUTPUTS = [(command, flag.flag) for command in COMMANDS for flag in options_of(command) if flag.kind == "output"]
 #: Options that take a file and only read it.
-_READ = {"--hostfile", "--join-secret", "--patch", "--files"}
+_READ = {"--hostfile", "--patch", "--files"}
 
 
 @pytest.fixture

@@ -171,15 +171,6 @@ def test_another_launch_is_refused_with_what_differs(port: int) -> None:
             assert "--nnodes 2 on node 1 (gpu-1), 3 on node 0 (gpu-0)" in finding.what and "kill" not in finding.fix
 
 
-def test_another_script_is_refused_when_all_are_in(port: int) -> None:
-    with Gathering(port) as gathering:
-        nodes = [gathering.node(0), gathering.node(1), gathering.node(2, script="other")]
-        for verdict in (node.result(60) for node in nodes):
-            (finding,) = verdict.findings
-            assert not verdict.go and finding.code == "hosts-differ-script"
-            assert "gpu-2" in finding.what and "--ignore hosts-differ-script" in finding.fix
-
-
 def test_a_node_waits_for_a_node_0_that_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
         with closing(Door(bound(port, backlog=16), greeting)) as door:  # a node 0 that is killed
@@ -204,7 +195,7 @@ def first_of_three(folder: Path, port: int) -> list[str]:
 def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, status: int, tmp_path: Path) -> None:
     argv = first_of_three(tmp_path, port)
     environment = clean_environment(DDPLAUNCH_JOIN_SECRET="of this test")
-    (secret,) = secrets_of(environment, None, "flag")
+    (secret,) = secrets_of(environment, "flag")
     process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         said = {**WORDS, "--device": "cpu"}

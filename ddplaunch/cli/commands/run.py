@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.execute import detach as detach_from_terminal
 from ddplaunch.cli.execute import environment_of, new_token, record_and_execute, refuse_too_long
-from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, SEVERAL_HOSTS, Command
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
@@ -35,13 +35,6 @@ COMMAND = Command(
         Flag("json", "switch", OUTPUT, "With --dry-run: the whole plan as JSON."),
         Flag("detach", "switch", OUTPUT, "Launch, print the run's id and go on without this terminal.", short="-d"),
         *HOSTS,
-        Flag(
-            "join_secret",
-            "text",
-            SEVERAL_HOSTS,
-            "Without --hosts: a file that all nodes have, and nobody else.",
-            "FILE",
-        ),
     ),
     more="Everything after `--` is your script and its arguments: train.py, -m package.module, or any program.",
 )
@@ -53,7 +46,6 @@ def run(
     profile: str | None,
     dry_run: bool | None,
     json: bool | None,
-    join_secret: str | None = None,
     detach: bool | None = None,
     **hosts: Any,
 ) -> int:
@@ -70,20 +62,12 @@ def run(
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the launches that have other hosts
 
         if asked_hosts := plan_hosts.asked_for(hosts):
-            if join_secret is not None:
-                raise usage(
-                    "`--join-secret` and `--hosts` together",
-                    why="hosts that ssh reaches meet through it, and prove nothing else",
-                    fix="leave `--join-secret` out",
-                )
             return run_on_hosts.run_on_hosts(said, asked_hosts, script, profile, bool(dry_run), bool(json))
     options = with_configuration(said, profile)
-    return _run(options, script, bool(dry_run), bool(json), (hosts["join_timeout"], join_secret))
+    return _run(options, script, bool(dry_run), bool(json), hosts["join_timeout"])
 
 
-def _run(
-    options: Options, script: list[str] | None, dry_run: bool, json: bool, joining: tuple[float | None, str | None]
-) -> int:
+def _run(options: Options, script: list[str] | None, dry_run: bool, json: bool, join_timeout: float | None) -> int:
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ:
         from ddplaunch.cli.hosts.slurm_step import start_slurm_step  # for the launches in a job
@@ -104,10 +88,10 @@ def _run(
         tell_findings(prepared.findings)
         tell(refusal_text(refusing, Terminal.of(sys.stderr)))
         return ExitStatus.REFUSED
-    _start(prepared, *joining)
+    _start(prepared, join_timeout)
 
 
-def _start(prepared: Prepared, join_timeout: float | None, join_secret: str | None) -> NoReturn:
+def _start(prepared: Prepared, join_timeout: float | None) -> NoReturn:
     """Meet the other nodes if there are any, show and record the launch, and become torchrun.
 
     Raises RefusedError where nodes are missing or do not fit together.
@@ -122,7 +106,7 @@ def _start(prepared: Prepared, join_timeout: float | None, join_secret: str | No
     refuse_too_long(launch.argv, environment)
     silent = _speaks_elsewhere(launch)
     if timeout_s is not None:
-        launch = meet_nodes.call_roll(prepared, timeout_s, silent, join_secret)
+        launch = meet_nodes.call_roll(prepared, timeout_s, silent)
     lock, token = hold_run(prepared.base, launch), new_token()
     record_and_execute(prepared, launch, environment, lock, sys.argv, token, silent=silent)
 

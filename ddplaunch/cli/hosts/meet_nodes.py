@@ -53,11 +53,11 @@ def _end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def call_roll(prepared: Prepared, timeout_s: float, silent: bool, join_secret: str | None = None) -> Launch:
+def call_roll(prepared: Prepared, timeout_s: float, silent: bool) -> Launch:
     """Wait until all nodes are there and agree, and return the launch with a rendezvous id that no older run knows.
 
-    ``silent`` leaves words to node 0, where it speaks to the same reader. ``join_secret`` is the file of that flag.
-    Raises RefusedError with what every node is told, UsageError for such a file, SystemExit after SIGTERM or SIGHUP.
+    ``silent`` leaves words to node 0, where it speaks to the same reader. Raises RefusedError with what every node is
+    told, UsageError for a secret that could be guessed, SystemExit after SIGTERM or SIGHUP.
     """
     launch = prepared.launch
     topology = launch.topology
@@ -68,7 +68,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, join_secret: s
         port=topology.master_port.value,
         timeout_s=timeout_s,
         known=_slurm_hosts(os.environ, topology.nnodes.value),
-        secrets=secrets_of(os.environ, join_secret, topology.node_rank.source.kind),
+        secrets=secrets_of(os.environ, topology.node_rank.source.kind),
     )
     hello = _hello(prepared)
     progress = RollCallLine(sys.stderr)

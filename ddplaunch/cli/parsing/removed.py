@@ -51,6 +51,7 @@ REMOVED = {
     "queue": "a task spooler (`tsp ddplaunch run 4 -- train.py`) or Slurm; `--gpus free:N` takes idle GPUs",
     "--env-file": '`env = ["A=1", …]` in ddplaunch.toml, or `set -a; . FILE; set +a` in the shell before the launch',
     "--bootstrap": "the finding `host-without-ddplaunch` types a loop that installs it on all hosts that lack it",
+    "--join-secret": '`export DDPLAUNCH_JOIN_SECRET="$(cat FILE)"` on every node',
     "--orphan-grace": "`--detach`: a launch that needs no terminal; the hosts end when their launcher is gone",
     "--record-metrics": f"{_REPORT}; `ddplaunch top --json` prints samples of a run while it lasts",
     "--relaunch": _RESTARTS,

@@ -6,15 +6,13 @@ be among them.
 
 Where the nodes share a secret, greeting and hello carry a fresh number each, and behind hello and verdict stands a
 proof (``sealed``), which is looked at before the line is. Nothing has to be typed where the nodes read one file of the
-user's home directory, or Slurm hands on a variable; elsewhere `--join-secret` or ``DDPLAUNCH_JOIN_SECRET`` says it. The
-secret itself never travels.
+user's home directory, or Slurm hands on a variable; elsewhere ``DDPLAUNCH_JOIN_SECRET`` says it. The secret itself
+never travels.
 """
 
 from __future__ import annotations
 
 import hmac
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import field
 from hashlib import pbkdf2_hmac
@@ -32,7 +30,6 @@ LONGEST_LINE = 1 << 16  # bytes; a hello has some 2,000 for a host with eight GP
 _TEXT_CHARS = 300
 _LAST_S = 1 << 35  # of the clock, in the year 3058; localtime() fails far behind it
 _ROUNDS = 200_000  # 0.1 s: a secret that somebody thought up is to be guessed slowly
-_LONGEST_SECRET = 4096
 _LEAST_SECRET = 8
 #: In jobs of these the home directory is often each container's own, and the network is the job's.
 _NOTHING_SHARED = frozenset({"Kubeflow"})
@@ -172,52 +169,23 @@ def _is_name(value: str) -> bool:
     return len(value) <= _TEXT_CHARS and value.isprintable()
 
 
-def secrets_of(environ: Mapping[str, str], file: str | None, whence: str) -> tuple[Secret, ...]:
+def secrets_of(environ: Mapping[str, str], whence: str) -> tuple[Secret, ...]:
     """Return what this node can prove: what was given, else the user's key; nothing inside of other launchers' jobs.
 
-    ``file`` is that of `--join-secret`, ``whence`` is who said the node rank, as the kind of a source. Raises
-    UsageError for a file that cannot be read, that others can read, or that says too little.
+    ``whence`` is who said the node rank, as the kind of a source. Raises UsageError for a secret that says too little.
     """
-    text = environ.get(JOIN_SECRET, "") if file is None else _secret_in(file)
+    text = environ.get(JOIN_SECRET, "").strip()
     if text:
         if len(text) < _LEAST_SECRET:
             raise usage(
                 f"the secret of this launch has {len(text)} characters",
                 why="who reaches the port of node 0 could guess it",
                 fix=f'`export {JOIN_SECRET}="$(openssl rand -hex 16)"` on one node, and the same value on the others',
-                where="flag: --join-secret" if file else f"environment: {JOIN_SECRET}",
+                where=f"environment: {JOIN_SECRET}",
             )
         key = pbkdf2_hmac("sha256", text.encode("utf-8", "surrogateescape"), b"ddplaunch roll call", _ROUNDS)
         return (Secret("given", key),)
     own_key = None if whence in _NOTHING_SHARED else user_key(environ)
-    return (
-        ()
-        if own_key is None
-        else (Secret(f"user {derived(own_key, 'name').hex()[:8]}", derived(own_key, "roll call")),)
-    )
-
-
-def _secret_in(file: str) -> str:
-    try:
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            status = os.fstat(opened.fileno())
-            text = opened.read(_LONGEST_SECRET) if stat.S_ISREG(status.st_mode) else b""
-    except OSError as problem:
-        text, status, why = b"", None, problem.strerror or str(problem)
-    else:
-        why = "it is empty, or no file"
-    if status is not None and status.st_mode & 0o007:
-        raise usage(
-            f"`--join-secret {file}` can be read by everybody",
-            why="who has it can join the launch",
-            fix=f"`chmod 600 {file}`",
-            where="flag: --join-secret",
-        )
-    if not text.strip():
-        raise usage(
-            f"`--join-secret {file}` cannot be used: {why}",
-            why="it names a file that is alike on every node and holds the secret of the launch",
-            fix=f"`(umask 077; openssl rand -hex 16 > {file})`, and the same file on the other nodes",
-            where="flag: --join-secret",
-        )
-    return text.strip().decode("utf-8", "surrogateescape")
+    if own_key is None:
+        return ()
+    return (Secret(f"user {derived(own_key, 'name').hex()[:8]}", derived(own_key, "roll call")),)

@@ -30,6 +30,7 @@ COMPARED = frozenset(
     }
 )
 _NO_ROLL_CALL = "`--join-timeout 0` on every node launches without asking"
+_SECRET = '`export DDPLAUNCH_JOIN_SECRET="$(openssl rand -hex 16)"` on one node, and the same value on the others'
 
 
 _SOURCES = 256  # of a node's files; with them a hello has some 8 kB
@@ -58,10 +59,6 @@ def told(facts: Facts) -> dict[str, object]:
     return {"torch": torch, "nvml": nvml, "python": python}
 
 
-#: Words of a launch that a node may leave open.
-_MAY_BE_LEFT_OPEN = frozenset({"--run-id"})
-
-
 def is_stranger(first: Hello, new: Hello, nodes: int) -> bool:
     """Return whether no node of a launch of ``nodes``, held by ``first``, would say this; it is not answered.
 
@@ -82,7 +79,7 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
     differing = [
         f"{flag} {word} on {new.name}, {first.launch[flag]} on {first.name}"
         for flag, word in new.launch.items()
-        if word != first.launch.get(flag) and not (flag in _MAY_BE_LEFT_OPEN and not (word and first.launch.get(flag)))
+        if word != first.launch.get(flag) and (flag != "--run-id" or (word and first.launch.get(flag)))
     ]
     if differing:
         return error(
@@ -220,8 +217,8 @@ def no_shared_secret(place: str) -> Finding:
         f"this node and the roll call at {place} share no secret",
         why="nodes prove that they belong together by a secret that was given, or by `~/.local/state/ddplaunch/key`, a "
         "file of their user; that is not alike on both, or a launch of somebody else listens there",
-        fix=f"the same `--join-secret FILE` on every node, or the same value of DDPLAUNCH_JOIN_SECRET; {_NO_ROLL_CALL}",
-        where="--join-secret",
+        fix=f"{_SECRET}; {_NO_ROLL_CALL}",
+        where="DDPLAUNCH_JOIN_SECRET",
     )
 
 
@@ -240,7 +237,7 @@ def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place:
             f"{count(turned_away, 'caller')} did not prove the secret of this launch, and "
             f"{'was' if turned_away == 1 else 'were'} turned away: nodes with another one, or strangers"
         )
-        fix = "the same `--join-secret FILE` on every node, or the same value of DDPLAUNCH_JOIN_SECRET"
+        fix = _SECRET
     joined = f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s"
     what = f"{joined}; missing: {listed(missing, 8)}"
     return error("nodes-missing", what, why=why, fix=fix, where=tuple(missing))
