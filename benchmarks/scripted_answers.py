@@ -12,6 +12,7 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.machine.facts import HostFacts, Interface, PackageFacts
+from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.values import codec
 from tests.checks.healthy import healthy_facts, healthy_network
 
@@ -29,17 +30,15 @@ def facts_of(index: int, files: Sequence[str]) -> dict[str, Any]:
     network = healthy_network(interfaces=(Interface("eth0", True, False, (address_of(index),), 25_000),))
     host = HostFacts(f"h{index}", (address_of(index),), "6.8.0-45-generic", None, "ada")
     facts = replace(healthy_facts(), host=host, network=network, packages=PackageFacts(_PACKAGES), data_paths=())
-    return {
-        "facts": codec.to_json(replace(facts, output_paths=())),
-        "extra": {
-            "ddplaunch": __version__,
-            "plugin": "/opt/env/entry_points.txt",
-            "cwd_problem": None,
-            "files": dict.fromkeys(files, "alike"),
-            "tree": None,
-            "machine": f"machine {index}",
-        },
-    }
+    report = HostReport(
+        name=f"h{index}",
+        facts=replace(facts, output_paths=()),
+        ddplaunch=__version__,
+        plugin="/opt/env/entry_points.txt",
+        sources=tuple((file, "alike") for file in files),
+        machine=f"machine {index}",
+    )
+    return {"report": codec.plain(report)}
 
 
 def record_of(node: int, status: int) -> bytes:

@@ -102,7 +102,7 @@ class Host:
         what = order.get("what")
         if what == "clock":
             play.after(script.round_trip_s, lambda: self.say({**order, "wall": time.time()}))
-        elif what == "record":
+        elif what == "command":  # for the record
             self.write(record_of(self.index, play.statuses[self.index]))
             self.close(0)
         elif what == "launch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -34,25 +35,34 @@ from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import host_name, listed, own_id
 
+_PART = re.compile(r"(.*/.+)@([0-9a-f]{4,})")
+
 
 @dataclass(frozen=True)
 class Run:
     """A run that is recorded, or that lives here, or both.
 
     ``directory`` is its record, None where there is none that this user may read; ``processes`` are those of this
-    machine; ``launched`` is the note of its launcher over ssh, if that lives here.
+    machine; ``launched`` is the note of its launcher over ssh, if that lives here. ``token`` is that of a launch of
+    which the part on this host is meant alone, see ``part_here``.
     """
 
     run_id: str
     directory: Path | None
     processes: RunProcesses | None = None
     launched: Launched | None = None
+    token: str = ""
 
     @property
     def record(self) -> Path:
         """The record of a run that ``which_run`` returned."""
         assert self.directory is not None
         return self.directory
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it lives here or has ended, as far as is recorded."""
+        return self.directory is not None and bool(self.processes or read_record(self.directory).outcomes)
 
 
 class _Runs:
@@ -123,12 +133,28 @@ class _Runs:
         )
 
 
+def part_here(word: str) -> Run:
+    """Return what this host has of the launch that its launcher, elsewhere, calls RECORD@TOKEN.
+
+    Another launch with the same id is not meant. For other words the run is empty.
+    """
+    match = _PART.fullmatch(word)
+    if match is None:
+        return Run("", None)
+    path, identity = Path(match[1]), (Path(match[1]).name, own_id(), match[2])
+    run = next((run for run in runs_in(process_table()) if (run.run_id, run.uid, run.launch) == identity), None)
+    directory = path if path.is_dir() else None if run is None else recorded_at(run)
+    return Run(path.name, directory, run, token=match[2])
+
+
 def which_run(name: str | None, run_dir: str | None) -> Run:
     """Return the recorded run that is meant: by its id, a part of it, or its path; None and "latest" are the newest.
 
     One that is recorded in another directory is found while it runs. Raises UsageError where there is none, or more
     than one.
     """
+    if name and (part := part_here(name)).directory is not None:
+        return part
     runs = _Runs(run_dir)
     if name is None or name == "latest":
         return runs.newest()
@@ -142,6 +168,8 @@ def running_runs(name: str | None, run_dir: str | None, command: str) -> list[Ru
 
     Raises UsageError where there is none of that name, or more than one.
     """
+    if name and (part := part_here(name)).token:
+        return [part]
     runs = _Runs(run_dir)
     if name is not None:
         every = (*runs.recorded, *runs.elsewhere)

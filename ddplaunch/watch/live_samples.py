@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
@@ -133,15 +132,15 @@ def _with_progress(rank: RankSample, progress: Sequence[Mapping[int, Progress]])
 
 
 def samples_of_hosts(hosts: EachHost, interval_s: float) -> Samples:
-    """Yield samples of all ``hosts``, which send one every ``interval_s`` seconds; the first waits for all of them."""
+    """Yield samples of all ``hosts``, which print one every ``interval_s`` seconds; the first waits for all of them."""
     newest: dict[int, tuple[float, Sample]] = {}
     until_s = time.monotonic() + interval_s + _FRESH_S
     while hosts.open:
-        for place, line in hosts.arrived(max(0.0, until_s - time.monotonic())):
-            if (sample := sample_of(message_in(line))) is not None:
+        for place, printed in hosts.lines(max(0.0, until_s - time.monotonic())):
+            if (sample := sample_of(printed)) is not None:
                 newest[place.node] = time.monotonic(), sample
         now_s = time.monotonic()
-        if now_s >= until_s or len(newest) == len(hosts.answers):
+        if now_s >= until_s or len(newest) == len(hosts.nodes):
             until_s = 0.0
             fresh_s = now_s - interval_s - _FRESH_S
             yield {node: sample for node, (heard_s, sample) in sorted(newest.items()) if heard_s >= fresh_s}

@@ -1,4 +1,4 @@
-"""Many first answers: windows, drops that are tried again, hosts that are dead; with real programs in ssh's place."""
+"""Many sessions at once: windows, dropped connections, hosts that are dead; with real programs in the place of ssh."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
 
 def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path) -> None:
     command = answering(tmp_path, 2)
-    order = FanOut(links, lambda name: links.open(name, command(name)), 60, most=4)
-    reached = order.ask([f"host{number}" for number in range(6)])
+    fan_out = FanOut(links, lambda name: links.open(name, command(name)), 60, most=4)
+    reached = fan_out.reach([f"host{number}" for number in range(6)])
     assert [each.name for each in reached] == [f"host{number}" for number in range(6)]
-    assert all(each.answer == {"ok": True} and each.tries == 3 for each in reached)
+    assert all(each.greeted and each.tries == 3 for each in reached)
 
 
 def test_a_host_that_drops_every_connection_is_a_finding(
@@ -69,15 +69,15 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     command, settled = answering(tmp_path, 0), []
 
     class Watched(FanOut):
-        def _settle(self, place: Any, answer: dict[str, Any] | None, status: int | None) -> None:
+        def _settle(self, place: Any, status: int | None, *, greeted: bool = False) -> None:
             settled.append(place.name)
-            super()._settle(place, answer, status)
+            super()._settle(place, status, greeted=greeted)
 
     def start(name: str) -> Link:
         return links.open(name, ["sleep", "600"] if name.startswith("dead") else command(name))
 
-    reached = Watched(links, start, 2.5, most=2).ask(["dead0", "dead1", "dead2", "live0", "live1"])
-    assert [each.answer is None for each in reached] == [True, True, True, False, False]
+    reached = Watched(links, start, 2.5, most=2).reach(["dead0", "dead1", "dead2", "live0", "live1"])
+    assert [each.greeted for each in reached] == [False, False, False, True, True]
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
 
@@ -85,8 +85,8 @@ def test_another_end_is_no_drop(links: Links) -> None:
     def start(name: str) -> Link:
         return links.open(name, ["sh", "-c", "echo Permission denied >&2; exit 255"])
 
-    (reached,) = FanOut(links, start, 60).ask(["gpu-x"])
-    assert (reached.tries, reached.status, reached.answer) == (1, 255, None)
+    (reached,) = FanOut(links, start, 60).reach(["gpu-x"])
+    assert (reached.tries, reached.status, reached.greeted) == (1, 255, False)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: 
     for now in (10.0, 10.1, 10.2):
         order._dropped(now)
     assert order._free == 4
-    order.ask([f"host{number}" for number in range(48)])  # each that comes lets it grow by a part of its size
+    order.reach([f"host{number}" for number in range(48)])  # each that comes lets it grow by a part of its size
     assert order._free == 8
     for now in range(100, 200):
         order._dropped(float(now))
@@ -152,7 +152,7 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
         return links.open(name, ["sleep", "600"])
 
     with pytest.raises(RefusedError) as refused:
-        FanOut(links, start, 60).ask(["host0", "host1", "host2"])
+        FanOut(links, start, 60).reach(["host0", "host1", "host2"])
     assert refused.value.findings[0].what == (
         "after 2 sessions this machine starts no more: Resource temporarily unavailable"
     )
@@ -160,7 +160,7 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
 
 def test_what_is_refused_midway_leaves_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = tuple(Place(number, f"host{number}", sys.executable) for number in range(3))
-    asking = EachHost(Launched("one", tmp_path, "here", "boot", 1, 1, places), "samples")
+    asking = EachHost(Launched("one", tmp_path, "here", "boot", 1, 1, places), "top", "--json")
 
     def start(name: str) -> Link:
         if name == "host2":

@@ -40,7 +40,7 @@ _VALUES: tuple[Any, ...] = (
     {"a": {}},
 )
 _NAMES = (
-    *("id", "status", "sent", "wall", "port", "addresses", "reached", "at", "facts", "extra"),
+    *("id", "status", "sent", "wall", "port", "addresses", "reached", "at", "facts", "report"),
     *("problem", "port_problem", "killed"),
 )
 
@@ -61,7 +61,10 @@ class Peer:
     def send(self, *_: object) -> None:
         """Send nothing."""
 
-    launch = kill = close = send
+    kill = close = send
+
+    def hand_over(self, *_: object, **order: object) -> None:
+        """Start nothing."""
 
     def reap(self, _: float) -> int | None:
         return self.status

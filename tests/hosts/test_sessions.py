@@ -164,7 +164,7 @@ ORDER = {"python": sys.executable, "run_id": "none-such", "token": "", "grace_s"
 def launched(links: Links, tmp_path: Path, program: str) -> Link:
     """Start the service with an interpreter in which ``on_host`` is ``program``."""
     link = links.open("host", SERVICE)
-    link.launch({**ORDER, "python": stand_in(tmp_path, program)})
+    link.hand_over("launch", **{**ORDER, "python": stand_in(tmp_path, program)})
     return link
 
 
@@ -194,7 +194,7 @@ def test_the_status_that_ssh_keeps_for_itself_is_not_taken_for_a_loss(links: Lin
 
 
 def test_what_cannot_be_started_says_why(links: Links, tmp_path: Path) -> None:
-    links.open("host", SERVICE).launch({**ORDER, "python": str(tmp_path / "none")})
+    links.open("host", SERVICE).hand_over("launch", **{**ORDER, "python": str(tmp_path / "none")})
     out, err, status = until_ended(links)
     assert (out, status) == (b"", 126) and b"No such file or directory" in err
 

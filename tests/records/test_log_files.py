@@ -113,6 +113,20 @@ def test_one_rank_is_shown_byte_for_byte(run: Path) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (0, bar, b"")
 
 
+def test_as_json_each_piece_names_its_file_and_no_byte_is_lost(call: Call, run: Path) -> None:
+    bar = b"caf\xc3\xa9 10%\r20%\xff"
+    log(run, 0, "").write_bytes(bar)
+    log(run, 1, "other\n", node=1)
+    pieces = [json.loads(line) for line in call("logs", "--json").out.splitlines()]
+    assert [(piece["node"], piece["attempt"], piece["file"]) for piece in pieces] == [
+        (0, 0, "rank-0.out"),
+        (1, 0, "rank-1.out"),
+    ]
+    assert pieces[0]["text"].encode("utf-8", "surrogateescape") == bar and pieces[1]["text"] == "other\n"
+    (run.parent / "silent").mkdir()
+    assert call("logs", "--json", str(run.parent / "silent")).out == ""
+
+
 def test_of_several_ranks_a_bar_is_what_is_left_of_it(call: Call, run: Path) -> None:
     log(run, 0, "10%\r20%\r30%\ndone\r\n")
     log(run, 1, "x\n")

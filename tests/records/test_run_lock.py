@@ -256,7 +256,7 @@ def test_what_lives_of_a_launch_is_not_that_of_another_directory(start_run: Star
 
 def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int], list[int]]) -> None:
     run_id, first, second = twins
-    question = json_line({"what": "stop", "run_id": run_id, "token": "aaaa", "record": "", "grace_s": 5})
+    question = json_line({"what": "command", "words": ["stop", f"/{run_id}@aaaa", "--json", "--grace", "5"]})
     words = [sys.executable, "-m", "ddplaunch.cli.hosts.serve"]
     done = subprocess.run(words, input=question, capture_output=True, check=True)
     answer = message_in(done.stdout.removeprefix(GREETING))

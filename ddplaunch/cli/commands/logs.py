@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere, which_run
+from ddplaunch.hosts.json_lines import json_line
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
@@ -43,6 +43,7 @@ COMMAND = Command(
             "N",
             short="-n",
         ),
+        Flag("json", "switch", "", "Every piece of output as a line of JSON."),
         RUN_DIR,
     ),
 )
@@ -50,14 +51,16 @@ COMMAND = Command(
 _LAST_LINES = 10  # of each output when following, as tail(1) has it
 
 
-def logs(run: str | None, rank: str | None, follow: bool | None, lines: str | None, run_dir: str | None) -> int:
+def logs(
+    run: str | None, rank: str | None, follow: bool | None, lines: str | None, json: bool | None, run_dir: str | None
+) -> int:
     """Print what ranks printed; with ``follow`` go on until the run is over."""
     directory = which_run(run, run_dir).record
     ranks = parse_ranks(rank)
     last = _LAST_LINES if follow and lines is None else _parse_lines(lines)
     away = kept_elsewhere(directory)
     parts = log_parts(directory, ranks, last)
-    if not (parts or follow or away):
+    if not (parts or follow or away or json):
         raise _nothing_there(directory, ranks)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     prefix = None if ranks is not None and len(ranks) == 1 else _prefix(directory, away)
@@ -70,14 +73,19 @@ def logs(run: str | None, rank: str | None, follow: bool | None, lines: str | No
             later: Iterator[tuple[LogFile | None, bytes]] = iter(())
             positions = {part.file.path: part.end for part in parts}
             if away is not None:
-                asked_ranks = None if ranks is None else sorted(ranks)
-                hosts = stack.enter_context(EachHost(away, "logs", ranks=asked_ranks, lines=last, follow=bool(follow)))
+                options = ["--follow"] * bool(follow) + [
+                    "--rank",
+                    rank or "all",
+                    "--lines",
+                    "all" if last is None else str(last),
+                ]
+                hosts = stack.enter_context(EachHost(away, "logs", "--json", *options))
                 lines_here = follow_files(directory, ranks, positions, lambda: not hosts.open, over_s=0.1)
                 later = _from_hosts(hosts, away, lines_here)
             elif follow:
                 later = follow_files(directory, ranks, positions, is_over(directory))
             for file, data in chain(blocks(parts), later):
-                if not write(show.bars() if file is None else show.take(file, data)):
+                if not write(_line(file, data) if json else show.bars() if file is None else show.take(file, data)):
                     return ExitStatus.DONE
     except KeyboardInterrupt:
         write(b"\n" if on_terminal else b"")
@@ -95,14 +103,22 @@ def _from_hosts(
     nodes, told_problems = {place.node for place in away.places}, 0
     for file, data in lines_here:
         if file is None:
-            for place, line in hosts.arrived(0.0):
-                printed = json.loads(line)
-                file_there = log_file(Path(), place.node, int(printed["attempt"]), str(printed["name"]))
-                yield file_there, printed["text"].encode("latin-1")
+            for place, printed in hosts.lines(0.0):
+                if printed.get("node") == place.node:
+                    file_there = log_file(Path(), place.node, int(printed["attempt"]), str(printed["file"]))
+                    yield file_there, printed["text"].encode("utf-8", "surrogateescape")
             tell_findings(hosts.problems[told_problems:])
             told_problems = len(hosts.problems)
         if file is None or file.node not in nodes:
             yield file, data
+
+
+def _line(file: LogFile | None, data: bytes) -> bytes:
+    """Return a piece of output as a line of JSON; bytes that are not UTF-8 are ``\\udcXX`` escapes in its text."""
+    if file is None:
+        return b""
+    text = data.decode("utf-8", "surrogateescape")
+    return json_line({"node": file.node, "attempt": file.attempt, "file": file.path.name, "text": text})
 
 
 def is_over(directory: Path) -> Callable[[], bool]:

@@ -45,6 +45,7 @@ COMMAND = Command(
 )
 
 _LOOK_S = 0.5  # for the CPU use
+_ANSWER_S = 30.0
 _STILL_S = 30.0  # without output, before ranks that wait are called stuck
 _IDLE_PERCENT = 5.0
 _SCHEMA = 2
@@ -104,14 +105,14 @@ def ranks_seen(run: RunProcesses) -> RanksSeen:
 
 def _ask_hosts(launched: Launched) -> tuple[RanksSeen, tuple[str, ...]]:
     """Return the ranks of all hosts together, asked at once, and the hosts that answered; say which did not."""
-    with EachHost(launched, "stacks") as hosts:
-        answers = [hosts.answers[place.node] for place in launched.places if place.node in hosts.answers]
-        ranks = [from_plain(reply["seen"], RanksSeen) for reply in answers if reply.get("seen")]
+    with EachHost(launched, "stacks", "--json") as hosts:
+        answers = hosts.answers(_ANSWER_S)
     tell_findings(hosts.problems)
-    silent = [one.silent_s for one in ranks if one.silent_s is not None]
-    stacks = sorted((stack for one in ranks for stack in one.stacks), key=lambda stack: stack.rank)
-    cpu = tuple(used for one in ranks for used in one.cpu)
-    names = tuple(place.host for place in launched.places if place.node in hosts.answers)
+    ranks = [rank for answer in answers.values() for rank in answer.get("ranks", ())]
+    silent = [answer["silent_s"] for answer in answers.values() if answer.get("silent_s") is not None]
+    stacks = sorted((from_plain(rank, RankStack) for rank in ranks), key=lambda stack: stack.rank)
+    cpu = tuple((rank["rank"], rank["cpu_percent"]) for rank in ranks if rank["cpu_percent"] is not None)
+    names = tuple(place.host for place in launched.places if place.node in answers)
     return RanksSeen(tuple(stacks), cpu, min(silent, default=None)), names
 
 

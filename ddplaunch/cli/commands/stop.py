@@ -74,7 +74,7 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
     if launched is None and run.directory is not None:
         is_concluded = run.processes is None and _is_concluded(read_record(run.directory))
         launched = None if is_concluded else read_launched(run.directory)
-    if launched is None or launched.host != host_name():
+    if launched is None or launched.host != host_name() or run.token:
         return _stop_here(run, grace_s, json)
     own_s = launched.grace_s + _LONGER_S
     grace_s = own_s if grace_s is None else grace_s

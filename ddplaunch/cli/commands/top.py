@@ -52,9 +52,9 @@ def top(run: str | None, interval: float | None, count: int | None, json: bool |
         return ExitStatus.DONE
     described = summary(chosen.directory, chosen.processes, host_name())
     if chosen.launched is not None:
-        with EachHost(chosen.launched, "samples", interval_s=interval_s) as hosts:
+        with EachHost(chosen.launched, "top", "--json", "--interval", f"{interval_s:g}") as hosts:
             tell_findings(hosts.problems)
-            silent = (place.host for place in chosen.launched.places if place.node not in hosts.answers)
+            silent = (place.host for place in chosen.launched.places if place.node not in hosts.nodes)
             header = _About(described, tuple(f"{host}: no samples" for host in silent))
             _watch(Watched(samples_of_hosts(hosts, interval_s)), header, interval_s, most, bool(json))
         return ExitStatus.DONE

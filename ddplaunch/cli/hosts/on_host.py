@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from ddplaunch.cli.execute import environment_of, record_and_execute, refuse_too_long
 from ddplaunch.cli.prepare import errors, prepare
@@ -19,20 +19,18 @@ from ddplaunch.planning.hosts_plan import options_from_json
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.launchers import is_of_launch
-from ddplaunch.records.own.run_lock import hold_run, refuse_taken
-from ddplaunch.values.finding import DdplaunchError, ExitStatus
+from ddplaunch.records.own.run_lock import hold_run
+from ddplaunch.values.finding import DdplaunchError, RefusedError
 from ddplaunch.values.variable_names import SETTINGS
 
 
-def on_host(order: dict[str, Any]) -> int:
-    """Launch what ``order`` says: ``options``, ``script``, ``argv`` as typed. Returns only where that is impossible."""
+def on_host(order: dict[str, Any]) -> NoReturn:
+    """Launch what ``order`` says: ``options``, ``script``, ``argv`` as typed. Raises RefusedError or UsageError."""
     options = options_from_json(order["options"])
     target = parse_target(order["script"])
     prepared = prepare(options, target, locks=GpuLocks())
     if refusing := errors(prepared.findings):
-        tell_findings(refusing)
-        return ExitStatus.REFUSED
-    refuse_taken(prepared.base, prepared.launch, "host")
+        raise RefusedError(*refusing)
     environment = environment_of(prepared.launch)
     if SETTINGS in environment:  # the launcher has the last word
         environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True, others="").to_json()
@@ -47,7 +45,7 @@ def main(descriptor: int) -> int:
     with os.fdopen(descriptor, "rb") as file:
         order = json.load(file)
     try:
-        return on_host(order)
+        on_host(order)
     except DdplaunchError as problem:
         tell_findings(problem.findings)
         return problem.status

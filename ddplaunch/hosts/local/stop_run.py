@@ -130,12 +130,13 @@ def ask_hosts(launched: Launched, grace_s: float) -> tuple[HostStopped, ...]:
 
     Raises RefusedError where this machine cannot open so many sessions.
     """
-    with EachHost(launched, "stop", CONNECT_S + grace_s + _ENDING_S, grace_s=grace_s) as hosts:
+    with EachHost(launched, "stop", "--json", "--grace", f"{grace_s:g}") as hosts:
+        answers = hosts.answers(CONNECT_S + grace_s + _ENDING_S)
         problems = {host: problem for problem in hosts.problems for host in problem.where or ("",)}
-        return tuple(_stopped(place, hosts.answers.get(place.node), problems) for place in launched.places)
+        return tuple(_stopped(place, answers.get(place.node), problems) for place in launched.places)
 
 
 def _stopped(place: Place, reply: Mapping[str, Any] | None, problems: Mapping[str, Finding]) -> HostStopped:
     if reply is None:
         return HostStopped(place.host, problem=problems.get(place.host) or problems.get(""))
-    return HostStopped(place.host, tuple(reply["ended"]), tuple(reply["remaining"]))
+    return HostStopped(place.host, tuple(reply.get("ended", ())), tuple(reply.get("remaining", ())))

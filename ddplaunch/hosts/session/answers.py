@@ -84,7 +84,7 @@ def _greet(server: socket.socket, nonce: bytes) -> None:
 
 
 def facts(order: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts as JSON, and what a launch over several hosts compares beside them.
+    """Return this host's ``HostReport`` as JSON: the facts, and what a launch over several hosts compares beside them.
 
     The process goes to ``cwd`` and takes on ``env`` for good: what is started later is to find what was looked at.
     """
@@ -92,27 +92,28 @@ def facts(order: dict[str, Any]) -> dict[str, Any]:
     from ddplaunch.machine.facts import ProbeRequest
     from ddplaunch.machine.gather import gather
     from ddplaunch.machine.software import probe_plugin
+    from ddplaunch.planning.hosts_plan import HostReport
     from ddplaunch.values import codec
-    from ddplaunch.values.resolved import Unavailable
+    from ddplaunch.values.resolved import known
 
     os.environ.update(order.get("env") or {})
     folder = os.path.dirname(sys.executable)  # noqa: PTH120 - torchrun and other programs of this environment
     if folder not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH", ""))))
     problem = _enter(order.get("cwd"))
-    plugin = probe_plugin()
     files = [] if problem else order.get("files") or []
-    return {
-        "facts": codec.to_json(gather(codec.from_json(order["request"], ProbeRequest))),
-        "extra": {
-            "ddplaunch": __version__,
-            "plugin": None if isinstance(plugin, Unavailable) else plugin,
-            "cwd_problem": problem,
-            "files": {str(path): digest_of_file(Path(path)) or "missing" for path in files},
-            "tree": work_tree() if files else None,
-            "machine": machine(),
-        },
-    }
+    report = HostReport(
+        name=socket.gethostname(),
+        facts=gather(codec.from_plain(order["request"], ProbeRequest)),
+        ddplaunch=__version__,
+        plugin=known(probe_plugin(), None),
+        cwd=order.get("cwd") or "",
+        cwd_problem=problem,
+        sources=tuple((str(path), digest_of_file(Path(path)) or "missing") for path in files),
+        tree=work_tree() if files else None,
+        machine=machine(),
+    )
+    return {"report": codec.plain(report)}
 
 
 def _enter(directory: str | None) -> str | None:

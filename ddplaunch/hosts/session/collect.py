@@ -13,8 +13,8 @@ from typing import Any
 from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session.fan_out import FanOut
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import failure, misunderstood
-from ddplaunch.machine.facts import Facts, ProbeRequest
+from ddplaunch.hosts.ssh import misunderstood
+from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, names_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error
@@ -52,40 +52,39 @@ class Gathered:
     missing: tuple[Finding, ...]
 
 
-def ask_all(links: Links, names: Sequence[str], open_session: Callable[[str], Link], question: Question) -> Gathered:
-    """Ask all hosts at once. A host that does not answer costs its deadline, and the others nothing.
+def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
+    """Ask all hosts at once, as soon as all were reached or are known to be out of reach.
 
-    ``open_session`` opens that of one host. Raises OSError where there is no ssh.
+    ``start`` opens the session of one host. Raises OSError where there is no ssh.
     """
-    order = {
-        "what": "facts",
-        "request": codec.to_json(replace(question.request, torch_needs_gpu=True, packages=True)),
-        "cwd": question.cwd,
-        "files": [path for path, _ in question.sources],
-        "env": dict(question.env or {}),
-    }
-
-    def start(name: str) -> Link:
-        link = open_session(name)
-        link.send(order)
-        return link
-
-    reached = FanOut(links, start, question.deadline_s).ask(names)
-    clocks = _clocks(links, [host.link for host in reached if host.answer is not None])
-    reports, answered_hosts, missing = [], [], []
-    for host in reached:
+    hosts = FanOut(links, start, question.deadline_s).reach(names)
+    asked_links = [host.link for host in hosts if host.greeted]
+    for link in asked_links:
+        link.send(
+            {
+                "what": "facts",
+                "request": codec.plain(replace(question.request, torch_needs_gpu=True, packages=True)),
+                "cwd": question.cwd,
+                "files": [path for path, _ in question.sources],
+                "env": dict(question.env or {}),
+            }
+        )
+    answers = dict(replies(links, asked_links, question.deadline_s))
+    clocks = _clocks(links, [link for link in asked_links if link.name in answers])
+    reports, answered_links, missing = [], [], []
+    for host in hosts:
         report: HostReport | Finding
-        if host.answer is None:
-            report = failure(host.name, question.python, host.status, host.said, host.tries)
+        if host.name in answers:
+            report = _report(host.name, question, answers[host.name], clocks.get(host.name, _UNKNOWN_CLOCK))
         else:
-            report = _report(host.name, question, host.answer, clocks.get(host.name, _UNKNOWN_CLOCK))
+            report = host.failure(question.python)
         if isinstance(report, HostReport):
             reports.append(report)
-            answered_hosts.append(host.link)
+            answered_links.append(host.link)
         else:
             missing.append(report)
             links.close(host.link)
-    return Gathered(tuple(reports), tuple(answered_hosts), tuple(missing))
+    return Gathered(tuple(reports), tuple(answered_links), tuple(missing))
 
 
 def replies(links: Links, asked_links: Sequence[Link], deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -106,26 +105,18 @@ def _report(
     if "problem" in reply:
         return misunderstood(name, str(reply["problem"]))
     try:
-        extra = reply["extra"]
-        files = _texts(extra["files"])
-        return HostReport(
-            name=name,
-            facts=codec.from_json(reply["facts"], Facts),
-            ddplaunch=str(extra["ddplaunch"]),
-            plugin=extra["plugin"],
-            cwd=question.cwd or "",
-            cwd_problem=extra["cwd_problem"],
-            script_name=question.script,
-            script=files.get(question.script or ""),
-            machine=str(extra["machine"]),
-            clock_ahead_s=clock[0],
-            clock_unsure_s=clock[1],
-            sources=tuple(files.items()),
-            sources_here=tuple((path, digest) for path, digest in question.sources if digest is not None),
-            tree=extra["tree"] if isinstance(extra["tree"], str) else None,
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        report = codec.from_plain(reply.get("report"), HostReport)
+    except (ValueError, RecursionError) as problem:
         return misunderstood(name, str(problem))
+    return replace(
+        report,
+        name=name,
+        script_name=question.script,
+        script=dict(report.sources).get(question.script or ""),
+        clock_ahead_s=clock[0],
+        clock_unsure_s=clock[1],
+        sources_here=tuple((path, digest) for path, digest in question.sources if digest is not None),
+    )
 
 
 def _clocks(links: Links, asked_links: Sequence[Link]) -> dict[str, tuple[float, float]]:
@@ -154,11 +145,6 @@ def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
     if not (math.isfinite(sent) and math.isfinite(wall)):
         raise ValueError("a clock shows no time")
     return wall - (sent + now_s) / 2, max(0.0, (now_s - sent) / 2)
-
-
-def _texts(value: object) -> dict[str, str]:
-    """Return a JSON object of a host with all values as text, empty for anything else."""
-    return {key: str(item) for key, item in value.items()} if isinstance(value, dict) else {}
 
 
 def _routes(reply: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

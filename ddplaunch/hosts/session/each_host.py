@@ -1,58 +1,64 @@
-"""What each host of a run knows of it, asked from where the run was launched, by a session of its own each.
+"""A command that each host of a run is given for what it has of it, by a session of its own: logs, top, stacks, stop.
 
-Nothing of the run depends on these sessions.
+What the command prints there is JSON, and comes here as it is. Nothing of the run depends on these sessions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from ddplaunch.hosts.session.fan_out import FanOut, Reached
+from ddplaunch.hosts.json_lines import message_in
+from ddplaunch.hosts.session.fan_out import FanOut
 from ddplaunch.hosts.session.links import Event, Link, Links, allow_many
-from ddplaunch.hosts.ssh import command, failure, misunderstood, ssh_missing, why_lost
+from ddplaunch.hosts.ssh import command, failure, ssh_missing, why_lost
 from ddplaunch.records.launchers import Launched, Place
-from ddplaunch.values.finding import Finding, warning
+from ddplaunch.values.finding import ExitStatus, Finding, warning
 
-_ANSWER_S = 30.0
+_REACH_S = 30.0
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
-#: What hosts send until there is no more of it, or nobody listens; anything else has one answer.
-_STREAMS = ("logs", "samples", "record")
+_LONGEST_ANSWER = 16 << 20
 
 
 class EachHost:
-    """The hosts of a run while they are asked ``what``; for a ``with`` statement.
+    """The hosts of a run while each of them runs a command; for a ``with`` statement.
 
-    ``answers`` are by node; ``problems`` say which hosts gave none, or went away, and why.
+    ``nodes`` are those that do; ``problems`` say which hosts do not, or went away, and why.
     """
 
-    def __init__(self, launched: Launched, what: str, answer_s: float = _ANSWER_S, **more: Any) -> None:
-        """``answer_s`` is how long a host may take to its answer, in seconds; ``more`` goes along with the question."""
+    def __init__(self, launched: Launched, what: str, *options: str) -> None:
+        """``what`` is a command, whose RUN is what each host has of this launch, or "record": an archive of that."""
         self._places = {place.host: place for place in launched.places}
-        self._order = {"what": what, "run_id": launched.run_id, "token": launched.launch, **more}
-        self._is_stream, self._answer_s = what in _STREAMS, answer_s
+        self._what, self._options = what, options
+        self._run_id, self._token = launched.run_id, launched.launch
         self._by_link: dict[Link, Place] = {}
         self._links = Links()
-        self.answers: dict[int, dict[str, Any]] = {}
+        self._pending: dict[int, bytes] = {}
+        self.nodes: tuple[int, ...] = ()
         self.problems: tuple[Finding, ...] = ()
 
     def __enter__(self) -> EachHost:
-        """Ask all at once. Raises RefusedError where this machine cannot open so many sessions."""
+        """Start the command on all at once. Raises RefusedError where this machine cannot open so many sessions."""
         allow_many(len(self._places))
         with contextlib.ExitStack() as begun:
             begun.enter_context(self._links)
             try:
-                fan_out = FanOut(self._links, self._start, self._answer_s, greeted=self._is_stream)
-                reached = fan_out.ask(list(self._places))
+                hosts = FanOut(self._links, self._start, _REACH_S).reach(list(self._places))
             except FileNotFoundError:
                 self.problems = (ssh_missing(),)
-                reached = ()
-            for host in reached:
-                self._take_answer(host)
-            if self._is_stream:  # before, nobody would have listened
-                for link, place in self._by_link.items():
-                    self._ask(link, place)
+                hosts = ()
+            for host in hosts:
+                place = self._places[host.name]
+                if host.greeted:
+                    run = f"{place.record.rpartition('/')[0]}/{self._run_id}@{self._token}"
+                    host.link.hand_over("command", words=[self._what, run, *self._options])
+                    self._by_link[host.link] = place
+                else:
+                    self.problems += (host.failure(place.python),)
+                    self._links.close(host.link)
+            self.nodes = tuple(place.node for place in self._by_link.values())
             begun.pop_all()
         return self
 
@@ -61,27 +67,7 @@ class EachHost:
         self._links.__exit__(*problem)
 
     def _start(self, name: str) -> Link:
-        place = self._places[name]
-        link = self._links.open(name, command(name, place.python))
-        if not self._is_stream:
-            self._ask(link, place)
-        return link
-
-    def _ask(self, link: Link, place: Place) -> None:
-        link.started = self._order["what"] == "record"
-        link.send({**self._order, "node": place.node, "record": place.record})
-
-    def _take_answer(self, reached: Reached) -> None:
-        place, reply = self._places[reached.name], reached.answer
-        if reply is None:
-            self.problems += (failure(place.host, place.python, reached.status, reached.said, reached.tries),)
-        elif "problem" in reply:
-            self.problems += (misunderstood(place.host, str(reply["problem"])),)
-        else:
-            self.answers[place.node] = reply
-            self._by_link[reached.link] = place
-            return
-        self._links.close(reached.link)
+        return self._links.open(name, command(name, self._places[name].python))
 
     @property
     def open(self) -> bool:
@@ -89,22 +75,39 @@ class EachHost:
         return bool(self._by_link)
 
     def arrived(self, timeout_s: float) -> Iterator[tuple[Place, bytes]]:
-        """Yield the messages, or pieces of records, that have arrived, after ``timeout_s`` seconds at the latest.
-
-        A session that is over is forgotten.
-        """
+        """Yield what has arrived, after ``timeout_s`` seconds at the latest; forget a session that is over."""
         for event in self._links.wait(timeout_s):
             place = self._by_link.get(event.link)
-            if place is not None and event.kind in ("message", "out"):
+            if place is not None and event.kind == "out":
                 yield place, event.body
             elif place is not None and event.kind == "end":
                 self._over(event, place)
+
+    def lines(self, timeout_s: float) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """Yield what has arrived as the objects that commands print line by line."""
+        for place, data in self.arrived(timeout_s):
+            *whole, rest = (self._pending.get(place.node, b"") + data).split(b"\n")
+            self._pending[place.node] = rest[-_LONGEST_ANSWER:]
+            for line in whole:
+                yield place, message_in(line)
+
+    def answers(self, deadline_s: float) -> dict[int, dict[str, Any]]:
+        """Wait for the ends of all, and return by node the object that each printed, an empty one for nothing."""
+        until_s, texts = time.monotonic() + deadline_s, dict.fromkeys(self.nodes, b"")
+        while self.open and (left_s := until_s - time.monotonic()) > 0:
+            for place, data in self.arrived(left_s):
+                texts[place.node] = (texts[place.node] + data)[-_LONGEST_ANSWER:]
+        for place in self._by_link.values():
+            self.problems += (failure(place.host, place.python, None, ""),)
+        failed_hosts = {host for finding in self.problems for host in finding.where}
+        failed_nodes = {place.node for place in self._places.values() if place.host in failed_hosts}
+        return {node: message_in(text) for node, text in texts.items() if node not in failed_nodes}
 
     def _over(self, event: Event, place: Place) -> None:
         del self._by_link[event.link]
         status = event.link.reap(_CLOSED_S)
         self._links.close(event.link)
-        if status != 0:
+        if status not in (ExitStatus.DONE, ExitStatus.FINDINGS):
             self.problems += (
                 warning(
                     "host-silent",

@@ -1,4 +1,4 @@
-"""Begins sessions with many hosts, a window of them at a time, and returns each one's first answer, or its greeting.
+"""Begins sessions with many hosts, a window of them at a time, and waits for the greeting of each.
 
 sshd drops connections that have not logged in yet when there are many (``MaxStartups``, 10:30:100 by default:
 https://man.openbsd.org/sshd_config#MaxStartups), which a jump host sees first. A drop is no verdict on the host, but a
@@ -12,11 +12,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session.links import Event, Link, Links
-from ddplaunch.hosts.ssh import was_dropped
+from ddplaunch.hosts.ssh import failure, was_dropped
 from ddplaunch.values.finding import Finding, RefusedError, error
 
 TRIES = 8
@@ -28,23 +26,29 @@ _SLOT_S = 2.0  # a host that has not said a word by then may be dead, and holds 
 
 
 class Reached:
-    """One host while it is asked, and what became of it: its answer, or None and ssh's status (None: still open)."""
+    """One host, and what became of it: greeted, or ssh's status (None: still open)."""
 
     link: Link  # that of the last try
 
     def __init__(self, index: int, name: str) -> None:
-        """Nothing has been asked."""
+        """Nothing has begun."""
         self.index, self.name = index, name
-        self.answer: dict[str, Any] | None = None
         self.status: int | None = None
         self.tries = 0
         self.connecting = self.settled = False
+        self.greeted = False  # ddplaunch is at the other end, and waits for a question
         self.next_try_s, self.tried_s, self.until_s = 0.0, 0.0, math.inf
 
     @property
     def said(self) -> str:
         """The text that ssh and the shell's start-up files wrote before the first message."""
         return (self.link.before + b"\n" + self.link.said).decode("utf-8", "replace")
+
+    def failure(self, python: str) -> Finding:
+        """Return what it means that there was no greeting, or no answer, of this host with that interpreter."""
+        if self.greeted and self.link.over:
+            self.status = self.link.reap(_PATIENCE_S)
+        return failure(self.name, python, self.status, self.said, self.tries)
 
 
 def window_of(cpus: int) -> int:
@@ -61,20 +65,15 @@ def delay_s(tries: int, index: int) -> float:
 class FanOut:
     """Reaches each host, and each has ``deadline_s`` seconds from its own first try."""
 
-    def __init__(
-        self, links: Links, start: Callable[[str], Link], deadline_s: float, most: int = 0, *, greeted: bool = False
-    ) -> None:
-        """``start`` opens a session, and asks; ``most`` at once, by default what suits this machine.
-
-        ``greeted``: nothing is asked yet, and a host's greeting is enough.
-        """
-        self._links, self._start, self._deadline_s, self._greeted = links, start, deadline_s, greeted
+    def __init__(self, links: Links, start: Callable[[str], Link], deadline_s: float, most: int = 0) -> None:
+        """``start`` opens a session; ``most`` at once, by default what suits this machine."""
+        self._links, self._start, self._deadline_s = links, start, deadline_s
         self._most = most or window_of(len(os.sched_getaffinity(0)))
         self._window, self._shrunk_s = float(self._most), -math.inf
         self._by_link: dict[Link, Reached] = {}
         self._waiting: list[Reached] = []
 
-    def ask(self, names: Sequence[str]) -> tuple[Reached, ...]:
+    def reach(self, names: Sequence[str]) -> tuple[Reached, ...]:
         """Return what became of each host, in their order. Raises OSError where there is no ssh, and RefusedError
         where this machine lets no more of them be started.
         """
@@ -117,12 +116,7 @@ class FanOut:
 
     def _take(self, event: Event) -> None:
         host = self._by_link.get(event.link)
-        if host is None or host.settled or event.link is not host.link:
-            return
-        if event.kind == "message":
-            self._joined(host)
-            self._settle(host, message_in(event.body), None)
-        elif event.kind == "end":
+        if event.kind == "end" and host is not None and event.link is host.link:
             self._session_over(host)
 
     def _session_over(self, host: Reached) -> None:
@@ -136,10 +130,10 @@ class FanOut:
                 self._links.close(host.link)
                 host.next_try_s = next_try_s
                 return
-        self._settle(host, None, status)
+        self._settle(host, status)
 
-    def _settle(self, host: Reached, answer: dict[str, Any] | None, status: int | None) -> None:
-        host.answer, host.status, host.settled, host.connecting = answer, status, True, False
+    def _settle(self, host: Reached, status: int | None, *, greeted: bool = False) -> None:
+        host.status, host.greeted, host.settled, host.connecting = status, greeted, True, False
 
     def _dropped(self, now: float) -> None:
         """Halve the window, once for all drops of a burst."""
@@ -154,14 +148,13 @@ class FanOut:
 
     def _keep_time(self, now: float) -> None:
         for host in self._waiting:
-            if host.connecting and host.link.greeted:
+            if host.tries and host.link.greeted and not host.settled:
                 self._joined(host)
-            if self._greeted and host.tries and host.link.greeted and not host.settled:
-                self._settle(host, {}, None)
+                self._settle(host, None, greeted=True)
             if now - host.tried_s > _SLOT_S:
                 host.connecting = False
             if not host.settled and host.until_s <= now:
-                self._settle(host, None, None)
+                self._settle(host, None)
 
 
 def _too_many(sessions: int, problem: OSError) -> Finding:

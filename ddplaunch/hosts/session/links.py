@@ -78,10 +78,15 @@ class Link:
             self._unsent.add(self)
             self.flush()
 
-    def launch(self, order: dict[str, Any]) -> None:
+    def hand_over(self, what: str, **order: Any) -> None:
         """Have the host start what ``order`` says; from now on its silence counts."""
         self.heard_s, self.said, self.started = time.monotonic(), b"", True
-        self.send({"what": "launch", **order})
+        self.send({"what": what, **order})
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._open == 0
 
     def flush(self) -> None:
         """Write what the pipe takes."""
@@ -111,7 +116,7 @@ class Link:
     def ended(self) -> bool:
         """Note the end of one stream; return whether it was the last."""
         self._open -= 1
-        return self._open == 0
+        return self.over
 
     def close(self) -> None:
         """End the session: the host ends what it runs for it. Not waited for."""

@@ -72,7 +72,7 @@ class LaunchOnHosts:
     def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
         """Start every host's order, and return when each host has ended or is lost; within ``handling``."""
         for link, order in zip(self._known, orders, strict=True):
-            link.launch(order)
+            link.hand_over("launch", **order)
         while self._running():
             arrived = self._links.wait(_TURN_S)
             self._standstill.look()
