@@ -32,7 +32,6 @@ from ddplaunch.cli.which_run import bring
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
 from ddplaunch.planning.hosts_plan import names_text, options_json, sized
-from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import steady_s
@@ -107,24 +106,24 @@ def _print(planned: Planned, json: bool, plan_only: bool) -> int:
 
 
 def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -> int:
-    parts, facts = planned.parts, planned.parts[0].report.facts
-    notes = (f"hosts: {names_text([part.report.name for part in parts])}", *parts[0].launch.notes)
-    first = replace(of_all(parts[0].launch), notes=notes)
-    base = runs_directory(value_of(first.options.run_dir, None))
-    directory = record_directory(base, first.run_id)
-    lock, token = hold_run(base, parts[0].launch, "launcher"), new_token()
-    noted = write_record(parts[0].launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
-    show_launch(first, planned.findings, facts, lock, noted)
-    grace_s = value_of(first.options.grace_s, _GRACE_S)
+    parts, facts, launch = planned.parts, planned.parts[0].report.facts, planned.parts[0].launch
+    base = runs_directory(value_of(launch.options.run_dir, None))
+    directory = record_directory(base, launch.run_id)
+    lock, token = hold_run(base, launch, "launcher"), new_token()
+    noted = write_record(launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
+    notes = (f"hosts: {names_text([part.report.name for part in parts])}", *launch.notes)
+    of_all = replace(launch, topology=replace(launch.topology, node_rank=None), notes=notes)  # this process is no node
+    show_launch(of_all, planned.findings, facts, lock, noted)
+    grace_s = value_of(launch.options.grace_s, _GRACE_S)
     of_every_host = {"script": script, "argv": hide_words(sys.argv), "token": token, "grace_s": grace_s}
     orders = [{**of_every_host, **_order(node, part)} for node, part in enumerate(parts)]
     places = [
         Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s)
         for node, part in enumerate(parts)
     ]
-    launched = launched_by_me(directory, first.run_id, places, grace_s, token, begun_s)
+    launched = launched_by_me(directory, launch.run_id, places, grace_s, token, begun_s)
     with lock:
-        return _stay(launched, links, [part.link for part in parts], orders, first.options.show is not None)
+        return _stay(launched, links, [part.link for part in parts], orders, launch.options.show is not None)
 
 
 def _stay(
@@ -143,11 +142,6 @@ def _stay(
         ended = tuple(place for place, end in zip(launched.places, ends, strict=True) if end.lost is None)
         bring(replace(launched, places=ended), directory, _RECORD_S)
         return _conclude(launched, ends, running.interrupted)
-
-
-def of_all(first: Launch) -> Launch:
-    """Return the launch of node 0 as that of all nodes: the launcher itself is none of them."""
-    return replace(first, topology=replace(first.topology, node_rank=None))
 
 
 def _order(node: int, part: HostPart) -> dict[str, Any]:
