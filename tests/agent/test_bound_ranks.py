@@ -103,9 +103,8 @@ def test_a_cpuset_is_named_and_its_cpus_are_divided(tmp_path: Path) -> None:
         folder.rmdir()
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_none_leaves_ranks_alone(tmp_path: Path, start: str) -> None:
-    assert "left to the kernel" in run(tmp_path, "--placement", "none", "--start", start)
+def test_none_leaves_ranks_alone(tmp_path: Path) -> None:
+    assert "left to the kernel" in run(tmp_path, "--placement", "none", "--start", "warm")
     assert cpus(tmp_path) == [MINE] * 2
 
 
@@ -120,7 +119,7 @@ def test_openmp_that_binds_at_load_makes_ranks_start_cold(tmp_path: Path) -> Non
 def test_cpus_that_are_gone_leave_ranks_unbound(tmp_path: Path, start: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     settings = {"run_id": "gone", "start": start, "cpus": ["8000", "8001"], "grace_s": 30.0}
-    env = {**environment(tmp_path), "DDPLAUNCH_AGENT": json.dumps(settings)}
+    env = {**environment(tmp_path), "DDPLAUNCH_AGENT": json.dumps(settings), "DDPLAUNCH_NPROC": "2"}
     ended = launch(torchrun(False, 2, "--logs-specs=ddplaunch", "train.py"), env, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert cpus(tmp_path) == [MINE] * 2
@@ -141,8 +140,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_torchruns_own_binding(tmp_path: Path, start: str) -> None:
+def test_torchruns_own_binding_makes_the_start_cold(tmp_path: Path) -> None:
     pytest.importorskip("torch.numa.binding")
     (tmp_path / "numactl").write_text(f"#!{sys.executable}{_NUMACTL}")
     (tmp_path / "numactl").chmod(0o755)
@@ -152,10 +150,11 @@ def test_torchruns_own_binding(tmp_path: Path, start: str) -> None:
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: with-gpus\nVersion: 0\n")
     (facts / "entry_points.txt").write_text("[torchrun.logs_specs]\nwith-gpus = with_gpus:Captured\n")
-    settings = {"run_id": "own", "start": start, "grace_s": 30.0}
+    settings = {"run_id": "own", "start": "warm", "grace_s": 30.0}
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    env = {**environment(tmp_path), "DDPLAUNCH_AGENT": json.dumps(settings), "PATH": path}
+    variables = {"DDPLAUNCH_AGENT": json.dumps(settings), "DDPLAUNCH_NPROC": "2", "PATH": path}
+    env = {**environment(tmp_path), **variables}
     ended = launch(torchrun(False, 2, "--logs-specs=with-gpus", "--numa-binding=node", "train.py"), env, tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert ("cold start: `numactl` is not the interpreter" in ended.stderr) is (start == "warm")
+    assert "cold start: `numactl` is not the interpreter" in ended.stderr
     assert cpus(tmp_path) == [[MINE[0]], [MINE[1]]]

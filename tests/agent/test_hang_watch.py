@@ -186,17 +186,13 @@ elif mode == "order":
     else:
         reduce()
     dist.barrier()
-elif mode == "uneven":
-    for _ in range(5 if rank else 7):
-        reduce()
-elif mode == "slow_reduce":  # a second for each step, almost no CPU, and nothing but its all-reduce shows that it moves
-    for _ in range(12):
+elif mode == "slow":
+    for _ in range(9):  # a second for each, almost no CPU, and nothing but the all-reduce shows that ranks get on
         time.sleep(1)
         reduce()
-elif mode == "slow_batches":  # nothing but steps and batches show it
-    class Slow(torch.utils.data.Dataset):
+    class Slow(torch.utils.data.Dataset):  # and here nothing but steps and batches
         def __len__(self):
-            return 12
+            return 9
         def __getitem__(self, index):
             time.sleep(1)
             return torch.ones(2)
@@ -205,15 +201,13 @@ elif mode == "slow_batches":  # nothing but steps and batches show it
     for batch in DataLoader(Slow()):
         model(batch).sum().backward()
         optimizer.step()
-elif mode == "compiles":
+elif mode == "alone":
     if rank == 0:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 9
         while time.monotonic() < until:
             sum(range(1_000_000))
             with open(f"kernel-{time.monotonic_ns()}.cpp", "w") as kernel:
                 kernel.write("int main() {}")
-elif mode == "builds":
-    if rank == 0:
         import subprocess
         subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 8: pass"], check=True)
 elif mode == "timeout":
@@ -287,11 +281,10 @@ def test_a_data_loader_whose_worker_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "other"), [("order", "broadcast"), ("uneven", "barrier")])
-def test_collectives_in_another_order_and_uneven_batches(tmp_path: Path, mode: str, other: str) -> None:
-    run = Ended(tmp_path, mode, 2, *STOPPING)
+def test_collectives_in_another_order(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "order", 2, *STOPPING)
     assert (run.status, run.diagnosis["code"]) == (124, "collective-mismatch"), run.said
-    assert "rank 0 in all_reduce" in run.diagnosis["what"] and f"rank 1 in {other}" in run.diagnosis["what"]
+    assert "rank 0 in all_reduce" in run.diagnosis["what"] and "rank 1 in broadcast" in run.diagnosis["what"]
 
 
 @pytest.mark.slow
@@ -301,7 +294,7 @@ def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["slow_reduce", "slow_batches", "compiles", "builds"])
+@pytest.mark.parametrize("mode", ["slow", "alone"])
 def test_what_makes_progress_lives(tmp_path: Path, mode: str) -> None:
     """By collectives, by steps and batches, or by files, with less CPU than a twentieth of a core and in silence.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.guarded import ROOT, until
-from tests.agent.plugin_runs import DEADLINE_S, of_folder, within
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, of_folder, within
 from tests.conftest import skip
 from tests.hosts.launching import clean_environment, ddplaunch
 
@@ -56,16 +57,17 @@ time_t time(time_t *also) {
 }
 """
 BEATS = """
-import os, time
+import os, sys, time
 from pathlib import Path
 while not Path("go").exists():
     Path("up-" + os.environ["RANK"]).write_text(str(time.time()))
     sum(range(100_000))
     time.sleep(0.02)
+sys.exit(7)
 """
 
 
-def test_a_clock_that_jumps_is_no_hang_and_no_time_limit(tmp_path: Path) -> None:
+def test_a_clock_that_jumps_is_no_hang_and_no_time_limit_and_loses_nothing_of_the_end(tmp_path: Path) -> None:
     """Of torchrun, guard and ranks, in both directions; the shim stands for libfaketime, which is seldom there."""
     compiler = shutil.which("cc")
     if compiler is None:
@@ -76,12 +78,13 @@ def test_a_clock_that_jumps_is_no_hang_and_no_time_limit(tmp_path: Path) -> None
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", shim, tmp_path / "clock.c"], check=True)
     ahead.write_bytes(struct.pack("q", 0))
     (tmp_path / "train.py").write_text(BEATS)
-    words = ddplaunch("run", "2", "--device", "cpu", "--hang-timeout", "30", "--timeout", "600", "--", "train.py")
+    words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, "--hang-timeout", "30", "--timeout", "600")
     environment = clean_environment(LD_PRELOAD=str(shim), CLOCK_AHEAD=str(ahead))
+    words += ["--", "train.py"]
     launch = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     seen = tmp_path / "up-1"
     until(seen.exists, "ranks run")
-    for jump_s in (400 * 86400, -400 * 86400, 7200):
+    for jump_s in (400 * 86400, 7200, -400 * 86400):
         with ahead.open("r+b") as file:
             file.write(struct.pack("q", jump_s))
         until(lambda jump_s=jump_s: abs(told(seen) - time.time() - jump_s) < 60, "ranks see it")  # type: ignore[misc]
@@ -89,8 +92,14 @@ def test_a_clock_that_jumps_is_no_hang_and_no_time_limit(tmp_path: Path) -> None
         assert launch.poll() is None
     (tmp_path / "go").touch()
     _, err = launch.communicate(timeout=DEADLINE_S)
-    assert launch.returncode == 0 and "hang" not in err, err
-    assert "ddplaunch: done after" in err
+    assert launch.returncode == 7 and "hang" not in err, err
+    assert "failed (exit status 7) after " in err and "after -" not in err
+    outcome = json.loads((tmp_path / ".ddplaunch/runs" / RUN_ID / "outcome.json").read_text())
+    (first, _) = outcome["attempts"][0]["ranks"]
+    assert 0.0 < first["ended_s"] - first["started_s"] <= outcome["ended_s"] - outcome["started_s"] < 300.0
+    listed = subprocess.run(ddplaunch("ps", "--json"), cwd=tmp_path, env=environment, capture_output=True, text=True)
+    (run,) = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == RUN_ID]
+    assert (run["state"], run["exit_status"]) == ("failed", 7)
     within(lambda: not of_folder(tmp_path))
 
 

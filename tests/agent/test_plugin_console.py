@@ -78,7 +78,8 @@ def test_ranks_outlive_guards(tmp_path: Path) -> None:
     within(lambda: run.guard() not in killed, run)
     (tmp_path / "go").touch()
     assert run.end() == 0
-    assert run.file("rank-0.out").endswith(b"after\n") and run.outcome["state"] == "succeeded"
+    assert run.file("rank-0.out").startswith(b"before\n") and run.file("rank-0.out").endswith(b"after\n")
+    assert run.outcome["state"] == "succeeded"
 
 
 def test_training_goes_on_without_any_guard(tmp_path: Path) -> None:

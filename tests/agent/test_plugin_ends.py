@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.guarded import at_rest
 from tests.agent.plugin_runs import Run, children, of_folder, within
 from tests.ports import free_port
 
@@ -67,18 +66,6 @@ def test_hangup_ends_unless_it_was_ignored(tmp_path: Path) -> None:
     run.process.send_signal(signal.SIGHUP)
     (kept / "go").touch()
     assert run.end() == 0
-
-
-def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
-    run = Run(tmp_path, "stubborn", "--grace", "600", start_new_session=True)
-    run.wait_for("running-0-0", "running-1-0")
-    run.announced()
-    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
-    within(lambda: at_rest(run.process.pid), run)  # two at once are one
-    os.killpg(run.process.pid, signal.SIGINT)
-    assert run.end() == 130
-    within(lambda: not of_folder(tmp_path))
-    assert run.outcome["state"] == "terminated"
 
 
 @pytest.mark.parametrize("fails", ["0", "1"])

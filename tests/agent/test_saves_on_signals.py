@@ -102,8 +102,7 @@ def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> 
     assert "DataLoader worker" not in output.decode()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize(("start", "workers"), [("cold", 0), ("cold", 2), ("warm", 2)])
 @pytest.mark.parametrize("send", SENDERS, ids=lambda send: send.__name__)
 def test_ranks_have_saved(
     send: Callable[[subprocess.Popen[bytes], Path], None], start: str, workers: int, tmp_path: Path

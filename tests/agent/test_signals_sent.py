@@ -53,21 +53,6 @@ def test_nothing_survives_the_death_of_the_process_group(start: str, tmp_path: P
 
 
 @pytest.mark.slow
-def test_nothing_survives_timeout_s_kill(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import time\nopen('up', 'w').close()\ntime.sleep(300)")
-    words = ddplaunch("run", "2", "--device", "cpu", "--", "train.py")
-    timed = ["timeout", "-s", "KILL", "600", *words]
-    launch = subprocess.Popen(
-        timed, cwd=tmp_path, env=clean_environment(), start_new_session=True, stderr=subprocess.PIPE
-    )
-    until((tmp_path / "up").exists, "a rank is up")
-    launch.send_signal(signal.SIGALRM)  # the timer of timeout(1), which is over now
-    launch.communicate(timeout=120)
-    assert launch.returncode == -signal.SIGKILL
-    within(lambda: not of_folder(tmp_path))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("start", ["cold", "warm"])
 def test_ranks_end_with_torchrun_where_no_guard_is_left(start: str, tmp_path: Path) -> None:
     run = Run(tmp_path, "wait", "--start", start)
@@ -98,7 +83,7 @@ def test_interrupt_says_what_is_waited_for_and_ends_in_one_line(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_end_names_the_ranks_that_had_to_be_killed(tmp_path: Path) -> None:
+def test_a_second_interrupt_kills_at_once_and_the_end_names_the_ranks(tmp_path: Path) -> None:
     run = Run(tmp_path, "stubborn", "--grace", "600", start_new_session=True)
     run.wait_for("running-0-0", "running-1-0")
     run.announced()
@@ -106,6 +91,8 @@ def test_the_end_names_the_ranks_that_had_to_be_killed(tmp_path: Path) -> None:
     until(lambda: at_rest(run.process.pid), "torchrun has got it")
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 130
+    within(lambda: not of_folder(tmp_path))
+    assert run.outcome["state"] == "terminated"
     assert "waiting up to 600 s for 2 ranks to save; Ctrl-C again kills them" in run.err
     assert "  had to be killed: ranks 0, 1; a checkpoint being written may be incomplete" in run.err
 
@@ -129,7 +116,7 @@ def test_the_grace_holds_for_the_death_of_a_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.03, 0.1, 0.2, 0.4, 0.8, 1.6])
+@pytest.mark.parametrize("after_s", [0.03, 0.2, 1.0])
 def test_an_early_interrupt_prints_no_traceback(after_s: float, tmp_path: Path) -> None:
     """Whether it comes in ddplaunch, in torchrun's import of torch, or when ranks run, which are no Python here."""
     begins = "import os; from ddplaunch.__main__ import main; os.write(1, b'up'); main()"

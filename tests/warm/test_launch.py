@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +101,10 @@ def test_a_module_beside_the_script_is_preloaded(plugged: Path, tmp_path: Path) 
     assert "ddplaunch" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "python", "options", "reason"),
-    [
-        ({}, (), (), "torchrun was not started as"),
-        ({"OMP_NUM_THREADS": ""}, ("-u",), (), "OMP_NUM_THREADS was set after"),
-        ({}, ("-u",), ("--no-python", sys.executable), "is not the interpreter"),
-    ],
-)
-def test_a_cold_start_says_why(
-    plugged: Path, change: dict[str, str], python: tuple[str, ...], options: tuple[str, ...], reason: str
-) -> None:
-    env = {name: value for name, value in environment(plugged, **change).items() if value}
-    words = [*options, str(PROGRAMS / "forked.py")]
-    result = launch(torchrun(True, 2, *words, python=python), env, PROGRAMS)
+def test_a_cold_start_says_why(plugged: Path) -> None:
+    env = {name: value for name, value in environment(plugged).items() if name != "OMP_NUM_THREADS"}
+    result = launch(torchrun(True, 2, str(PROGRAMS / "forked.py")), env, PROGRAMS)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.split("\n")) == ["", "0 0", "0 1"]
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("ddplaunch:")]
-    assert line.startswith("ddplaunch: cold start: ")
-    assert reason in line
+    assert line.startswith("ddplaunch: cold start: ") and "OMP_NUM_THREADS was set after" in line

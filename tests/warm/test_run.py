@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, of_folder, on_terminal, within
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, of_folder, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
@@ -86,14 +86,6 @@ def test_the_pasted_dry_run_is_warm_and_a_cold_start_says_why(tmp_path: Path) ->
         done.stderr.count("ddplaunch: cold start: torchrun was not started as `python -u -m torch.distributed.run`")
         == 1
     )
-
-
-def test_a_terminal_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "look.py").write_text(LOOK)
-    words = ddplaunch("run", "2", "--device", "cpu", *WARM, "--run-id", RUN_ID, "--", "look.py")
-    status, shown = on_terminal(words, tmp_path)
-    assert status == 0
-    assert b"forked\r\n" in shown and b'"tty": true' in shown and b"no end of linerank 0 of 2\r\n" in shown, shown
 
 
 @pytest.fixture
