@@ -182,13 +182,6 @@ DDP_TIMES = TorchName(
     in_torchrun=False,
     beside=("_set_ddp_runtime_logging_sample_rate",),
 )
-DELETE_LIBRARY = TorchName(
-    "torch.library",
-    "_del_library",
-    _SEEN,
-    "withdraws the operators of a library when the interpreter ends, recognised by its module to leave it out",
-    "forked ranks take longer to end",
-)
 _NOT_COMPARED = "what ranks train with is not compared with the plan"
 ITERATOR = TorchName(
     "torch.utils.data.dataloader",

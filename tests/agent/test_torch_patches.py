@@ -6,7 +6,6 @@ import multiprocessing.popen_fork
 import re
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +19,6 @@ from ddplaunch.agent.torch_names import (
     CLOSE,
     CLOSE_RANK,
     DDP_TIMES,
-    DELETE_LIBRARY,
     ENGINE,
     FETCH,
     GET_ITERATOR,
@@ -48,13 +46,12 @@ from ddplaunch.agent.torch_patches import (
     spare_children_of_ranks,
     wait_for_ranks,
 )
-from ddplaunch.agent.warm import fresh
 from tests.hosts.launching import clean_environment
 from tests.source import PACKAGE, nodes
 
 #: Private names of Python's own library; what they are for is said where they are used.
 PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
-PYTHONS |= {"_initializing", "_parent_process", "_pid", "_process_counter", "_registry", "_resource_tracker"}
+PYTHONS |= {"_initializing", "_parent_process", "_pid", "_process_counter", "_resource_tracker"}
 PYTHONS |= {"_replace", "_run_module_as_main", "_set_native_id", "_startTime", "_xoptions"}
 #: Modules of torch that are looked up where somebody has imported them, and parts of the names in the list.
 LOOKED_UP = {"_C", "_distributed_c10d", "_dynamo"}
@@ -187,17 +184,6 @@ def ranks_start_cold() -> None:
     assert POPEN.value() is None
 
 
-def finalizers_run() -> None:
-    class Owner:
-        pass
-
-    owner = Owner()
-    finalizer = weakref.finalize(owner, never)
-    fresh._keep_operators()
-    assert finalizer.atexit
-    finalizer.detach()
-
-
 def phases_without(name: TorchName) -> Callable[[], None]:
     """The module's functions are looked for when it has run, and what that raises is let go."""
 
@@ -256,7 +242,6 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     WORKER_SIGNALS: workers_die_of_sigterm,
     ON_SIGNAL: signals_stay_torchs,
     POPEN: ranks_start_cold,
-    DELETE_LIBRARY: finalizers_run,
     **{each: phases_without(each) for each in (ENGINE, FETCH, WORK_WAIT)},
     DDP_TIMES: phases_end,
     **{each: observer_without(each) for each in (ITERATOR, WRAPPED)},
@@ -339,10 +324,9 @@ print(max(cpu_s(pid) - earlier for pid, earlier in before.items()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_a_launch_waits_without_work(start: str, tmp_path: Path) -> None:
+def test_a_launch_waits_without_work(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--start", start]
+    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--start", "warm"]
     done = subprocess.run(
         [*command, "--", "s.py"],
         cwd=tmp_path,
@@ -401,8 +385,7 @@ os._exit(0 if again else 42)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_an_unknown_torch_is_told_once_and_trains(start: str, tmp_path: Path) -> None:
+def test_an_unknown_torch_is_told_once_and_trains(tmp_path: Path) -> None:
     names: dict[str, list[str]] = {}
     for each in TORCH_NAMES:
         if each.in_torchrun and each.parameters:
@@ -411,7 +394,7 @@ def test_an_unknown_torch_is_told_once_and_trains(start: str, tmp_path: Path) ->
     (tmp_path / "later" / "sitecustomize.py").write_text(f"NAMES = {names}\n{UNLIKE}")
     (tmp_path / "s.py").write_text(RESTARTED)
     done = subprocess.run(
-        [sys.executable, "-m", "ddplaunch", "run", "2", "--start", start, "--max-restarts", "1", "--", "s.py"],
+        [sys.executable, "-m", "ddplaunch", "run", "2", "--start", "warm", "--max-restarts", "1", "--", "s.py"],
         cwd=tmp_path,
         env={**clean_environment(), "PYTHONPATH": str(tmp_path / "later")},
         capture_output=True,
@@ -423,4 +406,4 @@ def test_an_unknown_torch_is_told_once_and_trains(start: str, tmp_path: Path) ->
     assert done.stderr.count("is unlike those that this ddplaunch knows") == 1, done.stderr
     for module_names in names.values():
         assert all(done.stderr.count(f"`{each}`: ") == 1 for each in module_names), done.stderr
-    assert ("this torch starts its ranks in a way unknown to ddplaunch" in done.stderr) == (start == "warm")
+    assert "this torch starts its ranks in a way unknown to ddplaunch" in done.stderr

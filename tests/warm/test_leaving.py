@@ -6,20 +6,13 @@ import pytest
 from tests.warm.launching import ROOT
 
 PROGRAM = """
-import atexit, ctypes, os, sys, weakref
+import atexit, ctypes, os, sys
 from ddplaunch.agent.warm.fresh import leave_libraries_alone
 
-class Kept: pass
-
-def withdraw(text): print(text, flush=True)
-def theirs(text): print(text, flush=True)
-withdraw.__module__ = "torch.library"
 def at_c_exit(text): libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(text)), None)
-libc, kept = ctypes.CDLL(None), Kept()
+libc = ctypes.CDLL(None)
 libc.strdup.restype = ctypes.c_void_p
 at_c_exit(b"library's destructor")
-weakref.finalize(kept, withdraw, "operator withdrawn")
-weakref.finalize(kept, theirs, "finalizer")
 leave_libraries_alone(os.environ)
 atexit.register(print, "atexit")
 at_c_exit(b"C handler")
@@ -44,9 +37,9 @@ def ended(**environ: str) -> list[str]:
 
 
 def test_a_fork_ends_with_all_that_is_its_own_and_leaves_out_what_was_there_before() -> None:
-    assert ended() == ["C handler", "atexit", "buffered", "finalizer"]
+    assert ended() == ["C handler", "atexit", "buffered"]
 
 
 @pytest.mark.parametrize("tool", ["LD_AUDIT", "LLVM_PROFILE_FILE"])
 def test_a_tool_that_writes_at_the_end_gets_the_whole_end(tool: str) -> None:
-    assert {"library's destructor", "operator withdrawn"} <= set(ended(**{tool: "/nonexistent"}))
+    assert "library's destructor" in ended(**{tool: "/nonexistent"})

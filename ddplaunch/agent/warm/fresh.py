@@ -11,10 +11,9 @@ modules down, so that open files are written and ``__del__`` runs.
 ``inspect.stack()``, by faulthandler's dumps. So the fork raises an exception that nobody catches, and goes on where the
 interpreter hands it to ``sys.excepthook``: all Python frames are gone there.
 
-*Ending.* A process that has torch spends more than half of its end on the C++ destructors of torch's libraries and on
-withdrawing torch's own operators; in a fork each page that they write to is copied before. These are left out. What the
-rank itself sets up after the fork comes to its end as ever: Python's whole finalisation, ``atexit`` handlers of Python
-and C, open files.
+*Ending.* A process that has torch spends more than half of its end on the C++ destructors of torch's libraries; in a
+fork each page that they write to is copied before. These are left out. What the rank itself sets up after the fork
+comes to its end as ever: Python's whole finalisation, ``atexit`` handlers of Python and C, open files.
 """
 
 from __future__ import annotations
@@ -36,14 +35,12 @@ import signal
 import sys
 import traceback
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.rank_site.sitecustomize import ENDED, MARK, begin, when_through
-from ddplaunch.agent.torch_names import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
 
 Program = Callable[[], object]
@@ -257,15 +254,6 @@ def leave_libraries_alone(environ: Mapping[str, str]) -> None:
         return
     libc.on_exit(libc._exit, None)
     libc.__cxa_atexit(libc.fflush, None, None)  # comes before it: what C code has left in stdio's buffers
-    _keep_operators()
-
-
-def _keep_operators() -> None:
-    """Withdraw none of the operators that torch has registered: each of its libraries would do it at exit."""
-    registry: Any = getattr(weakref.finalize, "_registry", {})
-    for info in list(registry.values()):
-        if getattr(info.func, "__module__", None) == DELETE_LIBRARY.module:
-            info.atexit = False
 
 
 #: Seconds until a fork is killed that somebody's ``except BaseException`` kept: it must not act as torchrun.
