@@ -26,8 +26,7 @@ from ddplaunch.explain.stacks.parse import (
     place_of,
     stack_text,
 )
-from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks
-from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
+from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.machine.files import read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.records.json_files import replace_file
@@ -44,22 +43,22 @@ _BUSY = 0.1  # of a core: a machine may be shared
 
 
 def take(pids: Mapping[int, int]) -> tuple[RankStack, ...]:
-    """Return where each rank of ``pids`` (rank to pid) is."""
-    return take_stacks(
-        [LiveRank(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
-    )
+    """Return where each rank of ``pids`` (rank to pid) is, and its DataLoader workers."""
+    ranks = [LiveRank(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
+    return with_workers(take_stacks(ranks))
 
 
 def look_around(attempt: Attempt, node_directory: str | None) -> None:
     """Note where the ranks are that still run: the one that timed out ends soon, and torchrun ends the others then."""
     attempt.stacks = take({one.rank: one.pid for one in attempt.ranks.values() if one.pid and one.ended_s is None})
-    attempt.stacks = with_workers(attempt.stacks)
-    if attempt.stacks and node_directory is not None:
+    if attempt.stacks:
         write_stacks(attempt.stacks, node_directory)
 
 
-def write_stacks(stacks: tuple[RankStack, ...], node_directory: str) -> str:
-    """Write them into the record; return the file, "" if that is impossible."""
+def write_stacks(stacks: tuple[RankStack, ...], node_directory: str | None) -> str:
+    """Write them into the record, as ``node-K/stacks-TIME.txt``; return the file, "" if that is impossible."""
+    if node_directory is None:
+        return ""
     path = f"{node_directory}/stacks-{time.strftime('%H%M%S')}.txt"
     try:
         replace_file(path, "".join(map(stack_text, stacks)), errors="replace")

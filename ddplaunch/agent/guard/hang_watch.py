@@ -269,12 +269,12 @@ class HangWatch:
 
     def _compare(self) -> None:
         """Look at the stacks once more; where nothing has changed for the whole time-out, it is a hang."""
-        from ddplaunch.agent.guard.hang_report import IDLE_LOOKS, describe, hangs
+        from ddplaunch.agent.guard.hang_report import IDLE_LOOKS, describe, hangs, take, warning_text, write_stacks
 
         pids = self._pids()
         self._work.look(pids.values())
         silent_s, before = self._silent_s(), usage_of(pids)
-        stacks = self._take(pids)
+        stacks = take(pids)
         self._work.look(pids.values(), counts=False)  # they wrote their stacks
         alike = self._looks if self._looks and self._looks[-1].before.cpu_s.keys() == pids.keys() else []
         self._looks = [*alike, Look(before, stacks, usage_of(pids))][-_MOST_LOOKS:]
@@ -283,43 +283,27 @@ class HangWatch:
             return
         ranks = self._attempt.ranks if self._attempt else {}
         diagnosis = describe(stacks, ranks, silent_s, used, steps, self._host, self._folder())
-        if self._silent_s() >= silent_s:
-            self._conclude(diagnosis, self._write(stacks))
-
-    def _time_is_up(self) -> None:
-        from ddplaunch.agent.guard.hang_report import time_is_up
-
-        self._measure()
-        stacks = self._take(self._pids())
-        self._write(stacks)
-        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, self._folder()))
-
-    def _take(self, pids: Mapping[int, int]) -> tuple[RankStack, ...]:
-        from ddplaunch.agent.guard.hang_report import take, with_workers
-
-        return with_workers(take(pids))
-
-    def _write(self, stacks: tuple[RankStack, ...]) -> str:
-        """Write where the ranks are into the record, as ``node-K/stacks-TIME.txt``; return the file, "" for none."""
-        from ddplaunch.agent.guard.hang_report import write_stacks
-
-        return write_stacks(stacks, self._settings.node_directory) if self._settings.node_directory else ""
-
-    def _folder(self) -> str | None:
-        """Return where the attempt's output is, None for nowhere."""
-        node = self._settings.node_directory
-        return f"{node}/attempt-{self._attempt.number}" if self._attempt and node else None
-
-    def _conclude(self, diagnosis: Diagnosis, stacks_file: str) -> None:
-        from ddplaunch.agent.guard.hang_report import warning_text
-
-        if self._over():
+        if self._silent_s() < silent_s or self._over():
             return
+        stacks_file = write_stacks(stacks, self._settings.node_directory)
         self._told_s = time.monotonic()
         if self._settings.on_hang == "stop":
             self._stop(diagnosis)
         else:
             self._console.say(warning_text(diagnosis, stacks_file))
+
+    def _time_is_up(self) -> None:
+        from ddplaunch.agent.guard.hang_report import take, time_is_up, write_stacks
+
+        self._measure()
+        stacks = take(self._pids())
+        write_stacks(stacks, self._settings.node_directory)
+        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, self._folder()))
+
+    def _folder(self) -> str | None:
+        """Return where the attempt's output is, None for nowhere."""
+        node = self._settings.node_directory
+        return f"{node}/attempt-{self._attempt.number}" if self._attempt and node else None
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """End the run as a person would, by SIGTERM to torchrun: ranks may save, and are killed after the grace."""
