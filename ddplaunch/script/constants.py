@@ -62,7 +62,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
         overwritten = _overwritten(flow)
         if overwritten:
             return f"{overwritten} may overwrite `{flag}`"
-    if not flow.is_read(option.dest) and option.parser not in _CONFIGURED:
+    if not flow.is_read(option) and option.parser not in _CONFIGURED:
         return f"nothing that runs was seen to read `{flag}` ({option.at})"
     if option.meaning == "warmup_steps":
         return _doubt_of_warmup(option, uses, flow)

@@ -169,17 +169,21 @@ class Flow:
         names = frozenset(name for product in self._products(value, part) for name, _ in product.powers)
         return names if names <= {*self._options, WORLD, LOCAL_WORLD} else frozenset()
 
-    def is_read(self, name: str) -> bool:
-        """Return whether something that runs, or a file that was not parsed, names a value."""
+    def is_read(self, option: DeclaredOption) -> bool:
+        """Return whether something that runs, or a file that was not parsed, names the value of an option."""
         if not self._read_at:
             for part in self.parts:
                 for node in part.of(ast.Attribute, ast.Name, ast.Constant):
                     word = string(node) or last(node)
-                    if word in self._options and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                    own = isinstance(node, ast.Attribute) and last(node.value) == "self"  # a class's, of that name too
+                    if word in self._options and not own and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
                         self._read_at.setdefault(word, []).append((node, part))
-        places = self._read_at.get(name, ())
-        unparsed = [file.text for file in self.program.files.values() if file.source is None]
-        return any(self.known.runs(*place) for place in places) or any(name in text for text in unparsed)
+        for node, part in self._read_at.get(option.dest, ()):
+            of_function = isinstance(node, ast.Name) and option.parser == "argparse"  # the option is an attribute
+            if not of_function and self.known.runs(node, part):
+                return True
+        named = re.compile(rf"(?<!self)\.{option.dest}\b|[\"']{option.dest}[\"']")
+        return any(named.search(file.text) for file in self.program.files.values() if file.source is None)
 
     def assigned(self, name: str) -> list[Place]:
         """Return what is assigned to an attribute ``name`` of anything."""

@@ -265,7 +265,7 @@ class _Reader:
             powers = tuple(item for item in use.product.powers if item[0] in parts or is_of_samples(item[0]))
             if use.runs and any(power > 0 and name not in self.accums for name, power in powers):
                 rules.append(LrRule(use.product.constant, powers, use.at))
-        best = max(rules, key=lambda rule: (len(rule.powers), -_unread(rule)), default=None)
+        best = max(rules, key=lambda rule: len(rule.powers), default=None)
         if best is not None and not all(_is_part(rule, best) for rule in rules):  # one of several, chosen as it runs
             return replace(best, powers=(*best.powers, (UNREAD, 1.0)))
         by_batch = [dest for dest in self.batches if best is not None and dest in dict(best.powers)]
@@ -284,10 +284,6 @@ class _Reader:
 def _is_part(rule: LrRule, whole: LrRule) -> bool:
     """Return whether a rule is the whole one, what the whole one was made of, or a schedule of it."""
     return rule.at == whole.at or set(rule.powers) <= set(whole.powers)
-
-
-def _unread(rule: LrRule) -> int:
-    return sum(name.startswith("?") for name, _ in rule.powers)
 
 
 def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, list[DeclaredOption]]:

@@ -27,8 +27,7 @@ Place = tuple[ast.Call, ReachablePart]
 def mistakes_of(program: Program, parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
     """Return the mistakes of a program, each place once."""
     groups = list(_calls(INIT, parts, flow))
-    found = [*_written_down(groups, parts, flow), *_threads_of_one_process(program, parts, flow)]
-    return tuple(dict.fromkeys(found))
+    return (*_written_down(groups, parts, flow), *_threads_of_one_process(program, parts, flow))
 
 
 def _calls(full_names: frozenset[str], parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Place]:

@@ -190,13 +190,14 @@ def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePa
 
 def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, DeclaredAt] | None:
     """Return what tells the script its rank, and where, if that is MPI or Horovod and nothing that torchrun sets."""
-    if any(name in _RANK_NAMES for part in parts for name in environment_names(part)):
-        return None
+    names = {name for part in parts for name in environment_names(part)}
     set_ups = [call for call, _ in _set_ups(parts)]
-    for part in parts if set_ups else ():
-        for node in part.of(ast.Constant) if "SLURM_PROCID" in part.source.text else ():
+    for part in parts if set_ups and "RANK" not in names else ():
+        for node in part.of(ast.Constant):
             if string(node) == "SLURM_PROCID" and flow.known.runs(node, part):
                 return "Slurm", at(node, part.source)
+    if names & _RANK_NAMES:
+        return None
     own = bool(set_ups) and (all(map(_says_rank, set_ups)) or any(map(_sets_rank, parts)))
     for part in parts:
         for node in part.of(ast.Attribute):

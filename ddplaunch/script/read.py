@@ -112,13 +112,14 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
     numbers = understood(options, flow)
     hidden = _hidden_import(program)
-    unread = next(iter([*(place for part in parts for place in _dynamic(part)), *([hidden] if hidden else [])]), None)
+    unread = next((place for part in parts for place in _dynamic(part)), hidden)
     plain = used is None and ranks.spawns is None and not switched
     mistakes = mistakes_of(program, parts, flow) if plain else ()
     off = None if used is not None or switched else ranks.off
     threads = (mistake.at for mistake in mistakes if mistake.code == "data-parallel-under-launcher")
     devices = _one_device(parts, known) if used is not None and "lightning" in used[0] else ()
-    alone = [*([off] if off is not None else []), *threads, *devices]
+    elsewhere = rank_of_another_launcher(parts, flow)
+    alone = [place for place in (off, elsewhere and elsewhere[1], *threads, *devices) if place]
     return ScriptReport(
         path=script.shown,
         options=numbers.options,
@@ -126,7 +127,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         framework=used[0] if used is not None else None,
         spawns=ranks.spawns,
         spawns_alone=ranks.alone,
-        ranks_from=rank_of_another_launcher(parts, flow),
+        ranks_from=elsewhere,
         switched_off=ranks.off if used is None else None,
         switches=ranks.switches if used is None else (),
         demands_local_rank=local.at if local is not None and local in required else None,
@@ -134,7 +135,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=current_numbers(parts, flow),
         ambiguous=numbers.ambiguous,
-        instead=(*numbers.instead, *_trained_otherwise(program, numbers, alone, args, cwd)),
+        instead=(*numbers.instead, *_trained_otherwise(program, numbers, alone, unread, args, cwd)),
         configs=config.files,
         complete=None not in found and not config.unknown and program.complete and unread is None,
         hidden=hidden is not None,
@@ -147,14 +148,19 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
 
 # A line that gives an accumulation of gradients another value than 1, in Python or in a configuration.
 _ACCUMULATES = re.compile(
-    r"^[^#\n]*?\b(\w*grad\w*_acc\w*|\w*accumulation\w*|\w*acc(?:um)?_(?:iter|step|freq|grad)\w*|accumulate|update_freq)\b"
+    r"^[^#\n]*?\b(\w*grad\w*_acc\w*|\w*accumulation\w*|\w*acc(?:um)?_(?:iter|step|freq|grad)\w*|accumulate(?:_grad\w*)?|update_freq)\b"
     r"[\"']?\s*(?::\s*int\s*)?(?:=(?!=)|:)(?!\s*(?:1|None|null|True|False|int|Optional)\b)",
     re.MULTILINE | re.IGNORECASE,
 )
 
 
 def _trained_otherwise(
-    program: Program, numbers: Understood, alone: Sequence[DeclaredAt], args: Sequence[str], cwd: Path
+    program: Program,
+    numbers: Understood,
+    alone: Sequence[DeclaredAt],
+    unread: DeclaredAt | None,
+    args: Sequence[str],
+    cwd: Path,
 ) -> Iterator[Instead]:
     """Yield what numbers that nobody passes are not as they seem: ranks ``alone``, an accumulation of the script's."""
     for place in alone[:1]:
@@ -170,6 +176,8 @@ def _trained_otherwise(
             place = DeclaredAt(shown, source.count("\n", 0, match.start(1)) + 1)
             yield Instead("accum", f"{place} decides the accumulation")
             return
+    if unread is not None and not any(meaning and meaning.endswith("batch_size") for meaning in known):
+        yield Instead("accum", f"no accumulation was found, and {unread} may hide one")
 
 
 def _one_device(parts: Sequence[ReachablePart], known: Known) -> Iterator[DeclaredAt]:

@@ -605,6 +605,7 @@ def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
         ("# gradient_accumulation_steps = 4", None),
         ("grad_accum_steps = 1", None),
         ("accum_steps = 4", "train.py:8 decides the accumulation"),
+        ("accumulate_grad_batches: 128", "train.py:8 decides the accumulation"),
         ("accumulate = max(round(64 / batch), 1)", "train.py:8 decides the accumulation"),
         ("c = {'gradient_accumulation_steps': 8}", "train.py:8 decides the accumulation"),
         ("num_grad_accumulate = tokens // batch", "train.py:8 decides the accumulation"),
@@ -653,3 +654,25 @@ def test_the_rank_of_slurm_is_none_of_torchruns(tmp_path: Path) -> None:
     body = "dist.init_process_group(rank=int(os.environ['SLURM_PROCID']))"
     assert read(tmp_path, script(BATCH, body)).ranks_from == ("Slurm", DeclaredAt("train.py", 8))
     assert read(tmp_path, script(BATCH, f"if 'RANK' not in os.environ:\n    {body}")).ranks_from is None
+    read_too = "n = os.environ['WORLD_SIZE']\n" + body
+    assert read(tmp_path, script(BATCH, read_too)).ranks_from == ("Slurm", DeclaredAt("train.py", 9))
+    assert clauses(read(tmp_path, script(BATCH, body)))["batch_size"] == "each rank trains alone (train.py:8)"
+
+
+@pytest.mark.parametrize(
+    ("body", "doubted"),
+    [
+        ("if args.debug:\n    sched = Warmup(opt, args.warmup_steps)", True),
+        ("sched = Warmup(opt, getattr(args, 'warmup_steps'))", False),
+    ],
+)
+def test_the_names_of_a_class_are_not_those_of_the_options(tmp_path: Path, body: str, doubted: bool) -> None:
+    declared = f'{WARMUP}\np.add_argument("--debug", action="store_true")'
+    schedule = "class Warmup:\n    def __init__(self, opt, warmup_steps):\n        self.warmup_steps = warmup_steps\n"
+    text = schedule + "    def rate(self):\n        return 1 / self.warmup_steps\n" + script(declared, body)
+    assert bool(option(read(tmp_path, text), "--warmup-steps").doubt) is doubted
+
+
+def test_what_may_hide_an_accumulation_is_named_where_no_option_takes_a_batch(tmp_path: Path) -> None:
+    text = "import importlib, sys\nmodel = importlib.import_module(sys.argv[1])\n"
+    assert clauses(read(tmp_path, text)) == {"accum": "no accumulation was found, and train.py:2 may hide one"}

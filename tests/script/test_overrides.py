@@ -382,7 +382,10 @@ def test_a_json_file_alone_is_all_that_hugging_faces_parser_reads(tmp_path: Path
     write(tmp_path, {"train.py": HF, "args.json": '{"per_device_train_batch_size": 8,\n "learning_rate": 1e-5}\n'})
     found = launched(tmp_path, "args.json")
     assert (found.args, found.passed) == (("args.json",), ())
-    assert {each.reason for each in found.missing} == {"no option for it was found, and train.py:5 may hide one"}
+    assert {each.reason for each in found.missing} == {
+        "no option for it was found, and train.py:5 may hide one",
+        "no accumulation was found, and train.py:5 may hide one",
+    }
     assert launched(tmp_path).args[:2] == ("--per_device_train_batch_size", "8")
 
 

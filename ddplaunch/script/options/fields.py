@@ -33,9 +33,7 @@ _TRAINING_ARGUMENTS = (
     ("learning_rate", None),
     ("warmup_steps", "0"),
     ("output_dir", None),
-    ("logging_dir", None),
 )
-_GONE = frozenset({"logging_dir"})  # from transformers 5
 _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union", "Literal", "List", "list", "None"})
 
 
@@ -97,10 +95,7 @@ def is_training_arguments(name: str) -> bool:
 def _training_arguments(called: DeclaredAt) -> Iterator[DeclaredOption]:
     for name, default in _TRAINING_ARGUMENTS:
         flags = (f"--{name}", f"--{name.replace('_', '-')}")
-        known = name not in _GONE
-        yield DeclaredOption(
-            flags, called, default=default, dest=name, kind="Trainer", parser="transformers", fillable=known
-        )
+        yield DeclaredOption(flags, called, default=default, dest=name, kind="Trainer", parser="transformers")
 
 
 def find_definition(
