@@ -56,7 +56,7 @@ TALK = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
 )
 #: Functions that take a batch size for training, and such that take a warmup.
-LOADERS = re.compile(r"(?i)loader|batchsampler|sampler$|^dataset$|^rand(?:n|int)?$")
+LOADERS = re.compile(r"(?i)loader|batchsampler|sampler$|dataset$|^rand(?:n|int)?$")
 SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8

@@ -113,7 +113,7 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     return Understood(chosen, tuple(_ambiguous(meant, chosen)), tuple(instead))
 
 
-_OF_LOSS = re.compile(r"(?i)loss|backward|grad(?!.*acc)|^scale$")
+_OF_LOSS = re.compile(r"(?i)loss|backward|grad(?!.*acc)|\bscale$")
 # What divides the loss by the accumulation that it is given: accelerate, DeepSpeed, Lightning and Trainer.
 _DIVIDES = re.compile("gradient_accumulation_steps|accumulate_grad_batches")
 
@@ -125,7 +125,7 @@ def added_up(options: Sequence[DeclaredOption], flow: Flow) -> DeclaredAt | None
         powers = dict(use.product.powers)
         by = [powers.pop(dest) for dest in accums & powers.keys()]
         to_library = by == [1.0] and _DIVIDES.search(use.name) and use.sink[:1].isupper()
-        if to_library or (by == [-1.0] and _OF_LOSS.search(f"{use.name} {use.sink}".strip())):
+        if to_library or (by == [-1.0] and _OF_LOSS.search(f"{use.name} {use.sink}")):
             return None
     calls = ((call, part) for part in flow.parts for call in part.calls_of("backward"))
     return next((at(call, part.source) for call, part in calls if flow.known.runs(call, part)), None)
@@ -266,18 +266,16 @@ class _Reader:
             if use.runs and any(power > 0 and name not in self.accums for name, power in powers):
                 rules.append(LrRule(use.product.constant, powers, use.at))
         best = max(rules, key=lambda rule: len(rule.powers), default=None)
-        if best is not None and not all(_is_part(rule, best) for rule in rules):  # one of several, chosen as it runs
-            return replace(best, powers=(*best.powers, (UNREAD, 1.0)))
-        by_batch = [dest for dest in self.batches if best is not None and dest in dict(best.powers)]
+        if best is None:
+            return None
+        by_batch = [dest for dest in self.batches if dest in dict(best.powers)]
         shared = any(
             use.product.power(dest) == 1 and use.product.power(WORLD) == -1 for use in self.uses for dest in by_batch
         )
-        if (
-            best is not None
-            and shared
-            and len({dict(rule.powers).get(WORLD) for rule in rules if rule.at == best.at}) > 1
-        ):
-            return replace(best, powers=(*best.powers, (UNREAD, 1.0)))  # of a batch before or after it was divided
+        worlds = {dict(rule.powers).get(WORLD) for rule in rules if rule.at == best.at}
+        # of a batch before or after it was divided, or one of several rules that is chosen as it runs
+        if (shared and len(worlds) > 1) or not all(_is_part(rule, best) for rule in rules):
+            return replace(best, powers=(*best.powers, (UNREAD, 1.0)))
         return best
 
 

@@ -194,8 +194,10 @@ def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tupl
     set_ups = [call for call, _ in _set_ups(parts)]
     for part in parts if set_ups and "RANK" not in names else ():
         for node in part.of(ast.Constant):
-            if string(node) == "SLURM_PROCID" and flow.known.runs(node, part):
-                return "Slurm", at(node, part.source)
+            if string(node) == "SLURM_PROCID" and isinstance(part.source.parents.get(node), ast.Subscript):
+                around = flow.known.conditions(node, part)
+                if all(flow.known.decide(test, part) is wanted for test, wanted in around):
+                    return "Slurm", at(node, part.source)
     if names & _RANK_NAMES:
         return None
     own = bool(set_ups) and (all(map(_says_rank, set_ups)) or any(map(_sets_rank, parts)))

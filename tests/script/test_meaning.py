@@ -560,6 +560,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler(kind, num_warmup_steps=a
         (BATCH, LOADED, ""),
         (BATCH, "loader = DataLoader(data, args.batch_size, shuffle=True)", ""),
         (BATCH, "x = torch.randint(9, (args.batch_size, 4))", ""),
+        (BATCH, "data = TokenDataset(text, batch_size=args.batch_size)", ""),
         (BATCH, "train = TrainingArguments(per_device_train_batch_size=args.batch_size)", ""),
         (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
         (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
@@ -654,6 +655,7 @@ def test_the_rank_of_slurm_is_none_of_torchruns(tmp_path: Path) -> None:
     body = "dist.init_process_group(rank=int(os.environ['SLURM_PROCID']))"
     assert read(tmp_path, script(BATCH, body)).ranks_from == ("Slurm", DeclaredAt("train.py", 8))
     assert read(tmp_path, script(BATCH, f"if 'RANK' not in os.environ:\n    {body}")).ranks_from is None
+    assert read(tmp_path, script(BATCH, f"if 'SLURM_PROCID' in os.environ:\n    {body}")).ranks_from is None
     read_too = "n = os.environ['WORLD_SIZE']\n" + body
     assert read(tmp_path, script(BATCH, read_too)).ranks_from == ("Slurm", DeclaredAt("train.py", 9))
     assert clauses(read(tmp_path, script(BATCH, body)))["batch_size"] == "each rank trains alone (train.py:8)"
