@@ -78,14 +78,6 @@ def say(folder: Path, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_stop_ends_forked_ranks(tmp_path: Path) -> None:
-    run_id = f"warm-stop-{os.getpid()}"
-    with running(tmp_path, run_id) as (run, _):
-        subprocess.run(ddplaunch("stop", run_id), cwd=tmp_path, check=True, capture_output=True, timeout=DEADLINE_S)
-        assert run.end() == 128 + signal.SIGTERM
-    assert of_folder(tmp_path) == []
-
-
 def test_clean_ends_forked_ranks_that_lost_their_launcher(tmp_path: Path) -> None:
     """Those that ignore the SIGTERM which the kernel sends them then."""
     run_id = f"warm-clean-{os.getpid()}"

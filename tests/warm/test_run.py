@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, of_folder, within
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, of_folder
 from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
@@ -115,16 +115,6 @@ def test_an_exception_is_told_as_of_a_cold_rank(start: Callable[..., Run], tmp_p
     text = run.file("rank-1.err").decode()
     assert text.count('  File "') == 2 and "ddplaunch" not in text, "frames that a cold rank has not"
     assert of_folder(tmp_path) == []
-
-
-def test_ranks_are_told_of_the_end(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("saves", "--grace", "20")
-    run.wait_for("running-0-0", "running-1-0")
-    within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.end() == 143
-    assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text() == "15"
-    assert run.outcome["state"] == "terminated" and of_folder(tmp_path) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
