@@ -45,7 +45,7 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
 
 # Libraries that take these keys of their configuration without the script's help.
 _CONFIGURED = frozenset({"mmengine", "yacs"})
-_OF_LIBRARY = re.compile(r"Arguments$|Config$|^dict$")
+_OF_LIBRARY = re.compile(r"(?i)(?:Arguments|Config) |^dict .*batch")
 
 
 def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Collection[str]) -> str:
@@ -68,7 +68,9 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
         return _doubt_of_warmup(option, uses, flow)
     if option.meaning is None or not option.meaning.endswith("batch_size"):
         return ""
-    handed = [use for use in uses if use.runs and (LOADERS.search(use.sink) or _OF_LIBRARY.search(use.sink))]
+    handed = [
+        use for use in uses if use.runs and (LOADERS.search(use.sink) or _OF_LIBRARY.search(f"{use.sink} {use.name}"))
+    ]
     whole = [use for use in handed if {*dict(use.product.powers)} <= {*others} and use.product.constant == 1]
     if whole or option.parser in _CONFIGURED:
         return ""

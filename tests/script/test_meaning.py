@@ -561,6 +561,8 @@ ACCELERATED = "import accelerate\nsched = get_scheduler(kind, num_warmup_steps=a
         (BATCH, "loader = DataLoader(data, args.batch_size, shuffle=True)", ""),
         (BATCH, "x = torch.randint(9, (args.batch_size, 4))", ""),
         (BATCH, "data = TokenDataset(text, batch_size=args.batch_size)", ""),
+        (BATCH, "loader = make(**dict(batch_size=args.batch_size))", ""),
+        (BATCH, "log({'examples': args.batch_size / s})", "no DataLoader was seen to get `--batch-size`"),
         (BATCH, "train = TrainingArguments(per_device_train_batch_size=args.batch_size)", ""),
         (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
         (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
