@@ -184,6 +184,8 @@ def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, 
         fresh.leave_libraries_alone(os.environ)
         gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
         request, descriptors = requests.receive(channel)
+        # before the answer: the guard reads the command line as soon as it is told of the rank, and knows forks by it
+        kernel.is_shown_as(Path(request.args[0]).name, request.args, request.environ)
         channel.sendall(b"+")
     except BaseException:
         os._exit(1)
@@ -196,7 +198,6 @@ def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, 
         for descriptor in descriptors:
             os.close(descriptor)
         program = fresh.become(request, seed)
-        kernel.is_shown_as(Path(request.args[0]).name, request.args, request.environ)
     except Exception:
         os.execve(request.args[0], request.args, request.environ)
     return program
