@@ -67,10 +67,12 @@ def _listed(entries: Iterable[Mapping[str, Any]]) -> str:
     return listed(names, len(names), " and ")
 
 
-def stop_findings(stopped: Stopped, elsewhere: Sequence[str]) -> tuple[Finding, ...]:
-    """Return what is left to do: processes of another user, ones that do not end, other hosts."""
-    run_id, findings = stopped.run.run_id, []
-    if stopped.denied:
+def stop_findings(
+    run_id: str, stopped: Stopped | None, elsewhere: Sequence[str], hosts: Sequence[HostStopped] = ()
+) -> tuple[Finding, ...]:
+    """Return what is left to do: processes of another user, ones that do not end, hosts that were not asked."""
+    findings = [host.problem for host in hosts if host.problem is not None]
+    if stopped is not None and stopped.denied:
         owner = owner_name(stopped.denied[0].uid)
         findings.append(
             error(
@@ -80,7 +82,7 @@ def stop_findings(stopped: Stopped, elsewhere: Sequence[str]) -> tuple[Finding, 
                 fix=f"ask {owner}, or `sudo ddplaunch stop {run_id}`",
             )
         )
-    elif stopped.remaining:
+    elif stopped is not None and stopped.remaining:
         names = _listed(_entries(stopped.remaining, stopped.run))
         findings.append(does_not_end(names, [process.pid for process in stopped.remaining]))
     if elsewhere:
@@ -93,6 +95,10 @@ def stop_findings(stopped: Stopped, elsewhere: Sequence[str]) -> tuple[Finding, 
                 where=tuple(elsewhere),
             )
         )
+    for host in hosts:
+        if host.remaining:
+            pids = [entry.get("pid") for entry in host.remaining]
+            findings.append(does_not_end(f"{_listed(host.remaining)} of {run_id}", pids, host.host))
     return tuple(findings)
 
 
@@ -106,16 +112,6 @@ def does_not_end(names: str, pids: Iterable[Any], host: str = "") -> Finding:
         fix=f"`{ssh}ps -o pid,user,stat,wchan:32,cmd -p {','.join(map(str, pids))}` shows what each waits for",
         where=host or (),
     )
-
-
-def hosts_findings(run_id: str, hosts: Sequence[HostStopped]) -> tuple[Finding, ...]:
-    """Return why hosts could not be asked, and which of them still run something."""
-    findings = [host.problem for host in hosts if host.problem is not None]
-    for host in hosts:
-        if host.remaining:
-            pids = [entry.get("pid") for entry in host.remaining]
-            findings.append(does_not_end(f"{_listed(host.remaining)} of {run_id}", pids, host.host))
-    return tuple(findings)
 
 
 def stop_json(

@@ -168,15 +168,15 @@ def test_all_means_all_of_this_directory(start_run: StartRun, call: Call, folder
 def test_what_is_left_is_a_finding_with_a_fix() -> None:
     run = one("r", uid=0)
     denied = Stopped(run, (), (), run.all, run.all, 0.0)
-    (finding,) = stop_findings(denied, ())
+    (finding,) = stop_findings("r", denied, ())
     assert finding.code == "not-permitted" and "sudo ddplaunch stop r" in finding.fix
     stuck = run.launchers[0]._replace(state="D")
-    (finding,) = stop_findings(replace(denied, remaining=(stuck,), denied=()), ())
+    (finding,) = stop_findings("r", replace(denied, remaining=(stuck,), denied=()), ())
     assert (finding.code, finding.what) == ("does-not-end", "SIGKILL did not end torchrun")
     assert "takes no signal" in finding.why and "-p 10" in finding.fix
     assert stopped_text(denied) == "not stopped r after 0.0 s: still running: torchrun\n"
     assert begin_text(run, 35.0) == "r: SIGTERM to torchrun (pid 10), SIGKILL after 35 s\n"
-    assert stop_findings(replace(denied, remaining=(), denied=()), ()) == ()
+    assert stop_findings("r", replace(denied, remaining=(), denied=()), ()) == ()
 
 
 def test_many_ranks_are_told_in_one_line() -> None:

@@ -92,25 +92,26 @@ def doctor(
     asked_hosts = asked_for(hosts)
     options = with_configuration(said, profile)
     if asked_hosts is not None:
-        named = [
-            word for flag in HOSTS if hosts[flag.name] not in (None, []) for word in words_of(flag, hosts[flag.name])
-        ]
+        named = [word for flag in HOSTS for word in words_of(flag, hosts[flag.name])]
         test = partial(_collectives, said, profile, options, comm_timeout, hosts=named) if comm else None
         return _doctor_hosts(options, asked_hosts, script, bool(json), test)
     facts, outcomes = _examine(options, script)
     collectives = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
     if collectives is not None:
         outcomes += run_measured(collectives, ignored(options))
-    if json:
-        answer_json(
-            doctor_json(outcomes, facts, _versions())
-            | ({} if collectives is None else {"comm": comm_json(collectives)})
-        )
+    document = doctor_json(outcomes, facts, _versions()) if json else None
+    text = partial(doctor_text, outcomes, facts, verbose=value_of(options.verbose, False))
+    wrong = any(outcome.status in ("found", "crashed") for outcome in outcomes)
+    return _shown(document, text, collectives, wrong=wrong)
+
+
+def _shown(document: dict[str, Any] | None, text: Callable[..., str], measured: Comm | None, *, wrong: bool) -> int:
+    """Answer with the ``document`` if JSON is wanted, else with the ``text``; either with what was ``measured``."""
+    if document is not None:
+        answer_json(document | ({} if measured is None else {"comm": comm_json(measured)}))
     else:
         terminal = Terminal.of(sys.stdout)
-        picture = () if collectives is None else comm_text(collectives, terminal)
-        answer(doctor_text(outcomes, facts, terminal, picture=picture, verbose=value_of(options.verbose, False)))
-    wrong = any(outcome.status in ("found", "crashed") for outcome in outcomes)
+        answer(text(terminal, picture=() if measured is None else comm_text(measured, terminal)))
     return ExitStatus.FINDINGS if wrong else ExitStatus.DONE
 
 
@@ -150,15 +151,9 @@ def _doctor_hosts(
     named_findings += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
     findings = once(named_findings, len(hosts))
     statuses = [outcome.status for outcomes in (of_all, *outcomes_of_hosts) for outcome in outcomes]
-    if json:
-        document = hosts_json(reports, outcomes_of_hosts, of_all, findings)
-        answer_json(document | ({} if measured is None else {"comm": comm_json(measured)}))
-    else:
-        terminal = Terminal.of(sys.stdout)
-        picture = () if measured is None else comm_text(measured, terminal)
-        passed = statuses.count("passed")
-        answer(hosts_text(reports, gathered.missing, findings, passed, terminal, picture=picture))
-    return ExitStatus.FINDINGS if findings or "crashed" in statuses else ExitStatus.DONE
+    document = hosts_json(reports, outcomes_of_hosts, of_all, findings) if json else None
+    text = partial(hosts_text, reports, gathered.missing, findings, statuses.count("passed"))
+    return _shown(document, text, measured, wrong=bool(findings) or "crashed" in statuses)
 
 
 def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[CheckOutcome, ...]]:
@@ -220,7 +215,7 @@ def comm_words(
 ) -> list[str]:
     """Return the words after ``ddplaunch`` that launch the test. ``hosts`` are those that name other machines."""
     words = ["run", *([] if nproc is None else [nproc]), "--run-id", f"comm-{new_run_id()}", "--no-observe"]
-    words += [] if profile is None else ["--profile", profile]
+    words += words_of(PROFILE, profile)
     words += launch_words({name: value for name, value in said.items() if name in _SHARED})
     limit = [] if timeout_s is None else ["--timeout", f"{timeout_s:g}"]
     # without PYTHONSAFEPATH, `python -m` would import from the working directory first

@@ -10,11 +10,11 @@ from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, trial_options
-from ddplaunch.cli.parsing.typed_words import launch_words, spelled
+from ddplaunch.cli.parsing.typed_words import launch_words, words_of
 from ddplaunch.cli.streams import answer, answer_json, tell
-from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of, too_small
-from ddplaunch.planning.flag import Flag, NodeRange
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
 from ddplaunch.scaling.numbers import Numbers, format_lr
@@ -72,9 +72,7 @@ def fit(
     if trials is not None and trials < 1:
         raise too_small("--trials", trials, str(_TRIALS))
     measure = measure_of(options, flags, usual_s=5.0)
-    search = _Search(
-        options, said, words, [] if profile is None else spelled("--profile", profile), _headroom(headroom)
-    )
+    search = _Search(options, said, words, words_of(PROFILE, profile), _headroom(headroom))
     runs = Trials("fit", search.first, words, profile, measure, in_place=bool(flags["in_place"]))
     interrupted = runs.run_all(search.run(_TRIALS if trials is None else trials))
     fitted = search.fitted()
@@ -114,10 +112,9 @@ class _Search:
                 why="what the ranks of other machines took is not read here",
                 fix="try one of them: the same command with its number of processes alone",
             )
-        options = replace(options, nnodes=Resolved(NodeRange(1, 1), _FIT))  # a Slurm allocation may have several
         self._options, self._said, self._script, self._headroom = options, said, script, headroom
         self._profile = profile
-        self.first = decided(options, parse_target(script))
+        self.first = decided(options, script)
         launch = self.first.launch
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives
         if "batch_size" not in launch.receives:

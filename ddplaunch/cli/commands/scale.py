@@ -12,10 +12,9 @@ from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, Command, trial_option
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, say, tell
-from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of
-from ddplaunch.planning.flag import Flag, NodeRange
-from ddplaunch.planning.launch import Target
+from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.ranks.placement import workers_typed
 from ddplaunch.ui.terminal import Terminal
@@ -57,9 +56,8 @@ def scale(
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile)
     measure = measure_of(options, flags, usual_s=10.0)
-    alone = replace(options, nproc=Resolved(1, _SIZES), nnodes=Resolved(NodeRange(1, 1), _SIZES), gpus=None)
-    first = decided(alone, parse_target(words))
-    sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, first, _places(options, alone, first))
+    first = decided(replace(options, nproc=Resolved(1, _SIZES), gpus=None), words)
+    sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, first, _places(options, first))
     measured: list[SizeMeasured] = []
     runs = Trials("scale", first, words, profile, measure, in_place=bool(flags["in_place"]))
     interrupted = runs.run_all(_series(sizes, first, launch, options, measured))
@@ -78,17 +76,17 @@ def scale(
     return ExitStatus.FINDINGS if any(one.problem is not None for one in measured) else ExitStatus.DONE
 
 
-def _places(options: Options, alone: Options, first: Prepared) -> int:
+def _places(options: Options, first: Prepared) -> int:
     """Return for how many processes this machine has a GPU or, for a launch without GPUs, a CPU.
 
     ``first`` is the launch of one process. Raises UsageError for GPUs that do not go with it.
     """
-    target: Target | None = first.launch.target
-    if first.launch.device.value == "cuda":
-        every = replace(alone, nproc=Resolved("auto", _SIZES), gpus=options.gpus)
-        return prepare(every, target).launch.topology.nproc_per_node.value
+    launch = first.launch
+    if launch.device.value == "cuda":
+        every = replace(launch.options, nproc=Resolved("auto", _SIZES), gpus=options.gpus)
+        return prepare(every, launch.target).launch.topology.nproc_per_node.value
     if options.gpus is not None:
-        prepare(replace(alone, gpus=options.gpus), target)  # which refuses it
+        prepare(replace(launch.options, gpus=options.gpus), launch.target)  # which refuses it
     return 1 if isinstance(first.facts.cpu, Unavailable) else first.facts.cpu.usable
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.streams import answer_json, say, tell_findings
 from ddplaunch.cli.which_run import Run, only_one, other_hosts, running_runs
@@ -13,11 +11,10 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import note_stop
 from ddplaunch.records.find import RunRecord, read_record
-from ddplaunch.records.launchers import read_launched
+from ddplaunch.records.launchers import Launched, read_launched
 from ddplaunch.ui.stop_view import (
     begin_on_hosts,
     begin_text,
-    hosts_findings,
     hosts_lines,
     stop_findings,
     stop_json,
@@ -74,30 +71,38 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
     if launched is None and run.directory is not None:
         is_concluded = run.processes is None and _is_concluded(read_record(run.directory))
         launched = None if is_concluded else read_launched(run.directory)
-    if launched is None or launched.host != host_name() or run.token:
-        return _stop_here(run, grace_s, json)
-    own_s = launched.grace_s + _LONGER_S
-    grace_s = own_s if grace_s is None else grace_s
-    stopped = None
-    if run.launched is None or run.processes is None:
-        say(begin_on_hosts(launched, None))
-    else:
-        say(begin_on_hosts(launched, grace_s))
-        note_stop(launched.directory)
-        stopped = stop_resident(run.processes, run.processes.launchers[0], grace_s, own_s)
+    stopped: Stopped | None = None
     hosts: tuple[HostStopped, ...] = ()
-    if stopped is not None and _is_concluded(read_record(launched.directory)):
-        hosts = tuple(HostStopped(place.host) for place in launched.places)
-    elif stopped is None or not stopped.remaining:
-        hosts = ask_hosts(launched, grace_s)
-    if json:
-        answer_json(stop_json(launched.run_id, stopped, (), hosts))
+    elsewhere: list[str] = []
+    if launched is not None and launched.host == host_name() and not run.token:
+        stopped, hosts = _stop_hosts(run, launched, grace_s)
     else:
-        say(hosts_lines(hosts) if stopped is None else stopped_text(stopped, hosts))
-    findings = () if stopped is None else stop_findings(stopped, ())
-    findings += hosts_findings(launched.run_id, hosts)
+        stopped = None if run.processes is None else _stop_here(run, run.processes, grace_s)
+        elsewhere = [] if run.directory is None else other_hosts(run.directory)
+    if json:
+        answer_json(stop_json(run.run_id, stopped, elsewhere, hosts))
+    elif stopped is not None:
+        say(stopped_text(stopped, hosts))
+    else:
+        say(hosts_lines(hosts) if hosts else f"{run.run_id}: nothing of it runs on this host")
+    findings = stop_findings(run.run_id, stopped, elsewhere, hosts)
     tell_findings(findings)
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE
+
+
+def _stop_hosts(run: Run, launched: Launched, grace_s: float | None) -> tuple[Stopped | None, tuple[HostStopped, ...]]:
+    """End a run that was launched from here; return what ended here, None where its launcher is gone, and there."""
+    own_s = launched.grace_s + _LONGER_S
+    grace_s = own_s if grace_s is None else grace_s
+    if run.launched is None or run.processes is None:
+        say(begin_on_hosts(launched, None))
+        return None, ask_hosts(launched, grace_s)
+    say(begin_on_hosts(launched, grace_s))
+    note_stop(launched.directory)
+    stopped = stop_resident(run.processes, run.processes.launchers[0], grace_s, own_s)
+    if _is_concluded(read_record(launched.directory)):
+        return stopped, tuple(HostStopped(place.host) for place in launched.places)
+    return stopped, () if stopped.remaining else ask_hosts(launched, grace_s)
 
 
 def _is_concluded(record: RunRecord) -> bool:
@@ -105,25 +110,13 @@ def _is_concluded(record: RunRecord) -> bool:
     return record.outcome is not None and not record.outcome.notes
 
 
-def _stop_here(run: Run, grace_s: float | None, json: bool) -> int:
-    """End what runs here, and say which other hosts have a part of it."""
-    if run.processes is None:
-        stopped = Stopped(RunProcesses(run.run_id, os.geteuid()), (), (), (), (), 0.0)
-        text = f"{run.run_id}: nothing of it runs on this host\n"
-    else:
-        grace_s = _grace_of(run.processes) + _LONGER_S if grace_s is None else grace_s
-        say(begin_text(run.processes, grace_s))
-        if run.directory is not None:
-            note_stop(run.directory)
-        stopped = stop_run(run.processes, grace_s)
-        text = stopped_text(stopped)
-    elsewhere = [] if run.directory is None else other_hosts(run.directory)
-    if json:
-        answer_json(stop_json(run.run_id, stopped, elsewhere))
-    else:
-        say(text)
-    tell_findings(stop_findings(stopped, elsewhere))
-    return ExitStatus.FINDINGS if stopped.remaining or elsewhere else ExitStatus.DONE
+def _stop_here(run: Run, processes: RunProcesses, grace_s: float | None) -> Stopped:
+    """End what runs here."""
+    grace_s = _grace_of(processes) + _LONGER_S if grace_s is None else grace_s
+    say(begin_text(processes, grace_s))
+    if run.directory is not None:
+        note_stop(run.directory)
+    return stop_run(processes, grace_s)
 
 
 def _grace_of(run: RunProcesses) -> float:

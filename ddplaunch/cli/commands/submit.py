@@ -10,7 +10,7 @@ from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, Command
-from ddplaunch.cli.parsing.typed_words import launch_words, spelled
+from ddplaunch.cli.parsing.typed_words import launch_words, words_of
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell
 from ddplaunch.cli.target import parse_target, required
@@ -111,8 +111,7 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
 def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
     """Return ``run``, what was typed for it, ``--`` and the script; the nodes read the profile themselves."""
     words = ["run", *([str(submission.processes)] if submission.processes is not None else [])]
-    if profile is not None:
-        words += spelled("--profile", profile)
+    words += words_of(PROFILE, profile)
     if submission.grace_s is not None:
         words += ["--grace", str(submission.grace_s)]
     words += launch_words(said, _SAID_BY_THE_JOB)

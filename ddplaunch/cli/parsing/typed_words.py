@@ -83,15 +83,16 @@ def launch_words(typed: Said, without: Container[str] = ()) -> list[str]:
     """Return the words of a command line that say what ``typed`` does; NPROC is left to the caller."""
     words: list[str] = []
     for option in flags_of_options().values():
-        value = typed.get(option.name)
-        if option.name in without or option.kind == "argument" or value is None:
-            continue
-        words += words_of(option, [item.value for item in value] if isinstance(value, tuple) else value.value)
+        if option.name in typed and option.name not in without and option.kind != "argument":
+            value = typed[option.name]
+            words += words_of(option, [item.value for item in value] if isinstance(value, tuple) else value.value)
     return words
 
 
 def words_of(option: Flag, value: Any) -> list[str]:
-    """Return the words that give an option a value, or each of a list of values."""
+    """Return the words that give an option a value, or each of a list of values; none for None."""
+    if value is None:
+        return []
     if option.kind in ("switch", "pair"):
         return [option.flag if value else f"--no-{option.flag[2:]}"]
     return [

@@ -26,15 +26,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
-from ddplaunch.cli.parsing.typed_words import launch_words, spelled
+from ddplaunch.cli.parsing.command import PROFILE
+from ddplaunch.cli.parsing.typed_words import launch_words, words_of
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import ending_by_signals, say, tell, tell_findings
+from ddplaunch.cli.target import parse_target
 from ddplaunch.cli.trials.measured_steps import FollowedSteps, Measure, MeasuredSteps
 from ddplaunch.cli.trials.trial_place import TrialPlace, make_place
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.machine.scratch_tree import NOT_STARTED
+from ddplaunch.planning.flag import NodeRange
 from ddplaunch.planning.inside.slurm import read_slurm
-from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import new_run_id, not_yours
@@ -46,7 +48,7 @@ from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import value_of
+from ddplaunch.values.resolved import Resolved, Source, value_of
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import count, duration_text, listed
 
@@ -137,9 +139,13 @@ def too_small(flag: str, value: float, example: str) -> UsageError:
     )
 
 
-def decided(options: Options, target: Target) -> Prepared:
-    """Return a launch whose findings were told. Raises RefusedError for errors among them, and UsageError."""
-    prepared = prepare(options, target)
+def decided(options: Options, script: Sequence[str]) -> Prepared:
+    """Return a launch on this machine alone whose findings were told; a Slurm allocation may have several nodes.
+
+    Raises RefusedError for errors among them, and UsageError.
+    """
+    one_node = Resolved(NodeRange(1, 1), Source("detected", "trials run on this machine"))
+    prepared = prepare(replace(options, nnodes=one_node), parse_target(script))
     tell_findings(prepared.findings)
     if refusing := errors(prepared.findings):
         raise RefusedError(*refusing)
@@ -163,7 +169,7 @@ class Trials:
         self.first, self.script, self.measure = first, tuple(script), measure
         self._in_place = in_place
         self._changed = set[str]()  # what trials wrote and removed, below the working tree
-        self._words = () if profile is None else tuple(spelled("--profile", profile))
+        self._words = words_of(PROFILE, profile)
         self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
 
     def run_all(self, series: Generator[Change, Trial, None]) -> bool:
