@@ -124,7 +124,7 @@ def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
 
 def test_a_batch_that_never_fits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", MODELS["linear"]).replace("1 << 18", "1 << 24"))
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "400MiB")
+    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "400MiB", "--batch-size", "2")
     assert done.returncode == 1
     assert found["problem"]["code"] == "batch-never-fits" and found["best"] is None
     assert [each["tried"]["batch"] for each in found["trials"]][-1] == 1
@@ -140,7 +140,7 @@ def test_a_script_that_takes_no_batch_is_said_at_once(tmp_path: Path) -> None:
 def test_another_failure_is_said_at_once_with_its_diagnosis(tmp_path: Path) -> None:
     broken = TRAINING.replace("MODEL", MODELS["linear"] + "print(undefined)\n")
     (tmp_path / "train.py").write_text(broken)
-    done, found = fit(tmp_path, "2", "--device", "cpu", "--memory", "1GiB")
+    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB")
     assert done.returncode == 1
     assert found["problem"]["code"] == "trial-failed" and "undefined" in found["problem"]["what"]
     assert found["trials"] == []
@@ -178,7 +178,7 @@ def test_no_batch_is_tried_that_a_script_without_a_loader_did_not_fill(tmp_path:
 def test_a_batch_larger_than_the_data_is_not_waited_for(tmp_path: Path) -> None:
     few = TRAINING.replace("MODEL", MODELS["linear"]).replace("1000", "40")
     (tmp_path / "train.py").write_text(few)
-    words = ("2", "--device", "cpu", "--memory", "1GiB", "--batch-size", "64", "--timeout", "9m")
+    words = ("1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "64", "--timeout", "9m")
     done, found = fit(tmp_path, *words)
     assert done.returncode == 1 and found["problem"]["code"] == "trial-without-samples", done.stderr
     assert "`drop_last=True` leaves nothing" in found["problem"]["why"]

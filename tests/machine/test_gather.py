@@ -125,7 +125,6 @@ hosts = st.builds(
     container=st.none() | st.text(),
     user=st.text(),
 )
-requests = st.builds(ProbeRequest)
 
 
 @settings(max_examples=60)
@@ -137,12 +136,6 @@ def test_any_facts_survive_json(cards: list[Gpu], looked: list[PathFact], who: H
         who, none, none, none, none, nvml, none, none, none, none, none, data_paths=tuple(looked), environment=env
     )
     assert codec.from_json(codec.to_json(given_facts), Facts) == given_facts
-
-
-@settings(max_examples=60)
-@given(requests)
-def test_any_request_survives_json(request_: ProbeRequest) -> None:
-    assert codec.from_json(codec.to_json(request_), ProbeRequest) == request_
 
 
 def test_newer_and_older_hosts(facts: Facts) -> None:
