@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tarfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -66,8 +67,7 @@ class Pieces:
                     continue
                 target = self._directory / path
                 with open(open_to_write(target, os.O_WRONLY | os.O_TRUNC), "wb") as copy:
-                    while chunk := source.read(1 << 20):
-                        copy.write(chunk)
+                    shutil.copyfileobj(source, copy)
                     copy.flush()
                     os.utime(copy.fileno(), (member.mtime, member.mtime))
 

@@ -181,10 +181,6 @@ def held_by(process: Process) -> Path | None:
     return next(iter(_held(process.pid)), None) if is_launcher(process) else None
 
 
-def _is_part_of(part: RunProcesses, run: RunProcesses) -> bool:
-    return (part.run_id, part.uid, part.launch) == (run.run_id, run.uid, run.launch)
-
-
 def with_residents(
     alive: Sequence[RunProcesses], residents: Sequence[tuple[Launched, Process]]
 ) -> tuple[RunProcesses, ...]:
@@ -192,7 +188,8 @@ def with_residents(
     rest, joined = list(alive), []
     for launched, process in residents:
         run = RunProcesses(launched.run_id, process.uid, (process,), launch=launched.launch)
-        for same in [each for each in rest if _is_part_of(each, run)]:
+        key = run.run_id, run.uid, run.launch
+        for same in [part for part in rest if (part.run_id, part.uid, part.launch) == key]:
             rest.remove(same)
             run = replace(
                 run,

@@ -179,13 +179,11 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
             **{key: value for key, value in recorded.items() if value is not None},
             "user": from_processes["user"],
         }
+    recorded |= {name: getattr(outcome, name, None) for name in ("ended_s", "exit_status", "first_failed_rank")}
     return RunSummary(
         run_id=run.run_id if run is not None else record.run_id if record is not None else "",
         state=state,
         hosts=hosts or _hosts_of(record, nodes, host),
-        ended_s=None if outcome is None else outcome.ended_s,
-        exit_status=None if outcome is None else outcome.exit_status,
-        first_failed_rank=None if outcome is None else outcome.first_failed_rank,
         diagnosis=None if outcome is None or outcome.diagnosis is None else outcome.diagnosis.code,
         launcher_pids=tuple(process.pid for process in run.launchers) if run is not None else (),
         ranks=tuple(RankProcess(each.number("RANK"), each.pid) for each in run.ranks) if run is not None else (),

@@ -89,12 +89,13 @@ def test_without_a_word_the_newest_that_runs_here_is_meant_and_to_stop_the_only_
 def test_two_live_runs_of_one_id_are_told_apart_by_their_records(
     start_run: StartRun, folder: Path, tmp_path: Path
 ) -> None:
-    places = [record(tmp_path / name, "same") for name in ("a", "b")]
+    run_id = unique("same")
+    places = [record(tmp_path / name, run_id) for name in ("a", "b")]
     for place in places:
-        mark = {"DDPLAUNCH_RUN_ID": "same", LAUNCH: str(place), SETTINGS: json.dumps({"directory": str(place)})}
+        mark = {"DDPLAUNCH_RUN_ID": run_id, LAUNCH: str(place), SETTINGS: json.dumps({"directory": str(place)})}
         start_run("same", cwd=folder, **mark)
     with pytest.raises(UsageError, match="2 runs could be meant") as error:
-        running_runs("same", None, "stop")
+        running_runs(run_id, None, "stop")
     assert all(str(place) in error.value.findings[0].what for place in places)
     (named,) = running_runs(str(places[0]), None, "stop")
     assert only_one([named]).directory == places[0] and named.processes is not None
