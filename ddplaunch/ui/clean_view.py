@@ -96,14 +96,11 @@ def _command(process: Process) -> str:
     return cut(" ".join([program.rpartition("/")[2], *words]), _COMMAND)
 
 
-def ending_question(work: Cleanup) -> str:
-    """Return which processes are about to be ended, as a question."""
-    return f"end {count(len(work.found.processes), 'process')}? [y/N] "
-
-
-def removing_question(work: Cleanup) -> str:
-    """Return which records are about to be removed, as a question."""
-    return f"remove {count(len(work.records.removable), 'record')}? [y/N] "
+def question(work: Cleanup) -> str:
+    """Return what is about to be ended and removed, as a question."""
+    ends = [f"end {count(len(work.found.processes), 'process')}"] if work.found.own else []
+    removes = [f"remove {count(len(work.records.removable), 'record')}"] if work.records.removable else []
+    return f"{' and '.join(ends + removes)}? [y/N] "
 
 
 def done_text(cleaned: Cleaned, removed: int) -> str:

@@ -72,7 +72,7 @@ def stop_findings(
 ) -> tuple[Finding, ...]:
     """Return what is left to do: processes of another user, ones that do not end, hosts that were not asked."""
     findings = [host.problem for host in hosts if host.problem is not None]
-    if stopped is not None and stopped.denied:
+    if stopped and stopped.denied:
         owner = owner_name(stopped.denied[0].uid)
         findings.append(
             error(
@@ -82,7 +82,7 @@ def stop_findings(
                 fix=f"ask {owner}, or `sudo ddplaunch stop {run_id}`",
             )
         )
-    elif stopped is not None and stopped.remaining:
+    elif stopped and stopped.remaining:
         names = _listed(_entries(stopped.remaining, stopped.run))
         findings.append(does_not_end(names, [process.pid for process in stopped.remaining]))
     if elsewhere:

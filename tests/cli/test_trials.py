@@ -72,6 +72,7 @@ def test_trials_on_other_machines_change_files_only_where_that_is_asked_for(
         (["fit", "2x2"], "`fit` tries batches on one machine, and this launch has several"),
         (["scale", "1,,2"], "`SIZES ` is not a number of processes"),
         (["scale", "2x2"], "`SIZES 2x2` is not a number of processes"),
+        (["scale", "9" * 5000], "is not a number of processes"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
         (["scale", "1,2", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
         (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
@@ -108,7 +109,7 @@ while done < arguments.steps:
         if done == arguments.steps:
             break
         if done == arguments.fail_at:
-            raise OSError(18, "Invalid cross-device link") if done == 30 else ValueError("a wrong sample")
+            raise OSError(18, "Invalid cross-device link")
         optimizer.zero_grad()
         model(batch).sum().backward()
         optimizer.step()
@@ -163,16 +164,10 @@ def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path, capfd: pyt
 def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
     short = trial("--steps", "6")
     assert short.ending == "ended" and 4 <= short.measured.steps <= 6
-    enough = trial("--steps", "40")
-    assert enough.problem is None and enough.measured.ranks
-    failed = trial("--fail-at", "3")
-    assert failed.ending == "failed" and failed.diagnosis is not None and failed.measured.ranks == ()
-    assert failed.diagnosis.code == "script-exception" and "a wrong sample" in failed.diagnosis.what
     late = trial("--fail-at", "30")
     assert late.ending == "failed" and late.measured.steps >= 25 and late.problem is not None
+    assert late.diagnosis is not None and late.diagnosis.code == "script-exception" and late.measured.ranks == ()
     assert late.problem.code == "trial-failed" and "only root can rename a folder" in late.problem.why
-    none = trial("--steps", "0", processes=1)
-    assert none.ending == "ended" and none.measured.steps == 0
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
     assert trial(processes=1, timeout_s=6).ending == "timed-out"
     refused = trial(data=(Resolved("/no/such/data", Source("flag", "--data")),))

@@ -28,8 +28,7 @@ from ddplaunch.ui.clean_view import (
     clean_findings,
     clean_json,
     done_text,
-    ending_question,
-    removing_question,
+    question,
     work_text,
 )
 from ddplaunch.ui.terminal import Terminal
@@ -88,21 +87,6 @@ def test_what_ignores_sigterm_is_killed(start_run: StartRun, call: Call) -> None
     said = call("clean", run.run_id, "--yes", "--grace", "0.2")
     assert said.status == 0 and "ended 1 process, 1 of them by SIGKILL" in said.err
     assert gone(run)
-
-
-@pytest.mark.parametrize("typed", ["yy", "yn", "ny", "nn"])
-def test_processes_and_records_are_asked_for_one_by_one(folder: Path, typed: str) -> None:
-    old = record(folder / ".ddplaunch", "old", begun_s=time.time() - 3600)
-    outcome(old)
-    found = Leftovers((Orphans("x", "ddplaunch", ()),), (), {})
-    both = Cleanup(found, old_records(folder / ".ddplaunch", 0, (), host_name()))
-    master, slave = pty.openpty()
-    with os.fdopen(slave) as terminal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", terminal)
-        os.write(master, "".join(f"{letter}\n" for letter in typed).encode())
-        agreed = clean_command._agreed(both, yes=False, listed=True)
-    os.close(master)
-    assert agreed == tuple(letter == "y" for letter in typed)
 
 
 @pytest.mark.parametrize(("typed", "ended"), [("y\n", True), ("\n", False)])
@@ -338,8 +322,8 @@ def test_the_listing(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_words(tmp_path: Path) -> None:
-    assert ending_question(work(FOUND, tmp_path, 2)) == "end 2 processes? [y/N] "
-    assert removing_question(work(FOUND, tmp_path, 2)) == "remove 2 records? [y/N] "
+    assert question(work(FOUND, tmp_path, 2)) == "end 2 processes and remove 2 records? [y/N] "
+    assert question(work(FOUND, tmp_path)) == "end 2 processes? [y/N] "
     cleaned = Cleaned((RANK,), (LOADER,), ())
     assert done_text(cleaned, 2) == ("ended 2 processes, 1 of them by SIGKILL\nremoved 2 records\n")
     (finding,) = clean_findings(replace(cleaned, remaining=(RANK._replace(state="D"),)), [])

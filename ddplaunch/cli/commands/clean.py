@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
@@ -24,8 +23,7 @@ from ddplaunch.ui.clean_view import (
     clean_findings,
     clean_json,
     done_text,
-    ending_question,
-    removing_question,
+    question,
     work_text,
 )
 from ddplaunch.ui.terminal import Terminal
@@ -70,14 +68,13 @@ def clean(
     work = work_to_do(runs_directory(run_dir), newest, run)
     if not json:
         answer(work_text(work, now_s, Terminal.of(sys.stdout)))
-    agreed = _Agreed() if work.nothing or dry_run else _agreed(work, bool(yes), not json)
-    if not (agreed.ends or agreed.removes):
+    if work.nothing or dry_run or not _agreed(work, bool(yes), not json):
         if json:
             answer_json(clean_json(work, None, (), host_name(), now_s))
         return ExitStatus.DONE if work.nothing or dry_run else ExitStatus.FINDINGS
-    cleaned = clean_up(work.found, _GRACE_S if grace is None else grace) if agreed.ends else _NOTHING_ENDED
+    cleaned = clean_up(work.found, _GRACE_S if grace is None else grace) if work.found.own else _NOTHING_ENDED
     removed, failed = [], []
-    for directory in work.records.removable if agreed.removes else ():
+    for directory in work.records.removable:
         problem = remove_record(directory)
         if problem is None:
             removed.append(directory.name)
@@ -101,33 +98,15 @@ def work_to_do(base: Path, keep: int, run_id: str | None) -> Cleanup:
     return Cleanup(found_leftovers, old_records(base, keep, busy, host_name()))
 
 
-class _Agreed(NamedTuple):
-    """What may be done: end processes, remove records."""
-
-    ends: bool = False
-    removes: bool = False
-
-
-def _agreed(work: Cleanup, yes: bool, listed: bool) -> _Agreed:
-    """Return what to do: all with ``--yes``, else what somebody on the terminal who was shown the list says yes to.
-
-    Processes and records are asked for one by one: they have nothing to do with each other.
-    """
-    proposed = _Agreed(bool(work.found.own), bool(work.records.removable))
+def _agreed(work: Cleanup, yes: bool, listed: bool) -> bool:
+    """Return whether to do it: with ``--yes``, or where somebody on the terminal who was shown the list says yes."""
     if yes:
-        return proposed
+        return True
     if not listed or sys.stdin is None or not sys.stdin.isatty():
         say("nothing was changed: `ddplaunch clean --yes` does it without a question")
-        return _Agreed()
-    questions = (ending_question(work), removing_question(work))
-    agreed = _Agreed(
-        *(is_proposed and _says_yes(question) for is_proposed, question in zip(proposed, questions, strict=True))
-    )
-    if not any(agreed):
+        return False
+    tell(question(work))
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not agreed:
         say("nothing was changed")
     return agreed
-
-
-def _says_yes(question: str) -> bool:
-    tell(question)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

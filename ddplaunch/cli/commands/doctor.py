@@ -37,7 +37,7 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.planning.options import CHECKING, Options, Said
 from ddplaunch.records.directory import new_run_id
-from ddplaunch.records.outcome import RunOutcome, read_outcome
+from ddplaunch.records.find import read_record
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, error
@@ -266,8 +266,8 @@ def _failure(report: StartReport, status: int) -> Finding:
     refusing = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     if report.run_id is None and refusing:
         return refusing[0]
-    outcome = None if report.directory is None else read_outcome(report.directory)
-    diagnosis = outcome.diagnosis if isinstance(outcome, RunOutcome) else None
+    outcome = None if report.directory is None else read_record(report.directory).outcome
+    diagnosis = None if outcome is None else outcome.diagnosis
     fix = "`ddplaunch run 2 --device cpu -- -m ddplaunch.examples.comm_test` shows what it prints"
     if report.run_id is not None:
         fix = f"`ddplaunch explain {report.run_id}`"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from functools import partial
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
+from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
@@ -83,15 +83,9 @@ def _compared(prepared: Prepared, target: Target | None, text: str) -> tuple[Num
 
     Raises UsageError unless all sizes are positive integers.
     """
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,30}", word) and int(word) > 0 for word in words):
-        raise usage(
-            f"`--compare {text}` is not a list of world sizes",
-            why="it takes numbers of processes, separated by commas",
-            fix="`--compare 1,2,4,8`",
-            where="flag: --compare",
-        )
+    why, fix = "it takes world sizes, separated by commas", "`--compare 1,2,4,8`"
+    sizes = [whole_number("--compare", word.strip(), "processes", why, fix, least=1) for word in text.split(",")]
     launch = prepared.launch
     at = partial(request_at, launch.options, target, launch.topology, prepared.script)
     request = at(launch.numbers.world_size)
-    return compare_sizes(request, [int(word) for word in words], at)
+    return compare_sizes(request, sizes, at)

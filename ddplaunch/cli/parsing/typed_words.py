@@ -107,6 +107,6 @@ def spelled(option: str, value: str) -> list[str]:
 
 def whole_number(option: str, text: str, noun: str, why: str, fix: str, least: int = 0) -> int:
     """Return how many ``noun`` an option gives. Raises UsageError for no number, or less than ``least``."""
-    if text.isascii() and text.isdecimal() and int(text) >= least:
+    if text.isascii() and text.isdecimal() and len(text) <= 30 and int(text) >= least:  # int() refuses thousands
         return int(text)
     raise usage(f"`{option} {text}` is not a number of {noun}", why=why, fix=fix, where=f"flag: {option}")

@@ -40,9 +40,9 @@ from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import new_run_id, not_yours
-from ddplaunch.records.find import numbered
-from ddplaunch.records.json_files import read_object
-from ddplaunch.records.outcome import RunOutcome, read_findings, read_outcome
+from ddplaunch.records.find import RunRecord, numbered, read_record
+from ddplaunch.records.json_files import as_number, as_whole
+from ddplaunch.records.outcome import RunOutcome, read_findings
 from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
@@ -208,14 +208,14 @@ class Trials:
         finally:
             place.remove()
         steps.look()
-        recorded = read_outcome(record)
-        outcome = recorded if isinstance(recorded, RunOutcome) else None
+        recorded = read_record(record)
+        outcome = recorded.outcome
         trial = Trial(
             change=change,
             record=record,
             ending=ending,
             measured=steps.measured(self.measure, failed=ending == "failed"),
-            recorded=_recorded(record),
+            recorded=_recorded(recorded),
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
             observed=_observed(record, outcome),
@@ -344,14 +344,10 @@ def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings or read_findings(record) if finding.code in OBSERVED)
 
 
-def _recorded(record: Path) -> TrialRecord:
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        run = read_object(record / "run.json")
-        host, numbers = run["host"], run["plan"]["numbers"]
-        rate = numbers.get("lr")
-        return TrialRecord(
-            cpus=max(1, int(host["cpu"]["usable"])),
-            effective_batch=numbers["global_batch_size"]["value"] if "global_batch_size" in numbers else None,
-            lr=None if rate is None else format_lr(rate["value"]),
-        )
-    return TrialRecord()
+def _recorded(record: RunRecord) -> TrialRecord:
+    lr = as_number(record.value("plan", "numbers", "lr", "value"))
+    return TrialRecord(
+        cpus=max(1, as_whole(record.value("host", "cpu", "usable")) or 1),
+        effective_batch=as_whole(record.value("plan", "numbers", "global_batch_size", "value")),
+        lr=None if lr is None else format_lr(lr),
+    )
