@@ -30,8 +30,7 @@ from ddplaunch.explain.decide.choose import choose
 from ddplaunch.explain.diagnosis import Diagnosis, LogSource
 from ddplaunch.explain.explain_logs import explain_texts, read_logs
 from ddplaunch.explain.read.scan import Scanned
-from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures import Signature, all_signatures
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "cases.jsonl"
 RIGHT_LEAST, WRONG_MOST = 0.95, 0.03

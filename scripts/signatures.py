@@ -17,7 +17,7 @@ COMPILED = EXPLAIN / "families.json"
 #: In this order: of two rules of a tier that match one line, the first wins.
 FAMILIES = (
     *("gpu", "nccl", "echoes", "collectives", "ddp", "memory", "system", "network", "checkpoints"),
-    *("data", "launching", "imports", "scheduler", "ending", "unsaid", "stacks"),
+    *("data", "launching", "imports", "scheduler", "ending", "unsaid", "stacks", "reading"),
 )
 _EXPRESSIONS = ("patterns", "unless", "log_unless", "log_with", "log_twice")
 _SHARED, _WORDS = re.compile(r"<([A-Z_]+)>"), re.compile(r"@(\w+)")

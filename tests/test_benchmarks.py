@@ -20,8 +20,7 @@ from benchmarks.projects import PROJECTS, WAYS, table
 from benchmarks.rounds import FLOOR, Launches, judge_launches, launches_text
 from benchmarks.timing import Times, how_installed
 from ddplaunch import __version__
-from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.signature import Tier
+from ddplaunch.explain.signatures import Tier, all_signatures
 from ddplaunch.machine.software import probe_plugin
 from tests.hosts.launching import clean_environment
 

@@ -22,8 +22,7 @@ from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
-from ddplaunch.explain.signatures import all_signatures, signature_of
-from ddplaunch.explain.signatures.signature import Tier
+from ddplaunch.explain.signatures import Tier, all_signatures, signature_of
 from ddplaunch.planning.current import Current
 from ddplaunch.planning.script_numbers.handed_out import NAMES
 from ddplaunch.values.finding import ExitStatus

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ddplaunch.explain.command_fixes import (
-    command_fixes,
-    never_launched,
-    signal_to_launcher,
-    still_to_do,
-    who_asked,
-)
-from ddplaunch.explain.decide.choose import RootCause
+from ddplaunch.explain.decide.choose import BareExit, RootCause, words_above
 from ddplaunch.explain.decide.collectives import Left, Stuck, Waited
-from ddplaunch.explain.decide.last_words import BareExit, words_above
 from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
     memory_limit,
     xid,
 )
-from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, line_of
+from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, RunFacts, line_of
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
-from ddplaunch.explain.signatures import all_signatures, has_words, say, words_for
-from ddplaunch.explain.signatures.memory_sizes import told_by_sizes
-from ddplaunch.explain.signatures.signature import FIELD, Tier, Words, readable, words_of
-from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name
+from ddplaunch.explain.signatures import (
+    FIELD,
+    Signature,
+    Tier,
+    Words,
+    all_signatures,
+    has_words,
+    named,
+    readable,
+    say,
+    words_for,
+    words_of,
+)
+from ddplaunch.values.variable_names import TRIAL
+from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name, size_text
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
 #: Fixes of signatures that a whole command replaces.
@@ -40,6 +46,14 @@ _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["
 _REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
+CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
+_PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
+_VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
+_TYPED = re.compile(r"`(-[^`]+)` after `--`")
+_SIZE = re.compile(r"([\d.]+) (?:([KMGTPE]?)i?B|bytes?)")  # torch writes bytes below a KiB
+_OF_DRIVER = 0.05  # of a GPU's memory, which nobody else holds
+#: What is said of a run that was ended so.
+STOPPED = "the run was ended by `ddplaunch stop`"
 _SOURCE = 60  # characters of a line of the script
 _QUOTED = 160  # characters of a rank's last words in one line
 
@@ -53,21 +67,21 @@ def worded(cause: RootCause) -> Diagnosis:
     cause = replace(cause, rank=None) if _awaits_nobody(cause) else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
-    concrete = command_fixes(cause.code, facts, dumped)
-    left = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
-    general = still_to_do(left, facts, dumped)
+    concrete = tuple(_command_fixes(cause.code, facts, dumped))
+    general = _still_to_do([fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))], facts, dumped)
     raised = cause.candidate.raised if cause.candidate is not None and cause.speaks else None
+    of_program = raised is not None and raised.type.endswith("CalledProcessError")
+    aborted = "Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")
     said: tuple[Line, ...] = ()
-    if raised is not None and cause.candidate is not None:
-        raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
-        if raised.type.endswith("CalledProcessError") and (said := words_above(cause.candidate.line, scanned)):
-            above = f"above the traceback stands: {reason_text(said)[:_QUOTED]}"
-            words = words._replace(why=f"{_who(cause, 'the script')} started a program that failed; {above}")
-    elif ("Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")) and cause.candidate is not None:
+    if cause.candidate is not None and (of_program or aborted):
         said = words_above(cause.candidate.line, scanned)
-        at = f", at {cause.frame}" if cause.frame else ""
-        aborted = f"{_who(cause, 'a process')} aborted in native code, which said: {reason_text(said)[:_QUOTED]}{at}"
-        words = words._replace(what=aborted) if said else words
+        text, at = reason_text(said)[:_QUOTED], f", at {cause.frame}" if cause.frame else ""
+        spoken = say(
+            "program-failed" if of_program else "aborted-in-words", who=_who(cause, "the script"), text=text, at=at
+        )
+        words = words._replace(**{name: value for name, value in spoken._asdict().items() if value and said})
+    if cause.candidate is not None and raised is not None:
+        raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
     return Diagnosis(
@@ -75,7 +89,7 @@ def worded(cause: RootCause) -> Diagnosis:
         cause.certainty,
         words.what,
         words.why,
-        concrete + general,
+        tuple(dict.fromkeys((*concrete, *general))),
         cause.rank,
         cause.host,
         tuple(dict.fromkeys(line.evidence for line in (*cause.lines, *said))),
@@ -89,7 +103,11 @@ def _awaits_nobody(cause: RootCause) -> dict[str, str] | None:
     """Return the rank that the script waits for, where the launch has none of this number."""
     candidate = cause.candidate
     waits = candidate is not None and candidate.code == "rendezvous-failed"
-    return never_launched(candidate.groups, cause.case.facts) if candidate is not None and waits else None
+    awaited = candidate.groups.get("culprit", "") if candidate is not None and waits else ""
+    ranks = _number(cause.case.facts, "world_size")
+    if not (awaited.isdecimal() and ranks is not None and int(awaited) >= ranks):
+        return None
+    return {"awaited": awaited, "ranks": str(ranks)}
 
 
 def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:
@@ -110,7 +128,7 @@ def _rival(cause: RootCause) -> Rival | None:
 def _words(cause: RootCause) -> Words:
     candidate = cause.candidate
     if cause.told:
-        return signal_to_launcher(cause.code, cause.case.facts)
+        return _signal_to_launcher(cause.code, cause.case.facts)
     if cause.left is not None:
         return _left_early(cause.left, cause.case.waits)
     if cause.outside is not None:
@@ -128,7 +146,7 @@ def _words(cause: RootCause) -> Words:
         return say("awaits-nobody", **never)
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
-    sizes = told_by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
+    sizes = _by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
     words = words_of(*(sizes or (signature, readable(candidate.groups))))
     at = cause.frame or (cause.calls[-1].place if cause.calls and cause.code == "syntax-error" else "")
     return words._replace(what=f"{words.what}, at {at}") if at else words
@@ -207,7 +225,7 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
         "at": at,
         "signal": signal_name(signal),
         "number": str(signal),
-        "asked": who_asked(cause.case.facts),
+        "asked": _who_asked(cause.case.facts),
         "none": f"no line of its own says why; one that no rank signs: {text}" if text else "no line says why",
         "last": f"; its last one: {text}" if text else "; it printed nothing",
         "read": read,
@@ -296,3 +314,171 @@ def _unknown(cause: RootCause) -> Words:
         return say("just-ends")
     closes = not _REPORTED.match(cause.cut.text) and closes_badly(cause.cut.text)
     return say("closes-badly" if closes else "cut-off", line=cause.cut.text.strip()[:80])
+
+
+# GPUs that are full
+
+
+def _by_sizes(groups: Mapping[str, str]) -> tuple[Signature, Mapping[str, str]] | None:
+    """Return the words for an allocation of which the line has all sizes, and their groups; None where it has not.
+
+    They tell a tensor that no GPU holds, and whether others hold the memory.
+    """
+    wanted_bytes, free, total, used = (_bytes(groups.get(name, "")) for name in ("wanted", "free", "total", "used"))
+    if total and wanted_bytes and wanted_bytes > total:
+        return named("larger-than-a-gpu"), groups
+    if not (total and used and free is not None):
+        return None
+    other_bytes = total - free - used
+    if other_bytes < _OF_DRIVER * total:
+        return named("gpu-all-own"), groups
+    return named("gpu-shared"), {**groups, "others": size_text(round(other_bytes))}
+
+
+def _bytes(text: str) -> float | None:
+    match = _SIZE.fullmatch(text)
+    return float(match[1]) * (1 << 10 * " KMGTPE".index(match[2] or " ")) if match else None
+
+
+# A launcher that was ended
+
+
+def stopped_by(user: str) -> Words:
+    """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
+    return say("stopped", user=user)
+
+
+def _signal_to_launcher(code: str, facts: RunFacts) -> Words:
+    """Return what, why and the fixes of a run whose launcher was ended by a signal."""
+    if code == "killed" or facts.launcher_lost:
+        return say("launcher-killed" if code == "killed" else "launcher-lost")
+    if facts.stopped_by is not None:
+        return stopped_by(facts.stopped_by)
+    signal = signal_name(facts.signal) if facts.signal else "a signal"
+    name = f"launcher-{signal}"
+    return say(name if has_words(name) else "launcher-ended", signal=signal, asked=_who_asked(facts))
+
+
+def _who_asked(facts: RunFacts) -> str:
+    """Return how to find out who ended a run by SIGTERM: from Slurm only where it ran in a job."""
+    known = {"job": facts.slurm_job} if facts.slurm_job else {"run": ""} if facts.argv else {}
+    return say("who-asked", **known).fixes[0]
+
+
+# Whole commands: the run's own command line with a smaller batch, another port or one more setting
+
+
+def _command_fixes(code: str, facts: RunFacts, dumped: bool) -> Iterator[str]:
+    """Yield what can be typed after a failure with ``code``; nothing unless the command was a `run` that a user typed.
+
+    ``dumped``: the stack of Python is in the log.
+    """
+    argv = facts.argv or ()
+    if argv[1:2] != ("run",) or any(word.startswith(f"{TRIAL}=") for word in argv):
+        return  # `scale` and `fit` say themselves what to type after their trials
+    words = ("ddplaunch", *argv[1:])
+    own_words = words[: words.index("--")] if "--" in words else words  # the words after it are the script's
+    script_words, topology = words[len(own_words) :], _at(facts.plan, "topology")
+    if code == "disk-full":
+        for path, full in facts.full_disks:
+            yield f"make room on `{path}`: {full}; `du -xh {shlex.quote(path)} | sort -h | tail`"
+    # a thread's stack counts as well, and the kernel refuses it by the words for too many threads (pthread_create(3))
+    limit = _value(own_words, "--memory") if code in ("host-out-of-memory", "process-limit") else None
+    if limit:
+        yield f"more for each rank than `--memory {limit}`, if the machine has it"
+    if limit or code == "cuda-out-of-memory":
+        yield from _smaller_batch(own_words, script_words, facts)
+    if code == "too-many-open-files":
+        yield f"`ulimit -n 65535 && {shlex.join(words)}`"
+    if code == "port-taken" and _value(own_words, "--master-port"):
+        free = (*_with(own_words, "--master-port", None), *script_words)
+        yield f"without the port, a free one is taken: `{shlex.join(free)}`"
+    elif code == "port-taken" and _at(topology, "nnodes", "value") == 1 and _at(topology, "master_port") is None:
+        yield from say("port-of-the-script").fixes
+    if code == "segmentation-fault" and not (dumped or _sets(facts, "PYTHONFAULTHANDLER")):
+        yield f"where in Python it was: `{shlex.join((*own_words, '--env', 'PYTHONFAULTHANDLER=1', *script_words))}`"
+
+
+def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterator[str]:
+    """Yield ``fixes`` without those that the run had followed; ``dumped``: the stack of Python is in the log.
+
+    Where that stack is known already, the native one is the next measurement.
+    """
+    is_run = facts.plan is not None or bool(facts.ranks)
+    for fix in fixes:
+        variables = _VARIABLE.findall(fix)
+        followed = is_run and ("ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix)
+        followed |= bool(variables) and all(_sets(facts, name, value) for name, value in variables)
+        if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
+            yield CORE_DUMP
+        elif not followed and ("--no-forward" not in fix or _at(facts.plan, "passed")):
+            yield _PY_SPY.sub("`ddplaunch stacks`", fix) if facts.argv else fix
+
+
+def _smaller_batch(own_words: Sequence[str], script_words: Sequence[str], facts: RunFacts) -> Iterator[str]:
+    """Yield the command with a smaller batch per process: of the same effective batch if the script can accumulate.
+
+    The batch is changed where the script gets it: by ddplaunch, or by its own option, which may be a total of several
+    processes and changes in proportion.
+    """
+    batch, world = _number(facts, "batch_size"), _number(facts, "world_size")
+    accum, takes = _number(facts, "accum") or 1, _at(facts.plan, "receives")
+    takes = takes if isinstance(takes, list) else ["batch_size", "accum"]  # older versions did not record it
+    typed = _TYPED.fullmatch(str(_at(facts.plan, "numbers", "batch_size", "source", "detail")))
+    if not (typed or "batch_size" in takes):
+        yield "a smaller batch, in the script itself: no option was found by which it takes one"
+        return
+    if batch is None or world is None or batch < 2:
+        return
+    accumulates, whole = "accum" in takes, batch * accum * world
+    smaller = next(size for size in range(batch // 2, 0, -1) if not accumulates or batch * accum % size == 0)
+    script = shlex.join(script_words)
+    if typed is None:
+        own_words = _with(own_words, "--batch-size", str(smaller))
+    else:
+        number = re.compile(rf"(?<=\s{re.escape(typed[1])}[ =])\d+(?!\S)")
+        script = number.sub(lambda match: str(int(match[0]) * smaller // batch), script)
+    if accumulates:
+        own_words = _with(own_words, "--accum", str(batch * accum // smaller))
+        kept = f"same effective batch of {whole} in less memory"
+    else:
+        own_words = _with(own_words, "--global-batch-size", None)
+        halved = f"an effective batch of {smaller * accum * world} in the place of {whole}"
+        kept = f"{halved}, since the script does not accumulate"
+    yield f"{kept}: `{shlex.join(own_words)} {script}`"
+
+
+def _at(value: object, *names: str) -> Any:
+    """Return what stands at these names in a record, None where it has no such place."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _number(facts: RunFacts, name: str) -> int | None:
+    value = _at(facts.plan, "numbers", name, "value")
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _sets(facts: RunFacts, name: str, value: str = "") -> bool:
+    """Return whether the launch set a variable of the ranks, to ``value`` if that is given."""
+    entries = _at(facts.plan, "environment")
+    named_so = [entry for entry in (entries if isinstance(entries, list) else []) if _at(entry, "name") == name]
+    return any(_at(entry, "value") == value if value else _at(entry, "value") for entry in named_so)
+
+
+def _value(own_words: Sequence[str], flag: str) -> str | None:
+    """Return what was typed after ``flag`` or attached to it, None where it was not given."""
+    for word, next_word in zip(own_words, [*own_words[1:], ""], strict=True):
+        name, equals, attached = word.partition("=")
+        if name == flag:
+            return attached if equals else next_word
+    return None
+
+
+def _with(own_words: Sequence[str], flag: str, value: str | None) -> list[str]:
+    """Return the words with ``flag`` set to ``value`` where it stands, else at the end; without it for None."""
+    words = list(own_words)
+    at = next((at for at, word in enumerate(words) if word.partition("=")[0] == flag), len(words))
+    until = at + (1 if "=" in "".join(words[at : at + 1]) else 2)
+    return [*words[:at], *([] if value is None else [flag, value]), *words[until:]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures import Signature
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal, cut
 from ddplaunch.values.finding import Finding, Severity

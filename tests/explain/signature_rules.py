@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from string import Formatter
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures import Signature
 
 _compiled = cache(re.compile)  # there are more patterns than `re` keeps
 

@@ -114,21 +114,6 @@ def test_out_of_memory_advice_is_what_the_script_can_receive(
     assert of_run(command, receives, typed, **SIZES) == fix
 
 
-def test_a_batch_that_is_not_known_or_cannot_be_halved() -> None:
-    assert of_run("ddplaunch run 2 -- t.py", ("batch_size",), world_size=2).startswith(
-        "a smaller batch, `--batch-size`"
-    )
-    assert of_run("ddplaunch run 2 -- t.py", ("batch_size",), batch_size=1, world_size=2).startswith("a batch of 1")
-
-
-def test_the_reason_of_the_plan_is_repeated() -> None:
-    recorded = plan(**SIZES) | {"receives": [], "missing": [{"number": "batch_size", "reason": "t.py declares none"}]}
-    facts = RunFacts(state="failed", argv=("ddplaunch", "run", "2", "--", "t.py"), plan=recorded)
-    fixes = diagnosed(raised(1, OOM), facts).fixes
-    assert fixes[0] == "a smaller batch, in the script itself: t.py declares none"
-    assert not any("N/2" in fix for fix in fixes)
-
-
 def test_no_command_is_made_up() -> None:
     assert "ddplaunch run" not in first_fix("ddplaunch run 2 -- t.py", OOM, world_size=2)
     assert "ddplaunch run" not in first_fix("ddplaunch run 2 --batch-size 1 -- t.py", OOM, batch_size=1, world_size=2)
@@ -139,13 +124,6 @@ def test_other_whole_commands() -> None:
     assert files == "`ulimit -n 65535 && ddplaunch run 2 -- t.py`"
     taken = "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
     assert "`ddplaunch run 2 -- t.py`" in first_fix("ddplaunch run 2 --master-port 29500 -- t.py", taken)
-
-
-def test_a_time_out_gets_the_command_that_says_where_each_rank_was() -> None:
-    late = "RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
-    assert "`ddplaunch run 2 -- t.py` then says where" in first_fix("ddplaunch run 2 --no-stacks -- t.py", late)
-    for followed in ("", "--stacks", "--timeout=5m", "--hang-timeout 9s"):
-        assert "then says where" not in first_fix(f"ddplaunch run 2 {followed} -- t.py", late)
 
 
 def test_nobody_is_to_type_the_command_of_a_trial() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.explain import explain_logs
-from ddplaunch.explain.decide import last_words
+from ddplaunch.explain.decide import choose
 from ddplaunch.explain.decide.work import telling
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.ui.explain_view import explanation_text
@@ -438,8 +438,8 @@ STORE_RESET, PAIR_CLOSED = (
 
 def test_what_a_healthy_rank_of_gloo_says_is_no_reason_for_its_end() -> None:
     connected = "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
-    assert not last_words._gives_reason(connected)
-    assert last_words._gives_reason("expected 4 channels, found 3")
+    assert not choose._gives_reason(connected)
+    assert choose._gives_reason("expected 4 channels, found 3")
 
 
 def test_a_lost_connection_that_was_logged_before_is_not_what_ended_the_rank() -> None:

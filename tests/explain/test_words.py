@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.explain.decide.fate import RULES
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
-from ddplaunch.explain.signatures.signature import Signature, Tier
+from ddplaunch.explain.signatures import Signature, Tier
 from ddplaunch.ui.explain_view import code_text
 from ddplaunch.ui.terminal import Terminal
 from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures

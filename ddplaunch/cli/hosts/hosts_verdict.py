@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.explain.command_fixes import STOPPED, stopped_by
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
+from ddplaunch.explain.wording import STOPPED, stopped_by
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records.directory import read_stop
 from ddplaunch.records.explain_sources import recorded_run

@@ -73,8 +73,7 @@ class Stuck:
 
     def only_silent(self, complaining: Collection[int | None]) -> int | None:
         """Return the only rank that neither timed out nor is ``complaining`` of others, None for several."""
-        ranks_heard = {*complaining, *(wait.rank for wait in self.waited)}
-        silent = [rank for rank in range(self.world_size or 0) if rank not in ranks_heard]
+        silent = [rank for rank in self.absent if rank not in complaining]
         return silent[0] if len(silent) == 1 and self.world_size != 1 else None
 
     @property
@@ -244,24 +243,24 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> 
     """
     if len(dumps) < min(ranks or 2, 2):
         return None
-    reached: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
-    last: dict[tuple[str, int], int] = {}
-    for rank, entries in dumps.items():
-        for entry in entries:
-            if not entry.get("is_p2p"):
-                group, number = _group(entry), _number(entry)
-                reached.setdefault((group, number), {})[rank] = entry
-                last[group, rank] = max(number, last.get((group, rank), number))
+    reached: dict[tuple[int, str], dict[int, Mapping[str, Any]]] = {}
+    last: dict[str, dict[int, int]] = {}  # number of each group and rank
+    for rank, entry in (
+        (rank, entry) for rank, entries in dumps.items() for entry in entries if not entry.get("is_p2p")
+    ):
+        group, number = _group(entry), _number(entry)
+        reached.setdefault((number, group), {})[rank] = entry
+        members = last.setdefault(group, {})
+        members[rank] = max(number, members.get(rank, number))
     ends_known = any(entry.get("state") == _DONE for by_rank in reached.values() for entry in by_rank.values())
-    for group, number in sorted(reached, key=lambda group_and_number: (group_and_number[1], group_and_number[0])):
-        by_rank = reached[group, number]
-        members = {rank: upto for (named, rank), upto in last.items() if named == group}
+    for (number, group), by_rank in sorted(reached.items(), key=lambda item: item[0]):
+        members = last[group]
         missing = tuple(sorted(rank for rank, upto in members.items() if upto < number))
         if ends_known and all(entry.get("state") == _DONE for entry in by_rank.values()):
             continue
         if not ends_known and number < max(members.values()) and not missing:
             continue  # gloo's do not say what has ended: only the last one can be open, and any that some never joined
-        called = [(rank, _called(reached[group, upto][rank])) for rank, upto in sorted(members.items())]
+        called = [(rank, _called(reached[upto, group][rank])) for rank, upto in sorted(members.items())]
         operation = _open(number, by_rank, missing, ranks if ends_known else 0)
         return replace(operation, last=tuple((rank, at) for rank, at in called if at is not None))
     return None

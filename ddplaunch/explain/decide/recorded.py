@@ -72,11 +72,6 @@ def only_failed_rank(scanned: Scanned) -> int | None:
     return None
 
 
-def was_aborted(rank: int | None, scanned: Scanned) -> bool:
-    """Return whether the record says that native code aborted ``rank``."""
-    return rank is not None and any(end.seen and end.code == -6 and end.rank == rank for end in scanned.exits)
-
-
 def memory_says(code: str, exit_code: int | None, facts: RunFacts) -> tuple[str, Line] | None:
     """Return the code and the line of what SIGKILL or SIGBUS was, where the kernel, the cgroup or /dev/shm tells it.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from os.path import commonprefix
 from typing import NamedTuple
+
+from ddplaunch.explain.signatures import patterns
 
 
 class Speaker(NamedTuple):
@@ -37,23 +39,7 @@ _STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)"
     r"(?: |$)(?!- \S+ - )"
 )
-#: What stands in front of a line that begins with a bracket: of serving stacks, whose rank is their own where tensors
-#: are parallel alone; of Lightning, torchrun, MPI, ddplaunch, Open MPI, and others. ``weak`` ranks give way to others.
-_BRACKETS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"^\[\d+\] (?=\[)|^\[[\w-]+/\w+/\w+ \(pid \d+\)\] ?",
-        r"^\[(?:r(?=\d+\] )|rank(?:: (?=\d+\] (?!Child process))| ?(?=\d+\][: ])))(?P<rank>\d{1,7})\]:? ?",
-        r"^\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d{1,7})(?:,[\w.-]+)?\]<(?:stderr|stdout)>:",
-        r"^\[(?:default|trainer|worker|[a-z_]+)(?P<local>\d{1,7})\]:",
-        r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: (?:TP|r)(?P<weak>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?",
-        r"^\[\d\d:\d\d:\d\d\](?: |$)",
-        r"^\[(?P<host>[A-Za-z][\w.-]*) +\d+\.\d+\] ?",
-        r"^\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ",
-        r"^\[(?P<host>[A-Za-z][\w.-]*):(?P<weak>\d{1,4})\] (?!\*\*\*|.{0,7}ignal)",
-        r"^\[(?P<host>[A-Za-z][\w.-]*):(?P<pid>\d{1,10})\] (?!\*\*\*)",
-    )
-)
+_BRACKETS = patterns("brackets")
 #: The worker process of a serving stack or of Ray; one of the former may name its rank.
 _ACTOR = re.compile(
     r"^\((?:(?:Worker_TP|VllmWorker rank=|[\w.-]+, rank=)(?P<weak>\d{1,7}),? )?"
@@ -61,26 +47,7 @@ _ACTOR = re.compile(
 )
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
-_IN_FRONT = (
-    _STAMP,
-    *(
-        re.compile(pattern)
-        for pattern in (
-            # stern, with its times: a pod with a number and its container
-            r"^(?P<host>[a-z][\w.-]*-\d+) [a-z][\w.-]* (?=\d{4}-\d\d-\d\d[T ]\d\d:)",
-            r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)",
-            r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )",
-            # Determined: the container, the rank, and bars in front of what it printed; its command shows the level
-            r"^(?:<[a-z]+> +(?=\[)|[0-9a-f]{8} (?:\[rank=(?P<weak>\d{1,7})\] )?\|\| ?|\|\| (?=[A-Z]+: ))",
-            # journald and syslog; what systemd and the kernel say of others is read with their names
-            r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.-]+ (?!systemd|kernel)[\w.@/-]+\[\d+\]: ?",
-            # GitHub's `gh run view --log`, Kubernetes' files and GitLab behind a time, Kaggle, others
-            r"^(?:[^\t]{1,80}\t[^\t]{1,80}\t(?=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z(?: |$))|std(?:out|err) [FP](?: |$)"
-            r"|[0-9a-f]{2}[OE](?:[ +]|$)|\d+\.\d+s[ \t]\d+(?:[ \t]|$)"
-            r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: |$))",
-        )
-    ),
-)
+_IN_FRONT = (_STAMP, *patterns("in-front"))
 #: How tracebacks and launchers begin their lines: what stands before it was put there by a service or a viewer.
 _BEGINS = re.compile(
     r"(?:\[rank\d{1,7}\]: ?|\[default\d{1,7}\]: ?)*(?:Traceback \(most recent call last\)|  File \"[^\"]+\", line \d"
@@ -132,7 +99,7 @@ class Prefixes:
                 continue
             text, _ = self.strip(line, NOBODY)
             if (match := _BEGINS.search(text)) and 0 < match.start() <= _WIDEST_FRONT and text[: match.start()].strip():
-                fronts.update(_shapes(text[: match.start()]))
+                fronts[_shape(text[: match.start()])] += 1
         if not fronts:
             return None
         step = max(1, len(sample) // _MOST_READ)
@@ -198,30 +165,15 @@ def _common_indent(lines: Sequence[str]) -> int:
     return len(commonprefix(indents))  # noqa: RUF071 - character by character
 
 
-def _shapes(front: str) -> Iterator[str]:
-    """Yield expressions for fronts like this one: with other numbers, then with other words for those in capitals.
-
-    The second only of several words of which one stays, else every line would do.
-    """
+def _shape(front: str) -> str:
+    """Return an expression for fronts like this one with other numbers."""
     inner = front.strip()
     head = r"\s*" if front[:1].isspace() else ""
     space = front[len(front.rstrip()) :]
     ends = f"(?:{re.escape(space)}|$)" if space else ""
     parts = ("" if not field else r"\d+" if field.isdigit() else r"\s+" if field.isspace() else re.escape(field)
              for field in _FIELD.split(inner))  # fmt: skip
-    yield f"{head}{''.join(parts)}{ends}"
-    words = [_looser(word) for word in inner.split()]
-    if len(words) > 1 and any(word != r"\S+" for word in words):
-        yield head + r"\s+".join(words) + ends
-
-
-def _looser(word: str) -> str:
-    """Return an expression for words like this one, which is another where it has digits or capitals alone."""
-    if not (any(map(str.isdigit, word)) or word.isupper()):
-        return re.escape(word)
-    core = word.strip("[](){}<>|:")
-    prefix, _, suffix = word.partition(core)
-    return rf"{re.escape(prefix)}\S+{re.escape(suffix)}"
+    return f"{head}{''.join(parts)}{ends}"
 
 
 def _native(text: str, who: Speaker) -> Speaker:

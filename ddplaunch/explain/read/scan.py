@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.read.trailer import RankExit, Trailer
-from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.signatures.signature import Signature, Tier
+from ddplaunch.explain.signatures import Signature, Tier, all_signatures
 from ddplaunch.values.frozen import dataclass
 
 _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
@@ -192,24 +192,9 @@ def scan(lines: Iterable[Line]) -> Scanned:
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
     """Return the lines that go on with the exception at ``line``: the rest of its message, and its notes.
 
-    Only of a rank that the lines name: what no rank signs may be another's. None where the rank printed more after it,
-    and of several paragraphs the first where they are too many.
+    Only the first paragraph, of a rank that the lines name: what no rank signs may be another's.
     """
-    if line.speaker.rank is None:
-        return ()
-    notes: list[str] = []
-    first: list[str] | None = None
-    for below in scanned.lines[line.at - scanned.lines[0].at + 1 :]:
-        if below.speaker != line.speaker or below.file != line.file:
-            if below.file != line.file:
-                break
-            continue
-        if _GOES_ON.search(below.text):
-            break
-        if not below.text.strip():
-            first = [*notes] if first is None else first
-            continue
-        notes.append(below.text.strip())
-        if len(notes) > _NOTES:
-            return tuple(first or ())
-    return tuple(notes)
+    below = (other for other in scanned.lines[line.at - scanned.lines[0].at + 1 :] if other.file == line.file)
+    texts = (other.text.strip() for other in below if other.speaker == line.speaker)
+    notes = tuple(takewhile(lambda text: text and not _GOES_ON.search(text), islice(texts, _NOTES + 1)))
+    return notes if line.speaker.rank is not None and len(notes) <= _NOTES else ()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
+from ddplaunch.explain.signatures import patterns
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import SIGNALS, number_of_signal, signal_name
 
@@ -28,53 +29,7 @@ _RETURNED = re.compile(
 _CRASHED = re.compile(  # Composer
     r"[Rr]ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) )?(?:crashed|exited) with (?:exit )?code (?P<code>-?\d+)"
 )
-#: Exits by launchers that start ranks, whose own lines they are: what a rank says of a process is its own affair.
-_OF_LAUNCHERS = (
-    re.compile(
-        r"CalledProcessError: Command .*?(?:python|torchrun|accelerate|deepspeed|local[_-]rank).*?"
-        r"(?: returned non-zero exit status (?P<code>\d+)| died with <Signals\.(?P<signal>SIG\w+): \d+>)"
-    ),
-    re.compile(
-        r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", re.IGNORECASE
-    ),
-)
-#: Exits that torchrun, Open MPI, MPICH, srun, Lightning, shells, and services that run jobs report.
-_EXITS = (
-    re.compile(r"failed \(exitcode: (?P<code>-?\d+)\)\s+local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"),
-    re.compile(r"CHILD PROCESS (?P<pid>\d+) \(local_rank (?P<local>\d+)\) FAILED \(exitcode (?P<code>-?\d+)\)"),
-    re.compile(
-        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
-    ),
-    _RETURNED,
-    re.compile(
-        r"srun: error: (?P<host>[\w.-]+): tasks? (?:(?P<rank>\d+)|[\d,-]+): (?:Exited with exit code (?P<code>\d+)"
-        r"|(?P<how>Segmentation fault|Killed|Aborted|Bus error|Terminated|Out Of Memory))"
-    ),
-    re.compile(
-        r"^(?P<host>[\w.-]+): rank (?P<rank>\d+) (?:died from signal (?P<number>\d+)|exited with code (?P<code>\d+))"
-    ),
-    re.compile(
-        r"^(?:zsh: |\S+: line \d+: +(?P<pid>\d+) )(?P<how>(?i:bus error|floating point exception|terminated)"
-        r"|segmentation fault|illegal hardware instruction|killed|abort)\b"
-    ),
-    re.compile(r"^\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"),
-    _CRASHED,
-    re.compile(
-        r"(?:^make(?:\[\d+\])?: \*\*\* .*\] Error |^[\w.-]+ exited with code "
-        r"|^(?:[A-Z].{14,18}: )?Exited with exit code |^Command exited with non-zero status "
-        r"|exited with status (?:code )?|Process completed with exit code "
-        r"|Command failed with exit code |container failed with non-zero exit code: |exited with a non-zero status of "
-        r"|^ERROR: Job failed: (?:[\w ]+ )?exit (?:code|status) |\bscript returned exit code "
-        r"|systemd\[1\]: \S+: Main process exited, code=exited, status="
-        r"|\bexited: \S+ \(exit status (?=\d+; not expected)"
-        r"|^Error: exit status |^Exited with code exit status |^The command \".*\" exited with "
-        r"|^##\[error\]\w+ exited with code '|^flux-job: task\(s\) exited with exit code "
-        r"|^Script done on .*COMMAND_EXIT_CODE=\"|Normal termination \(return value |_atexit_cleanup\S* got exitcode: "
-        r"|AlgorithmError: Exit Code: |^[\w./-]+\.sh: exit(?:ed|ing)?(?: with)?(?: status| code)? "
-        r"|Task state is updated .* with exit code |(?:^|\bTerminated)\s*Exit (?:Code|Status): +)"
-        r"(?P<code>\d+)\b"
-    ),
-)
+_OF_LAUNCHERS, _EXITS = patterns("exits-of-launchers"), patterns("exits")
 _HOW = {"segmentation fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "terminated": 15,
         "out of memory": 9, "floating point exception": 8, "illegal hardware instruction": 4}  # fmt: skip
 #: What srun, and docker compose, say before they end what is left, at last by SIGKILL.
