@@ -124,6 +124,15 @@ def test_refusal_is_4_names_the_holder_and_nothing_runs(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["take.py"]
 
 
+def test_dry_run_of_a_refused_launch_is_4_and_prints_it(tmp_path: Path) -> None:
+    write_script(tmp_path / "take.py", WRITE.splitlines())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = run(tmp_path, "take.py", before=("1", "--device", "cpu", "--master-port", port, "--dry-run"))
+    assert done.returncode == 4
+    assert "torch.distributed.run" in done.stdout and port in done.stdout
+
+
 # A launch that needs no terminal
 
 GOES_ON = """
