@@ -1,1 +1,1 @@
-"""Reaching machines: ssh sessions, the roll call, Slurm's programs, and runs of this host."""
+"""Reaches machines: ssh sessions, the roll call, Slurm's programs, and runs on this host."""

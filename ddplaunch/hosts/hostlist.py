@@ -1,4 +1,4 @@
-"""Which hosts `--hosts` or a host file names, and which of them `--include` and `--exclude` leave."""
+"""Reads the hosts of `--hosts` or a host file, and applies `--include` and `--exclude`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")
 
 @dataclass(frozen=True)
 class Host:
-    """One host: ``name`` is what ssh gets; ``slots`` its processes where the list says so."""
+    """One host: ``name`` for ssh, and ``slots``, its number of processes, where the list gives one."""
 
     name: str
     slots: int | None = None
 
 
 def from_words(text: str) -> tuple[Host, ...]:
-    """Return the hosts of ``--hosts``: names with commas between them, each ``[USER@]NAME[:SLOTS]``.
+    """Return the hosts of ``--hosts``: ``[USER@]NAME[:SLOTS]``, separated by commas.
 
     Raises UsageError.
     """
@@ -31,13 +31,13 @@ def from_words(text: str) -> tuple[Host, ...]:
 
 
 def from_file(text: str, name: str) -> tuple[Host, ...]:
-    """Return the hosts of a host file: a host a line, ``NAME``, ``NAME slots=N`` (DeepSpeed, Open MPI) or ``NAME:N``.
+    """Return the hosts of a host file, one a line: ``NAME``, ``NAME slots=N`` (DeepSpeed, Open MPI) or ``NAME:N``.
 
     https://www.deepspeed.ai/getting-started/#resource-configuration-multi-node and
     https://docs.open-mpi.org/en/main/launching-apps/scheduling.html. Raises UsageError with the line's number.
     """
     hosts, places = [], []
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):  # Windows' editors write that mark
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):  # the byte order mark of Windows
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -60,7 +60,7 @@ def from_file(text: str, name: str) -> tuple[Host, ...]:
 def _with_setting(host: Host, word: str, place: str) -> Host:
     key, equals, value = word.partition("=")
     if key == "max_slots" and _COUNT.match(value):
-        return host  # Open MPI's limit to overcommitting, which a launch here never does
+        return host  # Open MPI's limit on overcommitting, which a launch here never does
     if key != "slots" or not equals or not _COUNT.match(value):
         what = f"`{word}` after host `{host.name}` is not a number of slots"
     elif host.slots is not None and host.slots != int(value):
@@ -126,7 +126,7 @@ def _unique(hosts: tuple[Host, ...], places: Sequence[str]) -> tuple[Host, ...]:
 def chosen(hosts: tuple[Host, ...], include: Sequence[str], exclude: Sequence[str]) -> tuple[Host, ...]:
     """Return the hosts that ``--include`` keeps and ``--exclude`` does not drop.
 
-    Raises UsageError for a host that is not in the list, and where none is left.
+    Raises UsageError for a host that is not in the list, and where no host is left.
     """
     if include and exclude:
         raise usage(

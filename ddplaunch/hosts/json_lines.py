@@ -1,4 +1,4 @@
-"""The messages that hosts and nodes exchange: a JSON object a line, over an ssh session or a connection."""
+"""The messages between hosts or nodes: one JSON object a line, over an ssh session or a TCP connection."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-#: What comes before the first message of a host: a shell's start-up files may print, too.
+#: Precedes a host's first message, because a shell's start-up files may print too.
 GREETING = b"\0ddplaunch-host-2\n"
-#: torchrun survives a network that is cut for half a minute, and so do we: after such a cut TCP sends again what was
-#: lost up to 26 s later, because it doubles its pause each time (RFC 6298, section 5.5).
+#: torchrun survives half a minute without network, and so does this: after such a cut, TCP resends lost data up to 26 s
+#: later, because it doubles its pause each time (RFC 6298, section 5.5).
 SILENCE_S = 60.0
-OF_SSH = 255  # its own exit status
+OF_SSH = 255  # ssh's own exit status
 _READ = 1 << 16
 
 
 def json_line(message: Mapping[str, Any]) -> bytes:
-    """Return one message as a line of ASCII; text that is not UTF-8 crosses as escapes."""
+    """Return one message as a line of ASCII; text that is not UTF-8 becomes escapes."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
@@ -33,17 +33,17 @@ def message_in(line: bytes) -> dict[str, Any]:
 
 
 class LineReader:
-    """Lines of a pipe or connection, with a deadline for each. ``heard_s`` is when something came, monotonic."""
+    """Lines of a pipe or connection, with a deadline for each. ``heard_s`` is when data last came, monotonic."""
 
     def __init__(self, descriptor: int, most_bytes: int) -> None:
-        """A line of more than ``most_bytes`` ends it."""
+        """Read from ``descriptor``; a line of more than ``most_bytes`` ends the reading."""
         self._descriptor, self._most_bytes = descriptor, most_bytes
         self._pending = b""
         self.ended = False
         self.heard_s = time.monotonic()
 
     def next(self, until_s: float) -> bytes | None:
-        """Return the next line; None when that moment is over, or with ``ended`` set when no more will come."""
+        """Return the next line; None when ``until_s`` has passed, or with ``ended`` set when no more will come."""
         readable = select.poll()
         readable.register(self._descriptor, select.POLLIN)
         while b"\n" not in self._pending:

@@ -1,6 +1,6 @@
-"""The ssh command that starts a session on one host, and what the end of such a session means, as a finding.
+"""The ssh command that starts a session on one host, and findings that explain how such a session ended.
 
-It is the user's own OpenSSH with their configuration, keys, agent and jump hosts: https://man.openbsd.org/ssh_config
+It is the user's own OpenSSH, with their configuration, keys, agent and jump hosts: https://man.openbsd.org/ssh_config
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ddplaunch.values.words import signal_name
 
 CONNECT_S = 10
 _OPTIONS = (
-    "BatchMode=yes",  # no question that nobody is there to answer
+    "BatchMode=yes",  # no prompts: there may be no user to answer
     f"ConnectTimeout={CONNECT_S}",
     "ServerAliveInterval=15",
-    "ServerAliveCountMax=4",  # as long as SILENCE_S of `json_lines`
-    "ClearAllForwardings=yes",  # a LocalForward of the user's would collide with their other session
+    "ServerAliveCountMax=4",  # times 15 s: SILENCE_S of `json_lines`
+    "ClearAllForwardings=yes",  # a LocalForward in the user's configuration would collide with their other session
     "RequestTTY=no",
     "RemoteCommand=none",
     "PermitLocalCommand=no",
@@ -36,25 +36,25 @@ def _options() -> list[str]:
 
 
 def command(host: str, python: str) -> list[str]:
-    """Return the words that start a host's side of a session on ``host``; a shell of any kind understands the last."""
+    """Return the command line that starts a session on ``host``; a shell of any kind understands its last word."""
     words = own_command(python, "ddplaunch.cli.hosts.serve")
-    if "-P" in words:  # there the interpreter may be older
+    if "-P" in words:  # the interpreter on the host may be too old for it
         words.remove("-P")
     options = _options()
     return ["ssh", "-T", *options, "--", host, f"exec env PYTHONSAFEPATH=1 {shlex.join(words)}"]
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of ssh: this one, in which no window asks either, not even for a jump host's password.
+    """Return the environment for ssh: this one, without password prompts in windows, not even for a jump host.
 
-    BatchMode does not reach the ssh that goes through a jump host. Before OpenSSH 8.4, which reads the first variable,
-    a program that fails answers instead of a window: https://man.openbsd.org/ssh#ENVIRONMENT
+    BatchMode does not reach the ssh that goes through a jump host. OpenSSH before 8.4 ignores the first variable; there
+    a program that fails takes the place of the window: https://man.openbsd.org/ssh#ENVIRONMENT
     """
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "SSH_ASKPASS": "false"}
 
 
 def configured_hosts(file: Path) -> list[str]:
-    """Return the names that this ssh_config gives to hosts, without patterns; none where it cannot be read."""
+    """Return the host names in this ssh_config, without patterns; none where it cannot be read."""
     names: dict[str, None] = {}
     with suppress(OSError):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -92,14 +92,14 @@ _NO_MODULE = re.compile(
 
 
 def was_dropped(status: int | None, stderr_text: str) -> bool:
-    """Return whether a connection was closed before either side said who it is: too many at once, so try again."""
+    """Return whether a connection closed before either side identified itself: too many at once, so try again."""
     return status == 255 and _DROPPED.search(stderr_text) is not None and _REFUSED_BEHIND.search(stderr_text) is None
 
 
 def failure(host: str, python: str, status: int | None, stderr_text: str, tries: int = 1) -> Finding:
-    """Return what it means that the session on ``host`` ended, or did not begin (``status`` None).
+    """Return the finding for a session on ``host`` that ended, or did not begin (``status`` None).
 
-    ``stderr_text`` is what it said, ``tries`` how often it was begun.
+    ``stderr_text`` is the session's stderr, ``tries`` the number of attempts.
     """
     module = _NO_MODULE.search(stderr_text)
     if module is not None:
@@ -133,16 +133,16 @@ def failure(host: str, python: str, status: int | None, stderr_text: str, tries:
 
 
 def _installing(host: str, python: str, module: str) -> str:
-    """Return the command that brings ``module`` to ``host`` in the version of this machine.
+    """Return the command that installs ``module`` on ``host`` in this machine's version.
 
-    ddplaunch is sent as it is here, with its metadata, which needs no index and no pip.
+    ddplaunch itself is copied from here, with its metadata, so that neither an index nor pip is needed.
     """
     from importlib import metadata
 
     ssh, python = f"ssh {shlex.quote(host)}", shlex.quote(python)
     if module != "ddplaunch":
         for name in metadata.packages_distributions().get(module, ()):
-            module = f"{name}=={metadata.version(name).partition('+')[0]}"  # an index has no versions of one's own
+            module = f"{name}=={metadata.version(name).partition('+')[0]}"  # an index has no local versions
         return f"{ssh} {shlex.quote(f'{python} -m pip install {module}')}"
     folders = [Path(__file__).parents[1]]
     for file in metadata.files("ddplaunch") or ():
@@ -173,7 +173,7 @@ def alike(missing: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def ssh_missing() -> Finding:
-    """Return the finding for a machine from which no host can be reached."""
+    """Return the finding for a machine without ssh."""
     return error(
         "ssh-missing",
         "there is no `ssh` on PATH",
@@ -183,7 +183,7 @@ def ssh_missing() -> Finding:
 
 
 def misunderstood(host: str, problem: str) -> Finding:
-    """Return the finding for a host whose answer says nothing here; ``problem`` is a clause."""
+    """Return the finding for a host whose answer is not understood; ``problem`` is a clause."""
     return error(
         "host-answer-unknown",
         f"{host} gave an answer that this ddplaunch does not understand: {problem}",
@@ -238,7 +238,7 @@ def _connection_failure(host: str, login: str, status: int | None, stderr_text: 
             fix=f"`{login} true` has to be quick and silent",
             where=host,
         )
-    if status == 255 and not last:  # ssh's own status; it is quiet when its server stops answering
+    if status == 255 and not last:  # ssh's own status; it prints nothing when its server stops answering
         return error(
             "host-unreachable",
             f"the connection to {host} broke off",
@@ -256,7 +256,7 @@ def _connection_failure(host: str, login: str, status: int | None, stderr_text: 
 
 
 def why_lost(status: int | None, stderr_text: str) -> str:
-    """Return as a clause why a session ended: what ssh said of it last, else how ssh itself ended."""
+    """Return why a session ended, as a clause: ssh's last message about it, else how ssh itself ended."""
     if status is not None and status < 0:
         return f"the ssh to it was killed by {signal_name(-status)}"
     words = _last_line(stderr_text, _ENDS).rstrip(".")
@@ -264,5 +264,5 @@ def why_lost(status: int | None, stderr_text: str) -> str:
 
 
 def _last_line(stderr_text: str, pattern: re.Pattern[str] = _ANYTHING) -> str:
-    """Return the last line in which the pattern is; a jump host's words are followed by others."""
+    """Return the last line that matches; after a jump host's message come others."""
     return next((line.strip() for line in reversed(stderr_text.splitlines()) if pattern.search(line)), "")

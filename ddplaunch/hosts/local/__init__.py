@@ -1,1 +1,1 @@
-"""Runs of this host: stop them, end orphans, ask ranks for their stacks."""
+"""Acts on runs of this host: stops them, ends orphans, asks ranks for their stacks."""

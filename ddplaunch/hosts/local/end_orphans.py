@@ -14,13 +14,13 @@ from ddplaunch.machine.processes.stop_processes import end_processes
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-#: Bytes of GPU memory by GPU index, by pid.
+#: Bytes of GPU memory, by pid and then by GPU index.
 GpuMemory = Mapping[int, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Orphans, this user's and others'; ``gpu_memory`` is what they hold, as far as can be seen."""
+    """Orphans, this user's and others'; ``gpu_memory`` is what they hold, as far as it is visible."""
 
     own: tuple[Orphans, ...]
     others: tuple[Orphans, ...]
@@ -42,8 +42,8 @@ class Cleaned:
 
 
 def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Leftovers:
-    """Look for processes whose launcher is gone, of one run if ``run_id`` names it, and for what they hold."""
-    spared = within(table, os.getpid())  # a shell in a terminal that a rank started, say
+    """Return processes whose launcher is gone, only those of ``run_id`` if given, and the GPU memory that they hold."""
+    spared = within(table, os.getpid())  # never end this command itself, as in a terminal that a rank started
     groups = [
         group
         for group in orphans_in(table, adopts_orphans)
@@ -57,7 +57,7 @@ def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Lefto
 
 
 def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
-    """Return the GPU memory of these processes, or why NVML does not tell."""
+    """Return the GPU memory that these processes hold, or why NVML does not report it."""
     facts, _ = probe_nvml(details=True)
     if not isinstance(facts, NvmlFacts):
         return facts
@@ -70,8 +70,8 @@ def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
 
 
 def clean(found: Leftovers, grace_s: float) -> Cleaned:
-    """End this user's orphans: SIGTERM, after ``grace_s`` seconds SIGKILL.
+    """End this user's orphans with SIGTERM, and after ``grace_s`` seconds with SIGKILL; return how each ended.
 
-    Each signal goes to a process whose pid, start time and run id are still those that were found.
+    A process is signalled only while its pid, start time and run id are those that were found.
     """
     return Cleaned(*end_processes(found.processes, grace_s))

@@ -1,7 +1,7 @@
-"""Where ranks of this machine are now, by the signal upon which a rank writes its own stacks.
+"""Where ranks of this machine are now: a signal makes each rank write its own stacks.
 
-The signal is sent only to a process that catches it and holds the memory into which it will write, see
-``ddplaunch.agent.rank_site``: to anything else it would be deadly.
+The signal is sent only to a process that catches it and holds the memory to write into, see
+``ddplaunch.agent.rank_site``: it would kill any other process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddplaunch.machine.processes.process_table import pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-#: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
+#: As in ``ddplaunch/agent/rank_site/sitecustomize.py``, which imports nothing of this package and is not imported here.
 MEMORY = "ddplaunch-stacks"
 SIGNAL = int(signal.SIGRTMAX) - 6
 _ANSWER_S = 2.0
@@ -35,16 +35,16 @@ _STABLE_S = 0.25
 _PAUSE_S = 0.005
 _AT_ONCE = 16
 _WORKERS = 8
-#: Where a main thread's stack ends, so that a dump is known to be complete.
+#: The last line of a complete dump: the bottom of the main thread's stack.
 _BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
-#: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
+#: read, pread64, readv, recvfrom, recvmsg as numbered in /proc/PID/syscall; their first argument is a descriptor.
 _READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
 _NOT_ASKED = "it does not answer the signal (`--no-stacks`, or no Python)"
 
 
 @dataclass(frozen=True)
 class LiveRank:
-    """A rank's process: ``start_ticks`` (field 22 of /proc/PID/stat) tells it from a later one of the same number."""
+    """A rank's process: ``start_ticks`` (field 22 of /proc/PID/stat) tells it from a later process of the same pid."""
 
     rank: int
     pid: int
@@ -52,7 +52,7 @@ class LiveRank:
 
 
 def take_stacks(ranks: Sequence[LiveRank]) -> tuple[RankStack, ...]:
-    """Return where each of these ranks is, in their order; takes some seconds at most, many ranks at once."""
+    """Return where each of these ranks is, in their order; takes a few seconds at most, many ranks at once."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -60,7 +60,7 @@ def take_stacks(ranks: Sequence[LiveRank]) -> tuple[RankStack, ...]:
 
 
 def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
-    """Return ``stacks`` with those of the DataLoader workers, or of the programs, that ranks wait for."""
+    """Return ``stacks`` together with those of the DataLoader workers, or of the programs, that ranks wait for."""
     if not any(map(_waits_below, stacks)):
         return tuple(stacks)
     children: dict[int, list[LiveRank]] = {}
@@ -81,10 +81,10 @@ def _waits_below(stack: RankStack) -> bool:
 
 
 def open_memory(pid: int) -> tuple[int, int] | None:
-    """Return the interpreter of rank ``pid`` and a descriptor of the memory in which it counts; None for none yet.
+    """Return the pid of rank ``pid``'s interpreter and a descriptor of the memory in which it counts; else None.
 
-    It is the rank itself, or what a shell script that is the rank has started. The first 16 bytes are the numbers of
-    optimizer steps and of batches, in the machine's byte order.
+    The interpreter is the rank itself, or a process started by a shell script that is the rank. The memory's first 16
+    bytes are the numbers of optimizer steps and of batches, in the machine's byte order.
     """
     for candidate in chain((pid,), _in_session(pid)):
         with suppress(OSError):
@@ -121,7 +121,7 @@ def _stack(rank: LiveRank) -> RankStack:
 
 
 def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | Unavailable:
-    """Send the signal and read what faulthandler writes upon it."""
+    """Send the signal and return the stacks that faulthandler then writes, or why there are none."""
     try:
         handle = os.pidfd_open(pid)
     except OSError as error:
@@ -163,7 +163,7 @@ def _answer(memory: int, size_before: int) -> str:
 
 
 def _memory(pid: int) -> int | None:
-    """Return a descriptor to the memory into which the process writes its stacks, None if it has none."""
+    """Return a descriptor of the memory into which the process writes its stacks, None if it has none."""
     folder = f"/proc/{pid}/fd"
     for name in sorted(os.listdir(folder), key=int, reverse=True):  # noqa: PTH208
         try:
@@ -194,7 +194,7 @@ def _kernel(pid: int) -> str:
 
 
 def _reads(pid: int) -> str:
-    """Return the file from which the main thread reads right now, empty where it does not or the kernel keeps it."""
+    """Return the file from which the main thread reads now; empty if it reads none or the kernel does not tell."""
     words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
     if len(words) < 2 or words[0].decode() not in _READING.get(os.uname().machine, ()):
         return ""
@@ -205,7 +205,7 @@ def _reads(pid: int) -> str:
 
 
 def _below(pid: int) -> tuple[int, ...]:
-    """Return the processes that ``pid`` has started, and what these have."""
+    """Return the descendants of ``pid``."""
     stats = [stat for each in pids() if (stat := read_stat(each)) and stat.alive]
     family = {pid}
     for stat in sorted(stats, key=lambda each: (each.start_ticks, each.pid)):

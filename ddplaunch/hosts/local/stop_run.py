@@ -1,4 +1,4 @@
-"""Stops a run: its processes on this machine, its launcher, or what is left of it on other hosts, asked by ssh."""
+"""Stops a run: its processes on this machine, its launcher, or what is left of it on other hosts, by ssh."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
-_LOOK_S = 0.25  # new processes may come while old ones go
-_GUARD_S = 10.0  # how long the guard may need to write the outcome and to explain
-_RESIDENT_S = 90.0  # a launcher's own limits from SIGKILL on its hosts to having all their records
+_LOOK_S = 0.25  # new processes may appear while old ones end
+_GUARD_S = 10.0  # for the guard to write the outcome and to explain it
+_RESIDENT_S = 90.0  # the launcher's own limit from SIGKILL on its hosts until it has all their records
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """How a run's processes ended. ``denied`` may not be signalled by this user; ``took_s`` is in seconds."""
+    """How a run's processes ended. ``denied`` are those that this user may not signal; ``took_s`` is in seconds."""
 
     run: RunProcesses
     ended: tuple[Process, ...]
@@ -34,10 +34,10 @@ class Stopped:
 
 
 def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
-    """Send SIGTERM to the launchers, or to the ranks where they are gone; after ``grace_s`` seconds SIGKILL to all.
+    """Send SIGTERM to the launchers, or to the ranks where these are gone; after ``grace_s`` seconds SIGKILL to all.
 
-    Every signal goes to a process whose pid, start time and run id agree at that moment. A guard is not signalled:
-    it ends by itself when nothing is left to show.
+    A process is signalled only while its pid, start time and run id agree. A guard gets no signal: it ends by itself
+    when it has nothing left to show.
     """
     begun = time.monotonic()
     processes = {process.pid: process for process in run.all}
@@ -48,7 +48,7 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
     killed: list[Process] = []
     if remaining_run is not None:
         killed = [*remaining_run.launchers, *remaining_run.ranks, *remaining_run.children]
-        _send_all(killed, signal.SIGKILL)  # the launcher first, so that it restarts nothing
+        _send_all(killed, signal.SIGKILL)  # launchers first, so that they restart nothing
     remaining = wait_gone([each for each in processes.values() if each not in run.guards], KILLED_S)
     remaining += wait_gone(run.guards, _GUARD_S)
     return Stopped(run, *ends_of(processes.values(), killed, remaining), denied=(), took_s=time.monotonic() - begun)
@@ -57,8 +57,8 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
 def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grace_s: float) -> Stopped:
     """Send SIGTERM to the launcher of a run on several hosts, which ends all of them, and wait until it is gone.
 
-    It kills what is left after its own grace. After ``grace_s`` seconds SIGINT has it do so at once; SIGKILL, after
-    which the hosts end their part by themselves, is for one that does not even answer that.
+    The launcher kills what is left after its own grace. After ``grace_s`` seconds SIGINT makes it do so at once. If it
+    does not react to that either, it gets SIGKILL, and the hosts end their parts by themselves.
     """
     begun = time.monotonic()
     if send_signal(launcher, signal.SIGTERM) == "denied":
@@ -75,14 +75,14 @@ def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grac
 def _wait_stopped(run: RunProcesses, end: float, processes: dict[int, Process]) -> RunProcesses | None:
     """Wait until launcher, ranks and their children are gone; return what is left at ``end``, None if nothing.
 
-    Ranks that have lost their launcher on the way are asked themselves, once: nobody else will.
+    Ranks that lose their launcher meanwhile get SIGTERM, once: nothing else would end them.
     """
     told_to_end = not run.launchers
     while True:
         remaining_run = next((each for each in runs_in(process_table()) if _same_run(each, run, processes)), None)
         if remaining_run is None or not (remaining_run.launchers or remaining_run.ranks or remaining_run.children):
             return None
-        for process in remaining_run.all:  # as first seen: on its way out it loses environment and command line
+        for process in remaining_run.all:  # keep the first entry: an exiting process loses environment and command line
             known = processes.get(process.pid)
             if known is None or known.start_ticks != process.start_ticks:
                 processes[process.pid] = process
@@ -95,7 +95,7 @@ def _wait_stopped(run: RunProcesses, end: float, processes: dict[int, Process]) 
 
 
 def _same_run(one: RunProcesses, run: RunProcesses, processes: dict[int, Process]) -> bool:
-    """Whether it is this run, and not one of the same id and user that was started since."""
+    """Whether ``one`` is this run, not a newer one with the same id and user."""
     if (one.run_id, one.uid, one.launch) != (run.run_id, run.uid, run.launch):
         return False
     known = (processes.get(process.pid) for process in one.all)
@@ -105,18 +105,18 @@ def _same_run(one: RunProcesses, run: RunProcesses, processes: dict[int, Process
 
 
 def _send_all(processes: Iterable[Process], number: signal.Signals) -> tuple[Process, ...]:
-    """Signal each; return those that this user may not signal."""
+    """Signal each process; return those that this user may not signal."""
     return tuple(process for process in processes if send_signal(process, number) == "denied")
 
 
-_ENDING_S = 30.0  # beyond the grace: a cold interpreter, SIGKILL, the guard's last words
+_ENDING_S = 30.0  # on top of the grace: starting an interpreter, SIGKILL, the guard's last output
 
 
 @dataclass(frozen=True)
 class HostStopped:
     """How a run ended on one host: entries with ``pid``, ``role``, ``rank`` and ``by`` ("itself" or "SIGKILL").
 
-    ``remaining`` still runs; ``problem`` says why the host could not be asked.
+    ``remaining`` still run; ``problem`` explains why the host could not be asked.
     """
 
     host: str
@@ -126,9 +126,9 @@ class HostStopped:
 
 
 def ask_hosts(launched: Launched, grace_s: float) -> tuple[HostStopped, ...]:
-    """Have each host of the launch end the run as its own ``stop`` would, all at once; ``grace_s`` in seconds.
+    """Have each host end its part of the run by its own ``stop``, all at once; ``grace_s`` is in seconds.
 
-    Raises RefusedError where this machine cannot open so many sessions.
+    Raises RefusedError where this machine cannot open that many sessions.
     """
     with EachHost(launched, "stop", "--json", "--grace", f"{grace_s:g}") as hosts:
         answers = hosts.answers(CONNECT_S + grace_s + _ENDING_S)

@@ -1,1 +1,1 @@
-"""Nodes that are started by hand meet before torchrun does."""
+"""Lets nodes that were started by hand meet and compare themselves before torchrun starts."""

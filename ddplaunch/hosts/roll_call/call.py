@@ -1,4 +1,4 @@
-"""Both sides of a roll call: node 0 waits for all nodes and compares them; the others find it and get its verdict."""
+"""Both sides of a roll call: node 0 waits for all nodes and compares them; the others connect and get its verdict."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tup
 class Call:
     """A roll call: ``nodes`` nodes meet at ``address``:``port`` within ``timeout_s``.
 
-    ``known`` are the hosts of node ranks where they are known beforehand, as from Slurm. ``secrets`` are what this node
-    can prove; node 0 lets nobody in who does not prove the first. Without one it lets everybody in who fits.
+    ``known`` maps node ranks to hosts where these are known beforehand, as from Slurm. ``secrets`` are those that this
+    node can prove. Node 0 admits only nodes that prove the first one; without secrets, every node that fits.
     """
 
     nodes: int
@@ -53,11 +53,11 @@ class Call:
 
     @property
     def secret(self) -> Secret | None:
-        """What node 0 wants proved."""
+        """The secret that node 0 wants proved."""
         return self.secrets[0] if self.secrets else None
 
     def greeting(self, nonce: str) -> bytes:
-        """Return the line with which node 0 greets a connection."""
+        """Return the line that node 0 sends to each new connection."""
         return line_with(Greeting(PROTOCOL, nonce, None if self.secret is None else self.secret.name))
 
     @property
@@ -67,10 +67,10 @@ class Call:
 
 
 def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show) -> Verdict:
-    """Call the roll on node 0 and return the verdict, which all others got too.
+    """Call the roll on node 0 and return the verdict, which all other nodes got too.
 
-    ``compare`` judges the nodes once all are in, with how far each clock is ahead. Raises OSError where the port
-    cannot be had. Whatever ends this early (a signal) is told to the nodes that wait.
+    ``compare`` judges the nodes once all have joined, given how far ahead each clock is. Raises OSError where the port
+    cannot be bound. If a signal or an error ends this early, the waiting nodes are told.
     """
     server = network.bound(call.port, backlog=4096)
     with closing(Door(server, call.greeting)) as door:
@@ -84,7 +84,7 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
         except BaseException as problem:
             cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
             last = Verdict(False, (rules.ended_by(me.host, cause),))
-            door.close_after(roll.last(last), patience_s=0.3)  # somebody pressed Ctrl-C
+            door.close_after(roll.last(last), patience_s=0.3)  # a user who pressed Ctrl-C should not wait long
             raise
         door.close_after(roll.last(verdict))
         return verdict
@@ -98,18 +98,18 @@ class _Roll:
         self.clocks: dict[int, tuple[float, float]] = {}
         self._call, self._door, self._show = call, door, show
         self._started = time.monotonic()
-        self._of: dict[int, Caller] = {}  # of a node rank; all but node 0
+        self._of: dict[int, Caller] = {}  # by node rank, without node 0
         self._hosts = dict(call.known)
         self._note: str | None = None
         self._turned_away = 0
 
     def last(self, verdict: Verdict) -> Callable[[Caller], bytes]:
-        """Return what makes the line that tells a node the verdict."""
+        """Return a function that makes the line with the verdict for one node."""
         line = line_with(verdict)
         return lambda caller: sealed(line, self._call.secret, "verdict", caller.nonce, caller.its_nonce)
 
     def wait(self) -> Verdict | None:
-        """Return None once all have joined, or the verdict that refuses them."""
+        """Return None once all have joined, or the verdict that refuses the launch."""
         while len(self.joined) < self._call.nodes:
             left_s = self._call.timeout_s - self._waited_s()
             if left_s <= 0:
@@ -145,7 +145,7 @@ class _Roll:
         return problem
 
     def _turn_away(self, caller: Caller) -> None:
-        """Tell a caller without the proof that it is not known, and the user that there was one."""
+        """Tell a caller without the proof that it was refused, and note that for the user."""
         self._turned_away += 1
         self._note = "a caller without the secret of this launch was turned away"
         caller.say(line_with(Verdict(False)))
@@ -180,18 +180,18 @@ class _Roll:
 _CONNECT_S = 3.0
 _GREETING_S = 5.0
 _LOOK_UP_S = 5.0
-_LEAST_S = 1.0  # an attempt that the end of the whole time cuts shorter tells less than the one before it
+_LEAST_S = 1.0  # an attempt cut shorter than this by the timeout tells less than the one before it
 _PAUSES_S = (0.05, 0.1, 0.2, 0.3)
 
 
 class _NotThere(Exception):
-    """Node 0 could not be talked to; the text says why, as a clause."""
+    """Node 0 could not be reached; the text says why, as a clause."""
 
 
 def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
-    """Answer node 0's call and return its verdict, or one of this node's own when the time is over before that.
+    """Answer node 0's call and return its verdict, or this node's own once the time is over.
 
-    ``hello`` is asked anew for each attempt, because it tells the time.
+    ``hello`` is called for each attempt, because its message contains the current time.
     """
     started = time.monotonic()
     attempts, reason = 0, "it was not tried"
@@ -233,7 +233,7 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
 def _verdict(
     call: Call, lines: LineReader, show: Show, started: float, proved: Callable[[bytes], bytes | None]
 ) -> Verdict:
-    """Return the verdict that is ``proved``; from here on only node 0's time counts."""
+    """Wait without limit for a verdict that is ``proved``, and return it: from here only node 0's timeout counts."""
     while True:
         line = lines.next(time.monotonic() + _TICK_S)
         if line is not None:
@@ -263,7 +263,7 @@ def _connected(call: Call, left_s: float) -> socket.socket:
             continue
         if connection.getsockname() != connection.getpeername():
             return connection
-        connection.close()  # TCP connects to itself where nobody listens
+        connection.close()  # TCP can connect to itself where nothing listens
         reason = "connection refused"
     raise _NotThere(f"no answer from {call.place}: {reason}")
 

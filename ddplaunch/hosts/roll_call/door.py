@@ -1,7 +1,7 @@
-"""A port at which nodes or hosts meet before torchrun does, and the lines that come through it.
+"""A port where nodes or hosts meet before torchrun starts, and the lines that arrive at it.
 
-Whoever connects may be a stranger: a port scanner, the torchrun of another job, somebody who never says a word. Each
-gets a bounded time and a bounded line, and there are never many of them at once.
+Callers may be strangers: a port scanner, the torchrun of another job, a connection that stays silent. Each gets limited
+time and a limited line, and only a limited number of strangers is connected at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from ddplaunch.hosts.roll_call.messages import LONGEST_LINE, Hello
 
 _FIRST_LINE_S = 10.0
-_STRANGERS = 128  # connections at once that have not said anything sensible
+_STRANGERS = 128  # most connections at once that have not yet sent a valid hello
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
@@ -29,9 +29,9 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 class Caller:
-    """One connection; ``hello`` is what its node said, None while it may be a stranger's.
+    """One connection; ``hello`` is its node's message, None as long as it may be a stranger.
 
-    ``nonce`` is a number that it alone was told, ``its_nonce`` the one that it told.
+    ``nonce`` is the fresh number sent to this caller alone, ``its_nonce`` the one that it sent.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -45,7 +45,7 @@ class Caller:
         self.pending = b""
 
     def say(self, line: bytes) -> None:
-        """Send a line; give the connection up where the line does not fit at once, because nobody reads there."""
+        """Send a line; give up the connection if the line does not fit at once, since then its peer is not reading."""
         try:
             if self.connection.send(line) == len(line):
                 return
@@ -55,10 +55,10 @@ class Caller:
 
 
 class Door:
-    """A port at which everybody is greeted, until it is closed."""
+    """A port that greets every caller, until it is closed."""
 
     def __init__(self, server: socket.socket, greeting: Callable[[str], bytes]) -> None:
-        """Take over a socket that listens; ``greeting`` is given a fresh number for each caller."""
+        """Take over a listening socket; ``greeting`` gets a fresh number for each caller."""
         self._server: socket.socket | None = server
         self._server.setblocking(False)
         self._greeting = greeting
@@ -67,14 +67,14 @@ class Door:
         self.callers: list[Caller] = []
 
     def close(self) -> None:
-        """Close everything."""
+        """Stop listening and close all connections."""
         self._stop_listening()
         for caller in list(self.callers):
             self.drop(caller)
         self._selector.close()
 
     def lines(self, timeout_s: float) -> Iterator[tuple[Caller, bytes | None]]:
-        """Wait for what comes within ``timeout_s``; yield each line, and None where a connection ended."""
+        """Yield the lines that arrive within ``timeout_s``, and None for each connection that ended."""
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
                 self._accept()
@@ -95,9 +95,10 @@ class Door:
             caller.open = False
 
     def close_after(self, last: Callable[[Caller], bytes], patience_s: float = 3.0) -> None:
-        """Stop listening, say the ``last`` line to every node, and wait a while until they have closed.
+        """Stop listening, send the ``last`` line to every node, and wait up to ``patience_s`` until they have closed.
 
-        They close first, so that TIME_WAIT is with them; and nobody's torchrun meets this port before node 0's own.
+        Nodes close first, so that TIME_WAIT stays on their side, and none of their torchruns connects to this port
+        before node 0's torchrun listens there.
         """
         self._stop_listening()
         for caller in list(self.callers):
@@ -134,13 +135,13 @@ class Door:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Drop the stranger who has been silent longest; a node tries again, wherever this hits one."""
+        """Drop the stranger who has been silent longest; a node that is dropped this way tries again."""
         strangers = [caller for caller in self.callers if caller.hello is None]
         if strangers:
             self.drop(strangers[0])
 
     def _read(self, caller: Caller) -> Iterator[tuple[Caller, bytes | None]]:
-        if caller not in self.callers:  # dropped because of what came before in the same round
+        if caller not in self.callers:  # dropped earlier in the same round
             return
         try:
             data = caller.connection.recv(LONGEST_LINE)

@@ -1,13 +1,13 @@
-"""What nodes say to each other in a roll call, as values and as lines of JSON, and how they prove that they may.
+"""The messages of a roll call, as values and as lines of JSON, and the proof that a node belongs to the launch.
 
-Node 0 greets whoever connects, and a node speaks only to who greeted it. The node answers with its hello, and node 0
-sends one verdict when all are there, or the time is over. No line carries arguments, variables or paths: secrets may
-be among them.
+Node 0 greets every connection, and a node speaks only after a greeting. The node answers with its hello, and node 0
+sends one verdict when all nodes are there or the time is over. No line contains arguments, variables or paths, since
+these may contain secrets.
 
-Where the nodes share a secret, greeting and hello carry a fresh number each, and behind hello and verdict stands a
-proof (``sealed``), which is looked at before the line is. Nothing has to be typed where the nodes read one file of the
-user's home directory, or Slurm hands on a variable; elsewhere ``DDPLAUNCH_JOIN_SECRET`` says it. The secret itself
-never travels.
+Where the nodes share a secret, greeting and hello carry a fresh number each, and hello and verdict end with a proof
+(``sealed``) that is checked before the line is parsed. Users need to set nothing where the nodes read the same file in
+the user's home directory, or Slurm passes on a variable; elsewhere ``DDPLAUNCH_JOIN_SECRET`` sets the secret. The
+secret itself is never sent.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from ddplaunch.values.finding import Finding, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import JOIN_SECRET
 
-PROTOCOL = 5  # also where a word of ``Hello.launch`` is added or goes away
-LONGEST_LINE = 1 << 16  # bytes; a hello has some 2,000 for a host with eight GPUs
+PROTOCOL = 5  # increase it also when a word of ``Hello.launch`` is added or removed
+LONGEST_LINE = 1 << 16  # bytes; a hello of a host with eight GPUs has about 2,000
 _TEXT_CHARS = 300
-_LAST_S = 1 << 35  # of the clock, in the year 3058; localtime() fails far behind it
-_ROUNDS = 200_000  # 0.1 s: a secret that somebody thought up is to be guessed slowly
+_LAST_S = 1 << 35  # latest epoch second, in the year 3058; localtime() fails for much later ones
+_ROUNDS = 200_000  # 0.1 s: slows down guessing a secret that a person made up
 _LEAST_SECRET = 8
-#: In jobs of these the home directory is often each container's own, and the network is the job's.
+#: In jobs of these launchers, each container often has its own home directory, and the network belongs to the job.
 _NOTHING_SHARED = frozenset({"Kubeflow"})
 
 
 @dataclass(frozen=True)
 class Secret:
-    """``name`` tells nodes which secret is meant: ``given``, or the user's own by a digest of it."""
+    """A shared secret; ``name`` tells nodes which one is meant: ``given``, or a digest for the user's own."""
 
     name: str
     key: bytes
 
     def proof(self, line: bytes, *context: str) -> str:
-        """Return the proof for ``line`` in ``context``: what kind of line, and the numbers of both sides."""
+        """Return the proof for ``line`` in ``context``: the kind of line, and the fresh numbers of both sides."""
         message = "\0".join(context).encode() + b"\0\0" + line
         return hmac.digest(self.key, message, "sha256").hex()
 
 
 @dataclass(frozen=True)
 class Hello:
-    """A node introduces itself to node 0.
+    """How a node introduces itself to node 0.
 
-    ``launch`` holds words that must be alike on all nodes, by the flag that sets them; an empty one is not compared.
-    ``arguments`` is a digest of the script's, ``script`` one of its source. ``facts`` are the versions as JSON of
-    ``Facts``, ``machine`` is alike for all processes of one machine and unlike for two machines. ``started_s`` and
-    ``clock_s`` (when it spoke) are this node's epoch seconds. ``sources`` are the script's own files, digests of names
-    and texts, ``nonce`` is a fresh number.
+    ``launch`` maps flags to words that must be the same on all nodes; `--run-id` is compared only if both set it.
+    ``arguments`` is a digest of the script's arguments, ``script`` one of its source. ``facts`` are the versions, as
+    JSON of ``Facts``. ``machine`` is the same for all processes of one machine and differs between machines.
+    ``started_s`` and ``clock_s`` (when it sent this) are this node's epoch seconds. ``sources`` maps digests of the
+    names of the script's own files to digests of their texts; ``nonce`` is a fresh number.
     """
 
     node_rank: int
@@ -82,9 +82,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a roll call stands. ``missing`` are the names of nodes; ``note`` is the latest news of one of them.
+    """The progress of a roll call. ``missing`` has names of nodes, ``note`` the latest news of a node.
 
-    ``joined`` counts the others; None where node 0 alone knows.
+    ``joined`` counts the nodes that are there; None on other nodes, since only node 0 knows.
     """
 
     expected: int
@@ -96,9 +96,9 @@ class Status:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How it ended: ``go`` or not, and what was found. ``rendezvous_id`` is fresh, so that no older run can join.
+    """The outcome of a roll call: ``go`` or not, and the findings. A fresh ``rendezvous_id`` keeps older runs out.
 
-    ``heard`` is False where a node gave up by itself, so that node 0 may know nothing of it.
+    ``heard`` is False where a node gave up by itself, perhaps without node 0 knowing of it.
     """
 
     go: bool
@@ -109,7 +109,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Greeting:
-    """What node 0 says first: its ``protocol``, a fresh number, and the name of the secret that it wants proved."""
+    """Node 0's first message: its ``protocol``, a fresh number, and the name of the secret to be proved."""
 
     protocol: int
     nonce: str = ""
@@ -125,7 +125,7 @@ def line_with(message: Greeting | Hello | Verdict) -> bytes:
 
 
 def read_message(line: bytes, kind: type[Message]) -> Message | None:
-    """Return the message of this kind in ``line``; None for anything else that a stranger might send."""
+    """Return the message of this kind in ``line``; None for anything else, such as a stranger's bytes."""
     try:
         message = codec.from_plain(message_in(line).get(kind.__name__), kind)
     except ValueError:
@@ -134,19 +134,19 @@ def read_message(line: bytes, kind: type[Message]) -> Message | None:
 
 
 def sealed(line: bytes, secret: Secret | None, *context: str) -> bytes:
-    """Return ``line`` with the proof that its sender knows ``secret`` behind it."""
+    """Return ``line`` followed by the proof that its sender knows ``secret``; unchanged without a secret."""
     body = line.removesuffix(b"\n")
     return line if secret is None else body + b"\t" + secret.proof(body, *context).encode() + b"\n"
 
 
 def unsealed(line: bytes, secret: Secret | None, *context: str) -> bytes | None:
-    """Return what was sealed, None for a line without the proof; no JSON has a tab in it."""
+    """Return the line without its proof, None where the proof is wrong or missing; JSON never contains a tab."""
     body, _, proof = line.removesuffix(b"\n").partition(b"\t")
     return body if secret is None or hmac.compare_digest(proof, secret.proof(body, *context).encode()) else None
 
 
 def _is_sane(message: Greeting | Hello | Verdict) -> bool:
-    """Whether numbers and texts are within bounds; a rendezvous id may stand in torchrun's arguments."""
+    """Whether numbers and texts are within bounds; a rendezvous id must be valid in torchrun's arguments."""
     if isinstance(message, Verdict):
         return message.rendezvous_id is None or _is_name(message.rendezvous_id)
     if isinstance(message, Greeting):
@@ -165,14 +165,14 @@ def _is_sane(message: Greeting | Hello | Verdict) -> bool:
 
 
 def _is_name(value: str) -> bool:
-    """Whether it may stand in torchrun's arguments: no program can be given a NUL."""
+    """Whether ``value`` is valid in torchrun's arguments, which cannot contain a NUL."""
     return len(value) <= _TEXT_CHARS and value.isprintable()
 
 
 def secrets_of(environ: Mapping[str, str], whence: str) -> tuple[Secret, ...]:
-    """Return what this node can prove: what was given, else the user's key; nothing inside of other launchers' jobs.
+    """Return what this node can prove: the given secret, else the user's key; no key inside other launchers' jobs.
 
-    ``whence`` is who said the node rank, as the kind of a source. Raises UsageError for a secret that says too little.
+    ``whence`` names who set the node rank, as the kind of a source. Raises UsageError for a secret that is too short.
     """
     text = environ.get(JOIN_SECRET, "").strip()
     if text:

@@ -1,4 +1,4 @@
-"""The rules of a roll call: findings about nodes that do not fit together, or did not come."""
+"""The rules of a roll call: findings about nodes that do not fit together or are missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, Severity, error, warning
 from ddplaunch.values.words import count, listed
 
-#: The comparisons that hold for nodes started by hand too. Nodes may share a machine there, and need not use all GPUs.
+#: The comparisons that also apply to nodes started by hand. These may share a machine, and need not use all GPUs.
 COMPARED = frozenset(
     {
         "hosts-differ-script",
@@ -33,22 +33,22 @@ _NO_ROLL_CALL = "`--join-timeout 0` on every node launches without asking"
 _SECRET = '`export DDPLAUNCH_JOIN_SECRET="$(openssl rand -hex 16)"` on one node, and the same value on the others'
 
 
-_SOURCES = 256  # of a node's files; with them a hello has some 8 kB
+_SOURCES = 256  # most files compared; a hello with that many has about 8 kB
 
 
 def name_digest(file: str) -> str:
-    """Return what stands for the name of a source file: names are not said, since a directory's may be private."""
+    """Return a digest to send instead of a source file's name, since names of directories may be private."""
     return digest_of(file)[:8]
 
 
 def told_sources(code: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return digests of the names and texts of the script's own files, those of its directory."""
+    """Return digests of the names and texts of the script's own files, those inside its directory."""
     inside = [(path, digest) for path, digest in code if not path.startswith(("/", "../"))]
     return {name_digest(path): digest for path, digest in inside[:_SOURCES]}
 
 
 def told(facts: Facts) -> dict[str, object]:
-    """Return what of a machine's facts travels: versions, and the names of its GPUs. Nothing there can be a secret."""
+    """Return the facts of a machine that a hello carries: versions and names of GPUs, none of which can be secret."""
     torch, nvml, python = facts.torch, facts.nvml, facts.python
     if isinstance(torch, TorchFacts):
         torch = replace(torch, path="", torchrun_flags=frozenset())
@@ -60,9 +60,9 @@ def told(facts: Facts) -> dict[str, object]:
 
 
 def is_stranger(first: Hello, new: Hello, nodes: int) -> bool:
-    """Return whether no node of a launch of ``nodes``, held by ``first``, would say this; it is not answered.
+    """Return whether ``new`` cannot come from a node of this launch, so that it gets no answer.
 
-    A node of another version says so in its protocol, and is named by ``at_the_door``.
+    A node of another version is not a stranger: its protocol differs, and ``at_the_door`` names it.
     """
     if new.protocol != PROTOCOL:
         return False
@@ -105,7 +105,7 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
 
 
 def _same_command(first: Hello, new: Hello) -> str:
-    """Say how the two become one launch. Which of them is the older one nobody knows here, so none is to be killed."""
+    """Return how the two become one launch. Which node is older is unknown here, so the text suggests killing none."""
     differing = [flag for flag, word in new.launch.items() if word != first.launch.get(flag)]
     if differing == ["NPROC"]:
         return "the same command on all nodes, with a number of processes that each of them can run"
@@ -123,9 +123,10 @@ def all_together(
     ignore: Collection[str],
     files: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
-    """Compare the nodes of a complete roll call. ``heard_s`` is how far each clock is ahead, and how unsure that is.
+    """Compare the nodes of a complete roll call and return the findings.
 
-    ``files`` are the sources that node 0 knows by name.
+    ``heard_s`` has for each node rank how far its clock is ahead, and the uncertainty of that, in seconds. ``files``
+    are the sources that node 0 knows by name.
     """
     names = {name_digest(file): file for file in files}
     ordered = [joined[rank] for rank in sorted(joined)]
@@ -145,7 +146,7 @@ def all_together(
 
 
 def _by_hand(finding: Finding) -> Finding:
-    """Put remedies for nodes that were started by hand in the place of those for a launch over ssh."""
+    """Replace remedies for a launch over ssh by those for nodes that were started by hand."""
     if finding.severity is not Severity.ERROR:
         return finding
     of_files = finding.code in ("hosts-differ-script", "hosts-differ-sources")
@@ -175,7 +176,7 @@ def _report(
 
 
 def _facts(text: str) -> Facts | None:
-    """Return a node's facts; None where another ddplaunch wrote what this one cannot read, which is not compared."""
+    """Return a node's facts; None where another version's JSON cannot be read: such a node is not compared."""
     try:
         return codec.from_json(text, Facts)
     except (ValueError, TypeError, RecursionError):
@@ -198,7 +199,7 @@ def _other_arguments(ordered: Sequence[Hello]) -> tuple[Finding, ...]:
 
 
 def other_protocol(name: str, protocol: int) -> Finding:
-    """Return the finding for a node whose ddplaunch holds another kind of roll call."""
+    """Return the finding for a node whose ddplaunch has another roll-call protocol."""
     return error(
         "hosts-differ-ddplaunch",
         f"the ddplaunch of {name} calls the roll by protocol {protocol}, this one by {PROTOCOL}",
@@ -209,9 +210,7 @@ def other_protocol(name: str, protocol: int) -> Finding:
 
 
 def no_shared_secret(place: str) -> Finding:
-    """Return the finding of a node that cannot prove to the roll call at ``place`` that it belongs there, or the other
-    way round.
-    """
+    """Return the finding for a node that shares no secret with the roll call at ``place``."""
     return error(
         "join-secret-differs",
         f"this node and the roll call at {place} share no secret",
@@ -223,9 +222,9 @@ def no_shared_secret(place: str) -> Finding:
 
 
 def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place: str, turned_away: int = 0) -> Finding:
-    """Return the finding of node 0 when the time is over: who did not come to ``place``.
+    """Return node 0's finding once the time is over: the nodes that did not reach ``place``.
 
-    ``turned_away`` counts callers that did not prove the secret of the launch.
+    ``turned_away`` counts callers that did not prove the launch's secret.
     """
     why = f"every node connects to {place} before anything is launched; these never did, or went away"
     fix = (
@@ -244,7 +243,7 @@ def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place:
 
 
 def node_0_missing(place: str, reason: str, waited_s: float) -> Finding:
-    """Return the finding of a node that never heard node 0 at ``place``; ``reason`` is the latest obstacle."""
+    """Return the finding of a node that never heard from node 0 at ``place``; ``reason`` is the latest obstacle."""
     return error(
         "nodes-missing",
         f"node 0 did not call the roll at {place} within {waited_s:.0f} s: {reason}",
@@ -256,7 +255,7 @@ def node_0_missing(place: str, reason: str, waited_s: float) -> Finding:
 
 
 def ended_by(host: str, cause: str) -> Finding:
-    """Return what the others are told when node 0 ends while they wait."""
+    """Return the finding that the other nodes get when node 0 ends while they wait."""
     return error(
         "roll-call-ended",
         f"node 0 ({host}) {cause} while nodes were waiting for each other",

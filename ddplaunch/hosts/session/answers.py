@@ -14,21 +14,21 @@ from typing import Any
 
 from ddplaunch.machine import network
 
-_PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from which outgoing connections take theirs
+_PORTS = range(29500, 30500)  # below Linux's ephemeral ports (from 32768), which outgoing connections use
 _REACH_S = 3.0
 _GIT_S = 3.0
 _CLOSES_S = 0.5
 
 
 class Answers:
-    """What a host says before a launch, and the port at which it meets the others meanwhile."""
+    """A host's answers before a launch, and the port at which it meets the others meanwhile."""
 
     def __init__(self) -> None:
-        """Meet nobody yet."""
+        """Begin without a meeting."""
         self._meeting: socket.socket | None = None
 
     def to(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer. Raises whatever goes wrong."""
+        """Return the answer to ``order``. Raises whatever goes wrong."""
         what = order["what"]
         if what == "clock":
             return {**order, "wall": time.time()}
@@ -43,7 +43,7 @@ class Answers:
         raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
 
     def _listen(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
+        """Open a meeting on the requested port, or on a free one; return the port and this host's addresses."""
         asked_port = order.get("port")
         try:
             self._meeting = _listening(asked_port)
@@ -65,13 +65,13 @@ class Answers:
         """Give the port back."""
         if self._meeting is not None:
             with contextlib.suppress(OSError):
-                self._meeting.shutdown(socket.SHUT_RDWR)  # which ends accept(2)
+                self._meeting.shutdown(socket.SHUT_RDWR)  # this ends accept(2)
             self._meeting.close()
             self._meeting = None
 
 
 def _greet(server: socket.socket, nonce: bytes) -> None:
-    """Tell everybody who connects the nonce, until the port is closed."""
+    """Send the nonce to every caller, until the port is closed."""
     while True:
         try:
             connection, _ = server.accept()
@@ -80,13 +80,13 @@ def _greet(server: socket.socket, nonce: bytes) -> None:
         with contextlib.suppress(OSError), connection:
             connection.settimeout(_CLOSES_S)
             connection.sendall(nonce)
-            connection.recv(1)  # the other side closes first, so that TIME_WAIT is there
+            connection.recv(1)  # wait until the other side closes, so that TIME_WAIT stays there
 
 
 def facts(order: dict[str, Any]) -> dict[str, Any]:
-    """Return this host's ``HostReport`` as JSON: the facts, and what a launch over several hosts compares beside them.
+    """Return this host's ``HostReport`` as JSON: its facts, and whatever else a launch over several hosts compares.
 
-    The process goes to ``cwd`` and takes on ``env`` for good: what is started later is to find what was looked at.
+    The process changes to ``cwd`` and keeps ``env``, so that programs started later run in what was examined.
     """
     from ddplaunch import __version__
     from ddplaunch.machine.facts import ProbeRequest
@@ -128,7 +128,7 @@ def _enter(directory: str | None) -> str | None:
 
 
 def digest_of_file(path: Path) -> str | None:
-    """Return a digest of a file's bytes and of whether it may be executed, of a link's target; None for none."""
+    """Return a digest of a file's bytes and executable bit, or of a link's target; None without a regular file."""
     from _blake2 import blake2b
 
     digest = blake2b(digest_size=8)
@@ -148,7 +148,7 @@ def digest_of_file(path: Path) -> str | None:
 
 
 def work_tree() -> str | None:
-    """Return what git says of this directory: `git describe`, and of changes to tracked files a digest; or None."""
+    """Return `git describe` of this directory, with a digest of changes to tracked files; None outside git."""
     working_directory = Path.cwd()
     if not any((folder / ".git").exists() for folder in (working_directory, *working_directory.parents)):
         return None
@@ -172,7 +172,7 @@ def _git(*words: str) -> bytes | None:
 
 
 def machine() -> str:
-    """Return what two names of one machine have in common, and processes of two machines do not."""
+    """Return a text that is the same for two names of one machine, and differs between machines."""
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net"):
         try:
@@ -183,7 +183,7 @@ def machine() -> str:
 
 
 def _listening(port: int | None) -> socket.socket:
-    first = int.from_bytes(os.urandom(2), "big") % len(_PORTS)  # two launches at once begin at different ones
+    first = int.from_bytes(os.urandom(2), "big") % len(_PORTS)  # random, so that simultaneous launches differ
     problem = OSError("no port is free")
     for candidate in [port] if port else [*_PORTS[first : first + 20], 0]:
         try:
@@ -194,9 +194,9 @@ def _listening(port: int | None) -> socket.socket:
 
 
 def reached(addresses: list[str], port: int, nonce: str) -> list[tuple[str, str, str]]:
-    """Return each of the addresses at which the meeting answers, this host's own on the way there, and the peer's.
+    """Return each address at which the meeting answers, with this host's and the peer's address on that connection.
 
-    The same address elsewhere (docker0's is alike on all hosts) does not count, which the nonce tells.
+    An answer without the nonce does not count: docker0 has the same address on every host.
     """
     routes = []
     until = time.monotonic() + _REACH_S

@@ -1,4 +1,4 @@
-"""Asks many hosts for their facts, sources and clocks at once, and finds where all of them meet."""
+"""Asks many hosts at once for their facts, sources and clocks, and finds an address where all of them can meet."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 
 _MEET_S = 10.0
-_SAMPLES = 3  # of the clock at most; the one that took the least time counts
+_SAMPLES = 3  # most samples of a clock; the quickest one counts
 _SURE_S = 0.02
 _ECHO_S = 2.0  # for the echoes of all hosts
-_UNKNOWN_CLOCK = (0.0, 1e6)  # a host that echoed nothing in time is not to be blamed for its clock
+_UNKNOWN_CLOCK = (0.0, 1e6)  # for a host without an echo in time: too uncertain for a finding
 
 
 @dataclass(frozen=True)
 class Question:
-    """The question to every host. ``cwd`` is the directory there, ``env`` the variables that it gets from here.
+    """The question to every host. ``cwd`` is the directory there, ``env`` the variables passed from here.
 
-    ``sources`` are the script's files in it, which are compared, each with its digest where this machine has it.
+    ``sources`` are the script's files in ``cwd`` to compare, each with its digest where this machine has the file.
     """
 
     request: ProbeRequest
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The answers: reports in the order of the hosts, and a finding for each host without one."""
+    """The answers: reports in the order of the hosts, and a finding for each host without a report."""
 
     reports: tuple[HostReport, ...]
     links: tuple[Link, ...]
@@ -53,7 +53,7 @@ class Gathered:
 
 
 def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
-    """Ask all hosts at once, as soon as all were reached or are known to be out of reach.
+    """Ask all hosts at once, after each was reached or found out of reach, and return their answers.
 
     ``start`` opens the session of one host. Raises OSError where there is no ssh.
     """
@@ -88,7 +88,7 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
 
 
 def replies(links: Links, asked_links: Sequence[Link], deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and answer of each host, as far as they arrive in time."""
+    """Yield name and answer of each host that answers in time."""
     waiting = {link for link in asked_links if not link.closed}
     until = time.monotonic() + deadline_s
     while waiting and (left_s := until - time.monotonic()) > 0:
@@ -122,14 +122,14 @@ def _report(
 def _clocks(links: Links, asked_links: Sequence[Link]) -> dict[str, tuple[float, float]]:
     """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three.
 
-    One sample that came back at once is enough. A host that does not echo is waited for once.
+    One quick sample is enough. A host that does not echo the first beat is not asked again.
     """
     best: dict[str, tuple[float, float]] = {}
     for _ in range(_SAMPLES):
         for link in asked_links:
             link.send({"what": "clock", "sent": time.time()})
         for name, beat in replies(links, asked_links, _ECHO_S):
-            with suppress(KeyError, TypeError, ValueError, OverflowError):  # no clock's answer: as if it had not echoed
+            with suppress(KeyError, TypeError, ValueError, OverflowError):  # an invalid answer counts as no echo
                 clock = clock_of(beat, time.time())
                 best[name] = min(best.get(name, clock), clock, key=lambda sample: sample[1])
         asked_links = [link for link in asked_links if link.name in best and best[link.name][1] > _SURE_S]
@@ -137,9 +137,9 @@ def _clocks(links: Links, asked_links: Sequence[Link]) -> dict[str, tuple[float,
 
 
 def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
-    """Return how far a host's clock is ahead, and by how much that may be wrong, from one beat and its echo.
+    """Return how far ahead a host's clock is, and the uncertainty of that, in seconds, from one beat and its echo.
 
-    Raises ValueError, KeyError, TypeError or OverflowError for what is no echo.
+    Raises ValueError, KeyError, TypeError or OverflowError for an invalid echo.
     """
     sent, wall = float(beat["sent"]), float(beat["wall"])
     if not (math.isfinite(sent) and math.isfinite(wall)):
@@ -148,7 +148,7 @@ def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
 
 
 def _routes(reply: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return by address of the first host those at both ends of the way from another host to it."""
+    """Return for each address of the first host the two ends of another host's connection to it."""
     reached = reply.get("reached")
     pairs = reached.items() if isinstance(reached, dict) else ()
     return {name: (str(pair[0]), str(pair[1])) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
@@ -157,9 +157,10 @@ def _routes(reply: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 def meet(
     links: Links, asked_links: Sequence[Link], port: int | None, address: str | None
 ) -> Meeting | tuple[Finding, ...]:
-    """Let the first host listen on ``port`` (or a free one), and all others try its addresses.
+    """Let the first host listen on ``port`` (or a free one) and all others try its addresses; return where they meet.
 
-    Returns the first address that all reach; ``address`` is the user's choice. Else findings that name the hosts.
+    That is the first address that all others reach; ``address`` is the user's choice. Otherwise returns findings that
+    name the hosts.
     """
     first, *other_links = asked_links
     nonce = secrets.token_hex(8)
@@ -188,7 +189,7 @@ def meet(
     for candidate in addresses:
         if all(candidate in of_host for of_host in routes.values()):
             numbers = {of_host[candidate][1] for of_host in routes.values()}
-            place = numbers.pop() if len(numbers) == 1 else candidate  # rank 0's name may mean 127.0.1.1 there
+            place = numbers.pop() if len(numbers) == 1 else candidate  # on rank 0 its name may resolve to 127.0.1.1
             return Meeting(place, found_port, (place, *(of_host[candidate][0] for of_host in routes.values())))
     cut_off = [name for name, of_host in routes.items() if not of_host] or list(routes)
     return (

@@ -1,6 +1,6 @@
-"""A command that each host of a run is given for what it has of it, by a session of its own: logs, top, stacks, stop.
+"""Runs one command about a run (logs, top, stacks, stop) on each of its hosts, in separate ssh sessions.
 
-What the command prints there is JSON, and comes here as it is. Nothing of the run depends on these sessions.
+The command prints JSON there, which arrives here unchanged. The run itself does not depend on these sessions.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import ExitStatus, Finding, warning
 
 _REACH_S = 30.0
-_CLOSED_S = 0.5  # from the end of ssh's output to its own
+_CLOSED_S = 0.5  # from the end of ssh's output to the end of ssh
 _LONGEST_ANSWER = 16 << 20
 
 
 class EachHost:
     """The hosts of a run while each of them runs a command; for a ``with`` statement.
 
-    ``nodes`` are those that do; ``problems`` say which hosts do not, or went away, and why.
+    ``nodes`` are those that run it; ``problems`` explain which hosts do not, or went away.
     """
 
     def __init__(self, launched: Launched, what: str, *options: str) -> None:
-        """``what`` is a command, whose RUN is what each host has of this launch, or "record": an archive of that."""
+        """``what`` is a command, run on each host's part of this launch, or "record": an archive of that part."""
         self._places = {place.host: place for place in launched.places}
         self._what, self._options = what, options
         self._run_id, self._token = launched.run_id, launched.launch
@@ -40,7 +40,7 @@ class EachHost:
         self.problems: tuple[Finding, ...] = ()
 
     def __enter__(self) -> EachHost:
-        """Start the command on all at once. Raises RefusedError where this machine cannot open so many sessions."""
+        """Start the command on all at once. Raises RefusedError where this machine cannot open that many sessions."""
         allow_many(len(self._places))
         with contextlib.ExitStack() as begun:
             begun.enter_context(self._links)
@@ -71,11 +71,11 @@ class EachHost:
 
     @property
     def open(self) -> bool:
-        """Whether a host may still send something."""
+        """Whether any host may still send something."""
         return bool(self._by_link)
 
     def arrived(self, timeout_s: float) -> Iterator[tuple[Place, bytes]]:
-        """Yield what has arrived, after ``timeout_s`` seconds at the latest; forget a session that is over."""
+        """Yield output that arrives within ``timeout_s`` seconds; forget sessions that have ended."""
         for event in self._links.wait(timeout_s):
             place = self._by_link.get(event.link)
             if place is not None and event.kind == "out":
@@ -84,7 +84,7 @@ class EachHost:
                 self._over(event, place)
 
     def lines(self, timeout_s: float) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """Yield what has arrived as the objects that commands print line by line."""
+        """Yield output that has arrived, as the objects that commands print line by line."""
         for place, data in self.arrived(timeout_s):
             *whole, rest = (self._pending.get(place.node, b"") + data).split(b"\n")
             self._pending[place.node] = rest[-_LONGEST_ANSWER:]
@@ -92,7 +92,7 @@ class EachHost:
                 yield place, message_in(line)
 
     def answers(self, deadline_s: float) -> dict[int, dict[str, Any]]:
-        """Wait for the ends of all, and return by node the object that each printed, an empty one for nothing."""
+        """Wait for all sessions to end; return by node the object that each printed, empty if it printed nothing."""
         until_s, texts = time.monotonic() + deadline_s, dict.fromkeys(self.nodes, b"")
         while self.open and (left_s := until_s - time.monotonic()) > 0:
             for place, data in self.arrived(left_s):

@@ -1,9 +1,9 @@
 """Begins sessions with many hosts, a window of them at a time, and waits for the greeting of each.
 
-sshd drops connections that have not logged in yet when there are many (``MaxStartups``, 10:30:100 by default:
-https://man.openbsd.org/sshd_config#MaxStartups), which a jump host sees first. A drop is no verdict on the host, but a
-sign to begin fewer at once: the window halves, then grows by one for each window of sessions that came through, as
-TCP's does (https://www.rfc-editor.org/rfc/rfc5681#section-3.1), and the host is tried again.
+sshd drops connections that have not logged in yet when there are many of them (``MaxStartups``, 10:30:100 by default:
+https://man.openbsd.org/sshd_config#MaxStartups); a jump host is the first to do so. A drop says nothing against the
+host, only that fewer sessions should begin at once: the window halves, then grows by one for each window of sessions
+that came through, as TCP's does (https://www.rfc-editor.org/rfc/rfc5681#section-3.1), and the host is tried again.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ddplaunch.hosts.ssh import failure, was_dropped
 from ddplaunch.values.finding import Finding, RefusedError, error
 
 TRIES = 8
-_PATIENCE_S = 0.5  # what a shell still wants to say after ssh's connection ended
-_SHRINK_EVERY_S = 0.5  # the drops of one burst say the same
+_PATIENCE_S = 0.5  # for what a shell still prints after ssh's connection ended
+_SHRINK_EVERY_S = 0.5  # the drops of one burst count as one
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 2.0
 _WINDOW_LEAST, _WINDOW_PER_CPU = 64, 32
-_SLOT_S = 2.0  # a host that has not said a word by then may be dead, and holds up the others no longer
+_SLOT_S = 2.0  # a host that is silent for so long may be dead, and stops taking a place in the window
 
 
 class Reached:
-    """One host, and what became of it: greeted, or ssh's status (None: still open)."""
+    """One host and the result for it: greeted, or ssh's status (None while ssh still runs)."""
 
-    link: Link  # that of the last try
+    link: Link  # of the last try
 
     def __init__(self, index: int, name: str) -> None:
-        """Nothing has begun."""
+        """Begin without any try."""
         self.index, self.name = index, name
         self.status: int | None = None
         self.tries = 0
         self.connecting = self.settled = False
-        self.greeted = False  # ddplaunch is at the other end, and waits for a question
+        self.greeted = False  # ddplaunch runs at the other end and waits for a question
         self.next_try_s, self.tried_s, self.until_s = 0.0, 0.0, math.inf
 
     @property
@@ -45,28 +45,28 @@ class Reached:
         return (self.link.before + b"\n" + self.link.said).decode("utf-8", "replace")
 
     def failure(self, python: str) -> Finding:
-        """Return what it means that there was no greeting, or no answer, of this host with that interpreter."""
+        """Return the finding for this host's missing greeting or answer; ``python`` is its interpreter."""
         if self.greeted and self.link.over:
             self.status = self.link.reap(_PATIENCE_S)
         return failure(self.name, python, self.status, self.said, self.tries)
 
 
 def window_of(cpus: int) -> int:
-    """Return how many sessions begin together on a machine with ``cpus``: a key exchange is work for this side too."""
+    """Return how many sessions begin together on a machine with ``cpus``: each key exchange takes CPU time here too."""
     return max(_WINDOW_LEAST, _WINDOW_PER_CPU * cpus)
 
 
 def delay_s(tries: int, index: int) -> float:
-    """Return the seconds until a host's next try: longer each time, and other ones for each ``index`` of a host."""
+    """Return the seconds until a host's next try: longer after each, and spread over hosts by ``index``."""
     longest = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (tries - 1))
     return longest * (0.5 + (index * 0.618034 + tries * 0.414214) % 1.0 / 2)
 
 
 class FanOut:
-    """Reaches each host, and each has ``deadline_s`` seconds from its own first try."""
+    """Reaches hosts; each has ``deadline_s`` seconds from its own first try."""
 
     def __init__(self, links: Links, start: Callable[[str], Link], deadline_s: float, most: int = 0) -> None:
-        """``start`` opens a session; ``most`` at once, by default what suits this machine."""
+        """``start`` opens a session; ``most`` may begin at once, by default as many as suit this machine."""
         self._links, self._start, self._deadline_s = links, start, deadline_s
         self._most = most or window_of(len(os.sched_getaffinity(0)))
         self._window, self._shrunk_s = float(self._most), -math.inf
@@ -74,8 +74,8 @@ class FanOut:
         self._waiting: list[Reached] = []
 
     def reach(self, names: Sequence[str]) -> tuple[Reached, ...]:
-        """Return what became of each host, in their order. Raises OSError where there is no ssh, and RefusedError
-        where this machine lets no more of them be started.
+        """Return the result for each host, in the order of ``names``. Raises OSError where there is no ssh, and
+        RefusedError where this machine cannot start more sessions.
         """
         hosts = [Reached(index, name) for index, name in enumerate(names)]
         self._waiting = list(hosts)
@@ -89,7 +89,7 @@ class FanOut:
 
     @property
     def _free(self) -> int:
-        """How many sessions more may be under way to the first word of their host."""
+        """How many more sessions may wait for their host's first word."""
         return max(0, max(1, int(self._window)) - sum(host.connecting for host in self._waiting))
 
     def _begin(self, now: float) -> None:
@@ -108,7 +108,7 @@ class FanOut:
             self._by_link[host.link] = host
 
     def _wait_s(self, now: float) -> float:
-        """Return how long nothing is due."""
+        """Return the seconds until something is due."""
         times = [host.until_s for host in self._waiting]
         times += [host.tried_s + _SLOT_S for host in self._waiting if host.connecting]
         times += [host.next_try_s for host in self._waiting] if self._free else []

@@ -1,9 +1,9 @@
 """The launcher's ssh sessions with many hosts: starts ssh, sends messages, returns what arrives, keeps them alive.
 
 Both sides send messages of ``ddplaunch.hosts.json_lines``. A shell's start-up files may print before the host's first
-one; ``GREETING`` says where that ends. Once a host has started what it was asked for, stdout and stderr of the session
-are that program's, its exit status is the session's, and a NUL on stderr answers each message. Both sides give up when
-they have heard nothing for ``SILENCE_S``.
+message; ``GREETING`` marks where that ends. Once a host has started the requested program, the session's stdout, stderr
+and exit status are that program's, and a NUL on stderr answers each message. Either side gives up after ``SILENCE_S``
+without hearing from the other.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LONGEST_LINE = 64 << 20
 _NOISE = 4096
 _READ = 1 << 18
 _SAID = 1 << 16
-_CLOSING_S = 0.5  # for all together; a host that is gone is not waited for
+_CLOSING_S = 0.5  # for all sessions together: do not wait for a host that is gone
 _DESCRIPTORS = 4  # for each host: stdin, stdout, stderr, and its record as it arrives
-_OWN_DESCRIPTORS = 128  # this interpreter's, and those of sessions while they are being made
+_OWN_DESCRIPTORS = 128  # the interpreter's own, and those of sessions that are being started
 
 
 @dataclass(frozen=True)
 class Event:
-    """What arrived from a host: a message as a line, output of what it started, or the end of its session."""
+    """An event of one host: a message as a line, output of its program, or the end of its session."""
 
     link: Link
     kind: Literal["message", "out", "err", "end"]
@@ -41,13 +41,13 @@ class Event:
 
 
 class Link:
-    """One host's session. ``before`` is what the shell there printed before the greeting, ``said`` the end of stderr.
+    """One host's session. ``before`` is what its shell printed before the greeting, ``said`` the end of stderr.
 
-    ``started``: stdout and stderr are those of a program now.
+    ``started``: stdout and stderr now belong to a program.
     """
 
     def __init__(self, name: str, argv: Sequence[str], unsent: set[Link]) -> None:
-        """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued."""
+        """Start ``argv`` where this terminal's Ctrl-C does not reach it; ``unsent`` contains links with a queue."""
         self.name = name
         self.process = subprocess.Popen(
             argv,
@@ -72,14 +72,14 @@ class Link:
             os.set_blocking(stream.fileno(), False)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue one message; nothing where the session is over."""
+        """Queue one message; do nothing where the session is over."""
         if not self.closed:
             self.queue += json_line(message)
             self._unsent.add(self)
             self.flush()
 
     def hand_over(self, what: str, **order: Any) -> None:
-        """Have the host start what ``order`` says; from now on its silence counts."""
+        """Have the host start the program of ``order``; from now on silence counts."""
         self.heard_s, self.said, self.started = time.monotonic(), b"", True
         self.send({"what": what, **order})
 
@@ -89,7 +89,7 @@ class Link:
         return self._open == 0
 
     def flush(self) -> None:
-        """Write what the pipe takes."""
+        """Write as much of the queue as the pipe takes."""
         while self.queue and not self.closed:
             try:
                 written = os.write(self._input.fileno(), self.queue[:_READ])
@@ -102,7 +102,7 @@ class Link:
         self._unsent.discard(self)
 
     def lines(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that are whole with ``data``. Raises ValueError for one that never ends."""
+        """Yield the messages that ``data`` completes. Raises ValueError for a message that is too long."""
         self._pending += data
         if not self.greeted:
             self.before, greeting, rest = self._pending.partition(GREETING)
@@ -119,15 +119,15 @@ class Link:
         return self.over
 
     def close(self) -> None:
-        """End the session: the host ends what it runs for it. Not waited for."""
+        """End the session without waiting; the host then ends what it runs."""
         self.closed = True
         self._unsent.discard(self)
         for stream in (self._input, *self.outputs):
-            with contextlib.suppress(OSError):  # what was still to be written cannot be
+            with contextlib.suppress(OSError):  # unsent data is lost
                 stream.close()
 
     def kill(self) -> None:
-        """End ssh at once, with a ProxyCommand of it; the host finds out by itself."""
+        """Kill ssh at once, with its ProxyCommand; the host notices by itself."""
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -156,7 +156,7 @@ class Links:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """Close every session. A host that is told nothing more ends what it runs."""
+        """Close every session. A host whose session closes ends what it runs."""
         for link in self.all:
             if not link.closed:
                 self.close(link)
@@ -176,14 +176,14 @@ class Links:
     def close(self, link: Link) -> None:
         """End one session."""
         for stream in link.outputs:
-            with contextlib.suppress(KeyError, ValueError):  # it has ended
+            with contextlib.suppress(KeyError, ValueError):  # unregistered when it ended
                 self._selector.unregister(stream)
         link.close()
 
     def keep_alive(self, links: Collection[Link]) -> list[Link]:
-        """Send a beat to each of ``links`` when one is due; end and return those that were silent too long.
+        """Send a beat to each of ``links`` when one is due; kill and return those that were silent too long.
 
-        Call it several times a second while something runs there: a host ends what it runs where no beat comes.
+        Call this several times a second while programs run: a host ends its program when no beat arrives.
         """
         now = time.monotonic()
         if now >= self._beat_at_s:
@@ -196,7 +196,7 @@ class Links:
         return silent
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Return what has arrived, after ``timeout_s`` seconds at the latest."""
+        """Return the events that arrive within ``timeout_s`` seconds."""
         for link in tuple(self._unsent):
             link.flush()
         if self._unsent:
@@ -233,7 +233,7 @@ class Links:
 
 
 def allow_many(hosts: int) -> None:
-    """Raise the soft limit of open files to what ``hosts`` sessions need, or as far as the hard limit lets it."""
+    """Raise the soft limit on open files to what ``hosts`` sessions need, or to the hard limit."""
     import resource  # not on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

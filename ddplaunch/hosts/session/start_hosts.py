@@ -1,4 +1,4 @@
-"""Starts one program on every host and watches them to their end; when one fails or is lost, it ends all of them."""
+"""Starts one program on every host and waits until all have ended; when one fails or is lost, it ends the others."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed
 
-_CLOSED_S = 0.5  # from the end of ssh's output to its own
-_STILL_S = 55.0  # after SILENCE_S without a beat hosts end what they run; one comes every 2 s
+_CLOSED_S = 0.5  # from the end of ssh's output to the end of ssh
+_STILL_S = 55.0  # a beat is due every 2 s, and hosts end what they run after SILENCE_S without one
 _RECENT_S = 60.0
-_SETTLE_S = 1.0  # the others' own failures, which often are consequences, come to their own end first
+_SETTLE_S = 1.0  # lets the others, which often fail as a consequence, end by themselves
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
 _TURN_S = 0.2
-_QUIET_S = 2.0  # after Ctrl-C, before it is said what is waited for
+_QUIET_S = 2.0  # from Ctrl-C to the message about which hosts are still ending
 
 
 @dataclass(frozen=True)
 class HostEnd:
-    """How the program ended on one host. ``lost`` says why that is not known, None if the host told.
+    """How the program ended on one host. ``lost`` explains why that is not known, None if the host reported it.
 
-    ``told`` is the signal with which the launcher had asked it to end, None for none. ``heard_s`` is when it was last
-    heard, an epoch. ``still_s`` is how long this launcher itself had stood still before the host was lost, 0 if it had
-    not. ``said`` is the end of its stderr, 64 KiB at most.
+    ``told`` is the signal that the launcher sent to end it, None for none. ``heard_s`` is when the host was last heard,
+    by ``steady_s``. ``still_s`` is how long this launcher itself had stood still before the host was lost, else 0.
+    ``said`` is the end of the host's stderr, 64 KiB at most.
     """
 
     node: int
@@ -46,12 +46,12 @@ class HostEnd:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing runs there any more, as far as can be known."""
+        """Whether its program has ended or the host is lost."""
         return self.status is not None or self.lost is not None
 
 
 class LaunchOnHosts:
-    """The launch on all hosts; ``interrupted`` is the first signal that ended it from here."""
+    """The launch on all hosts; ``interrupted`` is the first signal to this launcher that ended it."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class LaunchOnHosts:
         grace_s: float,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``show`` gets the output of a node, ``say`` what this launcher says."""
+        """``show`` gets the output of a node, ``say`` the launcher's own messages."""
         self._links, self._show, self._grace_s, self._say = links, show, grace_s, say
         self._known = {link: HostEnd(node, link.name, None, heard_s=steady_s()) for node, link in enumerate(hosts)}
-        self._due: dict[Callable[[], None], float] = {}  # what is to be done, and when by time.monotonic
+        self._due: dict[Callable[[], None], float] = {}  # actions, and when each is due by time.monotonic
         self._signals: list[int] = []
         self._standstill = Standstill()
         self.interrupted: int | None = None
 
     def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
-        """Start every host's order, and return when each host has ended or is lost; within ``handling``."""
+        """Send each host its order, and return when all hosts have ended or are lost; call it within ``handling``."""
         for link, order in zip(self._known, orders, strict=True):
             link.hand_over("launch", **order)
         while self._running():
@@ -96,7 +96,7 @@ class LaunchOnHosts:
             self._show(host_end.node, event.kind, event.body)
 
     def _session_over(self, link: Link) -> None:
-        """Note how the program ended: the session ends with its status, or is lost."""
+        """Note how the program ended: ssh's status is the program's, or the host is lost."""
         status = link.reap(_CLOSED_S)
         if status is None or not 0 <= status < OF_SSH:
             self._lose(link, why_lost(status, link.said.decode("utf-8", "replace")))
@@ -122,7 +122,7 @@ class LaunchOnHosts:
         self._tell(signal.SIGTERM)
 
     def _keep_time(self, now: float) -> None:
-        """Do what is due."""
+        """Keep the sessions alive and run the actions that are due."""
         for link in self._links.keep_alive(self._running()):
             self._lose(link, f"nothing was heard of it for {SILENCE_S:.0f} s")
         for action, at in tuple(self._due.items()):
@@ -144,7 +144,7 @@ class LaunchOnHosts:
             self._over(link, lost=f"it did not end within {_KILLED_S:.0f} s after SIGKILL")
 
     def _tell(self, number: int) -> None:
-        """Ask every host that still runs to end; SIGKILL follows when the grace is over."""
+        """Send signal ``number`` to every host that still runs; SIGKILL follows when the grace is over."""
         self._due.setdefault(self._kill, time.monotonic() + self._grace_s + 5.0)
         for link in self._running():
             if self._known[link].told is None:
@@ -161,7 +161,7 @@ class LaunchOnHosts:
         while self._signals:
             number = self._signals.pop(0)
             if self.interrupted is None:
-                self._say("")  # a terminal shows ^C where the cursor was
+                self._say("")  # leave the line in which the terminal shows ^C
                 self.interrupted = number
                 self._due[self._say_what_is_waited_for] = time.monotonic() + _QUIET_S
                 self._tell(number)
@@ -170,7 +170,7 @@ class LaunchOnHosts:
 
     @contextlib.contextmanager
     def handling(self) -> Iterator[None]:
-        """Take the signals that end a launch, but those that `nohup` or a shell without job control ignores.
+        """Handle the signals that end a launch, except those that `nohup` or a shell without job control ignores.
 
         Ctrl-Z is ignored: a stopped launcher looks like a dead one.
         """
@@ -186,10 +186,10 @@ class LaunchOnHosts:
 
 
 class Standstill:
-    """Notices that this process, or all of this machine, did nothing for a while: stopped, or asleep."""
+    """Notices when this process, or the whole machine, did nothing for a while: stopped, or asleep."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Begin to watch now."""
         self._seen_s = _awake_s()
         self._ended_s, self._lasted_s = 0.0, 0.0
 
@@ -201,12 +201,12 @@ class Standstill:
         self._seen_s = now
 
     def recent_s(self) -> float:
-        """Return how long the last one was, in seconds; 0 where there was none within the last minute."""
+        """Return how many seconds the last standstill took; 0 if none ended within the last minute."""
         return self._lasted_s if self._lasted_s and _awake_s() - self._ended_s < _RECENT_S else 0.0
 
 
 def _awake_s() -> float:
-    """Return a clock in seconds that goes on while the machine sleeps: clock_gettime(2)."""
+    """Return seconds of a clock that also counts while the machine sleeps: clock_gettime(2)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,1 +1,1 @@
-"""Slurm's programs, and following and ending its jobs."""
+"""Runs Slurm's programs, follows its jobs and ends them."""

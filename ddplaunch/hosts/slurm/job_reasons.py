@@ -1,7 +1,7 @@
-"""What Slurm's words for a job mean, why it ended and what it waits for.
+"""Explains Slurm's words for a job: why it ended and what it waits for.
 
-Slurm sends SIGTERM whatever ends a job; its controller knows why: the time limit, another job's priority, a requeue, a
-lost node, a person. Its answers while a job ends are those of 22.05. Reasons to wait:
+Slurm sends SIGTERM whatever ends a job, but its controller knows the cause: the time limit, a job of higher priority, a
+requeue, a lost node, a person. Its answers while a job ends were observed with 22.05. Reasons to wait:
 https://slurm.schedmd.com/job_reason_codes.html, https://slurm.schedmd.com/resource_limits.html
 """
 
@@ -17,15 +17,15 @@ from ddplaunch.planning.inside.slurm import array_task
 from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
-_DEADLINE_S = 3.0  # what a job has left then is KillWait, 30 s by default
-_EARLY_S = 90.0  # `--signal` may come 60 s earlier than it says
+_DEADLINE_S = 3.0  # after SIGTERM a job has only KillWait left, 30 s by default
+_EARLY_S = 90.0  # Slurm may send the signal of `--signal` up to 60 s early
 
 
 @dataclass(frozen=True)
 class JobEnding:
-    """One way for a job to end: the ``code`` of its diagnosis, a clause after "job 12", the mechanism, what to do.
+    """One way for a job to end: the ``code`` of its diagnosis, a clause to follow "job 12", the mechanism, the fix.
 
-    ``fix`` may hold ``{job}``.
+    ``fix`` may contain ``{job}``.
     """
 
     code: str
@@ -34,7 +34,7 @@ class JobEnding:
     fix: str
 
 
-#: By Slurm's word for the state; REQUEUED is what it calls a flag.
+#: By Slurm's word for the state; REQUEUED is a flag in Slurm.
 ENDS: Mapping[str, JobEnding] = {
     "TIMEOUT": JobEnding(
         "time-limit",
@@ -81,16 +81,16 @@ ENDS: Mapping[str, JobEnding] = {
 }
 
 
-_REASONS = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY"}  # known before the state
+_REASONS = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY"}  # set before the state
 
 
 def why_ended(
     environ: Mapping[str, str], grace_s: float, now_s: float, how: str = "Slurm's signal ended the run"
 ) -> Diagnosis | None:
-    """Return why Slurm ends the job that this process is in; None outside of one, or where Slurm does not say.
+    """Return why Slurm ends the job of this process; None outside a job, or where Slurm does not say.
 
-    ``grace_s`` is how long before the time limit ranks were to be told, and ``how`` they ended then. Takes a few
-    seconds at most.
+    ``grace_s`` is how long before the time limit the ranks are signalled, ``how`` a clause for a run that ended then.
+    Takes a few seconds at most.
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not job.isdigit():
@@ -110,9 +110,9 @@ def diagnosis(
     now_s: float | None = None,
     how: str = "",
 ) -> Diagnosis | None:
-    """Return what Slurm's answer means; ``restarts`` were the job's when this run of it began.
+    """Return what Slurm's answer means; ``restarts`` is the job's count from when this run of it began.
 
-    None where Slurm had no part in the end, as far as it says. ``now_s`` None: the run has been over for a while.
+    None where, as far as Slurm says, it did not end the job. ``now_s`` is None for a run that ended a while ago.
     """
     end = ENDS.get(_kind(state, restarts))
     evidence = f"JobState={state.state} Reason={state.reason or 'None'}"
@@ -183,7 +183,7 @@ _WAITS: tuple[tuple[str, str], ...] = (
 
 
 def never(reason: str) -> str | None:
-    """Return why a pending job will not start however long it waits, None where waiting may help."""
+    """Return why a pending job can never start, None where waiting may help."""
     match = _OF_ONE_JOB.match(reason)
     if match is None:
         return _NEVER.get(reason)
@@ -193,18 +193,18 @@ def never(reason: str) -> str | None:
 
 
 def waits_for(reason: str) -> str:
-    """Return what a pending job waits for, "" for a reason that is not known here."""
+    """Return what a pending job waits for, "" for an unknown reason."""
     return next((words for pattern, words in _WAITS if re.match(rf"(?:{pattern})\b", reason)), "")
 
 
 _POLL_S = 0.25
-_UNDECIDED = ("", "PartitionConfig", "Priority")  # what a job waits for until the scheduler has looked at it
+_UNDECIDED = ("", "PartitionConfig", "Priority")  # reasons shown before the scheduler has looked at the job
 
 
 def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -> JobState | None:
-    """Return the state of a job that was just submitted, once Slurm has looked at it or ``patience_s`` is over.
+    """Return the state of a job just submitted, once Slurm has looked at it or ``patience_s`` has passed.
 
-    Raises RefusedError, and cancels the job, where it can never start.
+    Cancels the job and raises RefusedError where it can never start.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -218,7 +218,7 @@ def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -
 
 
 def _refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> None:
-    """Raise RefusedError, and cancel the job, where it waits for what never comes."""
+    """Cancel the job and raise RefusedError where it can never start."""
     why = never(state.reason) if state.state == "PENDING" else None
     if why is None:
         return

@@ -34,7 +34,7 @@ _FIX = (
 class JobState:
     """A job as Slurm describes it. ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT …
 
-    ``end`` is when it ended or will have to, in Slurm's spelling and the cluster's time zone.
+    ``end`` is when the job ended or must end, in Slurm's format and the cluster's time zone.
     """
 
     state: str
@@ -47,9 +47,9 @@ class JobState:
 
 
 def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
-    """Give a batch script to sbatch and return the job's id; the job starts in ``cwd`` with ``environ``.
+    """Submit a batch script with sbatch and return the job's id; the job starts in ``cwd`` with ``environ``.
 
-    Raises RefusedError where there is no sbatch, it refuses the job, or it does not answer.
+    Raises RefusedError where sbatch is missing, refuses the job, or does not answer.
     """
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         raise RefusedError(
@@ -89,9 +89,9 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
 
 
 def job_state(job: str, environ: Mapping[str, str], deadline_s: float = _ASK_DEADLINE_S) -> JobState | None:
-    """Ask scontrol, and sacct once the controller has forgotten the job; None where neither answers.
+    """Return a job's state from scontrol, or from sacct once the controller has forgotten it; None if neither answers.
 
-    ``job`` is a number, or ``ARRAY_TASK``; each program gets ``deadline_s``.
+    ``job`` is a number, or ``ARRAY_TASK``; ``deadline_s`` is for each of the two programs.
     """
     shown = _ask(["scontrol", "show", "job", job], environ, deadline_s)
     if shown is not None and "JobState=" in shown:
@@ -121,7 +121,7 @@ def parse_job(text: str) -> JobState:
 
 
 def parse_sacct(line: str) -> JobState:
-    """Return the state from ``State|NodeList``; a cancelled job says by whom: ``CANCELLED by 1000``."""
+    """Return the state from ``State|NodeList``, without the user in ``CANCELLED by 1000``."""
     state, nodes = line.split("|", 1)
     return JobState(state.split(" ")[0] or "UNKNOWN", nodes=nodes)
 
@@ -131,15 +131,15 @@ def _number(text: str) -> int:
 
 
 def cancel(job: str, environ: Mapping[str, str]) -> bool:
-    """Cancel one job; return whether scancel took it."""
+    """Cancel one job; return whether scancel accepted that."""
     return _ask(["scancel", job], environ) is not None
 
 
 def end_step(step_of: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Send SIGTERM to the tasks of a job's step; return whether scancel is there. ``step_of`` has its variables.
+    """Send SIGTERM to the tasks of a job step, named by the variables in ``step_of``; return whether scancel exists.
 
-    srun, signalled itself, kills the step at once: https://slurm.schedmd.com/srun.html#SECTION_SIGNALS. scancel of
-    22.05 says "Invalid job id specified" when the signal has arrived.
+    A signal to srun itself would kill the step at once: https://slurm.schedmd.com/srun.html#SECTION_SIGNALS. scancel of
+    22.05 reports "Invalid job id specified" although the signal has arrived, so its status is ignored.
     """
     job, step = step_of.get("SLURM_JOB_ID", ""), step_of.get("SLURM_STEP_ID", "")
     if not (job.isdigit() and step.isdigit()):
@@ -149,10 +149,10 @@ def end_step(step_of: Mapping[str, str], environ: Mapping[str, str]) -> bool:
 
 
 def with_end_of_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with SLURM_JOB_END_TIME (epoch seconds), which Slurm sets since 23.02, asked of squeue.
+    """Return the environment with SLURM_JOB_END_TIME (epoch seconds), from squeue where Slurm is older than 23.02.
 
-    Only the first task of a job or step asks, and waits at most three seconds; the others and all that is outside of
-    Slurm get the environment as it is.
+    Only the first task of a job or step asks, for at most three seconds. Other tasks, and processes outside Slurm, get
+    the environment unchanged.
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not job.isdigit() or "SLURM_JOB_END_TIME" in environ or environ.get("SLURM_PROCID", "0") != "0":
@@ -163,7 +163,7 @@ def with_end_of_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def epoch_s(text: str) -> float | None:
-    """Return seconds since the epoch of a time as Slurm's programs print it, None for N/A: a job without a limit."""
+    """Return seconds since the epoch for a time printed by Slurm's programs, None for N/A: a job without a limit."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
@@ -191,7 +191,7 @@ def _text(data: bytes) -> str:
 
 
 def _failed(lines: Sequence[str]) -> Finding:
-    """The last line is the verdict (``Batch job submission failed: …``), the one before often the detail."""
+    """Return the finding for a failed sbatch: its last line is the verdict, the one before it often the detail."""
     messages = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line).strip() for line in lines]
     spoken = [line for line in messages if not line.startswith('Try "sbatch')] or ["it said nothing"]
     verdict = spoken[-1].removeprefix("Batch job submission failed: ")
