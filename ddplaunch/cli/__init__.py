@@ -1,1 +1,1 @@
-"""One file per command, shared options, one error boundary."""
+"""The command line: one file per command, shared options, one error boundary."""

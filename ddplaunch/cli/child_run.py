@@ -16,7 +16,7 @@ from ddplaunch.records.json_files import read_object
 from ddplaunch.records.run_states import live_run
 from ddplaunch.values.variable_names import own_command
 
-_LONGER_S = 15.0  # torchrun kills ranks after the grace itself
+_LONGER_S = 15.0  # torchrun itself kills the ranks after the grace
 
 
 def start_run(
@@ -26,9 +26,9 @@ def start_run(
     *,
     inside: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``ddplaunch WORDS``, ``inside`` another command, if any; ``report_path`` gets what it finds and launches.
+    """Start ``ddplaunch WORDS``, wrapped in the command ``inside`` if given; findings and launch go to ``report_path``.
 
-    Ctrl-C is for this process. If it is killed, the kernel has the run end.
+    Ctrl-C does not reach the run. If this process is killed, the kernel ends the run.
     """
     return subprocess.Popen(
         [*inside, *own_command(sys.executable, "ddplaunch", *words)],
@@ -41,14 +41,14 @@ def start_run(
 
 
 def told_so_far(report_path: Path) -> StartReport:
-    """Return what a run has told; nothing where it did not begin."""
+    """Return what a run has reported; an empty report where it did not begin."""
     return read_told(report_path) if report_path.exists() else StartReport()
 
 
 def end_run(child: subprocess.Popen[bytes], record: Path | None, grace_s: float) -> None:
     """End a run if it has not ended, and whatever is left of it; a second Ctrl-C does so at once.
 
-    When this returns, its outcome is in ``record``. Without a record only the child itself is ended.
+    When this returns, the run's outcome is in ``record``. Without a record only the child itself is ended.
     """
     try:
         if child.poll() is None:
@@ -59,14 +59,14 @@ def end_run(child: subprocess.Popen[bytes], record: Path | None, grace_s: float)
     except KeyboardInterrupt:
         grace_s = 0.0
     if record is not None and (still_live := live_run(record, child.pid)) is not None:
-        stop_run(still_live, grace_s)  # waits for the guard, which writes the outcome
+        stop_run(still_live, grace_s)  # also waits for the guard, which writes the outcome
     if child.poll() is None:
         child.kill()
         child.wait()
 
 
 def _step_of_slurm(record: Path) -> dict[str, str]:
-    """Return the variables of the job's step that srun has made of the launcher; empty where there is none."""
+    """Return the variables of the Slurm step that the launcher started; empty where it runs in no other step."""
     with suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
         variables = read_object(record / "run.json")["environment"]
         if variables.get("SLURM_STEP_ID") != os.environ.get("SLURM_STEP_ID"):

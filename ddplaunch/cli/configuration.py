@@ -1,4 +1,4 @@
-"""The project's configuration and environment files: reads a profile, merges it with the flags into ``Options``."""
+"""The project's configuration and other named files: reads a profile and merges it with the flags into ``Options``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FILES = ("ddplaunch.toml", "pyproject.toml")
 
 
 def with_configuration(said: Said, profile: str | None) -> Options:
-    """Return what flags say, completed by ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` here.
+    """Return the flags' options, completed from ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` here.
 
-    Raises UsageError where the working directory was deleted, for an unreadable file, an unknown key or profile, and a
-    value that no launch can have.
+    Raises UsageError for a deleted working directory, an unreadable file, an unknown key or profile, and a value that
+    no launch can have.
     """
     name, table = _project()
     said = merge(said, said_in_profile(table, profile, name))
@@ -39,20 +39,20 @@ def with_configuration(said: Said, profile: str | None) -> Options:
         said = {**said, "quiet": Resolved(quiet.lower() not in _NOT, Source("environment", QUIET))}
     options = parse_options(said)
     if options.ignore:
-        from ddplaunch.comm.checks import CHECKS as measured  # only to know their names
+        from ddplaunch.comm.checks import CHECKS as measured  # needed only for their names
 
         refuse_unknown([item.value for item in options.ignore], measured)
     return options
 
 
 def profile_names() -> list[str]:
-    """Return the profiles that `--profile` takes here. Raises UsageError for an unreadable file."""
+    """Return the profiles that `--profile` accepts here. Raises UsageError for an unreadable file."""
     name, table = _project()
     return list(_as_table(table.get("profiles", {}), "profiles", name))
 
 
 def _project() -> tuple[str, Mapping[str, Any]]:
-    """Return the file that configures ddplaunch here, and what it says; an empty table where there is none."""
+    """Return the file that configures ddplaunch here, and its table; an empty table where there is no such file."""
     cwd = working_directory()
     for name in _FILES:
         if (table := _table(cwd / name)) is not None:
@@ -74,13 +74,13 @@ def working_directory() -> Path:
 
 
 def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
-    """Return what --env sets, each variable once."""
+    """Return the variables that --env sets, each once."""
     pairs = {item.value[0]: (item.value[1], item.source) for item in options.env}
     return tuple((name, value, source) for name, (value, source) in pairs.items())
 
 
 def file_text(name: str, flag: str, fix: str) -> str:
-    """Return what the file holds that ``flag`` names. Raises UsageError where it cannot be read."""
+    """Return the text of the file that ``flag`` names. Raises UsageError where it cannot be read."""
     try:
         with open(name, "rb") as file:  # it may be a pipe: `--hostfile <(…)`
             data = file.read(_LARGEST + 1)
@@ -97,7 +97,7 @@ def file_text(name: str, flag: str, fix: str) -> str:
 
 
 def _table(path: Path) -> Mapping[str, Any] | None:
-    """Return what a file of the project says to ddplaunch, None where it says nothing. Raises UsageError."""
+    """Return the project file's table for ddplaunch, None without one. Raises UsageError for an unreadable file."""
     of_python = path.name == "pyproject.toml"
     try:
         text = read_plain(path, _LARGEST).decode("utf-8")
@@ -106,7 +106,7 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         if (owner := other_owner(path)) is not None:
             tell_findings([_not_read(path, owner)])
             return None
-        if sys.version_info >= (3, 11):  # 5 ms, for projects that have a configuration
+        if sys.version_info >= (3, 11):  # 5 ms, only for projects with a configuration
             import tomllib
         else:
             import tomli as tomllib
@@ -148,17 +148,17 @@ def _as_table(value: object, name: str, place: str) -> Mapping[str, Any]:
 
 
 def said_in_table(table: Mapping[str, Any], place: str) -> Said:
-    """Return what a table of the project's configuration says, each value with source "profile".
+    """Return the options in a table of the project's configuration, each value with source "profile".
 
-    A key is the flag without the leading dashes. Raises UsageError for an unknown key (with the near miss) and for a
-    value of the wrong type.
+    A key is the flag without the leading dashes. Raises UsageError for an unknown key (suggesting a similar one) and
+    for a value of the wrong type.
     """
     flags = {flag.name: flag for flag in flags_of_options().values()}
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in flags:
-            from ddplaunch.cli.parsing.removed import removed  # for mistakes
+            from ddplaunch.cli.parsing.removed import removed  # needed only for mistakes
 
             if (removal := removed("run", f"--{name}")) is not None:
                 raise removal
@@ -173,7 +173,7 @@ def said_in_table(table: Mapping[str, Any], place: str) -> Said:
 
 
 def _typed(flag: Flag, value: object, place: str) -> object:
-    """Return a value of the file as the command line would have it. Raises UsageError."""
+    """Return a value of the file in the type that the command line gives it. Raises UsageError."""
     switch = flag.kind in ("switch", "pair")
     if isinstance(value, bool) is not switch or not isinstance(value, (bool, str, int, float)):
         _, expected, example = TYPES.get(flag.kind, (str, "text", '"text"'))
@@ -191,7 +191,7 @@ def _typed(flag: Flag, value: object, place: str) -> object:
 
 
 def said_in_profile(document: Mapping[str, Any], name: str | None, place: str) -> Said:
-    """Merge the document's own keys with those of the named profile, which wins.
+    """Return the document's own keys, overridden by those of the profile ``name``.
 
     Raises UsageError if the profile does not exist.
     """
@@ -205,10 +205,10 @@ def said_in_profile(document: Mapping[str, Any], name: str | None, place: str) -
 
 
 def merge(first: Said, second: Said) -> dict[str, Any]:
-    """Return ``first`` completed by ``second``; repeatable flags are joined, those of ``first`` last.
+    """Return ``first`` completed by ``second``; values of repeatable flags are joined, those of ``first`` last.
 
-    What ``first`` says also takes away from ``second`` what would contradict it, so that a flag wins over a profile.
-    Learning rates of ``first`` take the place of all those of ``second``.
+    Flags of ``second`` that would contradict ``first`` are dropped, so that a flag wins over a profile. Learning rates
+    of ``first`` replace all those of ``second``.
     """
     displaced = _displaced(first, second)
     merged = {name: value for name, value in second.items() if name not in displaced}
@@ -223,7 +223,7 @@ _ONLY_SCALE = ("base_batch_size", "lr_scaling", "lr_max_factor")
 
 
 def _displaced(first: Said, second: Said) -> set[str]:
-    """Return the flags of ``second`` that cannot stand beside those of ``first``."""
+    """Return the flags of ``second`` that would contradict those of ``first``."""
     either = {"warmup": "base_warmup", "base_warmup": "warmup", "gpus": "device", "lr": "base_lr", "base_lr": "lr"}
     names = {other for name, other in either.items() if name in first}
     if "device" in first and first["device"].value == "cpu":

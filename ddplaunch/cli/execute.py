@@ -1,4 +1,4 @@
-"""The last step of a launch: this process becomes torchrun; or another does, which no terminal takes along."""
+"""The last step of a launch: this process becomes torchrun, with `--detach` in a child that no terminal ends."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, u
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED
 
-_TYPED_S = time.time()  # a moment after it, when the command line was read
+_TYPED_S = time.time()  # a moment after the command was typed
 _LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
-#: In a detached launch that has not launched yet: the pipe to the process that the terminal waits for.
+#: In a detached launch that has not launched yet: the pipe to the process for which the terminal waits.
 _AWAITED: list[int] = []
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
-    """Return the environment that torchrun gets: this process's with the launch's variables set and removed."""
+    """Return torchrun's environment: this process's, with the launch's variables set and removed."""
     changed = {variable.name: variable.value for variable in launch.environment}
     return {name: value for name, value in {**os.environ, **changed}.items() if value is not None}
 
 
 def refuse_too_long(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise RefusedError for an argument or variable that the kernel would not pass on (MAX_ARG_STRLEN, execve(2))."""
+    """Raise RefusedError for an argument or variable too long for the kernel (MAX_ARG_STRLEN, execve(2))."""
     words = [(f"the argument `{word[:20]}…`", word) for word in argv]
     words += [(f"the variable `{name}`", f"{name}={value}") for name, value in environment.items()]
     for what, word in words:
@@ -63,15 +63,15 @@ def refuse_too_long(argv: Sequence[str], environment: Mapping[str, str]) -> None
 
 
 def new_token() -> str:
-    """Return a random token, by which the processes of one launch are known."""
+    """Return a random token that identifies the processes of one launch."""
     return os.urandom(16).hex()
 
 
 def interruptible(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which torchrun ends on Ctrl-C without a traceback while it imports torch.
+    """Return variables that let Ctrl-C end torchrun without a traceback while it imports torch.
 
-    ``agent/rank_site/sitecustomize.py`` reads them, and takes them out again, before torchrun does anything. None for
-    an interpreter that would not read that file.
+    ``agent/rank_site/sitecustomize.py`` reads them, and removes them again, before torchrun does anything. The result
+    is empty for an interpreter that would not read that file.
     """
     options = argv[1 : argv.index("-m")] if "-m" in argv else argv[1:]
     if not {*options} <= {"-u", "-P"}:
@@ -94,7 +94,7 @@ def record_and_execute(
     *,
     silent: bool,
 ) -> NoReturn:
-    """Record a launch that was typed as ``argv``, whose id ``lock`` holds; show it unless ``silent``; execute it."""
+    """Record the launch typed as ``argv``, whose run id ``lock`` holds; show it unless ``silent``; execute it."""
     lock.pass_on()
     findings, base, code = prepared.findings, prepared.base, prepared.code
     noted = write_record(launch, argv, environment, prepared.facts, findings, base, code, token)
@@ -105,9 +105,9 @@ def record_and_execute(
 def show_launch(
     launch: Launch, findings: Sequence[Finding], facts: Facts, lock: HeldRun, noted: Path | str, *, silent: bool = False
 ) -> None:
-    """Tell the starter and the reader of stderr what is launched; with `--quiet` the latter only what is wrong.
+    """Report the launch to the program that started this one and, on stderr, to the user: with `--quiet` only findings.
 
-    ``noted`` is the run's record, or the sentence that says why there is none.
+    ``noted`` is the run's record, or a sentence that explains why there is none.
     """
     tell_findings_to_starter(findings)
     record = f"none: {noted}" if isinstance(noted, str) else lock.told(path_text(noted))
@@ -123,7 +123,7 @@ def show_launch(
 
 
 def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn:
-    """Replace this process by torchrun; ``token`` marks all that it starts."""
+    """Replace this process by torchrun; ``token`` marks all processes that it starts."""
     environment[LAUNCH] = token
     quiet = interruptible(launch.argv, environment)
     for stream in (sys.stdout, sys.stderr):
@@ -133,15 +133,15 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
         environment[TYPED] = str(_TYPED_S)
     if quiet:
         environment.update(quiet)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is told what to do, a moment later
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until sitecustomize has set its handling of Ctrl-C
     os.execve(launch.argv[0], list(launch.argv), environment)
 
 
 def detach() -> int | None:
-    """Go on in a child with a session of its own, where this returns None.
+    """Continue in a child with its own session, where this returns None.
 
-    Here it returns the exit status: once the child has launched, whose run id is answered, or when it has ended. Raises
-    UsageError in a task of Slurm.
+    In the parent it returns an exit status: after printing the run id once the child has launched, or when the child
+    has ended. Raises UsageError in a task of Slurm.
     """
     if "SLURM_PROCID" in os.environ:
         raise usage(
@@ -174,7 +174,7 @@ def detach() -> int | None:
 
 
 def _leave_terminal(run_id: str, record: Path | str) -> None:
-    """Have a detached launch write into its record from here on, and tell who waits for it that it is launched.
+    """Redirect a detached launch's output to its record, and send the run id to the process that waits for it.
 
     Raises RefusedError where there is no record.
     """

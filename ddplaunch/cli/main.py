@@ -1,4 +1,4 @@
-"""The ``ddplaunch`` command: splits off the script's arguments, has the rest parsed, and reports what it raises."""
+"""The ``ddplaunch`` command: splits off the script's arguments, has the rest parsed, and reports errors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         answer_shell()
     end_with_starter()
     try:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here there was nothing to tidy up
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # nothing needed tidying up before
             signal.signal(signal.SIGINT, signal.default_int_handler)
         status = _dispatch_and_report(words)
     except KeyboardInterrupt:
         status = int(ExitStatus.INTERRUPTED)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nor is there from here on
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing is left to tidy up
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(status)
 
@@ -50,8 +50,8 @@ def _dispatch_and_report(words: list[str]) -> int:
 
 
 def dispatch(words: list[str]) -> int:
-    """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
-    # `--version` needs nothing of a launch
+    """Parse and execute a command line; return the exit status. Raises DdplaunchError for whatever is wrong."""
+    # imported here because `--version` needs none of them
     from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, body_of, own_values
     from ddplaunch.cli.parsing.typed_words import parse_quickly
     from ddplaunch.cli.target import misplaced_script, split_arguments
@@ -64,17 +64,17 @@ def dispatch(words: list[str]) -> int:
     command = ours[0]
     asks_for_help = bool({"-h", "--help"} & {*ours})
     if command in COMMANDS and command not in (*LAUNCHING, "convert"):
-        ours += script or []  # there it ends the options, as everywhere else
+        ours += script or []  # after `--` these commands take arguments, as other programs do
     values = parse_quickly(command, ours[1:]) if command in COMMANDS and not asks_for_help else None
     if values is None and (removal := _removed(ours)) is not None:
         raise removal
     if command in LAUNCHING and not asks_for_help and (problem := misplaced_script(ours, script)) is not None:
         raise problem
     if values is None:
-        from ddplaunch.cli.parsing.typer_app import parse_words  # takes longer than deciding a launch
+        from ddplaunch.cli.parsing.typer_app import parse_words  # this import takes longer than deciding a launch
 
         values = parse_words(ours)
-        if values is None:  # it showed help
+        if values is None:  # Typer showed help
             return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
     if (missing := needs_linux(_what_is_done(command, values))) is not None:
         raise RefusedError(missing)
@@ -82,14 +82,14 @@ def dispatch(words: list[str]) -> int:
 
 
 def _what_is_done(command: str, values: dict[str, Any]) -> str:
-    """Return the command, with the flag that makes something else of it on systems that are not Linux."""
+    """Return the command, with a flag that decides whether it works on systems other than Linux."""
     if command == "doctor" and values["list_checks"]:
         return "doctor --list_checks"
     return "plan --hosts" if command == "plan" and (values["hosts"] or values["hostfile"]) else command
 
 
 def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) -> dict[str, Any]:
-    """Return what a command gets beside its own options: those of a launch, and the words after ``--``."""
+    """Return a command's arguments besides its own options: those of a launch, and the words after ``--``."""
     from ddplaunch.cli.parsing.command import LAUNCHING
     from ddplaunch.cli.parsing.typed_words import said_on_command_line
 
@@ -99,7 +99,7 @@ def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) 
 
 
 def _removed(ours: list[str]) -> UsageError | None:
-    """Return the error for the first word that names what is gone, or called otherwise; None where none does."""
+    """Return the error for the first word that was removed or has another name here; None where there is none."""
     from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING
     from ddplaunch.cli.parsing.removed import called_otherwise, removed
 
@@ -113,15 +113,15 @@ def _removed(ours: list[str]) -> UsageError | None:
 
 
 def occupy_standard_descriptors() -> None:
-    """Open /dev/null in the place of a closed stdin, stdout or stderr.
+    """Open /dev/null in place of a closed stdin, stdout or stderr.
 
-    The next file that is opened, a GPU lock or the rendezvous of torchrun, would otherwise become somebody's stdout.
+    Otherwise the next file to be opened, such as a GPU lock or torchrun's rendezvous, would become stdout of a program.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is ``descriptor``
             os.set_inheritable(descriptor, True)
 
 
@@ -135,7 +135,10 @@ def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
 
 
 def _unwritable(exception: Exception) -> UsageError | None:
-    """A full disk behind ``> plan.txt`` is no bug; an error at a file of ours carries its name."""
+    """Return the error for unwritable output, such as a full disk (``> plan.txt``), which is not a bug; None otherwise.
+
+    An error at one of ddplaunch's own files has a file name.
+    """
     if not isinstance(exception, OSError) or exception.filename is not None:
         return None
     if exception.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
@@ -149,7 +152,7 @@ def _unwritable(exception: Exception) -> UsageError | None:
 
 
 def _of_itself(ours: list[str]) -> ExitStatus | None:
-    """Answer what asks for ddplaunch itself: its version, a shell's completion; None for all else."""
+    """Answer questions about ddplaunch itself: its version, a shell's completion; None for any other command line."""
     if ours in (["--version"], ["-V"], ["-v"], ["version"]):
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE

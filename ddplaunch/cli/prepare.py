@@ -31,14 +31,14 @@ from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
 
-_MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script after `--` in which launchers are looked for
+_MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script after `--` that are searched for launchers
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A decided launch, the facts it was decided from and every check's outcome; ``base`` holds the records.
+    """A decided launch, the facts it was decided from, and every check's outcome; ``base`` contains the records.
 
-    ``script`` is what the script's source says.
+    ``script`` is what was read from the script's source.
     """
 
     launch: Launch
@@ -54,13 +54,13 @@ class Prepared:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything the checks found, errors first."""
+        """All findings of the checks, errors first."""
         every = [finding for outcome in self.outcomes for finding in outcome.findings]
         return tuple(sorted(every, key=lambda finding: finding.severity is not Severity.ERROR))
 
 
 def errors(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return what stops the launch."""
+    """Return the findings that stop the launch."""
     return tuple(finding for finding in findings if finding.severity is Severity.ERROR)
 
 
@@ -71,11 +71,10 @@ def prepare(
     locks: GpuLocks | None = None,
     import_torch: bool = False,
 ) -> Prepared:
-    """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks, and
-    the cores to which ranks are bound;
-    ``import_torch`` asks a child interpreter as well (seconds).
+    """Gather facts, decide the launch and check it.
 
-    Raises UsageError or RefusedError where no launch can be decided at all.
+    ``locks`` holds the GPUs that ``--gpus free:N`` picks, and the cores to which ranks are bound; ``import_torch`` also
+    asks a child interpreter, which takes seconds. Raises UsageError or RefusedError where no launch can be decided.
     """
     environ, cwd = os.environ, Path.cwd()
     options = complete(options, environ)
@@ -102,9 +101,9 @@ def situation_of(
     run_id: str,
     locks: GpuLocks | None = None,
 ) -> Situation:
-    """Return what a launch is decided from on a machine with these facts, in its directory ``cwd``.
+    """Return the input for deciding a launch on a machine with these facts, in its directory ``cwd``.
 
-    Raises UsageError for GPUs that are not there, for variables, and for an id that cannot name a directory.
+    Raises UsageError for missing GPUs, for invalid variables, and for an id that cannot name a directory.
     """
     pairs = variables(options)
     return Situation(
@@ -122,26 +121,26 @@ def situation_of(
 
 
 def launch_lines(target: Target | None) -> tuple[str, ...]:
-    """Return the launches in a shell script that the ranks would run, as ddplaunch says them."""
+    """Return the launch lines in a shell script that the ranks would run, translated to ddplaunch."""
     if target is None or target.kind != "executable" or PurePath(target.name).name not in ("bash", "sh", "zsh"):
         return ()
     name = next(iter(target.args), "-")
     if name.startswith("-") or not Path(name).is_file():
         return ()
-    from ddplaunch.planning.convert.launcher_options import named_in  # these are for ranks that are shell scripts
+    from ddplaunch.planning.convert.launcher_options import named_in  # needed only where ranks are shell scripts
 
     data = Path(name).read_bytes()[:_MOST_OF_A_SCRIPT]
     if not named_in(data):
         return ()
-    from ddplaunch.planning.convert.shell_script import sites_of  # a parser of bash: for scripts that name a launcher
+    from ddplaunch.planning.convert.shell_script import sites_of  # a parser of bash: only for scripts with a launcher
 
     return tuple(site.said.source for site in sites_of(data) if site.replacement)
 
 
 def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return who else set this job up and how much time it has left, for the panel."""
+    """Return which scheduler or launcher set this job up and how much time it has left, for the panel."""
     if "SLURM_JOB_ID" in environ:
-        from ddplaunch.hosts.slurm.programs import with_end_of_job  # a program to ask: only Slurm's users wait
+        from ddplaunch.hosts.slurm.programs import with_end_of_job  # runs a program, so only in a Slurm job
 
         environ = with_end_of_job(environ)
     return notes(environ, time.time())
@@ -153,7 +152,7 @@ def check(
     facts: Facts,
     script: ScriptReport | Unavailable,
 ) -> tuple[CheckOutcome, ...]:
-    """Run the checks: none with ``--no-checks``, not those of ``--ignore``."""
+    """Run the checks: none with ``--no-checks``, and without those of ``--ignore``."""
     return run_all(available(facts, launch, script), ignored(options)) if checked(options) else ()
 
 
@@ -173,7 +172,7 @@ def run_id_of(options: Options) -> str:
 
 
 def probe_request(options: Options, environ: Mapping[str, str], *, import_torch: bool = False) -> ProbeRequest:
-    """Return what to look at for these options; an explicit port counts on the node that will bind it."""
+    """Return what to probe for these options; an explicit port counts only on node 0, which will bind it."""
     port = value_of(options.master_port, _port(environ))
     rank = value_of(options.node_rank, 0)
     addr = value_of(options.master_addr, environ.get("MASTER_ADDR"))
@@ -194,7 +193,7 @@ def _port(environ: Mapping[str, str]) -> int | None:
 def choose_gpus(options: Options, facts: Facts, within: Exported, locks: GpuLocks | None) -> Selection | None:
     """Return the GPUs of ``--gpus``, None where it was not given. Raises UsageError or RefusedError."""
     if options.gpus is None or value_of(options.device, None) == "cpu":
-        return None  # a contradiction is refused in ``resolve``
+        return None  # ``resolve`` refuses the contradiction
     if not isinstance(facts.nvml, NvmlFacts):
         raise usage(
             f"`--gpus {options.gpus.value}`, but GPUs cannot be queried: {facts.nvml.reason}",
@@ -220,9 +219,9 @@ def record_directory(base: Path, run_id: str) -> Path:
 
 
 def script_report(options: Options, target: Target | None, cwd: Path) -> ScriptReport | Unavailable:
-    """Read the target's source, for its arguments, and take what the options say of it.
+    """Read the target's source, with its arguments, and adjust the report by what the options say about the script.
 
-    Raises UsageError for a module that exists nowhere, and for an option that the script does not declare.
+    Raises UsageError for a module that does not exist, and for an option that the script does not declare.
     """
     if target is None:
         return Unavailable("no script was named")
@@ -248,7 +247,7 @@ def _read(target: Target, cwd: Path) -> ScriptReport | Unavailable:
 
 
 def _homes(module: str) -> tuple[Path, ...]:
-    """Return the folders that an installed package stands in, also one that was installed to be edited."""
+    """Return the folders that contain an installed package, including an editable install."""
     try:
         spec = find_spec(module.split(".")[0])
     except (ImportError, ValueError):
@@ -260,18 +259,18 @@ def _homes(module: str) -> tuple[Path, ...]:
 
 
 def shadowing(options: Options, cwd: Path) -> str | None:
-    """Return what ``-P`` would keep out of torchrun, where a warm start has to do without it."""
+    """Return the file that ``-P`` would hide from torchrun, where a warm start cannot use ``-P``."""
     if options.start is None or options.start.value != "warm" or "-P" not in interpreter():
         return None
-    from ddplaunch.machine.software import shadowing_file  # for the few launches that need it
+    from ddplaunch.machine.software import shadowing_file  # needed by few launches
 
     return None if os.environ.get("PYTHONSAFEPATH") else shadowing_file(str(cwd))
 
 
 def interpreter() -> tuple[str, ...]:
-    """Return the interpreter that torchrun runs in.
+    """Return the command that runs torchrun's interpreter.
 
-    ``-P`` keeps a ``logging.py`` or ``types.py`` of the working directory from shadowing the standard library
-    inside torchrun; the ranks are started without it.
+    ``-P`` keeps a ``logging.py`` or ``types.py`` in the working directory from shadowing the standard library
+    inside torchrun; the ranks start without it.
     """
     return (sys.executable, "-P") if sys.version_info >= (3, 11) else (sys.executable,)

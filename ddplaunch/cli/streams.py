@@ -1,12 +1,12 @@
-"""What commands write: speech to stderr, data to stdout, and events to a program that has started ``ddplaunch run``.
+"""What commands write: messages to stderr, data to stdout, and events to a program that started ``ddplaunch run``.
 
-Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID:PATH``: its process, and a file to which each event
-is a line of JSON,
+Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID:PATH``: its own process, and a file that gets one
+line of JSON for each event,
 
     {"findings": [{"code": …, "severity": …, "what": …, "why": …, "fix": …, "where": […]}, …]}
     {"launched": {"run_id": …, "directory": "/…/runs/RUN_ID" or null}}
 
-Only a child of that process heeds it: the variable goes on to torchrun and the ranks, which may launch for themselves.
+Only a child of that process writes events: torchrun and the ranks inherit the variable, and may start launches too.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ VARIABLE = "DDPLAUNCH_TOLD"
 
 
 def tell(text: str) -> None:
-    """Write speech to stderr."""
+    """Write a message to stderr."""
     speak(text)
 
 
 def say(text: str) -> None:
-    """Write sentences to stderr, each line broken where the terminal ends; commands in backticks are never broken."""
+    """Write sentences to stderr, wrapped at the terminal's width; commands in backticks are never broken."""
     terminal = Terminal.of(sys.stderr)
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip(" ")))
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def answer(text: str | bytes) -> None:
-    """Write data to stdout; a reader that went away (``| head -1``) is no error."""
+    """Write data to stdout; a reader that closed its end (``| head -1``) is not an error."""
     write(text)
 
 
@@ -61,7 +61,7 @@ def tell_findings(findings: Sequence[Finding]) -> None:
 
 @dataclass(frozen=True)
 class StartReport:
-    """What was told: all findings, and the last run that was launched; ``directory`` is None where it has no record."""
+    """All findings, and the last run that was launched; ``directory`` is None where it has no record."""
 
     findings: tuple[Finding, ...] = ()
     run_id: str | None = None
@@ -69,26 +69,26 @@ class StartReport:
 
 
 def asked(path: Path) -> dict[str, str]:
-    """Return the variable with which a child of this process tells ``path``; the child ends with this process."""
+    """Return the variable that makes a child of this process report to ``path`` and end with this process."""
     return {VARIABLE: f"{os.getpid()}:{path}"}
 
 
 def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
-    """Have the kernel send SIGTERM when the program that has started this process is gone; execve(2) keeps that.
+    """Have the kernel send SIGTERM when the program that started this process is gone; execve(2) keeps that.
 
-    A notebook's kernel that is restarted is killed, and would otherwise leave the ranks training. Does nothing in a
-    process that nobody wants to be told of.
+    A restarted notebook kills its kernel, which would otherwise leave the ranks training. Does nothing where no program
+    asked for events.
     """
     if _path(environ) is None:
         return
     get_signal_at_parents_end(signal.SIGTERM)
-    if _path(environ) is None:  # it went just now
+    if _path(environ) is None:  # the starter ended just now
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def get_signal_at_parents_end(number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends, 0 for none; does nothing where it cannot."""
-    from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # which a launch does not need
+    """Have the kernel send this process a signal when its parent ends, 0 for none; do nothing where it cannot."""
+    from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # a launch does not need it
 
     with contextlib.suppress(OSError, AttributeError):
         signal_at_parents_end(number)
@@ -96,7 +96,7 @@ def get_signal_at_parents_end(number: int) -> None:
 
 @contextlib.contextmanager
 def ending_by_signals(end: Callable[[int, Any], Any]) -> Iterator[None]:
-    """Have SIGTERM and SIGHUP call ``end``, which raises, meanwhile; what ignores them (nohup) goes on to."""
+    """Have SIGTERM and SIGHUP call ``end``, which raises, in the ``with`` block; if ignored (nohup) they stay so."""
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, end)
@@ -108,23 +108,23 @@ def ending_by_signals(end: Callable[[int, Any], Any]) -> Iterator[None]:
 
 
 def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
-    """Tell what is wrong, or might be. What cannot be written is not."""
+    """Report findings to the starter; write errors are ignored."""
     if findings:
         _tell({"findings": plain(tuple(findings))})
 
 
 def tell_launch_to_starter(run_id: str, directory: Path | str) -> None:
-    """Tell what is launched; ``directory`` is its record, or why it has none."""
+    """Report a launch to the starter; ``directory`` is its record, or explains why it has none."""
     path = str(directory.absolute()) if isinstance(directory, Path) else None
     _tell({"launched": {"run_id": run_id, "directory": path}})
 
 
 def read_told(path: Path | int) -> StartReport:
-    """Return what was told to ``path``, or the open file of it: what tidies /tmp may have taken its name.
+    """Return what was reported to ``path``, or to its open file, since a program that tidies /tmp may remove the name.
 
-    A line that a full disk has cut is left out. Raises OSError.
+    A line cut off by a full disk is left out. Raises OSError.
     """
-    from ddplaunch.records.outcome import findings_from_json  # which a launch does not need
+    from ddplaunch.records.outcome import findings_from_json  # a launch does not need it
 
     findings: list[Finding] = []
     run_id, directory = None, None

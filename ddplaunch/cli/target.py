@@ -1,4 +1,4 @@
-"""The words behind ``--``: a script, ``-m module`` or an executable, and its arguments."""
+"""The words after ``--``: a script, ``-m module`` or an executable, and its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 160  # of a path in a message
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split at the first ``--``: what is ours, and what belongs to the script (None without ``--``)."""
+    """Split at the first ``--`` into ddplaunch's words and the script's (None without ``--``)."""
     if "--" not in argv:
         return list(argv), None
     at = list(argv).index("--")
@@ -24,7 +24,7 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def parse_target(words: Sequence[str]) -> Target:
-    """Return what every rank runs. Raises UsageError if it is missing, a directory or nowhere to be found."""
+    """Return what every rank runs. Raises UsageError if it is missing, a directory, or not found."""
     if not words or words[0] == "":
         raise usage(
             "there is no script after `--`",
@@ -64,7 +64,7 @@ def _module(words: Sequence[str]) -> Target:
 
 
 def required(script: list[str] | None, command: str = "run 4") -> list[str]:
-    """Return the words behind ``--`` of a ``command``. Raises UsageError where there is no ``--`` at all."""
+    """Return the words after ``--`` of a ``command``. Raises UsageError where there is no ``--``."""
     if script is None:
         raise usage(
             "no script was named",
@@ -76,10 +76,10 @@ def required(script: list[str] | None, command: str = "run 4") -> list[str]:
 
 
 def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -> UsageError | None:
-    """Return the error for a command that names a script in front of ``--`` or without it, with the corrected command.
+    """Return the error for a command that names a script before ``--`` or without it, with the corrected command.
 
-    ``script`` are the words behind ``--``. What follows an option that takes a value is that value, not a script.
-    An option that ddplaunch does not have ends the search: it is reported first.
+    ``script`` are the words after ``--``. A word after an option that takes a value is that value, not a script. The
+    search ends at an unknown option, which is reported first.
     """
     spelled = spellings(options_of(argv[0]))
     position, arguments = 1, 0
@@ -103,13 +103,13 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
 
 
 def _names_script(word: str, arguments: int) -> bool:
-    """The first word may be NPROC; what follows it can only be a script, and is one if there is such a program."""
+    """Whether ``word`` is a script: a .py file, or a program with a slash or after the first word, often NPROC."""
     return word.endswith(".py") or ((arguments > 0 or "/" in word) and _which(word) is not None)
 
 
 def _which(name: str) -> str | None:
-    """Return the program of that name: on PATH, else the file itself, for which a shell wants a ``./`` in front."""
-    import shutil  # for what is no .py file: with bz2 and lzma its import takes 1.5 ms
+    """Return the program of that name: on PATH, else the file itself, which a shell runs only as ``./NAME``."""
+    import shutil  # only without .py: with bz2 and lzma this import takes 1.5 ms
 
     return shutil.which(name) or (None if "/" in name else shutil.which(f"./{name}"))
 
@@ -139,7 +139,7 @@ def _shortened(text: str) -> str:
 
 
 def _option_behind(words: Sequence[str]) -> UsageError:
-    """``run -- --batch-size 8 train.py``: an option stands where the script should."""
+    """Return the error for an option where the script should be: ``run -- --batch-size 8 train.py``."""
     script = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
     moved = None if script is None else [*words[:script], "--", *words[script:]]
     return usage(

@@ -1,4 +1,4 @@
-"""Which run a command means: one rule for all commands; and what the hosts of a run over ssh have of its record."""
+"""Finds the run that a command means, by one rule for all commands, and fetches its record from other hosts."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _PART = re.compile(r"(.*/.+)@([0-9a-f]{4,})")
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is recorded, or that lives here, or both.
+    """A run that is recorded, or has processes on this machine, or both.
 
-    ``directory`` is its record, None where there is none that this user may read; ``processes`` are those of this
-    machine; ``launched`` is the note of its launcher over ssh, if that lives here. ``token`` is that of a launch of
-    which the part on this host is meant alone, see ``part_here``.
+    ``directory`` is its record, None where this user can read none; ``processes`` are those on this machine;
+    ``launched`` is the note of its launcher over ssh, if that runs here. ``token`` is set where only this host's part
+    of a launch is meant, see ``part_here``.
     """
 
     run_id: str
@@ -55,24 +55,24 @@ class Run:
 
     @property
     def record(self) -> Path:
-        """The record of a run that ``which_run`` returned."""
+        """The record's directory, for a run that ``which_run`` returned."""
         assert self.directory is not None
         return self.directory
 
     @property
     def has_begun(self) -> bool:
-        """Whether it lives here or has ended, as far as is recorded."""
+        """Whether it has a record, and processes here or an outcome."""
         return self.directory is not None and bool(self.processes or read_record(self.directory).outcomes)
 
 
 class _Runs:
-    """What a word may mean: the runs ``recorded`` in the run directory, the newest first, and those of this machine
-    that are recorded ``elsewhere`` or nowhere, the youngest first.
+    """The candidates for a word: the runs ``recorded`` in the run directory, the newest first, and running ones that
+    are recorded ``elsewhere`` or nowhere, the youngest first.
     """
 
     def __init__(self, run_dir: str | None) -> None:
         table = process_table()
-        table.pop(os.getpid(), None)  # typed where a run's variables are exported, it would look like its launcher
+        table.pop(os.getpid(), None)  # in a shell with a run's variables, this command would look like its launcher
         residents = residents_in(table, host_name())
         running = []
         for processes in with_residents(runs_in(table), residents):
@@ -86,12 +86,12 @@ class _Runs:
 
     @property
     def running_here(self) -> list[Run]:
-        """This user's runs that live here and are recorded in the run directory, or without a record begun here."""
+        """This user's live runs that are recorded in the run directory, or were started here without a record."""
         begun_here = [run for run in self.elsewhere if run.directory is None and _works_here(run)]
         return [run for run in (*self.recorded, *begun_here) if _is_mine(run)]
 
     def at(self, path: Path) -> Run:
-        """Return the run whose record is ``path``. Raises UsageError where it is none, or somebody else's."""
+        """Return the run whose record is ``path``. Raises UsageError where there is none, or it is another user's."""
         if not path.is_dir():
             raise self._unknown(f"`{path}` is not a directory")
         directory = yours(path.resolve())
@@ -100,7 +100,7 @@ class _Runs:
         return run or Run(directory.name, directory)
 
     def named(self, name: str, *groups: Sequence[Run]) -> Run:
-        """Return the run that is called so, else the one of whose id ``name`` is a part, of the first group with one.
+        """Return the run with that id, else the one whose id contains ``name``, from the first group that has one.
 
         Raises UsageError where there is none, or more than one.
         """
@@ -134,9 +134,9 @@ class _Runs:
 
 
 def part_here(word: str) -> Run:
-    """Return what this host has of the launch that its launcher, elsewhere, calls RECORD@TOKEN.
+    """Return this host's part of the launch that a launcher elsewhere calls RECORD@TOKEN.
 
-    Another launch with the same id is not meant. For other words the run is empty.
+    Another launch with the same id is a different run. For other words the run is empty.
     """
     match = _PART.fullmatch(word)
     if match is None:
@@ -148,9 +148,9 @@ def part_here(word: str) -> Run:
 
 
 def which_run(name: str | None, run_dir: str | None) -> Run:
-    """Return the recorded run that is meant: by its id, a part of it, or its path; None and "latest" are the newest.
+    """Return the recorded run that is meant by its id, a part of it, or its path; the newest for None and "latest".
 
-    One that is recorded in another directory is found while it runs. Raises UsageError where there is none, or more
+    A run that is recorded in another directory is found while it runs. Raises UsageError where there is none, or more
     than one.
     """
     if name and (part := part_here(name)).directory is not None:
@@ -163,10 +163,10 @@ def which_run(name: str | None, run_dir: str | None) -> Run:
 
 
 def running_runs(name: str | None, run_dir: str | None, command: str) -> list[Run]:
-    """Return the run that is meant, which may be over; without a name, those that run in this directory, the newest
-    first. Where there are none it says so, and how ``command`` is told another.
+    """Return the named run, which may be over; without a name, the live runs of this directory, the newest first.
 
-    Raises UsageError where there is none of that name, or more than one.
+    Where there are none it says so, and how to name another for ``command``. Raises UsageError where no run or more
+    than one has that name.
     """
     if name and (part := part_here(name)).token:
         return [part]
@@ -181,7 +181,7 @@ def running_runs(name: str | None, run_dir: str | None, command: str) -> list[Ru
 
 
 def running_run(name: str | None, run_dir: str | None, command: str) -> Run | None:
-    """Return the run that is meant, if it lives here; without a name the newest of this directory; else say why not."""
+    """Return the named run, or the newest of this directory, if it runs on this host; else say why not: None."""
     run = next(iter(running_runs(name, run_dir, command)), None)
     if run is not None and run.processes is None:
         say(f"{run.run_id} does not run on this host")
@@ -218,7 +218,7 @@ def _works_here(run: Run) -> bool:
 
 
 def _none_here(elsewhere: Sequence[str], command: str) -> str:
-    """Return that no run of this directory is running, and how to name runs ``elsewhere`` of this user's."""
+    """Return a sentence: no run of this directory is running, and how to name this user's runs ``elsewhere``."""
     if not elsewhere:
         return "no run of yours is running here"
     more = f"; `ddplaunch ps` lists all {len(elsewhere)}" if len(elsewhere) > 1 else ""
@@ -227,16 +227,16 @@ def _none_here(elsewhere: Sequence[str], command: str) -> str:
 
 
 def other_hosts(directory: Path) -> list[str]:
-    """Return the other hosts on which a node of the run has no outcome yet, as far as the record tells."""
+    """Return the other hosts on which a node of the run has no outcome yet, according to the record."""
     ended = read_record(directory).outcomes
     return sorted({node.host for node in read_processes(directory) if node.node not in ended} - {"", host_name()})
 
 
 def kept_elsewhere(directory: Path) -> Launched | None:
-    """Return the hosts of a run launched from here that have what is not brought yet; None where nothing is missing.
+    """Return the hosts of a run launched from here whose output was not fetched yet; None where nothing is missing.
 
-    They are those of nodes without output in ``directory``. A run that is over has brought its records; one whose
-    launcher was killed has not.
+    They are those of nodes without output in ``directory``. A run that is over has fetched all records, unless its
+    launcher was killed.
     """
     launched = read_launched(directory)
     if launched is None or launched.host != host_name():
@@ -254,9 +254,10 @@ def _lives(launched: Launched) -> bool:
 
 @contextmanager
 def with_what_hosts_have(directory: Path) -> Iterator[Path]:
-    """Give a directory with the record of a run as it is now: ``directory``, or a copy with what its hosts have.
+    """Yield a directory with the run's record as it is now: ``directory``, or a copy completed from its hosts.
 
-    The record itself gets what hosts have where nobody else will bring it. What could not be asked is told.
+    Where the launcher is gone and cannot fetch them, the hosts' parts go into the record itself. Problems with hosts
+    are shown to the user.
     """
     launched = kept_elsewhere(directory)
     if launched is None:
@@ -264,7 +265,7 @@ def with_what_hosts_have(directory: Path) -> Iterator[Path]:
         return
     with ExitStack() as stack:
         place = directory
-        if _lives(launched):  # it brings them at the end, to the same place
+        if _lives(launched):  # the launcher will fetch the same files into the record
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-"))) / directory.name
             for path in directory.glob("*.json"):
                 replace_file(place / path.name, read_plain(path, 64 << 20).decode())
@@ -273,7 +274,7 @@ def with_what_hosts_have(directory: Path) -> Iterator[Path]:
 
 
 def bring(launched: Launched, place: Path, deadline_s: float = math.inf) -> None:
-    """Put what the hosts have recorded into ``place``, as far as it comes in time."""
+    """Fetch the hosts' records into ``place``, as far as they arrive within ``deadline_s``."""
     until_s = time.monotonic() + deadline_s
     brought = Pieces(place)
     with EachHost(launched, "record") as hosts:

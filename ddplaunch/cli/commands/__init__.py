@@ -1,1 +1,1 @@
-"""One file per command."""
+"""The commands, one file each."""

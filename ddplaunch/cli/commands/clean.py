@@ -89,7 +89,7 @@ def clean(
 
 
 def work_to_do(base: Path, keep: int, run_id: str | None) -> Cleanup:
-    """Return everything that could be cleaned; of one run only its processes, if ``run_id`` names it."""
+    """Return everything that could be cleaned; with ``run_id`` only that run's processes."""
     table = process_table()
     found_leftovers = leftovers(table, os.geteuid(), run_id)
     if run_id is not None:
@@ -99,7 +99,7 @@ def work_to_do(base: Path, keep: int, run_id: str | None) -> Cleanup:
 
 
 def _agreed(work: Cleanup, yes: bool, listed: bool) -> bool:
-    """Return whether to do it: with ``--yes``, or where somebody on the terminal who was shown the list says yes."""
+    """Return whether to go on: with ``--yes``, or if the user saw the list on the terminal and agrees."""
     if yes:
         return True
     if not listed or sys.stdin is None or not sys.stdin.isatty():

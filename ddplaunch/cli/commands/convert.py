@@ -30,9 +30,9 @@ _LARGEST = 64 << 20  # of a script, in bytes
 
 
 def convert(line: list[str] | None, files: list[str]) -> int:
-    """Print the translation of the ``line`` behind ``--``, or of the launch lines of ``files``.
+    """Print the translation of the ``line`` after ``--``, or of the launch lines in ``files``.
 
-    Raises UsageError for what is neither.
+    Raises UsageError without either, and with both.
     """
     if bool(line) == bool(files):
         raise usage(
@@ -67,7 +67,7 @@ def _no_launcher(place: str) -> UsageError:
 
 
 def tell_notes(translation: Translation, line: str, place: str) -> ExitStatus:
-    """Tell what was dropped and what is not known; return the exit status that follows."""
+    """Print what was dropped and what is unknown; return the exit status that follows."""
     if not translation.words:
         tell_findings([not_converted(translation, line, place)])
         return ExitStatus.FINDINGS
@@ -78,14 +78,14 @@ def tell_notes(translation: Translation, line: str, place: str) -> ExitStatus:
 
 def _file(name: str) -> ExitStatus:
     """Convert one script."""
-    from ddplaunch.planning.convert.shell_script import sites_of  # a parser, which a line has no need of
+    from ddplaunch.planning.convert.shell_script import sites_of  # a parser of bash, not needed for one line
 
     data = _read(name)
     name = "stdin" if name == "-" else name
     if name.endswith(".py"):
         raise _no_script(name, "is a program of Python")
     sites = sites_of(data)
-    if not any(site.text for site in sites):  # at most what is said of the whole script
+    if not any(site.text for site in sites):  # notes on the script as a whole, at most
         _tell_asides(name, sites)
         raise _no_launcher(f"`{name}`")
     new = changed(data, sites)
@@ -106,7 +106,7 @@ def _tell_asides(name: str, sites: Sequence[Site]) -> None:
 
 
 def _read(name: str) -> bytes:
-    """Return the bytes of a script; ``-`` is stdin. Raises UsageError for what is none."""
+    """Return the bytes of a script; ``-`` is stdin. Raises UsageError where it cannot be read or is not text."""
     try:
         if name == "-":
             with open(0, "rb", closefd=False) as stream:

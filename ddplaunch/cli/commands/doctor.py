@@ -58,18 +58,18 @@ COMMAND = Command(
     ),
 )
 
-#: The flags of a launch that say where and how ranks run; what concerns a training is left out.
+#: The flags of a launch that set where and how ranks run, without those about training.
 _SHARED = frozenset(
     {
         *("gpus", "device", "nnodes", "placement", "memory", "node_rank", "master_addr", "master_port"),
         *("socket_ifname", "nccl_debug", "nccl_ib", "env", "torchrun_arg", "ignore", "checks", "run_dir"),
     }
 )
-_START_S = 180.0  # until the ranks have imported torch and met, over all hosts
-_MARGIN_S = 30.0  # beyond the time-out of a group, until its result is here
+_START_S = 180.0  # for the ranks to import torch and meet, over all hosts
+_MARGIN_S = 30.0  # on top of a group's time-out, for its result to arrive
 _GRACE_S = 30.0  # torchrun's
-_ON_CPU = "2"  # ranks of a host, where neither NPROC nor GPUs say how many
-_TIMEOUT_S = 60.0  # of each group, where nobody says: the longer one of ``examples.comm_test``
+_ON_CPU = "2"  # ranks on a host where neither NPROC nor GPUs set the number
+_TIMEOUT_S = 60.0  # for each group by default: the longer one of ``examples.comm_test``
 _PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
 _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
 
@@ -84,7 +84,7 @@ def doctor(
     comm_timeout: float | None,
     **hosts: Any,
 ) -> int:
-    """Run every check and show what became of each. ``hosts`` are the flags that name other machines."""
+    """Run every check and show each outcome. ``hosts`` are the flags that name other machines."""
     if list_checks:
         every = (*ALL, *across(), *MEASURED)
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
@@ -106,7 +106,7 @@ def doctor(
 
 
 def _shown(document: dict[str, Any] | None, text: Callable[..., str], measured: Comm | None, *, wrong: bool) -> int:
-    """Answer with the ``document`` if JSON is wanted, else with the ``text``; either with what was ``measured``."""
+    """Print the ``document`` if there is one, else the ``text``, with what was ``measured``; return the status."""
     if document is not None:
         answer_json(document | ({} if measured is None else {"comm": comm_json(measured)}))
     else:
@@ -122,15 +122,15 @@ def _doctor_hosts(
     json: bool,
     test: Callable[[Sequence[Facts], Sequence[str]], Comm] | None,
 ) -> int:
-    """Check all hosts and show them side by side; findings are said once for all the hosts that they are about.
+    """Check all hosts and show them side by side; a finding is shown once for all hosts that have it.
 
-    ``test`` tests collectives between the hosts that meet; it gets their facts, and the names of the missing ones.
+    ``test`` tests collectives between the hosts that meet; it gets their facts, and the names of the missing hosts.
     """
     target = parse_target(script) if script is not None else None
     hosts = hosts_of(asked_hosts)
     allow_many(len(hosts))
     if target is None and asked_hosts.chdir is None:
-        asked_hosts = replace(asked_hosts, chdir="/")  # without a launch no directory is wanted
+        asked_hosts = replace(asked_hosts, chdir="/")  # without a launch no directory is needed
     measured = None
     with Links() as links:
         launched = LaunchedHosts(links, hosts, asked_hosts, options, target)
@@ -157,7 +157,7 @@ def _doctor_hosts(
 
 
 def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[CheckOutcome, ...]]:
-    """Gather everything, torch's own answer included, and run every check that has its facts."""
+    """Gather all facts, including torch's own, and run every check whose facts are available."""
     if words is not None:
         prepared = prepare(options, parse_target(words), import_torch=True)
         return prepared.facts, prepared.outcomes
@@ -167,7 +167,7 @@ def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Ch
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of Python, the platform and the packages that matter."""
+    """Return the versions of Python, the platform and the relevant packages."""
     versions = {"Python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         try:
@@ -186,9 +186,9 @@ def _collectives(
     missing: Sequence[str] = (),
     hosts: Sequence[str] = (),
 ) -> Comm:
-    """Run the test of collectives on this machine, on all nodes of its Slurm job, or on ``hosts``, as they were typed.
+    """Test collectives on this machine, on all nodes of its Slurm job, or on ``hosts``, given as typed.
 
-    ``facts`` are of these machines, without those that are ``missing``; ``timeout_s`` is what `--comm-timeout` said.
+    ``facts`` are those of the machines that answered, ``missing`` the others; ``timeout_s`` is `--comm-timeout`.
     """
     nproc = str(said["nproc"].value) if "nproc" in said else None
     if device_of(options, facts) == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
@@ -199,7 +199,7 @@ def _collectives(
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:
-    """Return ``cuda`` where torch sees a GPU on every host, unless `--device cpu` says otherwise."""
+    """Return ``cuda`` where torch sees a GPU on every host, unless `--device cpu` was given."""
     if value_of(options.device, None) == "cpu":
         return "cpu"
     return "cuda" if all(_gpus(host_facts) for host_facts in facts) else "cpu"
@@ -213,19 +213,19 @@ def _gpus(facts: Facts) -> int:
 def comm_words(
     said: Said, profile: str | None, nproc: str | None, hosts: Sequence[str], timeout_s: float | None
 ) -> list[str]:
-    """Return the words after ``ddplaunch`` that launch the test. ``hosts`` are those that name other machines."""
+    """Return the words after ``ddplaunch`` that launch the test; ``hosts`` are words that name other machines."""
     words = ["run", *([] if nproc is None else [nproc]), "--run-id", f"comm-{new_run_id()}", "--no-observe"]
     words += words_of(PROFILE, profile)
     words += launch_words({name: value for name, value in said.items() if name in _SHARED})
     limit = [] if timeout_s is None else ["--timeout", f"{timeout_s:g}"]
-    # without PYTHONSAFEPATH, `python -m` would import from the working directory first
+    # with PYTHONSAFEPATH, `python -m` does not import from the working directory
     return [*words, *hosts, "--env", "PYTHONSAFEPATH=1", "--", "-m", "ddplaunch.examples.comm_test", *limit]
 
 
 def run_comm_test(words: Sequence[str], timeout_s: float) -> Comm:
     """Run the test to its end and return what it measured; ``timeout_s`` is for each of its groups.
 
-    A run that is silent for longer is ended. If this process is killed, the kernel has the run end.
+    A run that is silent for too long is ended. If this process is killed, the kernel ends the run.
     """
     with tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True) as folder:
         report_path = Path(folder) / "told.jsonl"
@@ -246,7 +246,7 @@ def run_comm_test(words: Sequence[str], timeout_s: float) -> Comm:
 
 
 def _output(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """Return what the run writes to stdout, until it ends or is silent for too long."""
+    """Return the run's stdout, until it ends or is silent for too long."""
     assert process.stdout is not None
     output, limit_s = b"", _START_S + timeout_s
     with selectors.DefaultSelector() as selector:
@@ -262,7 +262,7 @@ def _output(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
 
 
 def _failure(report: StartReport, status: int) -> Finding:
-    """Return why the run failed: the error that refused it, or the diagnosis of its record."""
+    """Return why the run failed: the error that refused it, or the diagnosis in its record."""
     refusing = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     if report.run_id is None and refusing:
         return refusing[0]

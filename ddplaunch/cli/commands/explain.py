@@ -56,10 +56,10 @@ COMMAND = Command(
 _JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_[0-9]+)?)\Z")
 _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
 _SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)(?::|\r?$)", re.MULTILINE)
-_HEAD_BYTES = 1 << 18  # of a log, where a launch shows its id
+_HEAD_BYTES = 1 << 18  # at the start of a log, where a launch shows its id
 _JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
-_SHOWN = 200  # characters of a name
-_SLURM_S = 5.0  # to wait for Slurm's answer
+_SHOWN = 200  # most characters of a name
+_SLURM_S = 5.0  # for Slurm to answer
 
 
 def explain(targets: list[str], json: bool | None = None, why: bool | None = None, run_dir: str | None = None) -> int:
@@ -101,9 +101,9 @@ def explain(targets: list[str], json: bool | None = None, why: bool | None = Non
 
 
 def _with_what_else_is_known(explanation: Explanation, subject: Subject, running: bool) -> Explanation:
-    """Return the explanation of the logs and the record, with what processes and Slurm tell where these do not."""
+    """Return the explanation, completed by processes and Slurm where logs and record do not tell."""
     diagnosed = explanation.diagnosis
-    if running:  # a run that goes on has no end to explain
+    if running:  # nothing has ended yet, so an unknown cause is not a diagnosis
         return Explanation(None) if diagnosed is None or diagnosed.code == "unknown" else explanation
     if diagnosed is not None and diagnosed.code == "terminated" and subject.record is not None:
         lost = launcher_lost(subject.record.directory)
@@ -117,10 +117,10 @@ def _with_what_else_is_known(explanation: Explanation, subject: Subject, running
 
 
 def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanation:
-    """Return the explanation, or Slurm's reason for the end of the job that the run or log belongs to.
+    """Return the explanation, or Slurm's reason for ending the job to which the run or log belongs.
 
-    A log and a record only show a signal where Slurm ends a job; the controller remembers why for a while, accounting
-    for longer. Slurm is not asked about a run that ended well, or that a later run of the same job followed.
+    A log and a record show only a signal where Slurm ends a job; the controller remembers the reason for a while,
+    accounting for longer. Slurm is not asked about a run that ended well, or that a later run of the same job followed.
     """
     record = subject.record
     if record is not None and record.outcomes and explanation.diagnosis is None:
@@ -138,7 +138,7 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
 
 
 def _written(subject: Subject, explanation: Explanation) -> bool:
-    """Return whether logs that just end, without a word of a failure, are still written on this machine."""
+    """Return whether logs that end without any sign of a failure are still being written on this machine."""
     diagnosed = explanation.diagnosis
     paths = [source.read for source in subject.sources if isinstance(source.read, Path)]
     if diagnosed is None or diagnosed.code != "unknown" or diagnosed.evidence or not paths:
@@ -149,9 +149,9 @@ def _written(subject: Subject, explanation: Explanation) -> bool:
 
 
 def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
-    """Return what was found when a recorded run ended, else what its logs, or those that were named, say.
+    """Return the explanation stored when a recorded run ended, else one from its logs, or from the named logs.
 
-    ``stages`` gets what each stage decides of the logs.
+    ``stages`` gets each stage's decision about the logs.
     """
     from ddplaunch.explain.explain_logs import explain_texts
 
@@ -159,7 +159,7 @@ def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
     is_complete = record is not None and (len(record.outcomes) == 1 or told_by_launcher(record.directory))
     stored = record.outcome.explanation if record and record.outcome and is_complete else None
     if stored is not None and stages is None:
-        return stored  # made when the run ended, with what the kernel and the cgroup, or the launcher, knew then
+        return stored  # it includes what the kernel, the cgroup or the launcher knew when the run ended
     from_texts = explain_texts(subject.sources, subject.facts, stages)
     if stored is not None:
         return stored
@@ -169,13 +169,13 @@ def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
         return from_texts
     explanation = most_telling(from_texts, (outcome.explanation for outcome in record.outcomes.values()))
     failed = record.outcome is not None and record.outcome.state == "failed"
-    if failed and explanation is from_texts and from_texts.diagnosis.code == "terminated":  # of nodes that srun ended
+    if failed and explanation is from_texts and from_texts.diagnosis.code == "terminated":  # by srun, on other nodes
         return (record.outcome and record.outcome.explanation) or from_texts
     return explanation
 
 
 def _refused(subject: Subject) -> Explanation | None:
-    """Return for what a launch was refused whose log says no more, as of a job that found no data on its nodes."""
+    """Return the refusal of a launch whose log says no more, such as a job that found no data on its nodes."""
     from ddplaunch.ui.outcome_view import refused_in_log
 
     for source in subject.sources:
@@ -196,9 +196,9 @@ def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
 
 
 def _subject(targets: list[str], run_dir: str | None, stack: ExitStack) -> tuple[Subject, bool]:
-    """Return what is meant, and whether it is a run that lives here.
+    """Return the logs or run to explain, and whether it is a run with a launcher or guard on this machine.
 
-    What hosts have of a run over ssh is there until ``stack`` is closed.
+    Files fetched from the hosts of a run over ssh exist until ``stack`` is closed.
     """
     run = _run(targets, run_dir)
     if not isinstance(run, Run):
@@ -210,7 +210,7 @@ def _subject(targets: list[str], run_dir: str | None, stack: ExitStack) -> tuple
 
 
 def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
-    """Return the run that is meant, or the logs that are named."""
+    """Return the run that is meant, or the named logs."""
     base = runs_directory(run_dir)
     if len(targets) > 1:
         runs = any((base / "runs" / word / "run.json").is_file() for word in targets if word)
@@ -227,7 +227,7 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
         holds_run = (path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))
         return which_run(str(path.resolve()), run_dir) if holds_run else targets
     try:
-        path.stat()  # `Path.exists` keeps to itself, since Python 3.14, that it cannot look
+        path.stat()  # since Python 3.14 `Path.exists` hides errors such as a lack of permission
     except (FileNotFoundError, NotADirectoryError):
         subject = _job(word, base)
         if subject is None:
@@ -240,7 +240,7 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
 
 
 def _job(word: str, base: Path) -> Path | None:
-    """Return the newest run, else the log, of the job that ``word`` names (``12``, ``slurm-12``, ``3_0``), or None.
+    """Return the newest run of the job that ``word`` names (``12``, ``slurm-12``, ``3_0``), else its log, or None.
 
     Raises UsageError for a job array of several elements, each of which is a run of its own.
     """
@@ -254,9 +254,9 @@ def _job(word: str, base: Path) -> Path | None:
 
 
 def _run_of_log(path: Path, base: Path) -> Path | None:
-    """Return the record of the run in a Slurm job that a log shows, if that knows of a failure; None otherwise.
+    """Return the record of the Slurm job's run that a log shows, if that record has a diagnosis; else None.
 
-    The log of a job mixes the words of all nodes: srun ends those that did not fail, and what they say comes last.
+    A job's log mixes the output of all nodes: srun ends nodes that did not fail, and their output comes last.
     """
     if not path.is_file():
         return None
@@ -270,7 +270,7 @@ def _run_of_log(path: Path, base: Path) -> Path | None:
 
 
 def _named_run(word: str, base: Path, run_dir: str | None) -> Run:
-    """Return the run that ``word`` names. Raises UsageError with the nearest code or run for an unknown word."""
+    """Return the run that ``word`` names. Raises UsageError for an unknown word, suggesting a similar code or run."""
     try:
         return which_run(word, run_dir)
     except UsageError as error:
@@ -290,7 +290,7 @@ def _named_run(word: str, base: Path, run_dir: str | None) -> Run:
 
 
 def _described(word: str) -> bool:
-    """Print what a code means and return True; False for other words. A check comes before a diagnosis of its name."""
+    """Print what a code means and return True; False for other words. A check wins over a diagnosis of that name."""
     if not word or Path(word).exists():
         return False
     from ddplaunch.explain.signatures import all_signatures
@@ -309,7 +309,7 @@ def _described(word: str) -> bool:
 
 
 def every_check() -> tuple[Check, ...]:
-    """Return all that has a code but the diagnoses; imported here, because without a word nobody asks for it."""
+    """Return everything with a code except diagnoses; the imports are here because only some uses need them."""
     from ddplaunch.checks.all_checks import ALL, across
     from ddplaunch.checks.codes import REFUSALS
     from ddplaunch.comm.checks import CHECKS as MEASURED

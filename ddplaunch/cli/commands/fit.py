@@ -41,16 +41,16 @@ COMMAND = Command(
 
 _HEADROOM, _TRIALS = 0.1, 8
 _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
-_FIRST = 8  # samples, where neither an option nor the script says how many
-_STARTED_WITH = 4  # of an effective batch that is kept, its part of one rank by this
+_FIRST = 8  # samples in the first trial, where neither an option nor the script sets them
+_STARTED_WITH = 4  # with a fixed effective batch, the first trial takes a rank's part divided by this
 _FIT = Source("flag", "fit")
-#: Of the learning rate, where nobody said a rule. https://arxiv.org/abs/1706.02677 reaches 32 with a warmup of five
-#: epochs and SGD; what `fit` is asked about may have neither.
+#: Limit for the learning rate's factor without a given rule. https://arxiv.org/abs/1706.02677 reaches 32 with a warmup
+#: of five epochs and SGD; the script may have neither.
 _AT_MOST = ("--lr-max-factor", "8")
 _SCALING = ("lr_scaling", "lr_max_factor")
-#: What says that a rank got no more memory; a thread that cannot be started is one where memory is limited.
+#: Diagnoses of too little memory; "process-limit" (no thread can be started) counts only where memory is limited.
 _MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "process-limit"})
-#: Flags that the answer sets anew, or that were about the trials.
+#: Flags that the answer sets anew, or that were meant for the trials.
 _DECIDED = (
     *("batch_size", "accum", "global_batch_size", "base_lr", "base_batch_size", "lr", "base_warmup", "warmup"),
     *(*_SCALING, "run_id", "timeout"),
@@ -66,7 +66,7 @@ def fit(
     json: bool | None,
     **flags: Any,
 ) -> int:
-    """Try batches until the largest that fits is known, and say what to type. ``flags`` are those of trials."""
+    """Try batches until the largest that fits is known, and print the command. ``flags`` are those of trials."""
     words = required(script, "fit")
     options = with_configuration(said, profile)
     if trials is not None and trials < 1:
@@ -86,7 +86,7 @@ def fit(
 
 
 def _headroom(text: str | None) -> float:
-    """Return the part of the memory that stays free. Raises UsageError."""
+    """Return the fraction of memory to keep free. Raises UsageError."""
     if text is None:
         return _HEADROOM
     match = _PERCENT.match(text.strip())
@@ -101,7 +101,7 @@ def _headroom(text: str | None) -> float:
 
 
 class _Search:
-    """The trials of one command, and what they have shown so far."""
+    """The trials of one command, and their results so far."""
 
     def __init__(
         self, options: Options, said: Said, script: Sequence[str], profile: Sequence[str], headroom: float
@@ -134,7 +134,7 @@ class _Search:
         self._predicted: dict[int, float] = {}
 
     def _limit(self) -> Resolved[str] | None:
-        """Return what a rank may have on the CPU, as `--memory` takes it: that, or its share of what is available."""
+        """Return a rank's memory limit on the CPU, as for `--memory`: the given one, or its share of free memory."""
         if self.first.launch.device.value != "cpu":
             return None
         if "memory" in self._said or self._options.memory_bytes is not None:
@@ -158,7 +158,7 @@ class _Search:
     # Trials
 
     def run(self, most: int) -> Generator[Change, Trial, None]:
-        """Have batches tried, ``most`` at most, until the largest that fits is known, and whether less is faster."""
+        """Yield at most ``most`` batches to try, until the largest that fits is known, and whether less is faster."""
         while len(self._trials) < most and self._problem is None:
             batch = next_batch(self._tried(), self._batches, self._headroom)
             if batch is None:
@@ -177,7 +177,7 @@ class _Search:
                 yield from self._try(half)
 
     def _try(self, batch: int) -> Generator[Change, Trial, None]:
-        """Have one batch tried, and take down what its trial says."""
+        """Yield one batch to try, and note the result of its trial."""
         if (model := modelled(self._tried())) is not None:
             self._predicted[batch] = model.at(batch)
         typed = {name: value for name, value in self._said.items() if name != "batch_size"}
@@ -203,7 +203,7 @@ class _Search:
         return [trial.tried for trial in self._trials]
 
     def _judged(self, batch: int, trial: Trial) -> tuple[Tried | None, str]:
-        """Return what a trial says of its batch, and how it ended; None where it says nothing, and why is noted."""
+        """Return a trial's result for its batch and a note on how it ended; None where it has none, and note why."""
         measured = trial.measured
         limits = [limit for facts in measured.facts if isinstance(limit := facts.get("memory_limit_bytes"), int)]
         loaders = [loader for facts in measured.facts if isinstance(loader := facts.get("loader"), dict)]
@@ -225,9 +225,9 @@ class _Search:
         return None, ""
 
     def _no_more_than_there_are(self, batch: int, trial: Trial, loaders: Collection[Mapping[str, Any]]) -> None:
-        """Try no batch of more samples than a rank has in an epoch, as its DataLoader counts them.
+        """Limit batches to the samples that a rank has in an epoch, as its DataLoader counts them.
 
-        Where none counts them, a script that came to its end has trained as many.
+        Where none counts them and the script ended by itself, the samples it trained are the limit.
         """
         trained = trial.measured.steps * batch * (self._accum(batch) or 1) if trial.ending == "ended" else 0
         samples = [number for loader in loaders if isinstance(number := loader.get("samples"), int) and number > 0]
@@ -236,12 +236,12 @@ class _Search:
             self._batches = replace(self._batches, most=min(self._batches.most, most))
 
     def _out_of_memory(self, batch: int, trial: Trial, at_its_end: Tried) -> str:
-        """Return how memory ran out in a trial that failed, "" where that was not why."""
+        """Return how memory ran out in a failed trial, "" where it failed for another reason."""
         code = "" if trial.diagnosis is None else trial.diagnosis.code
         if code in _MEMORY and (code != "process-limit" or self._memory is not None):
             return "out of memory"
         model, limited = modelled(self._tried()), [one for one in self._tried() if one.limit_bytes]
-        # what is refused memory may say anything, so that what is known of smaller batches counts as well
+        # a program short of memory may fail with any message, so the prediction from smaller batches counts as well
         predicted = model is not None and limited and model.at(batch) > budget(limited[0], _HEADROOM)
         if predicted or (at_its_end.limit_bytes and not at_its_end.within(_HEADROOM)):
             return f"failed ({code or 'unknown'}) where memory ends"
@@ -250,7 +250,7 @@ class _Search:
     # The answer
 
     def fitted(self) -> Fitted:
-        """Return all that was found."""
+        """Return everything that was found."""
         tried, most, total = self._tried(), self._batches.most, self._batches.total
         accum = value_of(self.first.launch.numbers.accum, 1)
         best = largest(tried, self._headroom)
@@ -270,7 +270,7 @@ class _Search:
         )
 
     def _command(self, batch: int, accum: int) -> FitCommand:
-        """Return the whole command of a batch; where the effective batch is another one, ``run`` scales."""
+        """Return the whole command for a batch; if the effective batch changes, ``run`` scales the learning rate."""
         numbers, now = self.first.launch.numbers, batch * accum * self._world
         effective = value_of(numbers.global_batch_size, None)
         nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
@@ -281,7 +281,7 @@ class _Search:
         return FitCommand(batch, now, now == effective, (*words, "--", *self._script))
 
     def _rates(self, numbers: Numbers, base: int | None) -> list[str]:
-        """Return the words for the learning rate and the warmup of this launch; ``run`` scales those of a ``base``."""
+        """Return the words for learning rate and warmup of this launch, as ``--base-*`` if ``run`` is to scale them."""
         prefix, words = "" if base is None else "base-", list[str]()
         if (lr := numbers.lr) is not None:
             of_script = lr.source.kind == "script"

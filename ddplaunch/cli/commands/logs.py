@@ -48,13 +48,13 @@ COMMAND = Command(
     ),
 )
 
-_LAST_LINES = 10  # of each output when following, as tail(1) has it
+_LAST_LINES = 10  # of each output when following, as in tail(1)
 
 
 def logs(
     run: str | None, rank: str | None, follow: bool | None, lines: str | None, json: bool | None, run_dir: str | None
 ) -> int:
-    """Print what ranks printed; with ``follow`` go on until the run is over."""
+    """Print the ranks' output; with ``follow`` go on until the run is over."""
     directory = which_run(run, run_dir).record
     ranks = parse_ranks(rank)
     last = _LAST_LINES if follow and lines is None else _parse_lines(lines)
@@ -99,7 +99,7 @@ def logs(
 def _from_hosts(
     hosts: EachHost, away: Launched, lines_here: Iterator[tuple[LogFile | None, bytes]]
 ) -> Iterator[tuple[LogFile | None, bytes]]:
-    """Yield what the hosts of ``away`` print until none has more to say, and what nodes print whose files are here."""
+    """Yield the output of the hosts in ``away`` until all have ended, and that of nodes whose files are here."""
     nodes, told_problems = {place.node for place in away.places}, 0
     for file, data in lines_here:
         if file is None:
@@ -122,9 +122,9 @@ def _line(file: LogFile | None, data: bytes) -> bytes:
 
 
 def is_over(directory: Path) -> Callable[[], bool]:
-    """Return the question whether a run will print nothing more: it has an outcome, or nothing of it runs here.
+    """Return a function that tells whether a run will print no more: it has an outcome, or no process of it runs here.
 
-    A run of another host, without an outcome, is never over.
+    Another host's run without an outcome is never over.
     """
 
     def over() -> bool:
@@ -139,7 +139,7 @@ def is_over(directory: Path) -> Callable[[], bool]:
 
 
 def _prefix(directory: Path, away: Launched | None) -> Callable[[LogFile], bytes]:
-    """Return what says who speaks, in front of the lines of several ranks; ``away`` are hosts that are asked."""
+    """Return a function that makes the prefix of a rank's lines; ``away`` has the hosts that are asked."""
     hosts = {node.node: node.host for node in read_processes(directory) if node.host}
     hosts |= {} if away is None else {place.node: place.host for place in away.places}
     if not hosts and (name := read_record(directory).host) is not None:
@@ -148,7 +148,7 @@ def _prefix(directory: Path, away: Launched | None) -> Callable[[LogFile], bytes
 
 
 def parse_ranks(text: str | None) -> frozenset[int] | None:
-    """Return the ranks of ``0``, ``0,3`` or ``0-3``; None for ``all`` and where nothing is said.
+    """Return the ranks of ``0``, ``0,3`` or ``0-3``; None for ``all`` and without a text.
 
     Raises UsageError for anything else.
     """
@@ -169,7 +169,7 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
 
 
 def _parse_lines(text: str | None) -> int | None:
-    """Return how many of each rank's last lines to begin with; None for ``all`` and where nothing is said."""
+    """Return the number of last lines of each rank to begin with; None for ``all`` and without a text."""
     if text is None or text == "all":
         return None
     why, fix = "it is how many of each rank's last lines to begin with", "`--lines 100`, or `--lines all`"
@@ -190,7 +190,7 @@ def _nothing_there(directory: Path, ranks: frozenset[int] | None) -> UsageError:
 
 
 def _say_order(parts: Sequence[LogPart]) -> None:
-    """Tell where the order of lines is not that in which they were printed."""
+    """Tell the user if lines are not in the order in which they were printed."""
     ranks = {part.file.rank for part in parts if part.end > part.start and not has_stamps(part)}
     if len(ranks) > 1:
         say("lines have no timestamps, so output is grouped by rank")

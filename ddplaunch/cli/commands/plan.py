@@ -49,9 +49,9 @@ def plan(
     json: bool | None,
     **hosts: Any,
 ) -> int:
-    """Print the plan in the format that was asked for. ``hosts`` are the flags that name other machines."""
+    """Print the plan in the requested format. ``hosts`` are the flags that name other machines."""
     if any(value not in (None, []) for value in hosts.values()):
-        from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the plans that have other hosts
+        from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
         asked_hosts = plan_hosts.asked_for(hosts)
         if asked_hosts is None or compare:

@@ -33,10 +33,10 @@ _RECENT = 10
 
 
 def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
-    """List what runs, of every user whose processes may be read, and what ended lately under the run directory."""
+    """List running runs, of every user whose processes may be read, and recently ended ones in the run directory."""
     base, host, now_s = runs_directory(run_dir), host_name(), time.time()
     runs, more = summaries(base, process_table(), host, None if all else _RECENT)
-    if not all:  # the table of their command says how trials ended
+    if not all:  # the table of `fit` or `scale` has shown how trials ended
         shown = tuple(run for run in runs if not run.trial or run.state in ("running", "orphaned"))
         runs, more = shown, more + len(runs) - len(shown)
     if json:

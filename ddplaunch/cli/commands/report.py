@@ -50,23 +50,23 @@ COMMAND = Command(
     more="One file, no network: diagnosis, timeline, loss, environment and the last 10,000 lines.",
 )
 
-_MOST_LINES = 10_000  # of logs in one page
+_MOST_LINES = 10_000  # most lines of logs in one page
 _LEAST_OF_A_FILE = 20
-_MOST_BYTES = 64 << 20  # of a file in which losses are looked for
-_MOST_POINTS, _WIDTH, _HEIGHT = 600, 900, 160  # of the curve of losses
+_MOST_BYTES = 64 << 20  # searched for losses at the start of each file
+_MOST_POINTS, _WIDTH, _HEIGHT = 600, 900, 160  # of the loss curve
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_LEAST_WIDTH = 0.4  # percent; a rank that ended at once is still seen
+_LEAST_WIDTH = 0.4  # percent; keeps a rank that ended at once visible
 
 
 def report(run: str | None, output: str | None, force: bool | None, run_dir: str | None) -> int:
-    """Write the page; without ``output`` into this directory, by the name of the run."""
+    """Write the page; without ``output`` into this directory, named after the run."""
     directory = which_run(run, run_dir).record
     path = output or f"ddplaunch-{directory.name}.html"
     page = output_file(path, force=bool(force))
     with with_what_hosts_have(directory) as place:
         try:
             text = report_html(read_record(place))
-        except Exception as problem:  # of a template that meets a text in the place of a number
+        except Exception as problem:  # such as a template's, for a text in place of a number
             raise usage(
                 f"the record of {directory.name} holds a value of another type: {problem}",
                 why="another program or hand wrote it, or a newer ddplaunch",
@@ -81,7 +81,7 @@ def report(run: str | None, output: str | None, force: bool | None, run_dir: str
 
 
 def report_html(record: RunRecord) -> str:
-    """Return the page. Secrets in what was recorded and printed are ``***``; nothing is fetched when it is opened."""
+    """Return the page. Secrets in what was recorded and printed become ``***``; the page loads nothing."""
     from jinja2 import ChainableUndefined, Environment, PackageLoader
 
     loader = PackageLoader("ddplaunch.ui", ".")
@@ -120,7 +120,7 @@ def report_html(record: RunRecord) -> str:
 
 
 def shown(line: bytes) -> str:
-    """Return a line as the page shows it: the last state of a bar, without colours and secrets."""
+    """Return a line as the page shows it: the last state of a progress bar, without colours and secrets."""
     text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     return hide_text(_without_colours(text))
 
@@ -134,7 +134,7 @@ def _moment(at_s: float) -> str:
 
 
 def _phases(record: RunRecord) -> list[RankPhases]:
-    """Return what the steps of the last attempt took, once they had settled."""
+    """Return the phases of each rank's steps in the last attempt, from where step times have settled."""
     phases = [
         summed(rank, file.facts, file.lines[settled(file.lines) or 0 :])
         for _, folder in numbered(record.directory, "node")
@@ -145,9 +145,9 @@ def _phases(record: RunRecord) -> list[RankPhases]:
 
 
 def _losses(files: Sequence[LogFile]) -> list[tuple[float, str]]:
-    """Return the losses that rank 0 printed in its last attempt, in order, each with the step in its line, "" for none.
+    """Return the losses that rank 0 printed in its last attempt, in order, each with the step in its line, or "".
 
-    Of a larger file they are those of its begin.
+    Only the beginning of a large file is searched.
     """
     losses: list[tuple[float, str]] = []
     printed = [file for file in files if file.rank == 0]
@@ -164,7 +164,7 @@ def _losses(files: Sequence[LogFile]) -> list[tuple[float, str]]:
 
 
 def _curve(losses: Sequence[tuple[float, str]]) -> dict[str, Any] | None:
-    """Return the losses as points of lines, broken where one is not finite, and what stands at the axes."""
+    """Return the losses as points of lines, interrupted where one is not finite, and the values at the axes."""
     thinning = -(-len(losses) // _MOST_POINTS) or 1
     thinned = [mean(loss for loss, _ in losses[at : at + thinning]) for at in range(0, len(losses), thinning)]
     finite = [loss for loss in thinned if math.isfinite(loss)]
@@ -183,7 +183,7 @@ def _curve(losses: Sequence[tuple[float, str]]) -> dict[str, Any] | None:
 
 
 def _timeline(outcome: RunOutcome | None) -> dict[str, Any]:
-    """Return rows of bars, a row for each rank: start and width in percent of the whole run, and how each ended."""
+    """Return a row of bars for each rank: start and width in percent of the whole run, and how each bar ended."""
     rows: dict[int, dict[str, Any]] = {}
     bars = [
         (attempt, rank, rank.started_s or attempt.started_s, rank.ended_s or attempt.ended_s)
@@ -208,7 +208,7 @@ def _timeline(outcome: RunOutcome | None) -> dict[str, Any]:
 
 
 def _kind(rank: RankOutcome) -> str:
-    """Return "good", "failed" or, of a rank that was ended because another failed, "ended"."""
+    """Return "good", "failed", or "ended" for a rank that was ended because another one failed."""
     if not (rank.signal or rank.exit_code):
         return "good"
     return "ended" if rank.ended_by == "launcher" else "failed"

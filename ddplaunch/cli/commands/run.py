@@ -49,7 +49,7 @@ def run(
     detach: bool | None = None,
     **hosts: Any,
 ) -> int:
-    """Launch what ``script`` names; return only where this process does not. ``hosts`` are flags of its own."""
+    """Launch ``script``; returns only if this process does not become torchrun. ``hosts`` are flags that name hosts."""
     if json and not dry_run:
         raise usage(
             "`--json` without `--dry-run`",
@@ -59,7 +59,7 @@ def run(
     if detach and not dry_run and (status := detach_from_terminal()) is not None:
         return status
     if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
-        from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the launches that have other hosts
+        from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
         if asked_hosts := plan_hosts.asked_for(hosts):
             return run_on_hosts.run_on_hosts(said, asked_hosts, script, profile, bool(dry_run), bool(json))
@@ -70,7 +70,7 @@ def run(
 def _run(options: Options, script: list[str] | None, dry_run: bool, json: bool, join_timeout: float | None) -> int:
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ:
-        from ddplaunch.cli.hosts.slurm_step import start_slurm_step  # for the launches in a job
+        from ddplaunch.cli.hosts.slurm_step import start_slurm_step  # needed only in a job
 
         if (status := start_slurm_step(options.nnodes, os.environ, dry_run)) is not None:
             return status
@@ -100,7 +100,7 @@ def _start(prepared: Prepared, join_timeout: float | None) -> NoReturn:
     refuse_taken(prepared.base, launch)
     environment = environment_of(launch)
     if launch.topology.nnodes.value != 1:
-        from ddplaunch.cli.hosts import meet_nodes  # sockets and comparisons, which one node has no need of
+        from ddplaunch.cli.hosts import meet_nodes  # sockets and comparisons that one node does not need
 
         timeout_s = meet_nodes.wanted(launch, join_timeout)
     refuse_too_long(launch.argv, environment)
@@ -112,6 +112,6 @@ def _start(prepared: Prepared, join_timeout: float | None) -> NoReturn:
 
 
 def _speaks_elsewhere(launch: Launch) -> bool:
-    """Whether node 0 shows the launch to the same reader: srun brings all nodes' output to one place."""
+    """Whether node 0 shows the launch to the same reader: srun brings all nodes' output together."""
     rank = launch.topology.node_rank
     return rank is not None and rank.value > 0 and rank.source.kind == "Slurm"

@@ -51,7 +51,7 @@ def scale(
     json: bool | None,
     **flags: Any,
 ) -> int:
-    """Measure each size in turn, say what its speed-up is and what holds it back. ``flags`` are those of trials."""
+    """Measure each size in turn, and print its speed-up and what limits it. ``flags`` are those of trials."""
     words = required(script, "scale")
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile)
@@ -77,23 +77,23 @@ def scale(
 
 
 def _places(options: Options, first: Prepared) -> int:
-    """Return for how many processes this machine has a GPU or, for a launch without GPUs, a CPU.
+    """Return for how many processes this machine has GPUs or, for a launch without GPUs, CPUs.
 
-    ``first`` is the launch of one process. Raises UsageError for GPUs that do not go with it.
+    ``first`` is the launch of one process. Raises UsageError for GPUs that do not fit it.
     """
     launch = first.launch
     if launch.device.value == "cuda":
         every = replace(launch.options, nproc=Resolved("auto", _SIZES), gpus=options.gpus)
         return prepare(every, launch.target).launch.topology.nproc_per_node.value
     if options.gpus is not None:
-        prepare(replace(launch.options, gpus=options.gpus), launch.target)  # which refuses it
+        prepare(replace(launch.options, gpus=options.gpus), launch.target)  # raises the error
     return 1 if isinstance(first.facts.cpu, Unavailable) else first.facts.cpu.usable
 
 
 def _series(
     sizes: Sequence[int], first: Prepared, said: Said, options: Options, measured: list[SizeMeasured]
 ) -> Generator[Change, Trial, None]:
-    """Have the sizes tried in turn, on the first GPUs of ``--gpus`` or as many idle ones; tell and add each result."""
+    """Yield each size to try, on the first GPUs of ``--gpus`` or that many idle ones; print and add each result."""
     for size in sizes:
         typed = dict(said)
         if options.global_batch_size is not None:
@@ -121,7 +121,7 @@ def _series(
 
 
 def _sizes(text: str | None, first: Prepared, places: int) -> list[int]:
-    """Return the sizes, each once. Raises UsageError for what is none, or has no place here."""
+    """Return the sizes, each once. Raises UsageError for an invalid size, and for one too large for this machine."""
     usual = _powers(places)
     if text is None:
         return usual
@@ -140,7 +140,7 @@ def _sizes(text: str | None, first: Prepared, places: int) -> list[int]:
 
 
 def _powers(most: int) -> list[int]:
-    """Return 1, 2, 4 … up to ``most``, which is the last one."""
+    """Return 1, 2, 4 … and, as the last one, ``most``."""
     sizes = [1]
     while sizes[-1] * 2 <= most:
         sizes.append(sizes[-1] * 2)

@@ -44,15 +44,15 @@ COMMAND = Command(
     ),
 )
 
-_LOOK_S = 0.5  # for the CPU use
+_LOOK_S = 0.5  # over which CPU use is measured
 _ANSWER_S = 30.0
-_STILL_S = 30.0  # without output, before ranks that wait are called stuck
+_STILL_S = 30.0  # without output, before waiting ranks are called stuck
 _IDLE_PERCENT = 5.0
 _SCHEMA = 2
 
 
 def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
-    """Show where the ranks are, equal places together, the odd one out first."""
+    """Show where the ranks are, grouped by place, the odd one out first."""
     chosen = running_run(run, run_dir, "stacks")
     if chosen is None or chosen.processes is None:
         return ExitStatus.DONE
@@ -82,7 +82,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
 
 @dataclass(frozen=True)
 class RanksSeen:
-    """Where ranks are, what percentage of a core each used, and for how many seconds none printed, None: unknown."""
+    """Where ranks are, each one's CPU use in percent of a core, and the seconds since one printed, None if unknown."""
 
     stacks: tuple[RankStack, ...]
     cpu: tuple[tuple[int, float], ...]
@@ -90,7 +90,7 @@ class RanksSeen:
 
 
 def ranks_seen(run: RunProcesses) -> RanksSeen:
-    """Return where the ranks of a run of this host are; it takes half a second."""
+    """Return where the ranks of a run on this host are; takes half a second and more."""
     ranks = {rank_of(process)[0]: process for process in run.ranks}
     usage = RankUsage(ranks)
     usage.sample()
@@ -104,7 +104,7 @@ def ranks_seen(run: RunProcesses) -> RanksSeen:
 
 
 def _ask_hosts(launched: Launched) -> tuple[RanksSeen, tuple[str, ...]]:
-    """Return the ranks of all hosts together, asked at once, and the hosts that answered; say which did not."""
+    """Return the ranks of all hosts, asked at once, and the hosts that answered; print which did not."""
     with EachHost(launched, "stacks", "--json") as hosts:
         answers = hosts.answers(_ANSWER_S)
     tell_findings(hosts.problems)
@@ -117,7 +117,7 @@ def _ask_hosts(launched: Launched) -> tuple[RanksSeen, tuple[str, ...]]:
 
 
 def _findings(run_id: str, ranks: RanksSeen, host: str | None) -> tuple[Finding, ...]:
-    """Return why nothing is seen, or what the ranks wait for; ``host`` is where all of them are."""
+    """Return why no stack is visible, or what the ranks wait for; ``host`` is the host of all ranks, if only one."""
     stacks, cpu, silent_s = ranks.stacks, dict(ranks.cpu), ranks.silent_s
     blind = [stack for stack in stacks if not stack.threads]
     if stacks and len(blind) == len(stacks):
@@ -138,13 +138,13 @@ def _findings(run_id: str, ranks: RanksSeen, host: str | None) -> tuple[Finding,
 
 
 def _silent_s(directory: Path) -> float | None:
-    """Return for how long no rank of this host has printed anything, None where that is not recorded."""
+    """Return how many seconds no rank of this host has printed anything, None where that is not recorded."""
     newest = max((part.written_s for part in log_parts(directory)), default=0.0)
     return max(0.0, time.time() - newest) if newest else None
 
 
 def _stacks_text(run_id: str, ranks: RanksSeen, place: str, terminal: Terminal) -> str:
-    """Return a line for each place where ranks are, the odd ones out first; ``place`` are the hosts that were asked."""
+    """Return a line for each place where ranks are, the odd ones out first; ``place`` names the hosts in the title."""
     places, cpu = groups(ranks.stacks), dict(ranks.cpu)
     quiet = "" if (ranks.silent_s or 0) < 1 else f"; nothing printed for {duration_text(ranks.silent_s or 0)}"
     counted = "one place" if len(places) == 1 else f"{len(places)} places"
@@ -156,7 +156,7 @@ def _stacks_text(run_id: str, ranks: RanksSeen, place: str, terminal: Terminal) 
 
 
 def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
-    """Return what the first rank of the group does, and how much of a core its ranks use."""
+    """Return how much of a core the group's ranks use, and what the first of them does."""
     stack = group.stacks[0]
     words = []
     used = [cpu[rank] for rank in group.ranks if rank in cpu]
@@ -173,7 +173,7 @@ def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
 
 
 def _stacks_json(run_id: str, ranks: RanksSeen, flight: Flight | None) -> dict[str, Any]:
-    """Return all of it; ``groups`` lists the odd ones out first."""
+    """Return stacks, groups and CPU use as JSON values; ``groups`` lists the odd ones out first."""
     cpu = dict(ranks.cpu)
     return {
         "schema": _SCHEMA,

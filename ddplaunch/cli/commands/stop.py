@@ -48,11 +48,11 @@ COMMAND = Command(
     more="Its torchrun gets SIGTERM; processes that outlive the grace get SIGKILL.",
 )
 
-_LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
+_LONGER_S = 5.0  # so that torchrun, not this command, sends SIGKILL first
 
 
 def stop(run: str | None, all: bool | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
-    """End a run, or every one of this directory; return 1 where something of it is left."""
+    """End a run, or all runs of this directory; return 1 where something is left of one."""
     if all and run is not None:
         raise usage(
             f"`{run}` and `--all` together",
@@ -66,7 +66,7 @@ def stop(run: str | None, all: bool | None, grace: float | None, json: bool | No
 
 
 def _stop(run: Run, grace_s: float | None, json: bool) -> int:
-    """End a run by its launcher over ssh or, where that is gone, on each of its hosts; another run on this host."""
+    """End a run over ssh by its launcher or, where that is gone, on each host; any other run on this host."""
     launched = run.launched
     if launched is None and run.directory is not None:
         is_concluded = run.processes is None and _is_concluded(read_record(run.directory))
@@ -91,7 +91,7 @@ def _stop(run: Run, grace_s: float | None, json: bool) -> int:
 
 
 def _stop_hosts(run: Run, launched: Launched, grace_s: float | None) -> tuple[Stopped | None, tuple[HostStopped, ...]]:
-    """End a run that was launched from here; return what ended here, None where its launcher is gone, and there."""
+    """End a run launched from here; return what ended here (None if its launcher is gone) and on its hosts."""
     own_s = launched.grace_s + _LONGER_S
     grace_s = own_s if grace_s is None else grace_s
     if run.launched is None or run.processes is None:
@@ -106,12 +106,12 @@ def _stop_hosts(run: Run, launched: Launched, grace_s: float | None) -> tuple[St
 
 
 def _is_concluded(record: RunRecord) -> bool:
-    """Return whether the launcher saw every host end: it writes one outcome for all, with a note for a lost one."""
+    """Return whether the launcher saw every host end: it then wrote one outcome for all, without a note on a host."""
     return record.outcome is not None and not record.outcome.notes
 
 
 def _stop_here(run: Run, processes: RunProcesses, grace_s: float | None) -> Stopped:
-    """End what runs here."""
+    """End the run's processes on this host."""
     grace_s = _grace_of(processes) + _LONGER_S if grace_s is None else grace_s
     say(begin_text(processes, grace_s))
     if run.directory is not None:
@@ -120,7 +120,7 @@ def _stop_here(run: Run, processes: RunProcesses, grace_s: float | None) -> Stop
 
 
 def _grace_of(run: RunProcesses) -> float:
-    """Return how long the launch lets its ranks take, in seconds, as it told its plug-in."""
+    """Return the launch's grace for its ranks in seconds, from the settings that it gave to its plug-in."""
     try:
         return Settings.from_json(run.first.mark(SETTINGS) or "{}").grace_s
     except ValueError:

@@ -26,7 +26,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.variable_names import JOIN_SECRET
 
-SLURM, KUBERNETES = "Slurm", "Kubernetes"  # panels of options that are for one of them alone
+SLURM, KUBERNETES = "Slurm", "Kubernetes"  # panels of options that only one of them has
 
 COMMAND = Command(
     examples=(
@@ -66,12 +66,12 @@ COMMAND = Command(
     ),
 )
 
-#: What says the size of the job, which stands in its text and not in the command that it runs.
+#: Options for the size of the job, which its own text sets instead of the command that it runs.
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 
 
 def submit(said: Said, script: list[str] | None, profile: str | None, **asked: Any) -> int:
-    """Write the job for what ``script`` names; submit one of Slurm unless ``--dry-run`` asks for the text."""
+    """Write the job for ``script``; submit it to Slurm unless ``--dry-run`` asks for the text, or print a manifest."""
     words = required(script)
     cluster = _cluster(asked)
     merged = with_configuration(said, profile)
@@ -109,7 +109,7 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
 
 
 def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
-    """Return ``run``, what was typed for it, ``--`` and the script; the nodes read the profile themselves."""
+    """Return ``run``, the options typed for it, ``--`` and the script; the nodes read the profile themselves."""
     words = ["run", *([str(submission.processes)] if submission.processes is not None else [])]
     words += words_of(PROFILE, profile)
     if submission.grace_s is not None:
@@ -119,7 +119,7 @@ def run_words(said: Said, profile: str | None, submission: Submission, script: S
 
 
 def program() -> tuple[str, ...]:
-    """Return the command that is this ddplaunch, by its full path: PATH may be another one on the nodes."""
+    """Return the command for this ddplaunch, by its full path, because PATH may differ on the nodes."""
     script = Path(sys.executable).with_name("ddplaunch")
     return (str(script),) if os.access(script, os.X_OK) else (*interpreter(), "-m", "ddplaunch")
 
@@ -138,13 +138,13 @@ def _submit(batch: BatchScript, text: str) -> int:
 
 
 def _log(pattern: str, job: str) -> str:
-    """Return the path of a job's log; every job of an array has one of its own, named by its index."""
+    """Return the path of a job's log; each job of an array has its own, named by its index."""
     head, _, name = pattern.rpartition("/")
     return f"{head}/{name.replace('%j', job).replace('%A', job).replace('%a', 'INDEX')}"
 
 
 def _cluster(flags: dict[str, Any]) -> str:
-    """Return ``slurm`` or ``kubernetes``. Raises UsageError for another one, and for options of the other one."""
+    """Return ``slurm`` or ``kubernetes``. Raises UsageError for another name, and for options of the other cluster."""
     cluster = flags["to"] or "slurm"
     if cluster not in ("slurm", "kubernetes"):
         raise usage(

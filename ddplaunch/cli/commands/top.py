@@ -40,7 +40,7 @@ COMMAND = Command(
     ),
 )
 
-_LEAST_S = 0.2  # the kernel counts CPU time in hundredths of a second
+_LEAST_S = 0.2  # seconds; the kernel counts CPU time in hundredths
 
 
 def top(run: str | None, interval: float | None, count: int | None, json: bool | None, run_dir: str | None) -> int:
@@ -67,7 +67,7 @@ def top(run: str | None, interval: float | None, count: int | None, json: bool |
 
 @dataclass(frozen=True)
 class _About:
-    """The run that is watched, and lines below the table."""
+    """The watched run, and lines below the table."""
 
     run: RunSummary
     notes: tuple[str, ...]
@@ -89,25 +89,25 @@ def _is_screen() -> bool:
 
 
 def _watch(watched: Watched, header: _About, interval_s: float, most: int | None, json: bool) -> None:
-    """Watch until the run ends, or somebody does not want to see more; ``most`` samples at most."""
-    watched.look()  # rates begin with the second
+    """Watch until the run ends, the user leaves, or ``most`` samples were shown."""
+    watched.look()  # rates need a second sample
     time.sleep(min(interval_s, 0.5))
     on_screen = not json and _is_screen()
     left_by_user = True
     due_times = _sampled(watched, interval_s, most)
-    with suppress(KeyboardInterrupt):  # the usual way to end it
+    with suppress(KeyboardInterrupt):  # the usual way to leave
         if on_screen:
             left_by_user = _on_screen(watched, header, due_times)
         else:
             _in_lines(watched, header, due_times, json)
-    if on_screen and (watched.ended or not left_by_user):  # the screen is gone with all that it showed
+    if on_screen and (watched.ended or not left_by_user):  # leaving the screen cleared what it showed
         write(top_text(_view(watched, header)))
     if watched.ended:
         say(f"{header.run.run_id} has ended; `ddplaunch explain {header.run.run_id}` says how")
 
 
 def _sampled(watched: Watched, interval_s: float, most: int | None) -> Iterator[float]:
-    """Take samples until the run ends, ``most`` at most, and yield for each when it has been seen long enough."""
+    """Take samples, ``most`` at most, until the run ends; yield for each the time until which to show it."""
     next_s, sample_count = time.monotonic(), 0
     while sample_count != most:
         watched.look()
@@ -119,8 +119,8 @@ def _sampled(watched: Watched, interval_s: float, most: int | None) -> Iterator[
 
 
 def _on_screen(watched: Watched, header: _About, due_times: Iterator[float]) -> bool:
-    """Draw until the last sample, or until somebody leaves; return whether somebody did."""
-    from ddplaunch.ui.live_screen import LiveScreen  # rich is imported where it draws
+    """Draw until the last sample, or until the user leaves; return whether the user left."""
+    from ddplaunch.ui.live_screen import LiveScreen  # only here, because it imports rich
 
     with LiveScreen(Terminal.of(sys.stdout)) as screen:
         for due_s in due_times:
@@ -131,7 +131,7 @@ def _on_screen(watched: Watched, header: _About, due_times: Iterator[float]) -> 
 
 
 def _in_lines(watched: Watched, header: _About, due_times: Iterator[float], json: bool) -> None:
-    """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
+    """Print a table, or a line of JSON, for each sample, until the reader of stdout is gone."""
     for due_s in due_times:
         if not write(dumps(_value(watched, header)) + "\n" if json else top_text(_view(watched, header))):
             return

@@ -1,7 +1,7 @@
-"""The output of several hosts on one console, as one machine would show it.
+"""Shows the output of several hosts on one console, as if it came from one machine.
 
-A thread writes it: a terminal that was halted (Ctrl-S) must not keep the launcher from its heartbeat, because hosts
-that hear nothing of their launcher end the job.
+A thread writes it: a paused terminal (Ctrl-S) must not keep the launcher from its heartbeat, because hosts that hear
+nothing from their launcher end the job.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Literal
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.escapes import HarmlessPieces, harmless_line
 
-_WAITING = 64 << 20  # bytes; all of it is in the record anyway
+_WAITING = 64 << 20  # bytes; more is dropped, since the record has all output anyway
 _LINE = 1 << 16
 _OWN_PREFIX = re.compile(rb"\[[^\]]+:\d+\] ")
 
 
 class HostsConsole:
-    """stdout and stderr. Node 0's bytes pass as they are; of other nodes whole lines, with the host in front."""
+    """stdout and stderr. Node 0's bytes pass unchanged; other nodes' output passes by whole lines after their host."""
 
     def __init__(self, names: tuple[str, ...], prefixed: bool) -> None:
-        """``prefixed``: whether the hosts put the rank in front of each line themselves (``--show``)."""
+        """``prefixed``: whether the hosts themselves put the rank before each line (``--show``)."""
         self._names, self._prefixed = names, prefixed
         self._parts: dict[tuple[int, str], bytes] = {}
         self._pieces: dict[tuple[int, str], HarmlessPieces] = {}
@@ -37,11 +37,11 @@ class HostsConsole:
         self._thread.start()
 
     def show(self, node: int, stream: Literal["out", "err"], data: bytes) -> None:
-        """Put what a node printed."""
+        """Queue a node's output for the console."""
         descriptor = 1 if stream == "out" else 2
         if node == 0 or (self._prefixed and stream == "out"):
             pieces = self._pieces.setdefault((node, stream), HarmlessPieces())
-            # node 0 without prefixes is rank 0 alone, byte for byte
+            # node 0 without prefixes shows rank 0 alone, byte for byte
             self._put(descriptor, pieces.feed(data) if self._prefixed and os.isatty(descriptor) else data)
             return
         *lines, rest = (self._parts.pop((node, stream), b"") + data).split(b"\n")
@@ -54,7 +54,7 @@ class HostsConsole:
         self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
 
     def say(self, text: str) -> None:
-        """Put what the launcher itself says in lines of its own; without text, begin a new line on a terminal."""
+        """Queue the launcher's own text as separate lines; without text, begin a new line on a terminal."""
         if not text:
             self._put(2, b"\n" if os.isatty(2) else b"")
             return
@@ -76,7 +76,7 @@ class HostsConsole:
         self._queue.put((descriptor, data))
 
     def close(self, deadline_s: float = 5.0) -> None:
-        """Show what is left, incomplete lines too; begin a new line. A terminal that stands still is not waited for."""
+        """Show what is left, incomplete lines too; begin a new line. A paused terminal gets ``deadline_s`` seconds."""
         for (node, stream), rest in self._parts.items():
             if rest.strip():
                 descriptor = 1 if stream == "out" else 2
@@ -103,5 +103,5 @@ class HostsConsole:
                 view = view[os.write(descriptor, view) :]
             except BlockingIOError:
                 threading.Event().wait(0.01)
-            except OSError:  # its reader is gone
+            except OSError:  # the reader is gone
                 return

@@ -1,6 +1,6 @@
-"""On which host a launch began to fail, why, and how the whole launch ended, from what all hosts recorded and sent.
+"""Decides on which host a launch began to fail, why, and how the whole launch ended, from all hosts' records.
 
-``records/first_failure.py`` decides which node's failure counts; here it gets its reason.
+``records/first_failure.py`` decides which node's failure counts; this module finds its reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AWAKE = (
 
 
 def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
-    """Return the diagnosis of ``end``, the first of the hosts that were lost. All at once points at this machine."""
+    """Return the diagnosis for ``end``, the first lost host. If all were lost at once, this machine is the suspect."""
     if end.still_s:
         return Diagnosis(
             "launcher-stood-still",
@@ -74,12 +74,12 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
 
 
 def told_by_launcher(directory: Path) -> bool:
-    """Return whether the launcher over ssh wrote one outcome for all hosts; it moves node 0's out of its place."""
+    """Return whether the launcher over ssh wrote one outcome for all hosts; it then moves node 0's own elsewhere."""
     return (directory / "node-0" / "outcome.json").exists()
 
 
 def launcher_lost(directory: Path) -> Diagnosis | None:
-    """Return what a signal meant that the ranks of a run over ssh got, where its launcher did not live to say so."""
+    """Return the diagnosis for ranks that got a signal because their launcher over ssh died; None if it did not."""
     launched = read_launched(directory)
     if launched is None or told_by_launcher(directory):
         return None
@@ -96,7 +96,7 @@ def launcher_lost(directory: Path) -> Diagnosis | None:
 
 
 def unsaid(record: RunRecord) -> Diagnosis | None:
-    """Return what can be said of a run that left no outcome; None where another host may know, or it never began.
+    """Return the diagnosis of a run without an outcome; None where another host may know more, or it never began.
 
     A launcher that ends by itself, or by a signal that can be caught, writes how the run ended.
     """
@@ -118,8 +118,8 @@ def unsaid(record: RunRecord) -> Diagnosis | None:
 
 
 def most_telling(from_logs: Explanation, of_nodes: Iterable[Explanation | None]) -> Explanation:
-    """Return what the logs of all nodes say, or where that is vague what a node found itself, which knew more than its
-    logs say: its kernel, its cgroup, its scheduler's reason.
+    """Return the explanation from the logs of all nodes, or, where that is vague, a node's own, which may come from
+    outside its logs: its kernel, its cgroup, its scheduler.
     """
     diagnosis = from_logs.diagnosis
     if diagnosis is None or diagnosis.code not in VAGUE:
@@ -139,9 +139,9 @@ _LOOK = "`ddplaunch explain` reads all that was printed; each host's output is i
 
 @dataclass(frozen=True)
 class EndedLaunch:
-    """What is known of a launch on all hosts that began at ``begun_s``, in the order of their nodes.
+    """The facts about a launch on all hosts that began at ``begun_s``, in the order of their nodes.
 
-    ``outcomes`` are by node, their times by the launcher's clock. ``interrupted`` is the signal that ended it.
+    ``outcomes`` are by node, with times by the launcher's clock. ``interrupted`` is the signal that ended the launch.
     """
 
     directory: Path
@@ -201,7 +201,7 @@ class EndedLaunch:
                 yield failure
 
     def _stopped(self) -> tuple[HostEnd, Explanation] | None:
-        """Return what says that `ddplaunch stop` ended it, and a host where it did: typed here, or on that host."""
+        """Return a host where `ddplaunch stop` ended the run, typed here or there, with that explanation, or None."""
         noted = read_stop(self.directory, self.begun_s)
         if self.interrupted == signal.SIGTERM and noted is not None and not noted.launcher_lost:
             diagnosis = Diagnosis("terminated", "observed", *stopped_by(noted.user), host=socket.gethostname())
@@ -213,7 +213,7 @@ class EndedLaunch:
         return None
 
     def _explain(self, first: NodeFailure) -> Explanation:
-        """Explain the first failure from what its host found and, where ranks failed, from all logs."""
+        """Explain the first failure from its host's own outcome and, where ranks failed, from all logs."""
         end = self.ends[first.node]
         if first.kind == "lost":
             return Explanation(lost(end, self.ends))
@@ -225,15 +225,15 @@ class EndedLaunch:
                 diagnosis = explanation.diagnosis
                 if diagnosis is not None and (diagnosis.rank is not None or known is None):
                     return replace(explanation, diagnosis=replace(diagnosis, host=self._host(diagnosis.rank, end)))
-        # Its disk may have taken no record, but it said why.
+        # A host whose disk took no record may still have printed the reason.
         known = known or told_in_log(end.said.decode(errors="replace"), end.name)
         return Explanation(_nothing_known(end) if known is None else replace(known, host=end.name))
 
     def _from_logs(self, first: int) -> Explanation:
         """Explain the logs of all nodes together, with the times at which ranks ended by one clock.
 
-        ``first`` is the node that failed first. Others were then told to end, which their torchruns put into words that
-        an ending from outside has, too.
+        ``first`` is the node that failed first. The torchruns of nodes that were ended afterwards are left out: what
+        they print looks as if the run had been ended from outside.
         """
         subject = recorded_run(self.directory)
         stopped_launchers = {
@@ -247,7 +247,7 @@ class EndedLaunch:
         return explain_texts(sources, facts)
 
     def _host(self, rank: int | None, first: HostEnd) -> str:
-        """Return the host of a rank as the user named it. A line about a rank may stand in another host's log."""
+        """Return the host of a rank as the user named it. Another host's log may contain a line about the rank."""
         nodes = {end.rank: node for node, outcome in self.outcomes.items() for end in outcome.last_ranks}
         return first.name if rank is None else self.ends[nodes.get(rank, first.node)].name
 

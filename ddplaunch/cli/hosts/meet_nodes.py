@@ -1,7 +1,7 @@
-"""The step between a checked launch of several nodes and torchrun: all nodes meet and compare themselves first.
+"""Lets all nodes of a checked launch meet and compare themselves before torchrun starts.
 
-A rendezvous names no missing node and compares nothing; here a node that waits has a deadline, and is told who is
-missing.
+torchrun's rendezvous names no missing node and compares nothing; here a waiting node has a deadline, and learns which
+nodes are missing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 from ddplaunch.values.resolved import value_of
 
-TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
+TIMEOUT_S = 600.0  # the default of torchrun's c10d rendezvous
 _ID = "--rdzv-id="
 
 
 def wanted(launch: Launch, join_timeout: float | None) -> float | None:
-    """Return how long to wait for the other nodes, in seconds; None where no roll is called.
+    """Return how long to wait for the other nodes, in seconds; None without a roll call.
 
-    It is called where the number of nodes is fixed and their meeting place is node 0's torchrun.
+    There is one where the number of nodes is fixed and they meet at node 0's torchrun.
     """
     timeout_s = TIMEOUT_S if join_timeout is None else join_timeout
     topology = launch.topology
@@ -54,10 +54,10 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def call_roll(prepared: Prepared, timeout_s: float, silent: bool) -> Launch:
-    """Wait until all nodes are there and agree, and return the launch with a rendezvous id that no older run knows.
+    """Wait until all nodes are there and agree; return the launch with a rendezvous id that no older run knows.
 
-    ``silent`` leaves words to node 0, where it speaks to the same reader. Raises RefusedError with what every node is
-    told, UsageError for a secret that could be guessed, SystemExit after SIGTERM or SIGHUP.
+    ``silent`` leaves messages to node 0, where both write to the same reader. Raises RefusedError with the findings
+    that all nodes get, UsageError for a secret that could be guessed, SystemExit after SIGTERM or SIGHUP.
     """
     launch = prepared.launch
     topology = launch.topology
@@ -73,7 +73,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool) -> Launch:
     hello = _hello(prepared)
     progress = RollCallLine(sys.stderr)
     show = (lambda status: None) if silent else progress.show
-    with ending_by_signals(_end):  # the others are told, and the first process of a container ends at all
+    with ending_by_signals(_end):  # tells the others; and a container's first process would ignore the signals
         if topology.node_rank.value == 0:
             verdict = _hold(call, hello, prepared, show)
         else:
@@ -98,7 +98,7 @@ def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) 
 
 
 def _no_port(port: int, problem: OSError) -> Finding:
-    """Say who holds the port, where that can be seen, as the check of a port that was asked for does."""
+    """Return the finding for a port that is taken; it names the process that holds it, where that is visible."""
     for finding in port_taken(probe_port(port)):
         return replace(finding, fix=f"name another port on every node, for instance `--master-port {port + 11}`")
     return error(
@@ -113,7 +113,7 @@ def _no_port(port: int, problem: OSError) -> Finding:
 def _heeded(launch: Launch, verdict: Verdict, silent: bool) -> Launch:
     if not verdict.go:
         if silent and verdict.heard:
-            sys.exit(ExitStatus.REFUSED)  # node 0 says it
+            sys.exit(ExitStatus.REFUSED)  # node 0 reports the findings
         raise RefusedError(*verdict.findings)
     if not silent:
         tell_findings(verdict.findings)
@@ -123,7 +123,7 @@ def _heeded(launch: Launch, verdict: Verdict, silent: bool) -> Launch:
 
 
 def with_rendezvous_id(argv: tuple[str, ...], identity: str) -> tuple[str, ...]:
-    """Return torchrun's argument vector with another rendezvous id; the script's own words stay as they are."""
+    """Return torchrun's argument vector with another rendezvous id; the script's own words stay unchanged."""
     place = next((number for number, word in enumerate(argv) if word.startswith(_ID)), None)
     return argv if place is None else (*argv[:place], _ID + identity, *argv[place + 1 :])
 
@@ -133,7 +133,7 @@ def _rendezvous_id(launch: Launch) -> str:
 
 
 def _hello(prepared: Prepared) -> Hello:
-    """Return what this node says of itself."""
+    """Return this node's introduction to node 0."""
     launch = prepared.launch
     topology, target = launch.topology, launch.target
     assert topology.node_rank
@@ -158,7 +158,7 @@ def _hello(prepared: Prepared) -> Hello:
         launch=words,
         arguments=sha256(arguments).hexdigest(),
         facts=codec.to_json(rules.told(prepared.facts)),
-        script=next((digest for _, digest in prepared.code), None),  # the script is the first of its files
+        script=next((digest for _, digest in prepared.code), None),  # the first of the files is the script itself
         sources=rules.told_sources(prepared.code),
     )
 
@@ -170,7 +170,7 @@ def _name(target: Target | None) -> str:
 
 
 def _slurm_hosts(environ: Mapping[str, str], nodes: int) -> Mapping[int, str]:
-    """Return the hosts of all node ranks where Slurm runs one task on each."""
+    """Return each node rank's host where Slurm runs one task on each node; empty otherwise."""
     if environ.get("SLURM_STEP_NUM_TASKS") != str(nodes):
         return {}
     from ddplaunch.planning.inside.slurm import expand_hosts

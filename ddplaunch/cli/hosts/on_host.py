@@ -1,7 +1,7 @@
 """``python -m ddplaunch.cli.hosts.on_host FD``: one host's part of a launch over several, as the launcher decided it.
 
-It reads the launch from a descriptor, checks it against this machine, and becomes torchrun. What all hosts share is
-decided by the launcher, which also has the last words.
+It reads the launch from a descriptor, checks it against this machine, and becomes torchrun. The launcher decides
+whatever all hosts share, and reports the outcome.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ddplaunch.values.variable_names import SETTINGS
 
 
 def on_host(order: dict[str, Any]) -> NoReturn:
-    """Launch what ``order`` says: ``options``, ``script``, ``argv`` as typed. Raises RefusedError or UsageError."""
+    """Launch from ``order``: ``options``, ``script``, and ``argv`` as typed. Raises RefusedError or UsageError."""
     options = options_from_json(order["options"])
     target = parse_target(order["script"])
     prepared = prepare(options, target, locks=GpuLocks())
     if refusing := errors(prepared.findings):
         raise RefusedError(*refusing)
     environment = environment_of(prepared.launch)
-    if SETTINGS in environment:  # the launcher has the last word
+    if SETTINGS in environment:  # the launcher reports the outcome
         environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True, others="").to_json()
     refuse_too_long(prepared.launch.argv, environment)
     shared = is_of_launch(prepared.base / "runs" / prepared.launch.run_id, order["token"])
@@ -41,7 +41,7 @@ def on_host(order: dict[str, Any]) -> NoReturn:
 
 
 def main(descriptor: int) -> int:
-    """Read the launch from ``descriptor`` and return the exit status of what could not be launched."""
+    """Launch from ``descriptor``; return an exit status only where nothing could be launched."""
     with os.fdopen(descriptor, "rb") as file:
         order = json.load(file)
     try:

@@ -1,4 +1,4 @@
-"""From the flags that name hosts to their facts and checked launches, one for each, for ``run`` and ``doctor``."""
+"""From the flags that name hosts to the hosts' facts and a checked launch for each, for ``run`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
 
-_FACTS_S = 20.0  # how long a host may take to answer
-_TORCH_S = 90.0  # and to import torch as well
+_FACTS_S = 20.0  # for a host to answer
+_TORCH_S = 90.0  # for a host to import torch as well
 
 
 @dataclass(frozen=True)
 class AskedHosts:
-    """The flags that say which hosts, and how to reach them; None or empty where not given."""
+    """The flags that name hosts and how to reach them; None or empty where not given."""
 
     hosts: str | None = None
     hostfile: str | None = None
@@ -63,7 +63,7 @@ class AskedHosts:
 
 
 def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
-    """Return what the flags say, None where there are none. Raises UsageError for flags without any host."""
+    """Return the flags that name hosts, None where there are none. Raises UsageError if they name no host."""
     typed_flags = [name.replace("_", "-") for name, value in flags.items() if value not in (None, [])]
     if typed_flags and "hosts" not in typed_flags and "hostfile" not in typed_flags:
         raise usage(
@@ -76,7 +76,7 @@ def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
 
 
 def hosts_of(asked_hosts: AskedHosts) -> tuple[Host, ...]:
-    """Return the hosts that were named and chosen. Raises UsageError for a list that is none."""
+    """Return the hosts that were named and chosen. Raises UsageError for an invalid list."""
     if asked_hosts.hosts is not None and asked_hosts.hostfile is not None:
         raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
     if asked_hosts.hostfile is not None:
@@ -88,7 +88,7 @@ def hosts_of(asked_hosts: AskedHosts) -> tuple[Host, ...]:
 
 
 def refuse_own_place(options: Options) -> None:
-    """Raise UsageError for a node rank: the list of hosts decides it."""
+    """Raise UsageError for a node rank, because the list of hosts decides it."""
     if options.node_rank is not None:
         raise usage(
             "`--node-rank` and `--hosts` together",
@@ -100,9 +100,9 @@ def refuse_own_place(options: Options) -> None:
 
 @dataclass(frozen=True)
 class HostPart:
-    """One host's part of a launch: what it reported, the options that it gets, and what was decided from them.
+    """One host's part of a launch: its report, its options, and the launch decided from both.
 
-    ``record`` is the run's directory there.
+    ``record`` is the run's directory on that host.
     """
 
     report: HostReport
@@ -114,25 +114,25 @@ class HostPart:
 
 @dataclass(frozen=True)
 class Planned:
-    """The parts in the order of the hosts, and what all checks found; errors refuse the launch."""
+    """The parts in the order of the hosts, and the findings of all checks; errors refuse the launch."""
 
     parts: tuple[HostPart, ...]
     findings: tuple[Finding, ...]
 
 
 class LaunchedHosts:
-    """The hosts that a launch names, reached over ``links``: their facts, their files, and each one's part."""
+    """The hosts of a launch, reached over ``links``: their facts, their files, and each host's part."""
 
     def __init__(
         self, links: Links, hosts: Sequence[Host], asked: AskedHosts, options: Options, target: Target | None
     ) -> None:
-        """Reach nobody yet. ``hosts`` are those of ``asked``, read once: `--hostfile` may name a pipe."""
+        """Connect to no host yet. ``hosts`` are those of ``asked``, read only once: `--hostfile` may name a pipe."""
         self._links, self._asked, self._options, self._target = links, asked, options, target
         self._hosts = {host.name: host for host in hosts}
         self._script = script_report(options, target, Path.cwd())
 
     def facts(self, *, torch: bool = False) -> Gathered:
-        """Ask all hosts at once. Raises UsageError where there is no ssh."""
+        """Ask all hosts at once for their facts. Raises UsageError where there is no ssh."""
         target, deadline_s = self._target, self._asked.join_timeout or (_TORCH_S if torch else _FACTS_S)
         question = Question(
             request=replace(
@@ -158,12 +158,12 @@ class LaunchedHosts:
             raise UsageError(ssh_missing()) from exception
 
     def meeting(self, gathered: Gathered) -> Meeting | tuple[Finding, ...]:
-        """Return where the hosts that answered meet, or what keeps them from it."""
+        """Return where the hosts that answered meet, or findings that explain why they cannot."""
         port, address = value_of(self._options.master_port, None), value_of(self._options.master_addr, None)
         return meet(self._links, gathered.links, port, address)
 
     def plan(self, gathered: Gathered) -> Planned:
-        """Decide the part of each host and check it. Raises RefusedError where they cannot meet."""
+        """Decide each host's part and check it. Raises RefusedError where the hosts cannot meet."""
         options = self._options
         across = run_across(gathered.reports, ignored(options)) if checked(options) else ()
         findings = tuple(finding for outcome in across for finding in outcome.findings)
@@ -191,7 +191,7 @@ class LaunchedHosts:
     def _sources(self) -> tuple[tuple[str, str | None], ...]:
         """Return the script and what it imports from this directory, each with its digest here.
 
-        Without one where the hosts use another directory: nothing there has to be as it is here.
+        The digest is None where the hosts use another directory, whose files may differ from those here.
         """
         target, chdir = self._target, self._asked.chdir
         files = {target.name: None} if target is not None and target.kind == "script" else {}
@@ -201,7 +201,7 @@ class LaunchedHosts:
         return tuple((path, digest_of_file(Path(path)) if here else None) for path in files)
 
     def _situation(self, options: Options, report: HostReport, run_id: str) -> Situation:
-        """Return what one host's launch is decided from. It decides again itself, from what it then sees."""
+        """Return the input for deciding one host's launch. The host decides again, by what it finds then."""
         python = (self._asked.python,) if self._asked.python else interpreter()
         plugin = report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none")
         environ, cwd = report.facts.environment, Path(report.cwd)
@@ -209,9 +209,9 @@ class LaunchedHosts:
 
 
 def once(named_findings: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:
-    """Return each finding once, with the hosts that it is about in front of its places, unless it is about all of them.
+    """Return each finding once, its places preceded by the hosts that have it, unless all hosts do.
 
-    ``named_findings`` have the host of each finding; None where the finding does so itself.
+    ``named_findings`` has each finding's host; None where the finding itself names hosts.
     """
     groups: dict[tuple[Any, ...], tuple[Finding, list[str]]] = {}
     for host, finding in named_findings:
@@ -228,5 +228,5 @@ def once(named_findings: Sequence[tuple[str | None, Finding]], hosts: int) -> tu
 
 
 def by_host(missing: Sequence[Finding]) -> list[tuple[str | None, Finding]]:
-    """Return the findings about hosts that did not answer, each with its host beside it."""
+    """Return the findings about hosts that did not answer, each paired with its host."""
     return [(finding.where[0], replace(finding, where=())) for finding in alike(missing)]

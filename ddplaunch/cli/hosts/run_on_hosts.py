@@ -1,6 +1,6 @@
-"""``run --hosts``: gathers facts, checks, launches and watches over ssh; the one command that stays until the end.
+"""``run --hosts``: gathers facts, checks, launches and watches over ssh, and stays until the run has ended.
 
-Nothing is started unless every host answered and no check objects.
+Nothing is started unless every host answered and no check found an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
 
 _GRACE_S = 30.0
-_RECORD_S = 60.0  # how long the records of all hosts may take
+_RECORD_S = 60.0  # for the records of all hosts to arrive
 
 
 def run_on_hosts(
@@ -63,9 +63,9 @@ def run_on_hosts(
     json: bool,
     plan_only: bool = False,
 ) -> int:
-    """Launch on all hosts, stay until every one has ended, and return the first failed rank's exit status.
+    """Launch on all hosts, stay until each has ended, and return the first failed rank's exit status.
 
-    ``dry_run`` prints what each would run instead, with ``plan_only`` as ``plan`` does.
+    ``dry_run`` prints what each host would run instead, with ``plan_only`` in the format of ``plan``.
     """
     options = with_configuration(said, profile)
     target = parse_target(required(script))
@@ -131,7 +131,7 @@ def _stay(
 ) -> int:
     """Start ``orders`` on the hosts, stay until the run has ended on all of them, and return its exit status.
 
-    ``chosen`` is whether `--show` says whose output is shown.
+    ``chosen`` is whether `--show` selects whose output is shown.
     """
     directory, grace_s = launched.directory, launched.grace_s
     console = HostsConsole(tuple(place.host for place in launched.places), chosen)
@@ -145,7 +145,7 @@ def _stay(
 
 
 def _order(node: int, part: HostPart) -> dict[str, Any]:
-    """Return what the host with rank ``node`` is told beside what all are."""
+    """Return the part of the order that differs between hosts, for the host with rank ``node``."""
     streams = [name for name, descriptor in (("out", 1), ("err", 2)) if os.isatty(descriptor)]
     size = terminal_size()
     return {
@@ -158,20 +158,20 @@ def _order(node: int, part: HostPart) -> dict[str, Any]:
 
 
 def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | None) -> int:
-    """Find out where it began, write one outcome for all, say it, and return its exit status."""
+    """Find out where the failure began, write one outcome for all hosts, print it, and return its exit status."""
     directory, run_id, begun_s = launched.directory, launched.run_id, launched.begun_s
     found = {place: read_outcome(directory, place.node) for place in launched.places}
     outcomes = {
         place.node: without_skew(outcome, place.clock_ahead_s)
         for place, outcome in found.items()
-        if isinstance(outcome, RunOutcome) and outcome.is_of(launched.launch)  # an id may be used again
+        if isinstance(outcome, RunOutcome) and outcome.is_of(launched.launch)  # an older run may have the same id
     }
     outcome = EndedLaunch(directory, run_id, begun_s, ends, outcomes, interrupted).outcome()
     outcome = replace(outcome, launch=launched.launch)
     problem = write_for_all(directory, outcome)
     tell(
         outcome_text(
-            replace(outcome, attempts=()),  # one word for all hosts; `explain` knows the attempts
+            replace(outcome, attempts=()),  # one verdict for all hosts; `explain` shows the attempts
             path_text(directory),
             Terminal.of(sys.stderr),
             signal=interrupted or (outcome.exit_status - 128 if outcome.state == "terminated" else None),

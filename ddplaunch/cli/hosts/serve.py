@@ -1,7 +1,7 @@
-"""``python -m ddplaunch.cli.hosts.serve``: a host's side of a session: it serves one asker over stdin and stdout.
+"""``python -m ddplaunch.cli.hosts.serve``: a host's side of a session; it serves one client over stdin and stdout.
 
-A question about this host is answered by one message. A launch, or a command about a run, has the session to its end:
-stdout is that of the program, and so is the exit status. It ends when stdin does, a launch also when nothing arrives.
+A question about this host gets one message as its answer. A launch, or a command about a run, takes over the session:
+stdout and exit status are then that program's. It ends when stdin does; a launch also ends when no message arrives.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import IO, Any
 
 from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
 
-_UNUSED_S = 300.0  # the launcher may be waiting for other hosts
+_UNUSED_S = 300.0  # the launcher may still wait for other hosts
 _LONGEST_LINE = 16 << 20
-_BEGINS_S, _LOOK_S = 20.0, 0.2  # a launch that is followed may be about to begin here
-_KEPT = 256 << 20  # bytes of one file's end; sending more takes too long
+_BEGINS_S, _LOOK_S = 20.0, 0.2  # with `--follow`, the launch may be about to begin here
+_KEPT = 256 << 20  # bytes from the end of one file; sending more takes too long
 
 
 def serve(lines: LineReader, output: IO[bytes]) -> int:
-    """Answer until the asker is gone, or something has the rest of the session; return the exit status of that."""
+    """Answer until the client is gone, or a program takes over the session; return the exit status."""
     from ddplaunch.hosts.session.answers import Answers
 
     answers, reply = Answers(), GREETING
@@ -40,21 +40,21 @@ def serve(lines: LineReader, output: IO[bytes]) -> int:
             return (launch if order["what"] == "launch" else command)(order, lines, output)
         try:
             reply = json_line(answers.to(order)) if order else b""
-        except Exception as error:  # told to the launcher, which knows who can do something about it
+        except Exception as error:  # reported by the launcher, whose user may be able to act on it
             reply = json_line({"problem": f"{type(error).__name__}: {error}"})
 
 
 def launch(order: dict[str, Any], lines: LineReader, output: IO[bytes]) -> int:
-    """Start what ``order`` says, and return its exit status."""
+    """Start the launch of ``order``, and return its exit status."""
     from ddplaunch.hosts.session.job import run_job
 
     return run_job(order, lines, {"out": output.fileno(), "err": 2})
 
 
 def command(order: dict[str, Any], lines: LineReader, output: IO[bytes]) -> int:
-    """Do what a command does where it is typed, with what this host has of a run; or send the record of that.
+    """Run a command on this host's part of a run, as if it were typed here; or send the record of that part.
 
-    It ends with whoever asked, but for a stop.
+    All commands but ``stop`` end with the client.
     """
     from ddplaunch.cli.main import main as typed
     from ddplaunch.cli.which_run import part_here
@@ -65,7 +65,7 @@ def command(order: dict[str, Any], lines: LineReader, output: IO[bytes]) -> int:
     while not (part := part_here(run)).has_begun and time.monotonic() < until_s:
         time.sleep(_LOOK_S)
     if what in ("logs", "record") and (part.directory is None or is_of_launch(part.directory, part.token)):
-        return 0  # there is none, or the launcher has the same: one file system
+        return 0  # there is no record, or a shared file system already has it at the launcher
     if what != "stop":
         threading.Thread(target=_end_with_asker, args=(lines,), daemon=True).start()
     if what == "record":
@@ -84,7 +84,7 @@ def _end_with_asker(lines: LineReader) -> None:
 
 
 def send_record(directory: Path, output: IO[bytes]) -> None:
-    """Write an archive of the record; of a very large file the end, of one that cannot be read nothing.
+    """Write an archive of the record: only the end of a very large file, and no file that cannot be read.
 
     Small files come first: a launcher that stops waiting then has most of what explains a failure.
     """
@@ -99,22 +99,22 @@ def send_record(directory: Path, output: IO[bytes]) -> None:
 
 
 def main() -> int:
-    """Serve whoever is at the other end of stdin and stdout."""
-    os.environ.pop("PYTHONSAFEPATH", None)  # the launcher set it for this interpreter; the ranks are not to inherit it
+    """Serve the client at the other end of stdin and stdout."""
+    os.environ.pop("PYTHONSAFEPATH", None)  # set by the launcher for this interpreter only, not for the ranks
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    os.dup2(2, 1)  # what a library prints must not stand between messages
+    os.dup2(2, 1)  # keep what a library prints out of the messages
     os.close(null)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return serve(LineReader(incoming, _LONGEST_LINE), os.fdopen(outgoing, "wb"))
-    except (BrokenPipeError, ConnectionResetError):  # whoever asked has seen enough
+    except (BrokenPipeError, ConnectionResetError):  # the client has closed its end
         return 0
 
 
 if __name__ == "__main__":
     ended = main()
     sys.stderr.flush()
-    os._exit(ended)  # to free everything first takes an eighth of the CPU time of a host that only tells its facts
+    os._exit(ended)  # freeing everything first takes an eighth of the CPU time of a host that only sends its facts

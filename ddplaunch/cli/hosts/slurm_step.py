@@ -1,4 +1,4 @@
-"""In a Slurm allocation but outside of a step, ``run`` becomes the srun that starts one with a task on each node."""
+"""In a Slurm allocation but outside a step, ``run`` becomes the srun that starts a step with a task on each node."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ddplaunch.values.resolved import Resolved
 from ddplaunch.values.variable_names import JOIN_SECRET
 
 _WIDTH = 100
-#: The job, set for its step, so that a Slurm that hides its variables there starts no further one.
+#: Set to the job's id for its step, so that no further step is started where Slurm hides its own variables in a step.
 _DEPTH = "DDPLAUNCH_STEP"
 
 
 def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, str], dry_run: bool) -> int | None:
-    """Become srun where the allocation has nodes that this process alone would not reach; None where it has not.
+    """Become srun where the allocation has nodes that this process cannot reach; return None where it has none.
 
-    ``nodes`` is what the user said. A shell on a node of a job with one node is in the right place already, as is a
-    launch of one node there.
+    ``nodes`` is the user's choice. No step is needed on a node of a job with one node, or for a launch of one node
+    there. With ``dry_run`` it prints the command and returns an exit status.
 
-    The batch script runs on the first node only, the shell of ``salloc`` often on the login node; without this they
+    A batch script runs on the first node only, the shell of ``salloc`` often on the login node; without a step they
     would train there alone. Raises RefusedError where there is no srun.
     """
     slurm = read_slurm(environ)
@@ -42,7 +42,7 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
         _refuse_components(slurm, environ)
     if slurm.on_node and (one_node or slurm.nodes == 1):
         return None
-    if nodes is not None:  # fewer than the job has, if somebody says so
+    if nodes is not None:  # the user may want fewer than the job has
         slurm = replace(slurm, nodes=min(slurm.nodes, nodes.value.most))
     step = step_argv(slurm, environ)
     words = [*step, *interpreter(), "-m", "ddplaunch", *sys.argv[1:]]
@@ -65,7 +65,7 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
 
 
 def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:
-    """Raise RefusedError in a heterogeneous job: its first component is all that a process outside of a step sees.
+    """Raise RefusedError in a heterogeneous job: a process outside a step sees only the first component.
 
     https://slurm.schedmd.com/heterogeneous_jobs.html
     """

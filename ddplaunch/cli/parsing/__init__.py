@@ -1,1 +1,1 @@
-"""The command line: what commands and options there are, how their words are read, shown and completed."""
+"""The command line: which commands and options there are, and how they are parsed, shown and completed."""

@@ -1,6 +1,6 @@
-"""What a command is: its help, its examples and its options as data, at the top of the file that has its body.
+"""Commands as data: each command's help, examples and options, from the top of the file that contains its body.
 
-Typer's application (``typer_app``), the quick parser (``typed_words``), completion and the site's page of options
+Typer's application (``typer_app``), the quick parser (``typed_words``), completion and the website's page of options
 are built from this. An option of a launch is a field of ``planning.options.Options`` and belongs to all commands that
 take a launch.
 """
@@ -19,13 +19,13 @@ OUTPUT, SEVERAL_HOSTS, TRIALS = "Output", "Hosts over ssh", "Trials"
 
 
 class Listed(NamedTuple):
-    """Where the first page of help lists a command, and what it says there."""
+    """A command's group and line on the first page of help."""
 
     stage: str
     line: str
 
 
-#: Every command, in the order of the first page of help. Its file is imported only when it is used.
+#: All commands, in the order of the first page of help. A command's file is imported only when it is used.
 COMMANDS: Mapping[str, Listed] = {
     "run": Listed(_LAUNCH, "Check the launch, then start it with torchrun."),
     "plan": Listed(_LAUNCH, "Show everything that run would decide; start nothing."),
@@ -60,7 +60,7 @@ LIVE_RUN = Flag(
     "RUN",
     offers="live runs",
 )
-#: Which hosts, for the commands that reach them over ssh.
+#: Options that name hosts, for the commands that reach them over ssh.
 HOSTS = (
     Flag(
         "hosts",
@@ -106,7 +106,7 @@ HOSTS = (
 
 
 def trial_options(usual_s: int) -> tuple[Flag, ...]:
-    """Return the options that say how long a trial is and where it writes; it usually measures ``usual_s``."""
+    """Return the options for how long trials measure (``usual_s`` by default), and where they write."""
     usual = f"{usual_s}; with --steps until they are over"
     return (
         Flag("warmup_steps", "integer", TRIALS, "Minimum warm-up steps [5].", "N"),
@@ -117,7 +117,7 @@ def trial_options(usual_s: int) -> tuple[Flag, ...]:
 
 
 class Command(NamedTuple):
-    """One command: what its page of help says below its line, two examples with what each does, its own options."""
+    """One command: two examples with what each does, its own options, and further text for its page of help."""
 
     examples: tuple[tuple[str, str], tuple[str, str]]
     options: tuple[Flag, ...]
@@ -131,7 +131,7 @@ def command_named(name: str) -> Command:
 
 
 def body_of(name: str) -> Callable[..., int]:
-    """Return the function that does what a command says, and returns its exit status."""
+    """Return the function that executes a command and returns its exit status."""
     body: Callable[..., int] = getattr(import_module(f"ddplaunch.cli.commands.{name}"), name)
     return body
 
@@ -148,7 +148,7 @@ def options_of(name: str) -> tuple[Flag, ...]:
 
 
 def spellings(options: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:
-    """Return each spelling with its option and, for one that takes no value, what it means."""
+    """Return the options by spelling; the second value is what a spelling without a value means, else None."""
     flags: dict[str, tuple[Flag, bool | None]] = {}
     for option in options:
         if option.kind in ("argument", "arguments"):
@@ -163,5 +163,5 @@ def spellings(options: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:
 
 
 def own_values(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return what was typed for the command itself: integers and, of lengths of time, seconds. Raises UsageError."""
+    """Return the values of the command's own options: integers, and durations in seconds. Raises UsageError."""
     return {option.name: option.typed(values[option.name]) for option in command_named(name).options}

@@ -1,4 +1,4 @@
-"""What Tab offers as the value of an option or argument, and how Typer's completion is set up in a shell."""
+"""The values that Tab offers for an option or argument, and the setup of Typer's completion in a shell."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ddplaunch.values.finding import usage
 ASKED = "_DDPLAUNCH_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 _MOST_RUNS = 50
-_FILLED_IN = re.compile(r"\{[^}]*\}")  # what a diagnosis takes from the log
-#: Words that no shell takes apart or expands; others are not offered.
+_FILLED_IN = re.compile(r"\{[^}]*\}")  # a placeholder that a diagnosis fills from the log
+#: Words that no shell splits or expands; others are not offered.
 _SAFE = re.compile(r"[\w./:=,@%+-]+\Z")
-#: zsh sorts what is offered, and loads the file at the first Tab, which Typer's script then leaves without an answer.
+#: zsh sorts offers, and loads the file at the first Tab, which Typer's script then leaves unanswered: both are fixed.
 _FOR_ZSH = """
 zstyle ':completion:*:*:ddplaunch:*' sort false
 zstyle ':completion:*:*:ddplaunch:*' list-grouped false
@@ -25,7 +25,7 @@ if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
   _ddplaunch_completion "$@"
 fi
 """
-#: What has a shell keep the order of what is offered: the newest run comes first.
+#: Replacements that make a shell keep the order of offers: the newest run comes first.
 _IN_ORDER = {
     "bash": ("complete -o default", "complete -o nosort -o default"),
     "fish": ("complete --command", "complete --keep-order --command"),
@@ -43,13 +43,13 @@ Complete = Callable[[str], "list[tuple[str, str]]"]
 
 
 def offered(option: Flag) -> Complete | None:
-    """Return what offers values for an option, as Typer calls it; None where the shell is to complete files."""
+    """Return a function that offers values for an option, as Typer calls it; None where the shell completes files."""
     completed = option.completed
     if not completed:
         return None
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
-        with suppress(Exception):  # a broken record, an unreadable profile: there is a prompt under it
+        with suppress(Exception):  # such as a broken record or profile: a traceback would garble the prompt
             words = [Offered(word) for word in completed] if isinstance(completed, tuple) else _SOURCES[completed]()
             earlier, comma, _ = incomplete.rpartition(",")
             if comma and completed in ("hosts", "checks"):
@@ -116,9 +116,9 @@ _SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
 
 
 def set_up_shell(words: Sequence[str]) -> str:
-    """Do what ``--install-completion`` or ``--show-completion`` asks for; return what to print.
+    """Do what ``--install-completion`` or ``--show-completion`` asks for; return the text to print.
 
-    Raises UsageError where the shell is not known, and OSError where its files cannot be written.
+    Raises UsageError for an unknown shell, and OSError where its files cannot be written.
     """
     from typer.completion import get_completion_script, install  # type: ignore[attr-defined]  # as its own commands do
 
@@ -143,7 +143,7 @@ def set_up_shell(words: Sequence[str]) -> str:
 
 
 def _shell() -> str:
-    """Return the shell that this was typed in, an empty text where that cannot be told."""
+    """Return the name of the shell that runs this command, an empty text where it is unknown."""
     import shellingham
 
     try:

@@ -1,4 +1,4 @@
-"""Options and commands that are gone, or called otherwise elsewhere, each with what to use instead."""
+"""Options and commands that were removed, or are another launcher's, each with what to use instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE_MACHINE = (
 )
 _KEPT = "`--in-place` lets trials write as the script does; stderr lists what they wrote otherwise"
 
-#: ``COMMAND --option``, ``--option`` of every command, or ``COMMAND`` → what to use instead, in one line.
+#: Removed ``COMMAND --option``, ``--option`` (of any command) or ``COMMAND`` → what to use instead, in one line.
 REMOVED = {
     "attach": "`ddplaunch logs RUN --follow` shows what a run prints, `ddplaunch explain RUN` how it ended",
     "convert --json": "`ddplaunch convert` prints a diff, which `patch -p0` takes, or a command line",
@@ -65,7 +65,7 @@ REMOVED = {
 }
 
 
-#: Options of torchrun, accelerate and DeepSpeed that people type here, and what says the same.
+#: Options of torchrun, accelerate and DeepSpeed that people type here, and their equivalents.
 _NPROC = "NPROC, the processes of each node: `ddplaunch run 4 -- train.py`, `run 2x4` on 2 nodes"
 ELSEWHERE = {
     **dict.fromkeys(("--nproc-per-node", "--nproc", "--num-gpus", "--num-processes", "-n", "-np"), _NPROC),
@@ -81,13 +81,13 @@ ELSEWHERE = {
 
 
 def called_otherwise(option: str) -> UsageError | None:
-    """Return the error for an option of a launch that is another launcher's; None for any other word."""
+    """Return the error for another launcher's option; None for any other word."""
     fix = ELSEWHERE.get(option.replace("_", "-"))
     return None if fix is None else usage(f"no such option: `{option}`", why="", fix=fix)
 
 
 def removed(command: str, word: str = "") -> UsageError | None:
-    """Return the error for an option of ``command``, or a command, that is gone; None for any other word."""
+    """Return the error for a removed command, or removed option of ``command``; None for any other word."""
     word = word.replace("_", "-")
     removal = next((spelling for spelling in (f"{command} {word}".strip(), word) if spelling in REMOVED), None)
     if removal is None:

@@ -1,7 +1,7 @@
-"""From the words of a command line to what was said of a launch, and back to words for another command line.
+"""Parses the words of a command line into the options of a launch, and turns options back into words.
 
-A line that is plainly right is read here without Typer, whose import takes longer than deciding a launch. What is not
-plainly right is left to Typer; a test holds the two against each other.
+A line that is plainly right is parsed here without Typer, whose import takes longer than deciding a launch. Any other
+line is left to Typer; a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ddplaunch.planning.options import Said, flags_of_options
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Source
 
-#: Options that take names in a list with commas, although they may be repeated.
+#: Options that also accept several names separated by commas, although they may be repeated.
 _LISTS = ("ignore", "include", "exclude")
 
 
 def with_lists_taken_apart(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a command line with each name of ``--ignore a,b`` for itself."""
+    """Return the values of a command line with ``--ignore a,b`` and the like split into single names."""
     lists = {
         name: [part for value in values[name] for part in value.split(",") if part]
         for name in _LISTS
@@ -30,7 +30,7 @@ def with_lists_taken_apart(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_quickly(command: str, words: list[str]) -> dict[str, Any] | None:
-    """Return the value of every option by name, None where it was not given; None if Typer has to look."""
+    """Return the values of all options, None for one that was not given; None alone where Typer has to parse them."""
     options = options_of(command)
     values: dict[str, Any] = {option.name: [] if option.kind in REPEATED else None for option in options}
     spelled = spellings(options)
@@ -60,12 +60,12 @@ def parse_quickly(command: str, words: list[str]) -> dict[str, Any] | None:
         if option.kind in REPEATED:
             values[option.name].append(value)
         else:
-            values[option.name] = value  # the last one counts, as Typer has it
+            values[option.name] = value  # the last one counts, as in Typer
     return with_lists_taken_apart(values)
 
 
 def said_on_command_line(values: dict[str, Any]) -> Said:
-    """Return what was typed for the launch, each value with its option as source. Raises UsageError for no number."""
+    """Return the typed launch options, each with its flag as source. Raises UsageError for an invalid number."""
     said: dict[str, Any] = {}
     for option in flags_of_options().values():
         value = values[option.name]
@@ -80,7 +80,7 @@ def said_on_command_line(values: dict[str, Any]) -> Said:
 
 
 def launch_words(typed: Said, without: Container[str] = ()) -> list[str]:
-    """Return the words of a command line that say what ``typed`` does; NPROC is left to the caller."""
+    """Return the words of a command line for the options in ``typed``; the caller adds NPROC."""
     words: list[str] = []
     for option in flags_of_options().values():
         if option.name in typed and option.name not in without and option.kind != "argument":
@@ -90,7 +90,7 @@ def launch_words(typed: Said, without: Container[str] = ()) -> list[str]:
 
 
 def words_of(option: Flag, value: Any) -> list[str]:
-    """Return the words that give an option a value, or each of a list of values; none for None."""
+    """Return the words that give an option its value, or each of a list of values; none for None."""
     if value is None:
         return []
     if option.kind in ("switch", "pair"):
@@ -101,12 +101,12 @@ def words_of(option: Flag, value: Any) -> list[str]:
 
 
 def spelled(option: str, value: str) -> list[str]:
-    """Return the words of an option with a value that may look like another option."""
+    """Return the words of an option and its value, joined by ``=`` where the value looks like another option."""
     return [f"{option}={value}"] if value.startswith("-") else [option, value]
 
 
 def whole_number(option: str, text: str, noun: str, why: str, fix: str, least: int = 0) -> int:
-    """Return how many ``noun`` an option gives. Raises UsageError for no number, or less than ``least``."""
+    """Return an option's number of ``noun``. Raises UsageError for text that is no number, or less than ``least``."""
     if text.isascii() and text.isdecimal() and len(text) <= 30 and int(text) >= least:  # int() refuses thousands
         return int(text)
     raise usage(f"`{option} {text}` is not a number of {noun}", why=why, fix=fix, where=f"flag: {option}")

@@ -1,6 +1,6 @@
-"""The Typer application: it parses, shows help, completes and words what is wrong with a command line.
+"""The Typer application: it parses command lines, shows help, completes words and explains mistakes.
 
-It is built from ``cli.command``. ``typed_words`` reads the lines that are plainly right.
+It is built from ``cli.parsing.command``. Lines that are plainly right are parsed by ``typed_words`` instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda word: word.replace("_", "-")}
-#: Numbers and lengths of time are text here: ``Flag`` reads them.
+#: Numbers and durations are text for Typer: ``Flag`` parses them.
 _TEXTS: Any = Optional[list[str]]  # noqa: UP045 - Typer reads it at run time
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(REPEATED, _TEXTS),
@@ -37,13 +37,13 @@ class _WithScript(TyperCommand):
 
 
 def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values of all options as Typer understands the words before ``--``; None where it showed help.
+    """Return the values of all options as Typer parses the words before ``--``; None where it showed help.
 
-    Raises UsageError for what it does not understand.
+    Raises UsageError for words that it does not understand.
     """
     parsed: dict[str, Any] = {}
     command = words[0] if words and words[0] in COMMANDS else None
-    # one command alone is built and answered in half the time of all
+    # building one command takes half the time of building all
     app = _application([command] if command else list(COMMANDS), parsed.update)
     try:
         app(args=list(words[1:] if command else words), prog_name=_name(command), standalone_mode=False)
@@ -55,8 +55,8 @@ def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
 
 
 def answer_shell() -> None:
-    """Answer the shell that asks by the environment, as Typer does; does not return."""
-    os.environ["TERMINAL_WIDTH"] = "1000"  # or Typer wraps a line of help, and fish takes the rest for another word
+    """Answer the shell's request for completion, which is in the environment, as Typer does; does not return."""
+    os.environ["TERMINAL_WIDTH"] = "1000"  # else Typer wraps a line of help, and fish offers the rest as another word
     _application(list(COMMANDS), lambda _: None, completing=True)(args=[], prog_name="ddplaunch")
 
 
@@ -104,7 +104,7 @@ def _of_itself(
     ] = "",
     show_completion: Annotated[str, typer.Option(metavar="SHELL", help="Print what that installs.")] = "",
 ) -> None:
-    """Stand for the options that ``main`` answers itself."""
+    """Declare, for help, the options that ``main`` answers itself."""
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:
@@ -112,14 +112,14 @@ def _examples(examples: Sequence[tuple[str, str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text that rich shows as it stands."""
+    """Return a text that rich shows unchanged."""
     return text.replace("[", r"\[")
 
 
 def _body(
     name: str, options: tuple[Flag, ...], keep: Callable[[dict[str, Any]], None], *, completing: bool
 ) -> Callable[..., None]:
-    """Return a function with one parameter for each option, as Typer wants to read them."""
+    """Return a function with one parameter for each option, which is how Typer reads options."""
 
     def body(**values: Any) -> None:
         keep(
@@ -138,7 +138,7 @@ def _body(
         )
         for option in options
     ]
-    if completing and name in LAUNCHING:  # elsewhere the words after `--` are split off before
+    if completing and name in LAUNCHING:  # without completion the words after `--` were split off before
         script = Annotated[_TEXTS, typer.Argument(metavar="SCRIPT")]
         parameters.append(inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=script))
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -162,10 +162,10 @@ def _described(option: Flag) -> Any:
 
 
 def _misunderstood(words: Sequence[str], exception: Any) -> UsageError:
-    """Return Typer's complaint with where to look."""
+    """Return Typer's complaint as an error that says where to look."""
     command = words[0] if words and words[0] in COMMANDS else None
     message = exception.format_message().rstrip(".")
-    if type(exception).__name__ == "NoSuchOption":  # which each version of Typer tells in words of its own
+    if type(exception).__name__ == "NoSuchOption":  # each version of Typer words it differently
         nearest = " or ".join(f"`{option}`" for option in sorted(exception.possibilities or ()))
         message = f"no such option: `{exception.option_name}`" + (f"; did you mean {nearest}?" if nearest else "")
     fix = f"`{_name(command)} --help` lists the options" if command else _LIST_OF_COMMANDS

@@ -1,1 +1,1 @@
-"""Short runs of an unchanged script that are measured and ended: what `scale` and `fit` try out."""
+"""Short runs of an unchanged script that are measured and then ended, for `scale` and `fit`."""

@@ -1,6 +1,6 @@
-"""The steps of a run that are to be measured: from where their times settle, for as many or as long as is wanted.
+"""The steps of a run to measure: from where their times settle, until the wanted number or time is reached.
 
-They are read from what the ranks write with ``--phases`` while the run goes on.
+They are read, while the run goes on, from files that ranks write with ``--phases``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.watch.phases import RankPhases, StepLine, phases_path, phases_ranks, settled, summed
 from ddplaunch.watch.step_rate import FollowedFile
 
-_LEAST = 5  # steps without which nothing is said
-_ENOUGH = 10  # steps, however long they take, unless fewer are asked for
-_UNSETTLED = 60, 20.0  # steps and seconds after which it is measured although step times have not settled
+_LEAST = 5  # with fewer steps nothing is reported
+_ENOUGH = 10  # measure that many steps, however long they take, unless fewer are requested
+_UNSETTLED = 60, 20.0  # steps and seconds after which measuring begins although step times have not settled
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How long a trial is measured: once step times settle, and after ``warmup_steps`` at least.
+    """How long a trial measures: from when step times settle, but at least ``warmup_steps`` after the start.
 
-    For ``steps`` or ``seconds``, whichever is over first. It ends where that takes more than ``timeout_s`` in all.
+    It measures ``steps`` or ``seconds``, whichever is reached first, and gives up after ``timeout_s`` in all.
     """
 
     warmup_steps: int = 5
@@ -35,10 +35,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """What the ranks wrote. ``ranks`` sums up the measured steps of each, and is empty unless all were measured.
+    """What the ranks wrote. ``ranks`` sums up each rank's measured steps, and is empty unless all ranks have enough.
 
-    ``facts`` are those of each rank, ``steps`` counts all since the start, ``peak_bytes`` is the most memory that one
-    rank took in any of them. ``settled`` is False where step times still moved; ``empty_epochs`` had no batch.
+    ``facts`` are each rank's own, ``steps`` counts all since the start, ``peak_bytes`` is the most memory that a rank
+    took in any step. ``settled`` is False where step times still moved; ``empty_epochs`` counts epochs without a batch.
     """
 
     ranks: tuple[RankPhases, ...]
@@ -50,22 +50,22 @@ class MeasuredSteps:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples of all ranks in a second, as they counted them; None where one cannot tell."""
+        """Samples of all ranks per second, as the ranks counted them; None where a rank did not count."""
         rates = [rank.samples_per_s for rank in self.ranks]
         return None if None in rates or not rates else sum(rate or 0.0 for rate in rates)
 
 
 class FollowedSteps:
-    """What the ranks of a record write about their steps, read as it grows."""
+    """The steps in a record, read as its ranks write them."""
 
     def __init__(self, record: Path, ranks: int) -> None:
-        """There are so many ``ranks``. A record that is not there yet says nothing."""
+        """Follow ``ranks`` ranks. The record may not exist yet."""
         self._record, self._ranks = record, ranks
         self._files: dict[int, FollowedFile] = {}
         self._lines: dict[int, list[StepLine]] = {}
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new lines."""
         for _, node in numbered(self._record, "node"):
             for _, attempt in numbered(node, "attempt"):
                 for rank in phases_ranks(attempt):
@@ -76,12 +76,12 @@ class FollowedSteps:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank is seen."""
+        """Whether every rank has written its file."""
         return len(self._files) >= self._ranks
 
     @property
     def made(self) -> int:
-        """How many steps every rank has made; of more than a few the last one may be missing."""
+        """How many steps every rank has made; beyond the first few, the last one may be missing."""
         counts = []
         for rank, lines in self._lines.items():
             few = self._files[rank].facts.get("steps")
@@ -90,16 +90,16 @@ class FollowedSteps:
 
     @property
     def empty_epochs(self) -> int:
-        """How many epochs had no batch, before the first step."""
+        """How many epochs before the first step had no batch."""
         return 0 if self.made else max((file.facts.get("empty_epochs", 0) for file in self._files.values()), default=0)
 
     def are_enough(self, measure: Measure) -> bool:
-        """Whether each rank has made all steps that are to be measured."""
+        """Whether each rank has made all steps to measure."""
         first = self._first(measure, force=False)
         return first is not None and self.complete and all(_window(lines, first, measure)[1] for lines in self._all())
 
     def measured(self, measure: Measure, failed: bool = False) -> MeasuredSteps:
-        """Return what was measured, as far as there is something: nothing of a run that ``failed``."""
+        """Return what was measured so far; no ranks for a run that ``failed``."""
         first, ranks = self._first(measure, force=True), []
         for rank, lines in sorted(self._lines.items()):
             window = [] if first is None else _window(lines, first, measure)[0]
@@ -119,7 +119,7 @@ class FollowedSteps:
         return self._lines.values()
 
     def _first(self, measure: Measure, *, force: bool) -> int | None:
-        """Return the first step to measure, None before that is known; with ``force`` as early as it may be."""
+        """Return the first step to measure, None while that is unknown; with ``force`` the earliest possible one."""
         firsts = []
         for lines in self._all():
             at = settled(lines, measure.warmup_steps)

@@ -1,7 +1,7 @@
-"""Trials: short runs of an unchanged script that are measured from outside and ended. `scale` and `fit` share them.
+"""Trials: short runs of an unchanged script, measured from outside and then ended. `scale` and `fit` share them.
 
-A trial is ``ddplaunch run … --phases`` as a user would type it, a child of this process with a record of its own.
-Which trial comes next, and what all of them say, is decided by the command in a generator::
+A trial is ``ddplaunch run … --phases`` as a user would type it, in a child of this process with its own record.
+The command decides in a generator which trial comes next, and what all of them mean::
 
     def series():
         trial = yield Change("batch-16", 2, {**said, "batch_size": …})
@@ -9,7 +9,7 @@ Which trial comes next, and what all of them say, is decided by the command in a
 
     interrupted = Trials("fit", launch, ["train.py"], None, Measure(steps=20), in_place=False).run_all(series())
 
-Nothing is left running when it returns or raises.
+When ``run_all`` returns or raises, nothing is left running.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from ddplaunch.values.resolved import Resolved, Source, value_of
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import count, duration_text, listed
 
-#: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": its
-#: launch was refused; "timed-out": too few steps in the time that there is; "interrupted": by Ctrl-C.
+#: "measured"; "ended": the script ended before enough was measured; "failed": it failed; "refused": its launch was
+#: refused; "timed-out": too few steps in the given time; "interrupted": by Ctrl-C.
 Ending = Literal["measured", "ended", "failed", "refused", "timed-out", "interrupted"]
 
-#: Flags of a launch that a trial decides for itself, or that would have it go on.
+#: Flags of a launch that a trial decides for itself, or that would prolong it.
 _OWN = ("nproc", "nnodes", "run_id", "run_dir", "phases", "timeout", "show", "verbose", "max_restarts")
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
 _LOOK_S = 0.2
-_EMPTY = 16  # epochs without a batch after which none is waited for
+_EMPTY = 16  # epochs without a batch after which the trial ends
 _GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a trial is: ``name`` ends its run id, ``ranks`` counts its processes, ``said`` are flags of its launch."""
+    """A trial to run: ``name`` ends its run id, ``ranks`` counts its processes, ``said`` are flags of its launch."""
 
     name: str
     ranks: int
@@ -74,7 +74,7 @@ class Change:
 
 
 class TrialRecord(NamedTuple):
-    """What the record of a trial says: its numbers, and the CPUs of its first node."""
+    """Values from a trial's record: its numbers, and the CPUs of its first node."""
 
     cpus: int = 1
     effective_batch: int | None = None
@@ -85,8 +85,8 @@ class TrialRecord(NamedTuple):
 class Trial:
     """One trial that is over.
 
-    ``findings`` are what its launch said, ``observed`` what was found of how its ranks train.
-    ``problem`` is why nothing was measured, None where something was.
+    ``findings`` are those of its launch, ``observed`` those about how its ranks train. ``problem`` explains why nothing
+    was measured, None where something was.
     """
 
     change: Change
@@ -102,12 +102,12 @@ class Trial:
 
     @property
     def run_id(self) -> str:
-        """Its name."""
+        """The trial's run id."""
         return self.record.name
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples of all ranks in a second, as they counted them or by the effective batch; None where nobody knows."""
+        """Samples of all ranks per second, as they counted them or by the effective batch; None without either."""
         ranks, batch = self.measured.ranks, self.recorded.effective_batch
         if self.measured.samples_per_s is not None or not ranks or batch is None:
             return self.measured.samples_per_s
@@ -115,7 +115,7 @@ class Trial:
 
 
 def measure_of(options: Options, flags: Mapping[str, Any], usual_s: float) -> Measure:
-    """Return how long trials are measured: ``usual_s`` where no flag says. Raises UsageError where that is nothing."""
+    """Return how long trials measure, ``usual_s`` without a flag. Raises UsageError where a flag is too small."""
     warmup_steps, steps, seconds = flags["warmup_steps"], flags["steps"], flags["seconds"]
     for flag, value, smallest, example in (
         ("--steps", steps, 1, "50"),
@@ -130,7 +130,7 @@ def measure_of(options: Options, flags: Mapping[str, Any], usual_s: float) -> Me
 
 
 def too_small(flag: str, value: float, example: str) -> UsageError:
-    """Return the error for a number with which trials measure nothing."""
+    """Return the error for a number that is too small for trials to measure anything."""
     return usage(
         f"`{flag} {value:g}` is too small",
         why="nothing could be measured",
@@ -140,7 +140,7 @@ def too_small(flag: str, value: float, example: str) -> UsageError:
 
 
 def decided(options: Options, script: Sequence[str]) -> Prepared:
-    """Return a launch on this machine alone whose findings were told; a Slurm allocation may have several nodes.
+    """Return the launch, on this machine alone even in a Slurm allocation with several nodes, and print its findings.
 
     Raises RefusedError for errors among them, and UsageError.
     """
@@ -153,7 +153,7 @@ def decided(options: Options, script: Sequence[str]) -> Prepared:
 
 
 class Trials:
-    """The trials of one command, which share a script and how long they are measured."""
+    """The trials of one command, which share a script and how long they measure."""
 
     def __init__(
         self,
@@ -165,17 +165,17 @@ class Trials:
         *,
         in_place: bool,
     ) -> None:
-        """``first`` is a launch of the script that was decided before; trials change the tree itself ``in_place``."""
+        """``first`` is an already decided launch of the script; with ``in_place`` trials change the tree itself."""
         self.first, self.script, self.measure = first, tuple(script), measure
         self._in_place = in_place
-        self._changed = set[str]()  # what trials wrote and removed, below the working tree
+        self._changed = set[str]()  # paths below the working tree that trials wrote or removed
         self._words = words_of(PROFILE, profile)
         self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
 
     def run_all(self, series: Generator[Change, Trial, None]) -> bool:
-        """Run each trial that ``series`` asks for, and give it back; return whether Ctrl-C ended the last one.
+        """Run each trial that ``series`` yields, and send it the result; return whether Ctrl-C ended the last one.
 
-        Raises RefusedError where a trial has no place to write.
+        Raises RefusedError where a trial cannot be kept from changing the user's files.
         """
         trial: Trial | None = None
         with suppress(StopIteration):
@@ -188,7 +188,7 @@ class Trials:
         return trial is not None and trial.ending == "interrupted"
 
     def _run(self, change: Change) -> Trial:
-        """Run a trial to its end. Ctrl-C, SIGTERM and SIGHUP end the trial, which says so."""
+        """Run a trial to its end and return it. Ctrl-C, SIGTERM and SIGHUP end the trial as "interrupted"."""
         base, run_id = self.first.base, f"{self._group}.{change.name}"
         began_s = time.monotonic()
         record, steps = base / "runs" / run_id, FollowedSteps(base / "runs" / run_id, change.ranks)
@@ -196,7 +196,7 @@ class Trials:
         grace = change.said.get("grace")
         child = start_run(self._typed(change, run_id, place), place.told, inside=place.command())
         try:
-            with ending_by_signals(signal.default_int_handler):  # `timeout`, a closed terminal: as Ctrl-C
+            with ending_by_signals(signal.default_int_handler):  # `timeout` or a closed terminal act like Ctrl-C
                 try:
                     ending = self._watch(child.poll, change, record, steps)
                 finally:
@@ -224,7 +224,7 @@ class Trials:
         return replace(trial, problem=self._problem(trial))
 
     def _place(self, run_id: str) -> TrialPlace:
-        """Raises RefusedError where the trial would change what is the user's, or cannot be made a place."""
+        """Return where the trial runs. Raises RefusedError where it would change the user's files, or has no place."""
         slurm = read_slurm(os.environ)
         elsewhere = slurm is not None and slurm.step is None and not slurm.on_node
         if elsewhere and not self._in_place:
@@ -238,9 +238,9 @@ class Trials:
 
     def _typed(self, change: Change, run_id: str, place: TrialPlace) -> list[str]:
         """Return the words after ``ddplaunch`` that start a trial."""
-        words = ["run", f"1x{change.ranks}", "--run-id", run_id, "--phases", *self._words]  # a job has more nodes
+        words = ["run", f"1x{change.ranks}", "--run-id", run_id, "--phases", *self._words]  # a job may have more nodes
         for name, value in (*place.variables.items(), (TRIAL, f"{self._group}/{change.name}")):
-            words += ["--env", f"{name}={value}"]  # before those of the user, which win
+            words += ["--env", f"{name}={value}"]  # before the user's own, which win
         return [*words, *launch_words(change.said, _OWN), "--run-dir", str(place.records), "--", *self.script]
 
     def _watch(self, poll: Callable[[], int | None], change: Change, record: Path, steps: FollowedSteps) -> Ending:
@@ -265,14 +265,14 @@ class Trials:
         return "refused" if refused else "failed"
 
     def _problem(self, trial: Trial) -> Finding | None:
-        """Return why a trial measured nothing; None where it did."""
+        """Return why a trial measured nothing; None where it measured something."""
         if trial.measured.ranks and trial.measured.samples_per_s != 0:
             return None
         code, what, why, fix = self._reason(trial, count(trial.measured.steps, "step"))
         return error(code, what, why=why, fix=fix, where=f"trial {trial.run_id}")
 
     def _reason(self, trial: Trial, steps: str) -> tuple[str, str, str, str]:
-        """Return code, what, why and fix of a trial that made so many ``steps`` and measured nothing."""
+        """Return code, what, why and fix for a trial that measured nothing; ``steps`` is its count, as text."""
         if trial.ending == "refused":
             return (
                 "trial-refused",
@@ -326,7 +326,7 @@ _RENAMED = (
 
 
 def _no_place(problem: str) -> RefusedError:
-    """Return why no trial can run: what it changes could not be kept apart from what is the user's."""
+    """Return the error for trials that cannot be kept from changing the user's files."""
     return RefusedError(
         error(
             "trial-refused",
@@ -339,7 +339,7 @@ def _no_place(problem: str) -> RefusedError:
 
 
 def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
-    """Return what was found of how the ranks of a run train."""
+    """Return the findings about how the ranks of a run train."""
     findings = outcome.findings if outcome is not None else ()
     return tuple(finding for finding in findings or read_findings(record) if finding.code in OBSERVED)
 

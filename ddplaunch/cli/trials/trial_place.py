@@ -1,4 +1,4 @@
-"""Where a trial runs: in the working tree as it is, out of which none of its changes come."""
+"""Where a trial runs: in the working tree as it is, without letting the trial's changes out."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddplaunch.records.own.own_files import closing, open_base
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import own_command
 
-#: What compilers and hubs keep for the next run, which a trial may add to: variables and folders of the home.
+#: Caches of compilers and model hubs that trials may add to: variables, and folders in the home directory.
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 _CACHES_OF_HOME = (".cache", ".triton", ".nv", ".config/matplotlib")
 
 
 @dataclass(frozen=True)
 class TrialPlace:
-    """``folder`` takes what a trial changes of ``tree``, ``temporary`` its temporary files; both are its own.
+    """``folder`` takes the trial's changes to ``tree``, ``temporary`` its temporary files; both are the trial's own.
 
-    ``folder`` is None where the trial changes the tree itself. ``records`` is where its record goes.
+    ``folder`` is None where the trial changes the tree itself. ``records`` is where the trial's record goes.
     """
 
     folder: Path | None
@@ -32,12 +32,12 @@ class TrialPlace:
 
     @property
     def told(self) -> Path:
-        """Where the launch says what it found."""
+        """The file to which the launch reports its findings."""
         return self.temporary / "told.jsonl"
 
     @property
     def variables(self) -> dict[str, str]:
-        """What has experiment trackers reach for no server.
+        """Variables that keep experiment trackers from contacting a server.
 
         https://docs.wandb.ai/models/ref/python/environment-variables, https://mlflow.org/docs/latest/ml/tracking
         """
@@ -45,7 +45,7 @@ class TrialPlace:
         return {**offline, "MLFLOW_TRACKING_URI": f"file://{self.temporary}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"}
 
     def command(self) -> list[str]:
-        """Return the words that start, in this place, the command after them."""
+        """Return a command prefix that runs the command after it in this place; empty where trials change the tree."""
         if self.folder is None:
             return []
         caches = [path for name in _CACHES if (path := os.environ.get(name))]
@@ -54,21 +54,21 @@ class TrialPlace:
         return [*own_command(sys.executable, "ddplaunch.machine.scratch_tree", *places, *caches), "--"]
 
     def changes(self) -> tuple[str, ...]:
-        """Return the files that the trial wrote, and those that it removed, as paths below the tree."""
+        """Return the files that the trial wrote or removed, as paths below the tree."""
         if self.folder is None:
             return ()
         written, removed = scratch_tree.changes_in(self.folder, self.tree)
         return (*written, *(f"{path} (removed)" for path in removed))
 
     def remove(self) -> None:
-        """Remove what the trial wrote."""
+        """Remove the trial's files."""
         scratch_tree.remove(self.temporary)
         if self.folder is not None:
             scratch_tree.remove(self.folder)
 
 
 def make_place(base: Path, run_id: str, *, in_place: bool) -> TrialPlace:
-    """Make where a trial runs whose record goes to ``base``. Raises OSError, NotOursError among them."""
+    """Make the place for a trial whose record goes to ``base``. Raises OSError, including NotOursError."""
     with closing(open_base(base, create=True)):
         pass
     working_directory = Path.cwd()
