@@ -1,1 +1,1 @@
-"""Values to what a terminal, a file or another program is shown."""
+"""Turns values into the text that a terminal, a file or another program gets."""

@@ -1,4 +1,4 @@
-"""What `ddplaunch clean` prints: orphans, what they hold, old records, and what became of all of them."""
+"""The output of `ddplaunch clean`: orphans, what they hold, old records, and what was done about each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cleanup:
 
     found: Leftovers
     records: OldRecords
-    run_id: str | None = None  # where only one run was looked for
+    run_id: str | None = None  # set to clean one run only
 
     @property
     def nothing(self) -> bool:
@@ -38,7 +38,7 @@ class Cleanup:
 
 
 def work_text(work: Cleanup, now_s: float, terminal: Terminal) -> str:
-    """Return every orphan with what it holds, this user's first, and the records beyond those to keep."""
+    """Return every orphan with what it holds, this user's first, and the records that exceed the number to keep."""
     leftovers, records, lines = work.found, work.records, list[str]()
     for group in (*leftovers.own, *leftovers.others):
         title = terminal.lines(_title(group, group in leftovers.others))
@@ -86,25 +86,25 @@ def _what_of(process: Process) -> str:
 
 
 def _gpu_memory(process: Process, leftovers: Leftovers) -> list[tuple[int, int]]:
-    """Return the GPUs on which it holds memory, and how many bytes."""
+    """Return the GPUs on which the process holds memory, and how many bytes."""
     return sorted(known(leftovers.gpu_memory, {}).get(process.pid, {}).items())
 
 
 def _command(process: Process) -> str:
-    """Return the command line with the interpreter's name only, at most 120 characters of it."""
+    """Return at most 120 characters of the command line, with the interpreter's path cut to its name."""
     program, *words = hide_words(process.command) or (f"[{process.name}]",)
     return cut(" ".join([program.rpartition("/")[2], *words]), _COMMAND)
 
 
 def question(work: Cleanup) -> str:
-    """Return what is about to be ended and removed, as a question."""
+    """Return the question whether to end and remove what was found."""
     ends = [f"end {count(len(work.found.processes), 'process')}"] if work.found.own else []
     removes = [f"remove {count(len(work.records.removable), 'record')}"] if work.records.removable else []
     return f"{' and '.join(ends + removes)}? [y/N] "
 
 
 def done_text(cleaned: Cleaned, removed: int) -> str:
-    """Return what was ended and removed, as verified afterwards."""
+    """Return a text about what was ended and removed, as verified afterwards."""
     processes = len(cleaned.ended) + len(cleaned.killed)
     hard = f", {len(cleaned.killed)} of them by SIGKILL" if cleaned.killed else ""
     lines = [f"ended {count(processes, 'process')}{hard}\n"] if processes else []
@@ -112,7 +112,7 @@ def done_text(cleaned: Cleaned, removed: int) -> str:
 
 
 def clean_findings(cleaned: Cleaned, failed: Sequence[str]) -> tuple[Finding, ...]:
-    """Return what could not be done: processes that do not end, memory that stays taken, records that stay."""
+    """Return findings about what could not be done: processes that do not end, records that cannot be removed."""
     findings = []
     if cleaned.remaining:
         findings.append(does_not_end(count(len(cleaned.remaining), "orphan"), [one.pid for one in cleaned.remaining]))
@@ -131,7 +131,7 @@ def clean_findings(cleaned: Cleaned, failed: Sequence[str]) -> tuple[Finding, ..
 def clean_json(
     work: Cleanup, cleaned: Cleaned | None, removed: Sequence[str], host: str, now_s: float
 ) -> dict[str, Any]:
-    """Return the same as data; ``done`` is False where nothing was changed, and every ``result`` null."""
+    """Return work and results as data; ``done`` is False where nothing was changed, and then every ``result`` null."""
     memory = work.found.gpu_memory
     return {
         "schema": _SCHEMA,

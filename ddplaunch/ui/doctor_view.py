@@ -1,4 +1,4 @@
-"""What `ddplaunch doctor` prints: checks of one machine, and of several hosts side by side."""
+"""The output of `ddplaunch doctor`: checks of one machine, or of several hosts side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(outcomes: Iterable[CheckOutcome]) -> tuple[Finding, ...]:
 
 
 def _machine(facts: Facts) -> dict[str, str]:
-    """Return what a machine is, by title, empty for what is not known: an ``Unavailable`` has none of these."""
+    """Return a machine's properties by title, empty where unknown: an ``Unavailable`` fact has no such attributes."""
     kind = (getattr(facts.host, name, "") for name in ("container", "wsl", "machine"))
     inside = ", ".join(filter(None, kind)).replace("x86_64", "").strip(", ")
     models = tallied(gpu.name for gpu in getattr(facts.nvml, "gpus", ()))
@@ -49,9 +49,9 @@ def doctor_text(
     picture: Sequence[str] = (),
     verbose: bool = False,
 ) -> str:
-    """Return a line for the machine, crashes, findings, the verdict.
+    """Return the page: a line for the machine, crashed checks, findings, the verdict.
 
-    ``picture`` are the lines of what was measured between the ranks. ``verbose`` adds why checks were skipped.
+    ``picture`` are lines about the measurements between ranks. ``verbose`` adds why checks were skipped.
     """
     machine_texts = (f"{title} {text}" for title, text in _machine(facts).items() if text not in ("", "none"))
     lines = terminal.lines(", ".join(machine_texts))
@@ -67,7 +67,7 @@ def doctor_text(
 
 
 def _conclusion(findings: Sequence[Finding], verdict: str, terminal: Terminal, sound: bool = True) -> list[str]:
-    """Return the findings, then the verdict, green only where nothing was found and what was checked is ``sound``."""
+    """Return the findings, then the verdict, which is green only without findings and if the checks were ``sound``."""
     lines = findings_text(findings, terminal).split("\n") if findings else []
     emphasis: Emphasis = "bold" if findings or not sound else "good"
     return lines + [terminal.paint(line, emphasis) for line in terminal.lines(verdict)]
@@ -79,7 +79,7 @@ def _tally(outcomes: Iterable[CheckOutcome]) -> Counter[str]:
 
 
 def _reasons(outcomes: Sequence[CheckOutcome], status: str, terminal: Terminal) -> list[str]:
-    """Group codes by reason: one missing fact explains many skips."""
+    """Return a line for each reason with its codes, because one missing fact explains many skips."""
     codes: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.status == status:
@@ -132,10 +132,10 @@ def hosts_text(
     *,
     picture: Sequence[str] = (),
 ) -> str:
-    """Return a row for each host that answered, what is wrong, and the verdict in a line.
+    """Return a row for each host that answered, the findings, and the verdict in a line.
 
-    ``findings`` are all, those of ``missing`` hosts too; ``passed`` counts checks over all hosts. ``picture`` are the
-    lines of what was measured between them.
+    ``findings`` are all, including those of ``missing`` hosts; ``passed`` counts checks over all hosts. ``picture`` are
+    lines about the measurements between hosts.
     """
     rows = [{**_machine(report.facts), "host": report.name, "clock": _clock_text(report)} for report in reports]
     lines = [*table(rows, terminal, ("CPUs",)), "", *picture] if rows else []
@@ -145,7 +145,7 @@ def hosts_text(
 
 
 def _clock_text(report: HostReport) -> str:
-    """Return how far the clock is off, ``ok`` where it is within a second and what could be measured."""
+    """Return how far the clock is off, ``ok`` where that is at most a second or less than its uncertainty."""
     near = abs(report.clock_ahead_s) <= max(1.0, report.clock_unsure_s)
     return "ok" if near else f"{report.clock_ahead_s:+.1f} s"
 
@@ -156,7 +156,7 @@ def hosts_json(
     across: Sequence[CheckOutcome],
     findings: Sequence[Finding],
 ) -> dict[str, Any]:
-    """Return facts and outcomes of each host, those of the comparison, and all findings, each once."""
+    """Return facts and outcomes of each host, outcomes of the comparison, and each finding once."""
     return {
         "schema": _SCHEMA,
         "hosts": [
@@ -192,7 +192,7 @@ def list_json(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def explain_text(check: Check, terminal: Terminal) -> str:
-    """Return what one check looks at and why."""
+    """Return one check's title and explanation."""
     lines = [f"{terminal.paint(check.code, 'bold')} {terminal.paint(f'({check.family})', 'dim')}"]
     for paragraph in (check.title, *check.explanation.split("\n\n")):
         lines += [*terminal.lines(" ".join(paragraph.split()), "  "), ""]

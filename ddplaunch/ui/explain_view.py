@@ -1,4 +1,4 @@
-"""A diagnosis as a finding with the story of the failed rank, and what a diagnosis code stands for."""
+"""Shows a diagnosis as a finding with the story of the failed rank, and explains a diagnosis code."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ddplaunch.ui.terminal import Terminal, cut
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.words import count, ranks_text
 
-_EVIDENCE = 3  # lines of evidence that are shown
-_FOLLOWED = 2  # kinds of consequences that are named
+_EVIDENCE = 3  # most lines of evidence
+_FOLLOWED = 2  # most kinds of consequences to name
 _FIXES = 3
-_CALLS = 12  # lines of the way to the failure
-_NOTES = 6  # lines in which an exception goes on
-_SAID = 60  # characters of a message by which it is found again
+_CALLS = 12  # most lines of calls that led to the failure
+_NOTES = 6  # most lines of an exception's further text
+_SAID = 60  # first characters of a message, to recognize it in the diagnosis
 _INDENT = "      "
-_EXAMPLE = 200  # characters of a line that shows a code
+_EXAMPLE = 200  # most characters of an example line
 _SHORT = "the training still runs, or it was cut off or killed, and then its exit status and the scheduler say how"
 
 
 def explanation_text(explanation: Explanation, names: str, terminal: Terminal, record: str = "") -> str:
-    """Return the whole answer; ``names`` says in a word or two which logs were read, ``record`` where a run's lie."""
+    """Return the whole answer; ``names`` names the logs that were read, ``record`` is the directory of a run's logs."""
     diagnosis = explanation.diagnosis
     if diagnosis is None:
         return _nothing_failed(explanation, names, terminal)
@@ -55,7 +55,7 @@ def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) ->
 
 
 def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Finding:
-    """Return a diagnosis as a finding, whose files lie in the run's directory ``record``, with the best ``fixes``."""
+    """Return a diagnosis as a finding with its best ``fixes``; evidence files are in the run's directory ``record``."""
     places = []
     if diagnosis.rank is not None:
         places.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
@@ -63,16 +63,16 @@ def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Find
         places.append(diagnosis.host)
     if diagnosis.evidence and (first := diagnosis.evidence[0]).line:
         place = f"{first.file}:{first.line}"
-        of_record = record and not place.startswith(("/", "<"))  # else it is the script's, not the record's
+        of_record = record and not place.startswith(("/", "<"))  # else it is a file of the script
         places.append(f"{record}/{place}" if of_record else place)
     fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(places))
 
 
 def story_lines(diagnosis: Diagnosis, terminal: Terminal, calls: int, notes: int, named: bool = True) -> list[str]:
-    """Return the way to a failure and how its exception goes on, in at most ``calls`` and ``notes`` lines.
+    """Return the calls that led to a failure and its exception's notes, in at most ``calls`` and ``notes`` lines.
 
-    The exception is between them unless it is ``named`` elsewhere.
+    The exception itself comes between them unless it is ``named`` elsewhere.
     """
     lines, raised = calls_text(diagnosis.calls, terminal, calls), diagnosis.exception
     if raised is None:
@@ -85,8 +85,8 @@ def story_lines(diagnosis: Diagnosis, terminal: Terminal, calls: int, notes: int
 def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list[str]:
     """Return the user's calls that led to a failure, each with its source, in at most ``most`` lines.
 
-    Calls in libraries are one line; of more calls than fit, the last ones are shown. None for one without a source: the
-    first line of a finding names the place.
+    Successive calls in a library share one line; if there are too many lines, the last ones are shown. Returns no lines
+    for a single call without source: the first line of a finding already names its place.
     """
     if len(calls) < 2 and not any(call.source for call in calls):
         return []
@@ -100,7 +100,7 @@ def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list
 
 
 def followed_lines(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
-    """Name what the cause set off, ranks that say the same in one entry; nothing if it set off nothing."""
+    """Return the consequences of the cause, ranks that report the same in one entry; no lines if there are none."""
     ranks_by_kind: dict[str, set[int]] = {}
     for echo in echoes:
         ranks_by_kind.setdefault(echo.what, set()).update(() if echo.rank is None else (echo.rank,))
@@ -110,9 +110,9 @@ def followed_lines(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
 
 
 def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) -> str:
-    """Return what a diagnosis code stands for, from the signatures that name it: each mechanism with its own fixes."""
+    """Return the meaning of a diagnosis code, from the signatures that have it: each mechanism with its own fixes."""
     lines = [f"{terminal.paint(code, 'bold')} {terminal.paint('(diagnosis of a failed run)', 'dim')}"]
-    mechanisms: dict[tuple[str, str], str] = {}  # why and how to mend it → an example
+    mechanisms: dict[tuple[str, str], str] = {}  # why and fix → an example
     for signature in signatures:
         if signature.is_root:
             fix = _generally("\nor: ".join(signature.fixes[:_FIXES]))
@@ -124,5 +124,5 @@ def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) ->
 
 
 def _generally(text: str) -> str:
-    """Return a sentence with what a log would fill in as a word in capitals: ``ls -l PATH``."""
+    """Return a sentence with each placeholder for text from a log as a word in capitals: ``ls -l PATH``."""
     return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), text)

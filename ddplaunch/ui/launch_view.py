@@ -1,4 +1,4 @@
-"""What `run` shows until torchrun takes over: a launch in phrases and as a panel, and whom a roll call waits for."""
+"""What `run` shows until torchrun takes over: a launch in phrases and as a panel, and the progress of a roll call."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ddplaunch.values.secrets import hide_text, hide_value, hide_words
 from ddplaunch.values.variable_names import RANK_CALL
 from ddplaunch.values.words import count, listed, numbers_text, tallied
 
-if TYPE_CHECKING:  # most launches call no roll
+if TYPE_CHECKING:  # most launches have no roll call
     from ddplaunch.hosts.roll_call.messages import Status
 
 
 def number_text(value: float | str) -> str:
-    """Return a number without the noise of binary fractions, ``0.0004``, ``1e-05``, ``60000``; a word as it is."""
+    """Return a number without the noise of binary fractions, ``0.0004``, ``1e-05``, ``60000``; a word unchanged."""
     if not isinstance(value, float):
         return str(value)
     text = format_lr(value)
@@ -60,7 +60,7 @@ def nodes_text(launch: Launch) -> str:
 
 
 def device_text(launch: Launch, facts: Facts | None = None) -> str:
-    """Return ``GPUs 0-3 (4 × NVIDIA H100 80GB HBM3)``, ``CPU``; models are named as far as ``facts`` know them."""
+    """Return ``GPUs 0-3 (4 × NVIDIA H100 80GB HBM3)`` or ``CPU``; models are named where ``facts`` have them."""
     if launch.device.value == "cpu":
         return "CPU"
     models = _models(launch, facts)
@@ -70,7 +70,7 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
 
 
 def gpus_text(gpus: Sequence[str]) -> str:
-    """Return ``0-3,6`` for indices, UUIDs one by one."""
+    """Return ``0-3,6`` for indices; UUIDs are listed one by one."""
     return numbers_text(map(int, gpus)) if all(map(str.isdecimal, gpus)) else ", ".join(gpus)
 
 
@@ -84,7 +84,7 @@ def _models(launch: Launch, facts: Facts | None) -> str:
 def batch_text(launch: Launch) -> str:
     """Return ``32 = 8 per GPU × 1 accumulation × 4 GPUs``, or an empty text if no batch size is known.
 
-    Of a number that may not be what trains no total is claimed: ``8? per GPU × 1 accumulation × 4 GPUs: …``.
+    Without a total where a number may differ from what trains: ``8? per GPU × 1 accumulation × 4 GPUs: …``.
     """
     numbers, doubts = launch.numbers, _doubts(launch, "batch_size", "accum")
     if numbers.global_batch_size is None:
@@ -100,12 +100,12 @@ def batch_text(launch: Launch) -> str:
 
 
 def _doubts(launch: Launch, *families: str) -> dict[str, str]:
-    """Return the numbers of ``families`` that may not be what trains, each with what decides it."""
+    """Return the numbers of ``families`` that may differ from what trains, each with a clause about what decides it."""
     return {family: clause for family, clause in launch.doubts if family in families}
 
 
 def _doubted(text: str, doubts: Mapping[str, str]) -> str:
-    """Return ``text`` with a question mark in the place of each number that is doubted, and the reasons behind it."""
+    """Return ``text`` with a question mark at each doubted number, and the reasons after it."""
     marks = {family: "?" if family in doubts else "" for family in ("batch_size", "accum")}
     return ": ".join(filter(None, (text.format(**marks), "; ".join(dict.fromkeys(doubts.values())))))
 
@@ -113,7 +113,7 @@ def _doubted(text: str, doubts: Mapping[str, str]) -> str:
 def lr_text(launch: Launch) -> str:
     """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text.
 
-    A rate that is the script's own and that nothing scaled is left out. What the script makes it from is said too.
+    Empty for the script's own rate where nothing scaled it. Adds the value from which the script computes its rate.
     """
     numbers, doubts = launch.numbers, _doubts(launch, "lr")
     base, lr, factor = numbers.base_lr, numbers.lr, numbers.lr_factor
@@ -139,7 +139,7 @@ def _rule_text(numbers: Numbers) -> str:
 
 
 def _schedule_text(launch: Launch) -> str:
-    """Return ``2000 warmup steps, 1875 steps per epoch``, as far as they are known."""
+    """Return ``1875 steps per epoch, 2000 warmup steps``, without unknown numbers."""
     numbers, doubts = launch.numbers, _doubts(launch, "warmup_steps")
     parts = []
     if numbers.steps_per_epoch is not None:
@@ -151,7 +151,7 @@ def _schedule_text(launch: Launch) -> str:
 
 
 def _configured_text(launch: Launch) -> str:
-    """Return ``ddplaunch.toml: env, preload``: what files of the project decide, which nobody typed."""
+    """Return ``ddplaunch.toml: env, preload``: options from project files, which the user did not type."""
     keys: dict[str, dict[str, None]] = {}
     for name, value in vars(launch.options).items():
         for one in value if isinstance(value, tuple) else (value,):
@@ -168,9 +168,9 @@ def launch_panel(
     facts: Facts | None = None,
     record: str | None = None,
 ) -> str:
-    """Return the panel: what runs where, the numbers, what is passed, findings.
+    """Return the panel: what runs where, the numbers, what is passed to the script, findings.
 
-    ``record`` is where the run's record lies, or the sentence that says why there is none.
+    ``record`` is the directory of the run's record, or a sentence that explains why there is none.
     """
     head = terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")
     rows = [*launch_rows(launch, facts).items(), ("record", record or "")]
@@ -179,7 +179,7 @@ def launch_panel(
 
 
 def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
-    """Return what is known of a launch, each fact under its label, empty where nothing is."""
+    """Return the known facts about a launch by label, empty texts for unknown ones."""
     return {
         "run": f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}",
         "cpus": launch.placement.text if launch.placement.shown else "",
@@ -199,7 +199,7 @@ def passed_text(passed: Passed) -> str:
         return f"{passed.number.replace('_', ' ')} {passed.value} by {passed.variable}"
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"
-    note = "" if passed.number == "lr" else passed.note  # which stands beside the rate
+    note = "" if passed.number == "lr" else passed.note  # the rate's row shows its note
     remarks = ", ".join(str(part) for part in (passed.at, note) if part)
     return shlex.join(hide_words(passed.arguments)) + (f" ({remarks})" if remarks else "")
 
@@ -209,7 +209,7 @@ _MOST_VARIABLES, _LONGEST_VALUE = 6, 40
 
 
 def _environment_text(launch: Launch) -> str:
-    """Return ``OMP_NUM_THREADS=4, MINE=***, PET_NNODES removed``: what was asked for or measured, not what is usual."""
+    """Return ``OMP_NUM_THREADS=4, MINE=***, PET_NNODES removed``: requested or measured variables, no usual ones."""
     shown = []
     for variable in launch.environment:
         if variable.value is None:
@@ -219,7 +219,7 @@ def _environment_text(launch: Launch) -> str:
     return listed(shown, _MOST_VARIABLES)
 
 
-_FIRST_S = 0.5  # nodes that are started together need no words
+_FIRST_S = 0.5  # nodes that start together need no message
 _BETWEEN_S = 10.0
 
 
@@ -232,15 +232,15 @@ def joined_text(status: Status) -> str:
 
 
 class RollCallLine:
-    """Says on ``stream`` where a roll call stands; ``clock`` counts seconds."""
+    """Shows the progress of a roll call on ``stream``; ``clock`` counts seconds."""
 
     def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write nothing yet."""
+        """Begin without writing."""
         self._stream, self._clock = stream, clock
         self._shown, self._due_s = "", 0.0
 
     def show(self, status: Status) -> None:
-        """Write ``status``, unless it is too early, nothing new, or too soon after the last line."""
+        """Write ``status``, unless it is too early, unchanged, or too soon after the last line."""
         now_s, text = self._clock(), joined_text(status)
         begun = self._shown or (status.missing and status.waited_s >= _FIRST_S)
         if begun and text != self._shown and (now_s >= self._due_s or not status.missing):

@@ -19,10 +19,10 @@ from ddplaunch.ui.top_view import TopView, top_lines
 
 
 class LiveScreen:
-    """Used in ``with``: whatever happens inside, the terminal is afterwards as it was before. Ctrl-Z does nothing."""
+    """For a ``with`` statement: restores the terminal, whatever happens inside. Ctrl-Z does nothing."""
 
     def __init__(self, terminal: Terminal) -> None:
-        """Change nothing yet."""
+        """Leave the terminal unchanged until ``with`` enters."""
         from rich.console import Console
         from rich.live import Live
 
@@ -35,7 +35,7 @@ class LiveScreen:
         self._restored = contextlib.ExitStack()
 
     def __enter__(self) -> LiveScreen:
-        """Take the terminal; a signal that ends the process gives it back first."""
+        """Take the terminal; a signal that ends the process restores it first."""
         handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), _end)
         handlers[signal.SIGTSTP] = signal.SIG_IGN
         for number, handler in handlers.items():
@@ -43,17 +43,17 @@ class LiveScreen:
         for descriptor in self._keys:
             modes = termios.tcgetattr(descriptor)
             self._restored.callback(termios.tcsetattr, descriptor, termios.TCSADRAIN, modes)
-            tty.setcbreak(descriptor, termios.TCSADRAIN)  # keys at once and unseen; Ctrl-C stays a signal
+            tty.setcbreak(descriptor, termios.TCSADRAIN)  # read keys at once, without echo; Ctrl-C stays a signal
         self._restored.enter_context(self._live)
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """Give the terminal back, which may be gone."""
+        """Restore the terminal, which may be gone."""
         with contextlib.suppress(OSError, termios.error):
             self._restored.close()
 
     def show(self, view: TopView) -> None:
-        """Draw, in the width and height that the terminal has now."""
+        """Draw in the terminal's current width and height."""
         from rich.text import Text
 
         size = self._console.size
@@ -64,7 +64,7 @@ class LiveScreen:
         """Wait until ``until_s`` (time.monotonic()) or for a key; return whether to quit."""
         for descriptor in select.select(self._keys, [], [], max(0.0, until_s - time.monotonic()))[0]:
             pressed = os.read(descriptor, 64)
-            return not pressed or b"q" in pressed  # nothing: the terminal is gone
+            return not pressed or b"q" in pressed  # no bytes: the terminal is gone
         return False
 
 

@@ -1,6 +1,6 @@
-"""What `ddplaunch logs` prints: the output of ranks as whole lines, each with its rank in front.
+"""The output of `ddplaunch logs`: what ranks printed, as whole lines, each after its rank.
 
-The bytes of a single rank pass as they are.
+The bytes of a single rank pass unchanged.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.escapes import harmless_line
 from ddplaunch.values.words import ranks_text, size_text
 
-_LONGEST = 1 << 20  # of a line that does not end
-_BAR_S = 5.0  # how often a progress bar is shown, which ends no line
+_LONGEST = 1 << 20  # bytes of an unfinished line before it is shown as a line
+_BAR_S = 5.0  # between two showings of a progress bar, which ends no line
 
 
 class Lines:
-    """Turns what ranks print into what is shown: whole lines, each with its prefix."""
+    """Turns the ranks' output into what is shown: whole lines, each with its prefix."""
 
     def __init__(
         self,
@@ -26,9 +26,9 @@ class Lines:
         on_terminal: bool = False,
         untouched: bool = True,
     ) -> None:
-        """``prefix`` None shows lines as they are, and lets bytes pass ``untouched``.
+        """Without ``prefix``, lines are shown as they are, and bytes pass ``untouched``.
 
-        ``on_terminal``: the colours of a line end with it.
+        ``on_terminal``: a line's colours end with it.
         """
         self._untouched = untouched and prefix is None
         self._on_terminal = on_terminal
@@ -37,7 +37,7 @@ class Lines:
         self._shown_s: dict[LogFile, float] = {}
 
     def take(self, file: LogFile, data: bytes) -> bytes:
-        """Return what can be shown now; the start of a line is kept until its end comes."""
+        """Return what can be shown now; an unfinished line is kept until its end arrives."""
         if self._untouched:
             return data
         data = self._rest.pop(file, b"") + data
@@ -49,7 +49,7 @@ class Lines:
         return self._lines(file, whole + newline)
 
     def bars(self) -> bytes:
-        """Return how far progress bars are, every few seconds."""
+        """Return the latest state of each progress bar, every few seconds."""
         now_s, shown = time.monotonic(), b""
         for file, rest in list(self._rest.items()):
             head, drawn, tail = rest.rpartition(b"\r")
@@ -61,7 +61,7 @@ class Lines:
         return shown
 
     def end(self) -> bytes:
-        """Return the lines that were never ended."""
+        """Return the unfinished lines."""
         left, self._rest = self._rest, {}
         return b"".join(self._lines(file, rest + b"\n") for file, rest in left.items() if rest)
 
@@ -79,12 +79,12 @@ class Lines:
 
 
 def _as_on_a_terminal(line: bytes) -> bytes:
-    """Return what is left on the line after its carriage returns: the last text that one of them led to."""
+    """Return what a terminal shows of a line with carriage returns: the last text between them."""
     return next((part for part in reversed(line.split(b"\r")) if part), b"")
 
 
 def prefix_of(hosts: dict[int, str], terminal: Terminal) -> Callable[[LogFile], bytes]:
-    """Return the function that says who speaks: ``[host:rank] ``, ``[node-K:rank] `` where the host is not known."""
+    """Return a function that makes a file's prefix: ``[host:rank] ``, or ``[node-K:rank] `` for an unknown host."""
 
     def prefix(file: LogFile) -> bytes:
         text = f"[{hosts.get(file.node, f'node-{file.node}')}:{file.rank}]"
@@ -94,7 +94,7 @@ def prefix_of(hosts: dict[int, str], terminal: Terminal) -> Callable[[LogFile], 
 
 
 def cut_text(parts: Sequence[LogPart]) -> str | None:
-    """Return the line that says how much of these parts is not kept, None if all is."""
+    """Return a line about how much of these parts was not kept, None if all was."""
     cut = [part for part in parts if part.cut_bytes > 0]
     if not cut:
         return None

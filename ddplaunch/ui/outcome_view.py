@@ -1,4 +1,4 @@
-"""The last words of a run: how it ended, and why it failed."""
+"""The final message of a run: how it ended, and why it failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddplaunch.ui.speech import finding_text, findings_text
 from ddplaunch.ui.terminal import Emphasis, Terminal, cut
 from ddplaunch.values.words import duration_text, listed, ranks_text, signal_name
 
-_CALLS, _NOTES = 5, 2  # lines of the failed rank's story: all has to fit on a small terminal
+_CALLS, _NOTES = 5, 2  # most lines of the failed rank's story: the message has to fit on a small terminal
 _LAST_LINES = 5
 _DETERMINISTIC = ": this is deterministic, and starting it again does not help"
 
@@ -29,12 +29,11 @@ def outcome_text(
     stopped: bool = False,
     notices: Sequence[str] = (),
 ) -> str:
-    """Return the last words of a run; on failure the diagnosis stands at the end, where the eye is.
+    """Return the final message of a run; on failure the diagnosis comes last, where the eye is.
 
-    ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``typed_s``
-    when the user started it, in seconds since 1970 [when ranks could begin], ``unrecorded`` why something is missing in
-    the record, ``stopped`` whether a time-out of ours ended the run, ``notices`` the first lines of findings that were
-    shown while it ran.
+    ``record`` is the run's directory as shown, ``signal`` what ended torchrun, ``typed_s`` when the user started it, in
+    seconds since 1970 [when ranks could begin]. ``unrecorded`` explains why the record is incomplete, ``stopped`` is
+    whether our own time-out ended the run, ``notices`` are the first lines of findings that were shown while it ran.
     """
     head = "stopped" if stopped else _head(outcome, signal)
     killed = _killed_text(outcome) if stopped or outcome.state == "terminated" else ""
@@ -62,7 +61,7 @@ def outcome_text(
 
 
 def _last_lines(diagnosis: Diagnosis, rank: RankOutcome, terminal: Terminal) -> list[str]:
-    """Return what a rank printed last, nothing if the diagnosis repeats it."""
+    """Return the last lines that a rank printed, none if the diagnosis repeats them."""
     from ddplaunch.explain.decide.work import telling
 
     texts = [text.strip() for text in telling(rank.last_lines)][-_LAST_LINES:]
@@ -80,13 +79,13 @@ def _head(outcome: RunOutcome, signal: int | None) -> str:
 
 
 def attempt_text(attempt: int, attempts: int, diagnosis: Diagnosis | None, terminal: Terminal) -> str:
-    """Return the line for an attempt (from 0, of ``attempts``) that failed and is followed by another one."""
+    """Return the line for an attempt (from 0, of ``attempts``) that failed and is followed by another."""
     number = f"attempt {attempt + 1} of {max(attempts, attempt + 2)}"
     return terminal.note(f"ddplaunch: {number} failed: {_reason(diagnosis)}; restarting")
 
 
 def attempts_text(outcome: RunOutcome | None, terminal: Terminal) -> str:
-    """Return a line for each attempt that failed before the last one; empty where there was none."""
+    """Return a line for each failed attempt before the last one; empty if there was none."""
     attempts = () if outcome is None else outcome.attempts
     return "".join(
         terminal.note(f"attempt {one.attempt + 1} of {len(attempts)} failed: {_reason(one.diagnosis)}")
@@ -96,13 +95,13 @@ def attempts_text(outcome: RunOutcome | None, terminal: Terminal) -> str:
 
 
 def elsewhere_text(attempt: int, attempts: int) -> str:
-    """Return the line for an attempt whose ranks torchrun ended though none of this node had failed."""
+    """Return the line for an attempt that torchrun ended although no rank of this node had failed."""
     number = f"attempt {attempt + 1} of {max(attempts, attempt + 2)}"
     return f"ddplaunch: {number} was ended by another node, which failed or joined; restarting\n"
 
 
 def node_failed_text(outcome: RunOutcome, node: int, record: str, terminal: Terminal) -> str:
-    """Return the last line of a node that ended because ``node`` failed, whose own words are on the same console."""
+    """Return the last line of a node that ended because ``node`` failed, whose own message is on the same console."""
     duration = duration_text(outcome.ended_s - outcome.started_s)
     head = f"ddplaunch: failed (exit status {outcome.exit_status}) after {duration}, because node {node} did"
     return terminal.note(f"{head}: {_reason(outcome.diagnosis)}; record in {record}")
@@ -117,14 +116,14 @@ def _reason(diagnosis: Diagnosis | None) -> str:
 
 
 def _killed_text(outcome: RunOutcome) -> str:
-    """Return which ranks did not end when they were told to, and had to be killed; empty if all did."""
+    """Return which ranks had to be killed because they did not end when asked; empty if all did."""
     last = outcome.attempts[-1].ranks if outcome.attempts else ()
     killed = [rank.rank for rank in last if rank.signal == "SIGKILL" and rank.ended_by == "launcher"]
     return f"had to be killed: {ranks_text(killed)}; a checkpoint being written may be incomplete" if killed else ""
 
 
 def _attempts_text(outcome: RunOutcome) -> str:
-    """Return in a clause how the attempts before compare with the last; empty if there was none that failed."""
+    """Return a clause that compares earlier attempts with the last; empty if none of them failed."""
     earlier = [attempt.diagnosis for attempt in outcome.attempts[:-1] if attempt.failed]
     if not earlier or outcome.state != "failed":
         return ""
@@ -136,7 +135,7 @@ def _attempts_text(outcome: RunOutcome) -> str:
 
 
 def _previous_text(outcome: RunOutcome) -> str:
-    """Return how the failure compares with the run of the same command before; empty where that says nothing."""
+    """Return how the failure compares with the previous run of the same command; empty where that tells nothing."""
     previous = outcome.previous
     if previous is None or previous.ended == "otherwise" or outcome.state != "failed":
         return ""
@@ -148,16 +147,16 @@ def _previous_text(outcome: RunOutcome) -> str:
     return f"it failed like {previous.run_id}, {since}"
 
 
-#: What `outcome_text` and a refusal begin or end with, in a log of any width, and a finding in it.
+#: How `outcome_text` and a refusal appear in a log of any width, with the parts of a finding.
 _ENDED = re.compile(r"^ddplaunch: (?:failed|killed|stopped)", re.MULTILINE)
 _ERROR = re.compile(r"^error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)", re.MULTILINE)
 _LABEL = re.compile(r"^ +(-->|evidence:|followed by:|why:|fix:) ", re.MULTILINE)
 
 
 def told_in_log(text: str, log: str) -> Diagnosis | None:
-    """Return the diagnosis that a run told at its end in a log, None where none did; ``log`` is its name.
+    """Return the diagnosis from a run's final message in a log, None without one; ``log`` is the log's name.
 
-    The log of a pod has the lines of rank 0; the run in it knew those of all ranks.
+    A pod's log contains only the lines of rank 0, but the run inside it knew those of all ranks.
     """
     ends = [match.start() for match in _ENDED.finditer(text)]
     found = _ERROR.search(f"{text}\n", ends[-1]) if ends else None
@@ -165,7 +164,7 @@ def told_in_log(text: str, log: str) -> Diagnosis | None:
 
 
 def refused_in_log(text: str, log: str) -> Diagnosis | None:
-    """Return the last error for which a launch in a log was refused, None where none was; ``log`` is its name."""
+    """Return the last error that refused a launch in a log, None without one; ``log`` is the log's name."""
     refusal = text.rpartition("\nnothing was launched")[0]
     *_, last = (None, *_ERROR.finditer(f"{refusal}\n"))
     return None if last is None else _as_told(last, log)

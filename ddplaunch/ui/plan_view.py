@@ -1,4 +1,4 @@
-"""What `ddplaunch plan` prints: a launch in full with the source of every value, as tables or JSON."""
+"""The output of `ddplaunch plan`: a launch in full with the source of every value, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddplaunch.values.words import count
 
 _SCHEMA = 1
 
-#: Fields of ``Numbers`` as rows, in the order in which one follows from another.
+#: Fields of ``Numbers`` as rows, each after those it follows from.
 _NUMBER_TITLES = {
     "world_size": "world size",
     "batch_size": "batch size per rank",
@@ -55,7 +55,7 @@ def _title(name: str) -> str:
 
 
 def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None) -> str:
-    """Return what ``run`` would decide, as tables; with ``--verbose`` all of it, each variable too."""
+    """Return what ``run`` would decide, as tables; with ``--verbose`` in full, including each variable."""
     placement, rows, verbose = launch.placement, launch_rows(launch, facts), value_of(launch.options.verbose, False)
     rows["cpus"] = f"{placement.text} ({placement.source})" if placement.text else ""
     summary = [(label, text) for label, text in rows.items() if label != "pass" and not (verbose and label == "env")]
@@ -73,7 +73,7 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
 
 
 def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
-    """Return the numbers of several world sizes side by side; where they do not fit, below each other."""
+    """Return the numbers of several world sizes side by side; one below the other where they do not fit."""
     columns = [resolved_numbers(one) for one in numbers]
     names = list(dict.fromkeys(name for one in columns for name in one))
     sizes = [count(one.world_size.value, "process") for one in numbers]
@@ -86,13 +86,13 @@ def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
     return terminal.page([*lines, *section("assumptions", _assumptions(shared, terminal), terminal)][:-1])
 
 
-# What is computed and does not stand above with its formula.
+# Computed numbers that the summary does not already show with a formula.
 _COMPUTED = ("warmup_steps", "steps_per_epoch", "dropped", "padded")
 _OF_DOUBTS = {"batch_size": ("batch_size", "global_batch_size"), "accum": ("accum", "global_batch_size")}
 
 
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
-    """Return the numbers with their sources; in short those that somebody said or that stand nowhere else."""
+    """Return the numbers with their sources; without ``--verbose`` only given ones and those shown nowhere else."""
     verbose = value_of(launch.options.verbose, False)
     topology, numbers = launch.topology, resolved_numbers(launch.numbers)
     doubted = {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
@@ -125,7 +125,7 @@ def _value(variable: Variable) -> str | None:
 def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any]:
     """Return the launch as JSON values; every resolved one is ``{"value", "source", "detail"}``.
 
-    The schema's number rises when a key changes its meaning or goes away, not when one is added.
+    The schema's number increases when a key is removed or changes its meaning, not when one is added.
     """
     topology = launch.topology
     resolved = ("nproc_per_node", "node_rank", "master_addr", "master_port")
@@ -169,14 +169,14 @@ def _target(target: Target | None) -> dict[str, Any] | None:
 
 
 def _placement(placement: Placement) -> dict[str, Any]:
-    """Return the CPUs of each local rank, empty where ranks are not bound, who binds them, and what was decided."""
+    """Return each local rank's CPUs (empty where ranks are not bound), which program binds them, and the decision."""
     by = "ddplaunch" if placement.cpus else None
     json = {"cpus": list(placement.cpus), "bound_by": by, "text": placement.text, "threads": placement.threads or None}
     return {**json, **_source(placement.source)}
 
 
 def _numbers_json(numbers: Numbers) -> dict[str, Any]:
-    """Return the numbers that are known and the assumptions behind them."""
+    """Return the known numbers and the assumptions behind them."""
     resolved_json = {name: _resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
     assumptions = [{"text": assumption.text, **_source(assumption.source)} for assumption in numbers.assumptions]
     return {**resolved_json, "assumptions": assumptions}
@@ -188,7 +188,7 @@ def compare_json(numbers: Sequence[Numbers]) -> dict[str, Any]:
 
 
 def _resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:
-    """Return value, source and detail, or None for what nobody said."""
+    """Return value, source and detail; None for an unset value."""
     return None if resolved is None else {"value": resolved.value, **_source(resolved.source)}
 
 

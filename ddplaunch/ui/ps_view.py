@@ -1,4 +1,4 @@
-"""What `ddplaunch ps` prints: the runs of this host as a table and as JSON."""
+"""The output of `ddplaunch ps`: the runs of this host as a table or JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddplaunch.values.words import age_text, listed
 
 _SCHEMA = 1
 _SCRIPT = 20  # cells
-#: What a narrow terminal does without, first to last; ``--json`` has it.
+#: Columns that a narrow terminal leaves out, the first one first; ``--json`` has them.
 _SPARED = ("HOSTS", "GPUS", "BATCH", "WHO", "DIRECTORY", "TOOK", "SIZE", "SCRIPT", "CAUSE")
 _EMPHASES: Mapping[str, Emphasis] = {"running": "good", "orphaned": "error", "failed": "warning"}
 
@@ -23,9 +23,9 @@ _EMPHASES: Mapping[str, Emphasis] = {"running": "good", "orphaned": "error", "fa
 def ps_text(
     runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal, base: Path | None = None
 ) -> str:
-    """Return a line for each run, columns that would be empty left out, and how many ended runs are not shown.
+    """Return a line for each run, without empty columns, and how many ended runs are not shown.
 
-    WHO is told of somebody else's runs, HOSTS where there are several, DIRECTORY where a record is not below ``base``.
+    WHO is filled for other users' runs, HOSTS for several hosts, DIRECTORY for a record that is not below ``base``.
     """
     if not runs:
         return "no runs\n"
@@ -59,21 +59,21 @@ def _row(run: RunSummary, now_s: float, me: str, base: Path | None) -> dict[str,
 
 
 def _place(directory: Path | None, base: Path | None) -> str:
-    """Return where a run was started, nothing for one of ``base``."""
+    """Return where a run was started; empty for a run below ``base``."""
     if directory is None or base is None or base in directory.parents:
         return ""
-    above = directory.parents[1]  # of .ddplaunch/runs/ID
+    above = directory.parents[1]  # the directory of .ddplaunch/runs/ID
     return str(above.parent if above.name == ".ddplaunch" else above)
 
 
 def number_of_ranks(run: RunSummary) -> int | None:
-    """Return the number of processes, None where it is not known."""
+    """Return the number of processes, None where it is unknown."""
     ranks = run.nproc_per_node
     return None if ranks is None else sum(run.sizes) or ranks * (run.nnodes or 1)
 
 
 def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> dict[str, Any]:
-    """Return everything, with times in seconds since the epoch; ``not_shown`` counts ended runs left out."""
+    """Return all details, with times in seconds since the epoch; ``not_shown`` counts ended runs left out."""
     rows = []
     for run in runs:
         age = None if run.started_s is None else round(now_s - run.started_s, 1)

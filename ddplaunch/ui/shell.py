@@ -1,4 +1,4 @@
-"""Command lines and environments as shell text that can be pasted: a launch (`--dry-run`), a line of `convert`."""
+"""Command lines and environments as shell text to paste: a launch (`--dry-run`), a line of `convert`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def quote(word: str) -> str:
-    """Return ``word`` as one word of shell text, whatever bytes are in it.
+    """Return ``word`` as one word of shell text, whatever bytes it contains.
 
-    ``shlex.quote`` wherever it serves, also for newlines. Bytes that are no text, and control characters that a
-    terminal would act on, need ``$'\\xff'`` (bash, zsh, ksh, busybox; POSIX.1-2024).
+    ``shlex.quote`` suffices in most cases, also for newlines. Bytes that are not text, and control characters that
+    would affect a terminal, need ``$'\\xff'`` (bash, zsh, ksh, busybox; POSIX.1-2024).
     """
     lines = word.replace("\n", "")
     if not lines or lines.isprintable():
@@ -44,10 +44,10 @@ _OPTION = re.compile(r"([A-Za-z][\w-]{1,39})=?\Z", re.ASCII)
 
 
 def shell_words(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return ``argv`` quoted, variables in the place of what looks like a secret, and these variables with the values.
+    """Return ``argv`` quoted, with variables in place of likely secrets, and those variables with their values.
 
-    A variable has the name of its option, ``"${HF_TOKEN:?}"``, and the shell stops where it is not set.
-    ``variables`` are those that have values already.
+    A variable is named after its option, ``"${HF_TOKEN:?}"``, and the shell stops where it is not set.
+    ``variables`` are those that already have a value.
     """
     words: list[str] = []
     secrets: dict[str, str] = {}
@@ -63,7 +63,7 @@ def shell_words(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[list
 
 
 def _name_for(option: str, secret: str, variables: Mapping[str, str]) -> str:
-    """Return the name of a variable for a secret after the words ``option``, which no other value has."""
+    """Return a variable's name for a secret after the words ``option``; no variable with another value has it."""
     match = _OPTION.search(option)
     name = match[1].replace("-", "_").upper() if match else "SECRET"
     names = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
@@ -71,10 +71,9 @@ def _name_for(option: str, secret: str, variables: Mapping[str, str]) -> str:
 
 
 def command_lines(argv: Sequence[str], width: int, variables: Mapping[str, str] | None = None) -> list[str]:
-    """Return ``argv`` over several lines that end in a backslash, the script on one of its own.
+    """Return ``argv`` over several lines that end in a backslash; the script begins a line.
 
-    An option and its values are kept together. Variables stand in the place of what looks like a secret, as in
-    ``shell_words``.
+    An option and its values stay together. Variables replace likely secrets, as in ``shell_words``.
     """
     lines: list[str] = []
     script = argv.index("--") if "--" in argv else len(argv)
@@ -93,7 +92,7 @@ _WIDTH = 100
 def dry_run_text(launch: Launch) -> str:
     """Return comments and one command: ``env -u X NAME=value … python -m torch.distributed.run …``.
 
-    What looks like a secret is taken from the shell that the text is pasted into, which stops if it is not set there.
+    Likely secrets are taken from the shell into which the text is pasted, which stops if one is not set there.
     """
     summary = f"{launch.run_id}: {target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch)}"
     comments = [summary, *(f"{one.name}: {one.reason} ({one.source})" for one in launch.environment)]
@@ -109,7 +108,7 @@ def dry_run_text(launch: Launch) -> str:
 
 
 def _set(name: str, value: str) -> str:
-    """Return ``NAME=value`` as one word; ``env`` accepts names that a shell does not, and those are quoted too."""
+    """Return ``NAME=value`` as one word; names that ``env`` accepts but a shell does not are quoted too."""
     if is_secret(name, value):
         return f'{name}="${{{name}:?}}"'
     return f"{name}={quote(value)}" if name.isidentifier() else quote(f"{name}={value}")
@@ -121,13 +120,13 @@ def line_text(words: Sequence[Word], translation: Translation) -> str:
 
 
 def notes_text(translation: Translation, terminal: Terminal, place: str = "") -> str:
-    """Return a line for each thing that was dropped and each that is not known; each line begins with ``place``."""
+    """Return a line for each dropped and each unknown part; each line begins with ``place``."""
     labelled = [(note, "dropped") for note in translation.dropped] + [(note, "unknown") for note in translation.unknown]
     return "".join(terminal.note(f"{note.what}: {note.why}", f"{place}{label} ") for note, label in labelled)
 
 
 def not_converted(translation: Translation, line: str, place: str) -> Finding:
-    """Return the finding for a line that stays as it is."""
+    """Return the finding for a line that was not changed."""
     note = translation.unknown[0]
     return error(
         "line-not-converted",
@@ -139,8 +138,8 @@ def not_converted(translation: Translation, line: str, place: str) -> Finding:
 
 
 def diff_text(path: str, old: bytes, new: bytes) -> str:
-    """Return what changes in a script as a unified diff, which ``patch`` takes."""
-    import difflib  # for this alone
+    """Return the changes to a script as a unified diff for ``patch``."""
+    import difflib  # used only here
 
     old_lines, new_lines = (data.decode("utf-8", "surrogateescape").splitlines(keepends=True) for data in (old, new))
     lines = difflib.unified_diff(old_lines, new_lines, path, path)

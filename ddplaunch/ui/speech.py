@@ -1,4 +1,4 @@
-"""Findings as people read them, in one form everywhere: what, where, why, fix."""
+"""Findings as text, in one form everywhere: what, where, why, fix."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.variable_names import CALLED_AS
 from ddplaunch.values.words import count, listed
 
-_PLACES = 2  # that are named before the rest is counted
+_PLACES = 2  # most places to name; the rest is counted
 
 
 def finding_text(finding: Finding, terminal: Terminal, story: Sequence[str] = ()) -> str:
     """Return a finding in its four parts, wrapped to the terminal; commands in backticks are never broken.
 
-    ``story`` are lines that stand below the place.
+    ``story`` are lines below the place.
     """
     label = f"{finding.severity.value}[{finding.code}]: "
     lines = terminal.lines(finding.what, label, "  ", emphasis=finding.severity.value)
@@ -30,9 +30,9 @@ def finding_text(finding: Finding, terminal: Terminal, story: Sequence[str] = ()
 
 
 def called(text: str) -> str:
-    """Return ``text`` with options of ddplaunch as a script calls them that has become ddplaunch.
+    """Return ``text`` with ddplaunch's options named as by the script that started ddplaunch in its place.
 
-    It says that in DDPLAUNCH_CALLED_AS: each line is an option and what stands for it.
+    The script sets DDPLAUNCH_CALLED_AS: each line is a ddplaunch option and its replacement.
     """
     for line in os.environ.get(CALLED_AS, "").splitlines():
         flag, _, words = line.partition(" ")
@@ -41,7 +41,7 @@ def called(text: str) -> str:
 
 
 def findings_text(findings: Iterable[Finding], terminal: Terminal) -> str:
-    """Return all findings, errors last, because the eye lands there; an empty line between two."""
+    """Return all findings, separated by empty lines; errors last, because the eye lands there."""
     ordered = sorted(findings, key=lambda finding: finding.severity is Severity.ERROR)
     return "\n".join(finding_text(finding, terminal) for finding in ordered)
 
@@ -53,11 +53,11 @@ def counted(findings: Sequence[Finding]) -> str:
 
 
 def refusal_text(findings: Sequence[Finding], terminal: Terminal) -> str:
-    """Return the last lines of a refused launch: that nothing was launched, and the way to override."""
+    """Return the last lines of a refused launch: nothing was launched, and how to override that."""
     codes = dict.fromkeys(finding.code for finding in findings if finding.severity is Severity.ERROR)
     ignore = " ".join(f"--ignore {code}" for code in codes)
     way = f"add `{ignore}`"
-    if os.environ.get(CALLED_AS):  # a script around ddplaunch, which has options of its own
+    if os.environ.get(CALLED_AS):  # a script that runs ddplaunch has options of its own
         way = f"put `DDPLAUNCH_OPTIONS='{ignore}'` before the command; other options of ddplaunch go there too"
     text = f"{counted(findings)}. To launch all the same, {way}."
     return terminal.page(terminal.lines(text, "nothing was launched: ", "  ", emphasis="error"))

@@ -1,4 +1,4 @@
-"""What ``stop`` is about to do and what it did, on this host or on several, in words and as JSON."""
+"""What ``stop`` is about to do and what it did, on one host or several, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCHEMA = 1
 
 
 def begin_text(run: RunProcesses, grace_s: float) -> str:
-    """Return what is about to be done, so that a wait is not silent."""
+    """Return a line about the action that begins, so that the wait is not silent."""
     if not run.launchers:
         return f"{run.run_id}: torchrun is gone; SIGTERM to {_listed(_entries(run.ranks or run.children, run))}\n"
     pids = ", ".join(f"pid {process.pid}" for process in run.launchers)
@@ -29,7 +29,7 @@ def begin_text(run: RunProcesses, grace_s: float) -> str:
 
 
 def begin_on_hosts(launched: Launched, grace_s: float | None) -> str:
-    """Return what is about to be done; ``grace_s`` is None where the launcher is gone and each host is asked."""
+    """Return a line about the action that begins; without launcher, ``grace_s`` is None and each host is asked."""
     hosts = listed([place.host for place in launched.places], 3, " and ")
     head = f"{launched.run_id}: its launcher (pid {launched.pid})"
     if grace_s is None:
@@ -38,7 +38,7 @@ def begin_on_hosts(launched: Launched, grace_s: float | None) -> str:
 
 
 def stopped_text(stopped: Stopped, hosts: Sequence[HostStopped] = ()) -> str:
-    """Return what ended, here or on each of the ``hosts`` that could tell, and what only SIGKILL ended."""
+    """Return what ended, here or on each of the ``hosts`` that answered, and what only SIGKILL ended."""
     run = stopped.run
     how = _how(_ended(stopped), _entries(stopped.remaining, run))
     head = f"{'not stopped' if stopped.remaining else 'stopped'} {run.run_id} after {stopped.took_s:.1f} s"
@@ -46,7 +46,7 @@ def stopped_text(stopped: Stopped, hosts: Sequence[HostStopped] = ()) -> str:
 
 
 def hosts_lines(hosts: Sequence[HostStopped]) -> str:
-    """Return a line for each host that could tell."""
+    """Return a line for each host that answered."""
     return "".join(f"  {host.host}: {_how(host.ended, host.remaining)}\n" for host in hosts if host.problem is None)
 
 
@@ -70,7 +70,7 @@ def _listed(entries: Iterable[Mapping[str, Any]]) -> str:
 def stop_findings(
     run_id: str, stopped: Stopped | None, elsewhere: Sequence[str], hosts: Sequence[HostStopped] = ()
 ) -> tuple[Finding, ...]:
-    """Return what is left to do: processes of another user, ones that do not end, hosts that were not asked."""
+    """Return what is left to do: another user's processes, processes that do not end, hosts that were not asked."""
     findings = [host.problem for host in hosts if host.problem is not None]
     if stopped and stopped.denied:
         owner = owner_name(stopped.denied[0].uid)
@@ -117,7 +117,7 @@ def does_not_end(names: str, pids: Iterable[Any], host: str = "") -> Finding:
 def stop_json(
     run_id: str, stopped: Stopped | None, elsewhere: Sequence[str] = (), hosts: Sequence[HostStopped] = ()
 ) -> dict[str, Any]:
-    """Return the same as data; ``by`` is "itself" or "SIGKILL". ``stopped`` is None where the launcher was gone."""
+    """Return the result as data; ``by`` is "itself" or "SIGKILL". ``stopped`` is None where the launcher was gone."""
     remaining = [] if stopped is None else _entries(stopped.remaining, stopped.run)
     unasked = [host.host for host in hosts if host.problem is not None]
     shown = [{**plain(host), "problem": None if host.problem is None else host.problem.what} for host in hosts]
@@ -149,7 +149,7 @@ def _entries(processes: Sequence[Process], run: RunProcesses) -> list[dict[str, 
 
 
 def _role_of(process: Process, run: RunProcesses) -> str:
-    """Return ``torchrun``, ``launcher`` of hosts, ``rank 3``, ``the guard``, or ``child`` of a rank, also detached."""
+    """Return ``torchrun``, ``launcher`` (over ssh), ``rank 3``, ``the guard``, or ``child``, even a detached one."""
     if is_guard(process):
         return "the guard"
     if any(process.pid == launcher.pid for launcher in run.launchers):

@@ -1,4 +1,4 @@
-"""What `ddplaunch submit` writes and says: the batch script, and what was submitted."""
+"""The output of `ddplaunch submit`: the batch script, and what was submitted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+\Z")
 def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) -> str:
     """Return the batch script: options, the user's setup, one srun line.
 
-    What looks like a secret is a variable there, which sbatch hands on; ``environ`` are those that have a value.
+    Likely secrets become variables, which sbatch passes on; ``environ`` are the variables that have a value.
     """
     lines = [
         "#!/bin/bash -l" if batch.setup else "#!/bin/bash",
@@ -52,11 +52,11 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
     return "\n".join(lines) + "\n"
 
 
-_REQUEUE_BEFORE_S = 15  # Slurm lets nothing requeue a job that is over its time
+_REQUEUE_BEFORE_S = 15  # Slurm refuses to requeue a job after its time limit
 
 
 def _hand_on(name: str, seconds: int) -> list[str]:
-    """Return the lines that give the ranks the signal, and queue the job again if they run until the end."""
+    """Return lines that pass the signal on to the ranks, and queue the job again if they run until the end."""
     signal_s = max(1, seconds - _REQUEUE_BEFORE_S)
     return [
         f"# {name} comes {seconds} s before the time limit, to this script, and srun hands it on to the ranks.",
@@ -73,7 +73,7 @@ def _hand_on(name: str, seconds: int) -> list[str]:
     ]
 
 
-#: ``wait`` returns early when a signal comes.
+#: ``wait`` returns early when a signal arrives.
 _AFTER_STEP = [
     "step=$!",
     'wait "$step"; status=$?',
@@ -87,9 +87,9 @@ _AFTER_STEP = [
 
 
 def directive_text(directive: str) -> str:
-    """Return an option as Slurm reads it in a ``#SBATCH`` line: in double quotes, a backslash before ``"`` and ``\\``.
+    """Return an option for a ``#SBATCH`` line: in double quotes if needed, a backslash before ``"`` and ``\\``.
 
-    Slurm's reader is no shell: https://github.com/SchedMD/slurm/blob/master/src/sbatch/opt.c (_get_next_opt).
+    Slurm does not read it like a shell: https://github.com/SchedMD/slurm/blob/master/src/sbatch/opt.c (_get_next_opt).
     """
     if _PLAIN.match(directive):
         return directive
@@ -99,7 +99,7 @@ def directive_text(directive: str) -> str:
 
 
 def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | None, terminal: Terminal) -> str:
-    """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
+    """Return lines about what was submitted, where its log is, and how to follow and cancel it."""
     now = "" if state is None else state_text(state)
     rows = {"now": now, "log": log, "follow": f"`tail -F {quote(log)}`"}
     kind = "array " if batch.array else ""
@@ -112,7 +112,7 @@ def manifest_text(objects: Sequence[Mapping[str, Any]]) -> str:
 
 
 def printed_text(submission: Submission, namespace: str | None, terminal: Terminal) -> str:
-    """Return the lines that tell what a printed manifest is, and what kubectl does with it."""
+    """Return lines about a printed manifest, and what kubectl can do with it."""
     kubectl = f"kubectl -n {namespace}" if namespace else "kubectl"
     logs = f"{kubectl} logs -l batch.kubernetes.io/job-name={submission.name} --prefix --tail=-1"
     several = f" --max-log-requests={submission.nodes}" if submission.nodes > 1 else ""
@@ -129,14 +129,14 @@ def _panel(head: str, rows: Mapping[str, str], terminal: Terminal) -> str:
     return terminal.page([f"{terminal.paint('ddplaunch', 'bold')} {visible(head)}", *panel(rows.items(), terminal)])
 
 
-# What every YAML reader takes for the same text; all else is quoted, as are the words that YAML 1.1 reads as booleans.
-# PyYAML alone would write 1e3 as it is, which Kubernetes' reader takes for a number.
+# Texts that every YAML reader takes as text; all others are quoted, including words that YAML 1.1 reads as booleans.
+# PyYAML alone would leave 1e3 bare, which Kubernetes' reader takes as a number.
 _BARE = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)[a-z/][a-z0-9._/-]*\Z", re.IGNORECASE)
 
 
 def yaml_text(value: Mapping[str, Any]) -> str:
     """Return JSON values as block-style YAML in their own order, each text on one line."""
-    import yaml  # 20 ms, for manifests only
+    import yaml  # 20 ms, needed only for manifests
 
     class Dumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:

@@ -1,8 +1,8 @@
 """Rows as an aligned table, as blocks where the terminal is narrow, or as labels with their values.
 
-``rich.table`` breaks commands in backticks and cuts words that are wider than their column, which then cannot be
-pasted. Importing it makes a `ddplaunch ps` of 80 ms half as long again, and 64 ranks of 15 columns take it 93 ms,
-``table`` 0.5 ms.
+``rich.table`` breaks commands in backticks and cuts words wider than their column, which then cannot be pasted.
+Importing it adds half to the 80 ms of `ddplaunch ps`, and a table of 64 ranks in 15 columns takes it 93 ms, ``table``
+0.5 ms.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def table(
     spared: Iterable[str] = (),
     emphasis: Mapping[int, Emphasis] = {},
 ) -> list[str]:
-    """Return the lines of a table of ``rows``, each with its texts by the titles of the columns; no empty columns.
+    """Return the lines of a table of ``rows``, whose texts are by column title; empty columns are left out.
 
-    The last column wraps, those called ``right`` are right-aligned. In a narrow terminal the ``spared`` columns are
-    left out, the first one first; where that does not suffice either, each row becomes a block. ``emphasis`` is by row.
+    The last column wraps, those in ``right`` are right-aligned. A narrow terminal leaves out the ``spared`` columns,
+    the first one first; if that does not suffice, each row becomes a block. ``emphasis`` is by row.
     """
     titles = [title for title in (rows[0] if rows else ()) if any(row[title] for row in rows)]
     shown = {title: [title, *(visible(row[title]) for row in rows)] for title in titles}
@@ -48,7 +48,7 @@ def table(
 
 
 def _fits(columns: Iterable[Sequence[str]], terminal: Terminal) -> bool:
-    """Whether ``columns``, titles included, leave the last one the 24 cells that it needs to be read, or all."""
+    """Whether ``columns`` with their titles fit and leave the last one 24 cells, or its own width if that is less."""
     widths = [max(map(cells, column)) for column in columns]
     last = min(widths[-1], _LEAST_LAST) if widths else 0
     return _INDENT + sum(width + _GAP for width in widths[:-1]) + last <= terminal.width
@@ -70,12 +70,12 @@ def _block(titles: Sequence[str], row: Sequence[str], terminal: Terminal) -> lis
 
 
 def panel(rows: Iterable[tuple[str, str]], terminal: Terminal) -> list[str]:
-    """Return a line for each label with its value, without those that have none; long values wrap beside the labels."""
+    """Return a line for each label with its value, without empty ones; long values wrap beside the labels."""
     filled_rows = [(label, text) for label, text in rows if text]
     width = max((cells(label) for label, _ in filled_rows), default=0)
     return [line for label, text in filled_rows for line in terminal.lines(text, f"  {label:<{width}}  ")]
 
 
 def section(title: str, lines: Sequence[str], terminal: Terminal) -> list[str]:
-    """Return ``lines`` under a title with an empty line after them; nothing at all if there are none."""
+    """Return ``lines`` under a title, followed by an empty line; nothing if there are no lines."""
     return [terminal.paint(title, "bold"), *lines, ""] if lines else []

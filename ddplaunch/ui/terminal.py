@@ -1,7 +1,7 @@
 """What a stream can show (``Terminal``), writing to it, and text made harmless and wrapped for it.
 
-rich is not used here: importing ``rich.console`` takes 40 ms, and the path of ``run`` to torchrun needs no more than
-bold, dim and three colours.
+rich is not used here: importing ``rich.console`` takes 40 ms, and until torchrun starts ``run`` needs only bold, dim
+and three colours.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ _CODES: dict[Emphasis, str] = {"bold": "1", "dim": "2", "error": "1;31", "warnin
 
 @dataclass(frozen=True)
 class Terminal:
-    """What a stream shows: ``width`` in cells, colour and bold if ``styled``."""
+    """What a stream can show: ``width`` in cells; colour and bold if ``styled``."""
 
     width: int = _DEFAULT_WIDTH
     styled: bool = False
 
     @classmethod
     def of(cls, stream: TextIO | None, environ: Mapping[str, str] | None = None) -> Terminal:
-        """Return what ``stream`` can show, as far as it and the environment tell."""
+        """Return what ``stream`` can show, judged by the stream and the environment."""
         environ = os.environ if environ is None else environ
         return cls(_width(stream, environ), _styled(stream, environ))
 
     def paint(self, text: str, emphasis: Emphasis) -> str:
-        """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or as it is if not ``styled``."""
+        """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or unchanged if not ``styled``."""
         return f"\x1b[{_CODES[emphasis]}m{text}\x1b[0m" if self.styled and text.strip() else text
 
     def lines(
         self, text: str, label: str = "", hanging: str = "", newlines: bool = False, emphasis: Emphasis = "dim"
     ) -> list[str]:
-        """Return ``text`` in lines after a ``label``, the others led by ``hanging``, by default as wide as the label.
+        """Return ``text`` in lines, the first after ``label``, the others after ``hanging`` or as wide an indent.
 
-        Without a label they are set in by two cells. ``newlines`` of the text are kept instead of spelled out.
+        Without a label, the other lines are indented by two cells. ``newlines`` keeps newlines instead of spelling
+        them out.
         """
         hanging = hanging or " " * (cells(label) or 2)
         lines = wrap(visible(text, newlines), self.width, label, hanging)
         return [self.paint(label, emphasis) + lines[0][len(label) :], *lines[1:]]
 
     def page(self, lines: Iterable[str]) -> str:
-        """Return lines as a text."""
+        """Return lines as one text."""
         return "".join(f"{line}\n" for line in lines)
 
     def note(self, text: str, label: str = "") -> str:
-        """Return a sentence as a text of its own; further lines are set in by two cells."""
+        """Return a sentence as a text of its own; further lines are indented by two cells."""
         return self.page(self.lines(text, label, "  "))
 
 
@@ -74,8 +75,8 @@ def _width(stream: TextIO | None, environ: Mapping[str, str]) -> int:
 def _styled(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
     """Return whether to use colour and bold.
 
-    ``NO_COLOR`` (https://no-color.org) wins over ``FORCE_COLOR``, this over ``TERM=dumb`` and a stream that is not a
-    terminal.
+    ``NO_COLOR`` (https://no-color.org) wins over ``FORCE_COLOR``, which wins over ``TERM=dumb`` and a stream that is
+    not a terminal.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -93,11 +94,11 @@ _pieces = HarmlessPieces()
 
 
 def write(content: str | bytes, stream: TextIO | None = None) -> bool:
-    """Write to ``stream`` (stdout) and flush; return False if nobody reads any more, as after ``| head -1``.
+    """Write to ``stream`` (stdout) and flush; return False if its reader is gone, as after ``| head -1``.
 
-    What the encoding of the stream lacks of a text is written as escapes. A terminal gets no control sequences but
-    colours, also where one comes in two pieces of bytes. Raises OSError for what the user has to know, such as a full
-    disk.
+    Characters that the stream's encoding lacks are written as escapes. A terminal gets no control sequences except
+    colours, even where one arrives in two pieces of bytes. Raises OSError for errors that the user has to know, such as
+    a full disk.
     """
     stream = sys.stdout if stream is None else stream
     if stream is None:  # the interpreter was started with the descriptor closed
@@ -114,7 +115,7 @@ def write(content: str | bytes, stream: TextIO | None = None) -> bool:
         _discard(stream)
         return False
     except OSError:
-        _discard(stream)  # Python 3.14 would write it again as it ends, and end with 120
+        _discard(stream)  # else Python 3.14 would write it again at exit, and exit with 120
         raise
     except ValueError:  # I/O operation on closed file
         return False
@@ -122,7 +123,7 @@ def write(content: str | bytes, stream: TextIO | None = None) -> bool:
 
 
 def speak(text: str, stream: TextIO | None = None) -> bool:
-    """As ``write``, to ``stream`` (stderr); no failure may stop a launch. Returns whether it was written."""
+    """As ``write``, to ``stream`` (stderr), but a failure does not stop the launch. Returns whether it was written."""
     stream = sys.stderr if stream is None else stream
     try:
         return stream is not None and write(text, stream)
@@ -144,7 +145,7 @@ def _discard(stream: TextIO) -> None:
 def visible(text: str, keep_newlines: bool = False) -> str:
     """Return ``text`` with control characters and undecodable bytes spelled out (``\\n``, ``\\x1b``, ``\\xff``).
 
-    A path can hold any byte but NUL; printed raw it could move the cursor or fail to encode.
+    A path can contain any byte but NUL; printed raw it could move the cursor or fail to encode.
     """
     if text.isprintable():
         return text
@@ -155,7 +156,7 @@ def _spell(char: str, keep_newlines: bool) -> str:
     if char.isprintable() or (char == "\n" and keep_newlines):
         return char
     code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as os.fsdecode() hands it over (PEP 383)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as returned by os.fsdecode() (PEP 383)
         return f"\\x{code - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")
 
@@ -170,16 +171,16 @@ def cells(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
 
 
-# The parts between which a line may end; `text in backticks` is one part, spaces and all.
+# Lines may end between two words; `text in backticks` is one word, including its spaces.
 _WORD = re.compile(r"(?:`[^`]*`|\S)+")
-_PARAGRAPH = re.compile(r"(?:`[^`]*`|[^\n])+")  # what stands between newlines outside of backticks
+_PARAGRAPH = re.compile(r"(?:`[^`]*`|[^\n])+")  # text between newlines that are not in backticks
 
 
 def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]:
-    """Return lines of at most ``width`` cells, the first led by ``first``, the others by ``hanging``.
+    """Return lines of at most ``width`` cells, the first after ``first``, the others after ``hanging``.
 
-    A part that is wider than a whole line stays whole on a line of its own; the terminal wraps it, and what is copied
-    from there has no newline in it. Newlines outside of backticks are kept.
+    A word wider than a whole line gets a line of its own; the terminal wraps it, so that text copied from there
+    contains no newline. Newlines outside backticks are kept.
     """
     lines: list[str] = []
     for paragraph in _PARAGRAPH.findall(text) or [""]:
@@ -195,7 +196,7 @@ def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]
 
 
 def cut(text: str, width: int) -> str:
-    """Return ``text`` as one line of at most ``width`` cells, with a sign where it was cut."""
+    """Return ``text`` as one line of at most ``width`` cells, ending in ``…`` if it was cut."""
     text = visible(text)
     if cells(text) <= width:
         return text

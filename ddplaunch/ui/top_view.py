@@ -1,4 +1,4 @@
-"""What `top` shows of the newest sample: the lines of one screen, or of a plain text."""
+"""What `top` shows of the newest sample: the lines of one screen, or plain text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _GIB = 1 << 30
 _LEAST_ROWS = 3
 _STATES = {"D": "waits for disk", "T": "stopped"}  # proc_pid_stat(5)
 _LOST = frozenset(["lost", "nan", "inf", "-inf"])
-#: What a narrow terminal does without, first to last.
+#: Columns that a narrow terminal leaves out, the first one first.
 _SPARED = ("LOADER", "°C", "DATA %", "COMM %", "LOSS", "MEM GiB", "GPU", "STEP", "CPU %", "GPU GiB", "UTIL %")
 
 
 @dataclass(frozen=True)
 class TopView:
-    """The newest sample with what is known of the run.
+    """The newest sample with facts about the run.
 
-    ``words`` are parts of the first line, ``notes`` lines below the table, ``late`` is the rank that others wait for,
+    ``words`` are parts of the first line, ``notes`` lines below the table, ``late`` is the rank for which others wait,
     None where there is none.
     """
 
@@ -38,7 +38,7 @@ class TopView:
 
 
 def top_text(view: TopView) -> str:
-    """Return a view as plain text, with an empty line below."""
+    """Return a view as plain text, followed by an empty line."""
     return "\n".join([*top_lines(view, view.terminal), "", ""])
 
 
@@ -64,7 +64,7 @@ def _host_text(sample: Sample) -> str:
 
 
 def _rank_lines(view: TopView, terminal: Terminal, room: int | None) -> list[str]:
-    """Return the table in at most ``room`` rows; where ranks have no room, those with a note come first."""
+    """Return the table in at most ``room`` rows; if ranks have to be left out, those with a note stay."""
     ranks = [(rank, view.sample.gpu_of(rank) or GpuSample(-1)) for rank in view.sample.ranks]
     rows = [(_cells(rank, gpu), _notes(rank, gpu, view.late)) for rank, gpu in ranks]
     if not rows:
@@ -82,7 +82,7 @@ def _rank_lines(view: TopView, terminal: Terminal, room: int | None) -> list[str
 
 
 def _cells(rank: RankSample, gpu: GpuSample) -> dict[str, str]:
-    """Return the texts of a rank with its GPU by column, empty for what is not known."""
+    """Return the texts of a rank and its GPU by column, empty where unknown."""
     total = "" if gpu.memory_total_bytes is None else f"/{gpu.memory_total_bytes / _GIB:.0f}"
     busy = "" if rank.workers_cpu_percent is None else f"×{rank.workers_cpu_percent / (rank.workers or 1):.0f} %"
     return {
