@@ -37,9 +37,9 @@ LARGEST_BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}
 FIRST_BYTES = 64 << 10
 GROWTH = 4
 REPEATED = (3, 20)
-PARTNERS = 3  # of each host, one after the other, where there are so many
-DOUBTFUL = 2.0  # times slower or later than the median of pairs: measured again when the others are through
-STORE_S = 60.0  # beyond the time-out of a group, for its results to arrive
+PARTNERS = 3  # most other hosts that each host is paired with, one after the other
+DOUBTFUL = 2.0  # a pair this many times slower or later than the median is measured again at the end
+STORE_S = 60.0  # for a group's results to arrive, after its time-out
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def rounds_of(ranks_of: dict[str, list[int]], backend: str) -> Iterator[list[Gro
 def rounds_of_pairs(hosts: list[str]) -> Iterator[list[tuple[str, str]]]:
     """Yield pairs by the circle method: https://en.wikipedia.org/wiki/Round-robin_tournament#Circle_method."""
     circle = [*hosts, ""] if len(hosts) % 2 else hosts
-    rounds = PARTNERS + len(hosts) % 2  # in each of them one of an odd number has none
+    rounds = PARTNERS + len(hosts) % 2  # with an odd number of hosts, one host has no partner in each round
     for _ in range(min(rounds, len(circle) - 1)):
         half = len(circle) // 2
         yield [pair for pair in zip(circle[:half], reversed(circle[half:]), strict=True) if all(pair)]
@@ -75,7 +75,7 @@ def rounds_of_pairs(hosts: list[str]) -> Iterator[list[tuple[str, str]]]:
 def forked(group: Group, rank: int, backend: str, key: str, timeout_s: float, results: Connection) -> None:
     """Be a rank of ``group`` until its time is over, and send what is known so far after each size."""
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the rank that forked it
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the child dies with the rank that forked it
     try:
         measure(group, rank, backend, key, timedelta(seconds=0.9 * timeout_s), results)  # torch says more than SIGALRM
     except Exception as problem:
@@ -98,7 +98,7 @@ def measure(group: Group, rank: int, backend: str, key: str, patience: timedelta
     for size_bytes, seconds in timed_sizes(device, backend, patience.total_seconds()):
         rate = 2 * (size - 1) / size * size_bytes / seconds
         results.send({"latency_us": 1e6 * seconds} if size_bytes == 4 else {"bandwidth_bytes_per_s": rate})
-    agreed(0.0, device)  # nobody leaves before the others have measured
+    agreed(0.0, device)  # no rank leaves before the others have measured
 
 
 def timed_sizes(device: torch.device, backend: str, timeout_s: float) -> Iterator[tuple[int, float]]:
@@ -229,7 +229,7 @@ def main() -> None:
     timeout_s = parser.parse_args().timeout
     if "RANK" not in os.environ:
         raise SystemExit("comm_test: start it by `torchrun --nproc_per_node 2 comm_test.py`")
-    # is_available() then asks NVML; CUDA itself cannot be used after a fork of a process that has started it
+    # is_available() then asks NVML: after a fork, CUDA does not work if the parent process has initialized it
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     longest = timedelta(seconds=(timeout_s or max(TIMEOUT_S.values())) + STORE_S)
     store, rank, world = next(rendezvous("env://", timeout=longest))
