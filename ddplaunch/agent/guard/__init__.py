@@ -1,1 +1,1 @@
-"""The guard, a light process beside torchrun: captures ranks, notices hangs, leaves nothing running."""
+"""The guard, a light process beside torchrun: captures ranks' output, notices hangs, ends leftover processes."""

@@ -1,7 +1,7 @@
-"""The ranks of one attempt: when each started and ended, and how, and what they note of their numbers.
+"""The ranks of one attempt: when and how each started and ended, and the numbers that they noted while training.
 
-A pidfd tells of an end without asking for it (pidfd_open(2)), in the order of the ends. torchrun looks every 0.1 s;
-until it does, the rank is a zombie, and /proc shows its status.
+A pidfd becomes readable when its process ends (pidfd_open(2)), so ends are seen in order, without polling. torchrun
+polls every 0.1 s; until then an ended rank is a zombie, and /proc shows its status.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class RankLife:
-    """One rank. ``status`` as waitpid(2) gives it, None while it runs or where nobody saw it."""
+    """One rank. ``status`` is that of waitpid(2), None while the rank runs or if its status was not seen."""
 
     def __init__(self, rank: Rank) -> None:
-        """A rank that was announced and has not started."""
+        """Make a rank that is announced but not started."""
         self.rank, self.local_rank = rank["rank"], rank["local_rank"]
         self.streams = rank["streams"]
         self.pid: int | None = None
@@ -51,7 +51,7 @@ class RankLife:
         self.told_to_end = False
 
     def end(self) -> SeenEnd:
-        """Return what is known of its end."""
+        """Return how the rank ended, as far as it is known."""
         status = self.status
         killed = status is not None and os.WIFSIGNALED(status)
         return SeenEnd(
@@ -68,7 +68,7 @@ class Attempt:
     """One start of this node's ranks."""
 
     def __init__(self, number: int, ranks: Sequence[Rank]) -> None:
-        """The ranks as announced, before any runs."""
+        """Make the announced ranks, none of which runs yet."""
         self.number = number
         self.started_s = steady_s()
         self.ended_s: float | None = None
@@ -76,13 +76,13 @@ class Attempt:
         self.owners: dict[int, Owner] = {}
         self.handles: dict[int, RankLife] = {}  # pidfd → rank
         self.first: SeenEnd | None = None  # the rank that failed first
-        self.order: list[RankLife] = []  # of the ends
+        self.order: list[RankLife] = []  # in which they ended
         self.ordered_to_end = False
         self.announced = False
         self.stacks: tuple[RankStack, ...] = ()  # where ranks were when a collective timed out
 
     def started(self, pids: dict[str, int], launcher: ProcessStat | None) -> list[int]:
-        """Note the pids of what ``launcher`` started; return a pidfd for each rank that can still be watched."""
+        """Note the pids of the ranks that ``launcher`` started; return a pidfd for each that can still be watched."""
         self.announced = True
         now_s = steady_s()
         handles = []
@@ -93,14 +93,14 @@ class Attempt:
             one.pid = pid
             seen = read_stat(pid)
             self.owners[pid] = Owner(pid, seen, launcher.start_ticks if launcher else 0)
-            if seen is None:  # ended, and torchrun has its status already
+            if seen is None:  # it has ended, and torchrun has reaped it
                 one.started_s = one.ended_s = now_s
                 self.order.append(one)
                 continue
             one.start_time, one.started_s = seen.start_ticks, now_s
             try:
                 handle = os.pidfd_open(pid)
-            except OSError:  # a kernel before 5.3, or a sandbox: what torchrun says of the end counts
+            except OSError:  # a kernel before 5.3, or a sandbox: torchrun reports the end instead
                 continue
             self.handles[handle] = one
             handles.append(handle)
@@ -112,18 +112,18 @@ class Attempt:
         return [seen for owner, seen in found if seen and seen.alive and seen.start_ticks == owner.start]
 
     def has_ended(self, handle: int) -> None:
-        """Note the end of the rank behind ``handle``, and close it."""
+        """Note the end of the rank whose pidfd is ``handle``, and close the pidfd."""
         one = self.handles.pop(handle)
         self._note(one)
-        if not one.status:  # torchrun was quicker, or the zombie's status is not for us to read
+        if not one.status:  # torchrun has reaped it, or its status is not readable for us
             reaped = status_of_reaped(handle)
             one.status = one.status if reaped is None else reaped
         os.close(handle)
 
     def looking_around(self, node_directory: str | None) -> Callable[[], object]:
-        """Return what notes, in a thread, where the ranks are when a collective timed out: there will be little time.
+        """Return a function that records ranks' stacks in a thread, to be called when a collective has timed out.
 
-        What it needs takes 80 ms to import, which is less than a rank needs to end and torchrun to notice.
+        Time is short, but importing the code takes 80 ms: less than a rank needs to end and torchrun to notice it.
         """
 
         def work() -> None:
@@ -140,7 +140,7 @@ class Attempt:
             one.status = None if seen.alive else seen.exit_status
 
     def complete(self, failures: Sequence[RankFailure], *, succeeded: bool) -> None:
-        """Fill in what only torchrun saw, and decide who was first."""
+        """Fill in statuses that only torchrun saw, and decide which rank failed first."""
         by_rank = {failure["rank"]: failure for failure in failures}
         for one in self.ranks.values():
             failure = by_rank.get(one.rank)
@@ -154,9 +154,9 @@ class Attempt:
         self.first = first_to_fail([one.end() for one in self.order], others)
 
     def ended(self, node: int, host: str, unwritten: Mapping[str, bytes], directory: str | None = None) -> EndedAttempt:
-        """Return what is known now as values; ``node`` is the number of this ``host`` in the record.
+        """Return the attempt as it is known now; ``node`` is the number of this ``host`` in the record.
 
-        ``unwritten`` is what is in no file, by the file's name in the node's ``directory``.
+        ``unwritten`` is output that could not be written, by its file's name in the node's ``directory``.
         """
         from ddplaunch.agent.end.ended import EndedAttempt
         from ddplaunch.records.outcome import RankOutcome
@@ -189,7 +189,7 @@ class Attempt:
 
 
 def processes_note(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> dict[str, Any]:
-    """Return what ``processes.json`` holds; ``start_time`` tells a process from a later one of the same number."""
+    """Return the contents of ``processes.json``; ``start_time`` tells a process from a later one with the same pid."""
     own = read_stat(os.getpid())
     return {
         "schema": 1,
@@ -207,17 +207,17 @@ def processes_note(run_id: str | None, host: str, launcher: ProcessStat | None, 
 
 
 class Told:
-    """What is found while the run goes on: said once, and kept for `ps` and for the end. Called by threads."""
+    """Findings during the run: shown once, and kept for `ps` and for the final report. Called from threads."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         """``say`` writes to the console."""
         self._settings, self._say = settings, say
         self._all: tuple[Finding, ...] = ()
-        #: The first lines of what was said.
+        #: The first line of each finding.
         self.whats: tuple[str, ...] = ()
 
     def tell(self, findings: Sequence[Finding]) -> None:
-        """Say them, and note them in the record."""
+        """Show the findings, and add them to the record."""
         from ddplaunch.records.outcome import write_findings
         from ddplaunch.ui.speech import findings_text
         from ddplaunch.ui.terminal import Terminal
@@ -229,17 +229,17 @@ class Told:
         self._say(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
 
 
-_EVERY_S = 2.0  # between two looks
+_EVERY_S = 2.0  # between two checks for the files
 
 
 class NumbersWatch:
-    """Waits until all ranks of an attempt have noted their first optimizer steps, and says what is not as planned.
+    """Waits until all ranks of an attempt have noted their first optimizer steps, and reports differences to the plan.
 
-    It looks for files now and then; nothing is read or imported before all of them are there.
+    It checks now and then whether the ranks' files exist; nothing is read or imported until all of them do.
     """
 
     def __init__(self, settings: Settings, say: Callable[[str], None], told: Told) -> None:
-        """Wait for nothing yet; what is found is told on node 0 alone: all nodes have the same numbers."""
+        """Wait for nothing yet. Only node 0 reports findings, because all nodes have the same numbers."""
         self._settings, self._say, self._told = settings, say, told
         self._folder = ""
         self._ranks: tuple[int, ...] = ()
@@ -257,7 +257,7 @@ class NumbersWatch:
         return None if self.looking else self._next_s
 
     def tick(self) -> None:
-        """Look for the notes if it is time to."""
+        """Look for the notes if it is time, and compare them once all exist."""
         due_s = self.due_s()
         if due_s is None or time.monotonic() < due_s:
             return
@@ -275,7 +275,7 @@ class NumbersWatch:
                 self._next_s = None
                 if seen.findings and not self._settings.node:
                     self._told.tell(seen.findings)
-        except Exception as error:  # what watches must not end what it watches
+        except Exception as error:  # a failure to watch must not end the run
             self._next_s = None
             self._say(f"ddplaunch: the ranks' notes could not be compared: {error!r}\n")
         finally:
@@ -287,6 +287,6 @@ def _note_of_end(directory: str, attempt: int, rank: int) -> Path:
 
 
 def note_processes(path: str, table: dict[str, Any]) -> None:
-    """Write ``processes.json``, by which `ps` and `clean` tell ranks."""
+    """Write ``processes.json``, from which `ps` and `clean` recognise ranks."""
     with contextlib.suppress(OSError):
         replace_file(path, json.dumps(table, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""The guard, a light process beside torchrun: it captures what ranks print, outlives torchrun, and leaves none behind.
+"""The guard, a light process beside torchrun: it captures ranks' output, outlives torchrun, and ends leftover ranks.
 
-Its interpreter has neither site-packages nor torch (``python -ISE``), so that neither a busy agent nor the agent's
-death touches what ranks print. ``ddplaunch.agent.protocol`` has the messages that it hears and answers.
+As a process of its own, without site-packages or torch (``python -ISE``), it captures output even if torchrun's agent
+is busy or dies. ``ddplaunch.agent.protocol`` describes the messages that it receives and sends.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def main(descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         exit_status = GuardedRun(channel, settings).guard()
         status = 0
-        with contextlib.suppress(OSError):  # torchrun is gone: nobody waits for the answer
+        with contextlib.suppress(OSError):  # torchrun is gone, and does not wait for the answer
             send(channel, {"op": "done", "exit_status": exit_status})
     except BaseException as error:
         record_crash(settings.node_directory, error)
     finally:
-        os._exit(status)  # threads may hang in a write for ever
+        os._exit(status)  # threads may block in a write forever
 
 
 class GuardedRun:
-    """All that the guard knows of a run. Methods are called by its loop, one at a time."""
+    """The state of a guarded run. The guard's loop calls the methods, one at a time."""
 
     def __init__(self, channel: socket.socket, settings: Settings) -> None:
-        """Watch the socket, torchrun, and the signals that reach this process."""
+        """Watch the socket, torchrun, and the signals that torchrun passes on."""
         self._settings, self._channel = settings, channel
         self._launcher_pid = os.getppid()
         self._launcher = read_stat(self._launcher_pid)  # None if torchrun is gone already
@@ -73,11 +73,11 @@ class GuardedRun:
         self._streams = Streams(self._loop, self._console, self._wake, settings, self._host)
         self._attempts: list[Attempt] = []
         self._sweeps = Sweeps()
-        self._end: dict[str, Any] = {}  # torchrun's last words
+        self._end: dict[str, Any] = {}  # torchrun's "end" message
         self._elsewhere: dict[str, Any] = {}  # how another node ended
         self._launcher_died = self._killed = self._prepared = False
-        self._signal: int | None = None  # the one that torchrun was told to end with
-        self._speaking = 0  # threads that are about to say something
+        self._signal: int | None = None  # the one that told torchrun to end
+        self._speaking = 0  # the number of threads that are explaining an attempt
         self._hang = self._hang_watch()
         self._told_of = Told(settings, self._console.say)
         self._numbers = NumbersWatch(settings, self._console.say, self._told_of)
@@ -89,7 +89,7 @@ class GuardedRun:
         )
 
     def guard(self) -> int:
-        """Guard the run until it has ended and nothing is left of it; return the exit status that it deserves."""
+        """Guard the run until it has ended and none of its processes is left; return its exit status."""
         while not self._end or self._sweeps.running:
             self._once()
         self._loop.once(0)
@@ -109,11 +109,11 @@ class GuardedRun:
         return status
 
     def _conclude(self, ended: EndedRun) -> int:
-        """Have the outcome written and told; return the exit status, on which a failure of that has no influence."""
+        """Write and show the outcome; return the exit status, which is the same if explaining fails."""
         try:
             from ddplaunch.agent.end.conclude import conclude
 
-            self._loop.watch(self._channel.fileno(), self._told)  # another node's end may still be told
+            self._loop.watch(self._channel.fileno(), self._told)  # another node may still report its end
             return conclude(self._settings, ended, self._console.say, self._loop.once)
         except Exception as error:
             first = ended.seen_first()
@@ -147,14 +147,14 @@ class GuardedRun:
         return attempt.ended(self._settings.node, self._host, self._streams.unwritten(), self._settings.node_directory)
 
     def _once(self) -> None:
-        """Wait for the next thing to happen, and do what is due."""
+        """Wait for the next event or due time, and handle it."""
         due = [at_s for watch in self._watches() if (at_s := watch.due_s()) is not None]
         self._loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
         for watch in self._watches():
             watch.tick()
 
     def _watches(self) -> list[Any]:
-        """Return what has something to do at some time; signals are passed on until torchrun has said its last word."""
+        """Return the objects with timed work; signals are passed on only until torchrun has reported its end."""
         watches = [self._streams, self._sweeps, self._numbers, self._hang, None if self._end else self._signals]
         return [watch for watch in watches if watch is not None]
 
@@ -174,7 +174,7 @@ class GuardedRun:
             over=lambda: bool(self._end),
         )
 
-    # What torchrun's plug-in says
+    # Messages from torchrun's plug-in
 
     def _told(self) -> None:
         try:
@@ -187,7 +187,7 @@ class GuardedRun:
             self._hear(message, descriptors)
 
     def _drain_messages(self) -> None:
-        """Hear what torchrun said last: its death is seen before the second of two messages."""
+        """Receive torchrun's last messages: its death may be noticed before the last of them is read."""
         self._channel.setblocking(False)
         while not self._end:
             try:
@@ -213,7 +213,7 @@ class GuardedRun:
             case "signal":
                 self._signal = message["signal"]
                 self._order_to_end()
-                if self._hang is None or not self._hang.stopped:  # it was a person, or a scheduler
+                if self._hang is None or not self._hang.stopped:  # a person or a scheduler sent it
                     self._signals.tell_waiting(message["signal"])
             case "end":
                 self._end = message
@@ -251,7 +251,7 @@ class GuardedRun:
 
     def _rank_ended(self, attempt: Attempt, handle: int) -> None:
         self._loop.forget(handle)
-        if self._launcher is None or is_ending(self._launcher):  # the kernel has told the ranks before it tells us
+        if self._launcher is None or is_ending(self._launcher):  # its death signals the ranks before we see it
             self._order_to_end()
         attempt.has_ended(handle)
         if not self._prepared:
@@ -259,8 +259,8 @@ class GuardedRun:
             _thread.start_new_thread(_get_ready, ())
 
     def _attempt_over(self, attempt: Attempt, failures: Sequence[RankFailure]) -> None:
-        self._loop.forget(self._channel.fileno())  # what comes next is about the attempt that has not begun here yet
-        self._loop.once(0)  # ends that nobody has looked at yet
+        self._loop.forget(self._channel.fileno())  # the next message is about the new attempt, which has not begun here
+        self._loop.once(0)  # ends of ranks that are not handled yet
         if not self._end:
             self._loop.watch(self._channel.fileno(), self._told)
         attempt.ended_s = steady_s()
@@ -304,11 +304,11 @@ class GuardedRun:
     def _sweep(
         self, attempt: Attempt, *, workers_only: bool = False, at_once: bool = False, followed: bool = False
     ) -> None:
-        """End what is left of ``attempt``; ``followed`` by another one, whose ranks torchrun may be starting."""
+        """End the processes left by ``attempt``; ``followed``: torchrun may be starting the ranks of the next one."""
 
         def find() -> list[ProcessStat]:
             last = attempt is self._attempts[-1] and not followed
-            if not attempt.announced and last:  # else they would be those of a later attempt
+            if not attempt.announced and last:  # else the ranks found would be a later attempt's
                 for one in unannounced(own_processes(), os.environ.get(LAUNCH, ""), self._launcher):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
             return left_by(attempt.owners, workers_only=workers_only)
@@ -322,7 +322,7 @@ class GuardedRun:
         os.eventfd_read(self._wake)
 
     def _signalled(self) -> None:
-        """Torchrun's process got a signal."""
+        """Handle a signal that torchrun's process got."""
         self._signals.read()
         if self._signals.resized:
             self._signals.resized = False
@@ -337,24 +337,24 @@ class GuardedRun:
             self._sweep(self._attempts[-1], at_once=True)
 
     def _resized(self) -> None:
-        """Follow the window, and tell the ranks that are shown as their terminal would."""
+        """Give ranks' terminals the new window size, and send the ranks SIGWINCH, as a terminal would."""
         shown = set(self._streams.resize())
         for one in self._attempts[-1].ranks.values() if self._attempts else ():
             if one.rank in shown and one.pid is not None and (seen := read_stat(one.pid)):
                 send_signal(seen, signal.SIGWINCH)
 
     def _hurried(self) -> bool:
-        self._signals.read()  # nobody loops while the end is being said
+        self._signals.read()  # the loop does not run while the end is being shown
         return self._launcher_died or self._signals.interrupts > 1 or os.getppid() != self._launcher_pid
 
 
 def _prepare_process() -> None:
-    """Name this process for process tables."""
+    """Set the name of this process for process tables."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("ddplaunch-guard")
 
 
 def _get_ready() -> None:
-    """Import what explains while torchrun still notices that ranks have ended; earlier it would treble our memory."""
+    """Import the explaining code while torchrun still notices the ranks' end; importing earlier would treble memory."""
     with contextlib.suppress(Exception):
         importlib.import_module("ddplaunch.agent.end.conclude")

@@ -1,6 +1,6 @@
-"""Whether ranks stand still, by several looks at their stacks, and what is said and recorded of those that do.
+"""Decides from several samples of stacks whether ranks hang, and describes and records the hang.
 
-Imported only when some do, because it brings in what explains, and what asks for stacks.
+Imported only when ranks seem to hang, because it imports the code that explains and that takes stacks.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from ddplaunch.values.words import duration_text, ranks_text
 _TAIL_BYTES = 1 << 16
 _PLACES = 4
 _SAID = 160  # characters of an exception
-_BUSY = 0.1  # of a core: a machine may be shared
+_BUSY = 0.1  # of a core, as the machine may be shared
 
 
 def take(pids: Mapping[int, int]) -> tuple[RankStack, ...]:
-    """Return where each rank of ``pids`` (rank to pid) is, and its DataLoader workers."""
+    """Return the stacks of each rank in ``pids`` (rank to pid) and of its DataLoader workers."""
     ranks = [LiveRank(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
     return with_workers(take_stacks(ranks))
 
 
 def look_around(attempt: Attempt, node_directory: str | None) -> None:
-    """Note where the ranks are that still run: the one that timed out ends soon, and torchrun ends the others then."""
+    """Record the stacks of running ranks, before the one that timed out ends and torchrun ends the others."""
     attempt.stacks = take({one.rank: one.pid for one in attempt.ranks.values() if one.pid and one.ended_s is None})
     if attempt.stacks:
         write_stacks(attempt.stacks, node_directory)
 
 
 def write_stacks(stacks: tuple[RankStack, ...], node_directory: str | None) -> str:
-    """Write them into the record, as ``node-K/stacks-TIME.txt``; return the file, "" if that is impossible."""
+    """Write the stacks to ``node-K/stacks-TIME.txt`` in the record; return its path, "" if that fails."""
     if node_directory is None:
         return ""
     path = f"{node_directory}/stacks-{time.strftime('%H%M%S')}.txt"
@@ -80,10 +80,10 @@ def describe(
     host: str,
     attempt: str | None,
 ) -> Diagnosis:
-    """Return the diagnosis of this ``host``'s ranks, which have stood still for ``still_s``.
+    """Return the diagnosis of this ``host``'s ranks, which have made no progress for ``still_s``.
 
-    ``shares`` is how much of a core each used meanwhile, ``steps`` the number of the last optimizer step (0: nobody
-    counts), ``attempt`` the folder of what they printed, None for none.
+    ``shares`` is how much of a core each rank used meanwhile, ``steps`` the number of the last optimizer step (0 if
+    unknown), ``attempt`` the folder of the ranks' output, None without one.
     """
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in shares.items() if share > _BUSY}
@@ -98,9 +98,9 @@ def _ended_parts(attempt: str | None, ranks: Iterable[int]) -> tuple[tuple[int, 
 
 
 def _ended_part(output: str) -> tuple[str, str] | None:
-    """Return what of a rank was ended by an exception last, "thread" or "process", and by which; None where none was.
+    """Return which part of a rank an exception ended last, ("thread" or "process", exception); None without one.
 
-    A process that a rank starts by multiprocessing prints into the rank's files, and its frames say so.
+    A process that a rank starts by multiprocessing prints to the rank's files; its frames show what it is.
     """
     reader = Tracebacks()
     lines = (_tail(f"{output}.err") or _tail(f"{output}.out")).split("\n")
@@ -119,14 +119,15 @@ IDLE_LOOKS, BUSY_LOOKS = 3, 5
 
 
 def hangs(looks: Sequence[Sequence[RankStack]], idle: frozenset[int], *, stepped: bool) -> bool:
-    """Return whether ranks that have not got on for the time-out stand still, from their stacks meanwhile.
+    """Return whether ranks that made no progress for the whole time-out hang, judged by their stacks during it.
 
-    Each has to stay in one place. ``idle`` are the ranks that used no CPU. What computes may take any time, and so may
-    those that wait for it: a hang is a rank that does nothing and waits for no other one, or that all wait for each
-    other. NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so a rank that waits may use a core:
-    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin). Where all do, in
-    one and the same collective, that may be one after the other, unless there were steps and there are none any more
-    (``stepped``).
+    Each rank must have stayed at one place in its code. ``idle`` are the ranks that used no CPU. A rank that computes
+    may take any time, and so may the ranks that wait for it. So it is a hang if an idle rank does not wait for another
+    one, or if all ranks wait for each other. NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so a
+    waiting rank may use a core:
+    https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin). If all ranks spin
+    in the same collective, they may be making slow progress through a series of it; this is a hang only if there were
+    optimizer steps before (``stepped``).
     """
     if len(looks) < (IDLE_LOOKS if idle else BUSY_LOOKS):
         return False
@@ -142,9 +143,9 @@ def hangs(looks: Sequence[Sequence[RankStack]], idle: frozenset[int], *, stepped
 
 
 def _stays(stacks: Sequence[RankStack]) -> bool:
-    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries.
+    """Return whether a rank stays at one place: in one function of the user, and in few functions of libraries.
 
-    A shell script is where it was while the same programs run below it.
+    A shell script stays at one place while the same programs run below it.
     """
     own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
     calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
@@ -158,7 +159,7 @@ def _world_size(pid: int) -> int:
 
 
 def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, attempt: str | None) -> Diagnosis:
-    """Return the diagnosis of a run whose time was up; ``attempt`` is the folder of what its ranks printed."""
+    """Return the diagnosis of a run that `--timeout` ended; ``attempt`` is the folder of its ranks' output."""
     what = f"the run was ended after {duration_text(limit_s)}, as `--timeout` says"
     found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
     where = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in found)
@@ -169,7 +170,7 @@ def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, attempt: str | Non
 
 
 def warning_text(diagnosis: Diagnosis, stacks_file: str) -> str:
-    """Return the lines which say that ranks stand still."""
+    """Return the warning that ranks hang."""
     finding = replace(as_finding(diagnosis, None), severity=Severity.WARNING)
     if stacks_file:
         finding = replace(finding, where=(*finding.where, os.path.relpath(stacks_file)))

@@ -1,8 +1,8 @@
-"""Watches from outside whether ranks move, and the time that a run may take.
+"""Watches from outside whether ranks make progress, and how long the run may take.
 
-A run gets on while any rank prints, reads or writes a file, sends something in a collective, makes an optimizer step or
-asks for a batch. Where nothing of that happens for the time-out, stacks that were taken meanwhile are compared, see
-``hang_report.hangs``.
+A run makes progress while any rank prints, reads or writes a file, sends data in a collective, makes an optimizer step
+or asks for a batch. If none of these happens for the whole time-out, ``hang_report.hangs`` compares stacks taken
+meanwhile.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from ddplaunch.explain.diagnosis import Diagnosis
     from ddplaunch.explain.stacks.parse import RankStack
 
-#: Below this share of a core a rank computes nothing: watchdogs, polls with pauses and monitors stay below it.
+#: Below this share of a core a rank counts as idle: watchdogs, polls with pauses and monitors use less.
 _IDLE_SHARE = 0.05
-#: Below this rate a rank and what it started read and write nothing.
+#: Below this rate a rank with its child processes counts as neither reading nor writing.
 _IDLE_BYTES_PER_S = 32 << 10
-#: What torch and gloo call the threads that send what a collective sends (since torch 2.5); NCCL does not use files.
+#: Names of the threads in which torch and gloo send a collective's data (since torch 2.5); NCCL does not use files.
 _COLLECTIVE_THREADS = (b"pt_gloo_runloop", b"gloo_tcp_loop")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What each rank and what it started has used until ``at_s`` (time.monotonic()): CPU seconds, and bytes."""
+    """CPU seconds and bytes that each rank with its child processes has used until ``at_s`` (time.monotonic())."""
 
     at_s: float
     cpu_s: Mapping[int, float]
@@ -49,7 +49,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Look:
-    """Where all ranks were at one time, and what they had used until then, and after that: to show it costs CPU."""
+    """All ranks' stacks at one time, and their usage before and after taking these, which itself costs them CPU."""
 
     before: Usage
     stacks: tuple[RankStack, ...]
@@ -57,9 +57,9 @@ class Look:
 
 
 def shares(looks: Sequence[Look]) -> dict[int, float]:
-    """Return how much of a core each rank used between the looks, nothing for fewer than two.
+    """Return how much of a core each rank used between the looks; empty for fewer than two looks.
 
-    One that reads or writes a lot counts as using a core.
+    A rank that reads or writes a lot counts as using a core.
     """
     gaps = [(earlier.after, later.before) for earlier, later in pairwise(looks)]
     seconds = sum(end.at_s - begin.at_s for begin, end in gaps)
@@ -72,16 +72,16 @@ def shares(looks: Sequence[Look]) -> dict[int, float]:
 
 
 def idle(used: Mapping[int, float]) -> frozenset[int]:
-    """Return the ranks that stand still."""
+    """Return the ranks that use almost no CPU."""
     return frozenset(rank for rank, share in used.items() if share < _IDLE_SHARE)
 
 
 def usage_of(ranks: Mapping[int, int]) -> Usage:
-    """Return what each rank of ``ranks`` (rank to pid), and what is in its session, has used since it started.
+    """Return the usage of each rank in ``ranks`` (rank to pid) and of its session since they started.
 
-    CPU time counts that of children that have ended, and the time in which a busy machine let the main thread wait for
-    a CPU: proc_pid_stat(5) fields 12 and 14 to 17, https://docs.kernel.org/scheduler/sched-stats.html. Bytes are those
-    of proc_pid_io(5) and the pages that had to be fetched.
+    CPU time includes ended children, and the time that the main thread waited for a CPU on a busy machine:
+    proc_pid_stat(5) fields 12 and 14 to 17, https://docs.kernel.org/scheduler/sched-stats.html. Bytes are those of
+    proc_pid_io(5) plus pages that were read in (major faults).
     """
     # Not psutil: it knows neither the wait for a CPU nor the faults, its import takes 23 ms of CPU and 1.8 MiB, and the
     # guard's interpreter (``python -ISE``) has no site-packages. A sample among 96 processes: 0.13 ms, psutil 0.3 ms.
@@ -102,27 +102,27 @@ def usage_of(ranks: Mapping[int, int]) -> Usage:
 
 
 class RankWork:
-    """What changes only while ranks get on: files, what collectives send, steps and batches."""
+    """Counts that change only while ranks make progress: file reads and writes, collectives' data, steps, batches."""
 
     def __init__(self) -> None:
         """Know no rank yet."""
-        self.moved_s = 0.0  # when one was last seen to get on
+        self.moved_s = 0.0  # when a rank was last seen to make progress
         self._seen: dict[int, tuple[int, ...]] = {}
         self._threads: dict[int, tuple[int, list[str]]] = {}
-        self._memories: dict[int, tuple[int, int]] = {}  # of a rank's pid: its interpreter, and a descriptor
+        self._memories: dict[int, tuple[int, int]] = {}  # by a rank's pid: its interpreter's pid, and a descriptor
 
     def look(self, pids: Iterable[int], *, counts: bool = True) -> None:
-        """Note whether any of these ranks has got on since the last look; ``counts`` False: what it did was for us."""
+        """Note whether any rank made progress since the last look; ``counts`` False: ignore it, we caused it."""
         before, self._seen = self._seen, {pid: self._look(pid) for pid in pids}
         if counts and any(pid in before and before[pid] != now for pid, now in self._seen.items()):
             self.moved_s = time.monotonic()
 
     def steps(self, pids: Iterable[int]) -> int:
-        """Return the number of the last optimizer step of any rank, 0 where none was made or nobody counts."""
+        """Return the highest number of an optimizer step of any rank, 0 if there was none or they are not counted."""
         return max((self._counted(pid)[0] for pid in pids), default=0)
 
     def find(self, pids: Collection[int]) -> None:
-        """Look for the memory in which ranks count: an interpreter takes a while to start."""
+        """Open the shared memory in which ranks count steps, once it exists: an interpreter takes a while to start."""
         for pid in self._memories.keys() - set(pids):
             os.close(self._memories.pop(pid)[1])
         if len(self._memories) == len(pids):
@@ -134,7 +134,7 @@ class RankWork:
                 self._memories[pid] = found
 
     def _look(self, pid: int) -> tuple[int, ...]:
-        """Return what counts up; of files, only what the main thread and collectives do: others may watch for ever."""
+        """Return a rank's counts; bytes are those of main thread and collectives, as other threads may poll forever."""
         python, _ = self._memories.get(pid, (pid, None))
         threads = (str(python), *self._collective(python))
         return (*self._counted(pid), sum(io_bytes_of(f"{python}/task/{thread}") for thread in threads))
@@ -144,7 +144,7 @@ class RankWork:
         return int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
 
     def _collective(self, pid: int) -> list[str]:
-        """Return the threads that collectives run in."""
+        """Return the ids of the threads in which collectives run."""
         try:
             names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
         except OSError:
@@ -156,8 +156,8 @@ class RankWork:
         return known[1]
 
 
-_LOOKS, _MOST_LOOKS = 4, 8  # at stacks: over the time-out, and that are compared
-_LONGER_S = 20.0  # than the grace: a torchrun that waits in C++ runs no handler
+_LOOKS, _MOST_LOOKS = 4, 8  # samples of stacks: per time-out, and the most that are compared
+_LONGER_S = 20.0  # longer than the grace until SIGKILL: a torchrun that waits in C++ runs no handler
 
 
 class HangWatch:
@@ -175,10 +175,10 @@ class HangWatch:
         attempt: Callable[[], Attempt | None],
         over: Callable[[], bool],
     ) -> None:
-        """Begin to watch; the time of the run counts from torchrun's start, also for a second guard.
+        """Begin to watch; the run's time counts from torchrun's start, also for a replaced guard.
 
-        ``attempt`` returns the one whose ranks run, ``over`` whether torchrun has said its last word. ``wake`` is the
-        loop's eventfd.
+        ``attempt`` returns the running attempt, ``over`` whether torchrun has reported its end. ``wake`` is the loop's
+        eventfd.
         """
         self._settings, self._host, self._launcher = settings, host, launcher
         self._streams, self._console, self._wake = streams, console, wake
@@ -207,7 +207,7 @@ class HangWatch:
         return self._next_s if self._until_s is None else min(self._next_s, self._until_s)
 
     def tick(self) -> None:
-        """Look again if it is time to."""
+        """Do what is due: measure progress, sample stacks, end the run at its time limit, or kill torchrun."""
         now_s = time.monotonic()
         if (due_s := self.due_s()) is None or now_s < due_s:
             return
@@ -228,9 +228,9 @@ class HangWatch:
                 self._in_thread(self._compare)
 
     def _silent_s(self) -> float:
-        """For how many seconds no rank has got on."""
+        """Return for how many seconds no rank has made progress."""
         if self._streams.without is not None:
-            return 0.0  # they may be printing: nobody can call them silent
+            return 0.0  # their output is not seen, so they may be printing
         return time.monotonic() - max(self._began_s, self._streams.heard_s, self._work.moved_s)
 
     def _pids(self) -> dict[int, int]:
@@ -246,16 +246,16 @@ class HangWatch:
         self._work.find(pids.values())
         self._work.look(pids.values())
         if self._told_s is not None and time.monotonic() - self._silent_s() > self._told_s:
-            self._told_s = None  # it moves again, and may stand still again
+            self._told_s = None  # the run makes progress again, and a new hang is reported again
 
     def _in_thread(self, work: Callable[[], None]) -> None:
-        """Stacks take seconds, and the ranks' output does not wait for them."""
+        """Run ``work`` in a thread: stacks take seconds, and ranks' output must not wait for them."""
         self.looking = True
 
         def safely() -> None:
             try:
                 work()
-            except Exception as error:  # what watches must not end what it watches
+            except Exception as error:  # a failure to watch must not end the run
                 self._told_s = time.monotonic()
                 self._console.say(f"ddplaunch: ranks could not be looked at: {error!r}\n")
             finally:
@@ -265,17 +265,17 @@ class HangWatch:
 
         _thread.start_new_thread(safely, ())
 
-    # In the thread
+    # Called in the thread
 
     def _compare(self) -> None:
-        """Look at the stacks once more; where nothing has changed for the whole time-out, it is a hang."""
+        """Sample stacks once more; report or stop a hang if nothing has changed for the whole time-out."""
         from ddplaunch.agent.guard.hang_report import IDLE_LOOKS, describe, hangs, take, warning_text, write_stacks
 
         pids = self._pids()
         self._work.look(pids.values())
         silent_s, before = self._silent_s(), usage_of(pids)
         stacks = take(pids)
-        self._work.look(pids.values(), counts=False)  # they wrote their stacks
+        self._work.look(pids.values(), counts=False)  # writing their stacks is not progress
         alike = self._looks if self._looks and self._looks[-1].before.cpu_s.keys() == pids.keys() else []
         self._looks = [*alike, Look(before, stacks, usage_of(pids))][-_MOST_LOOKS:]
         used, steps = shares(self._looks[-IDLE_LOOKS:]), self._work.steps(pids.values())
@@ -301,12 +301,12 @@ class HangWatch:
         self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, self._folder()))
 
     def _folder(self) -> str | None:
-        """Return where the attempt's output is, None for nowhere."""
+        """Return the folder of the attempt's output, None without one."""
         node = self._settings.node_directory
         return f"{node}/attempt-{self._attempt.number}" if self._attempt and node else None
 
     def _stop(self, diagnosis: Diagnosis) -> None:
-        """End the run as a person would, by SIGTERM to torchrun: ranks may save, and are killed after the grace."""
+        """End the run by SIGTERM to torchrun, as a person would: ranks may save, and are killed after the grace."""
         if self._over():
             return
         self.stopped = diagnosis

@@ -1,8 +1,8 @@
-"""The guard's event loop, and the signals of torchrun that reach it: Ctrl-C, a changed window, SIGUSR1.
+"""The guard's event loop, and its handling of torchrun's signals: Ctrl-C, a resized window, SIGUSR1.
 
-The guard leads a session of its own, so that what kills torchrun's whole process group spares it; a terminal's signals
-do not reach it there. torchrun's process writes the number of each signal into a pipe, from C, as it comes
-(``signal.set_wakeup_fd``): the guard sees a Ctrl-C at once, also while torchrun waits in C++ and runs no Python.
+The guard leads its own session, so that killing torchrun's process group spares it; a terminal's signals therefore do
+not reach it. Instead, torchrun's process writes each signal's number into a pipe, from C (``signal.set_wakeup_fd``),
+so the guard sees a Ctrl-C at once, even while torchrun waits in C++ and runs no Python.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ddplaunch.values.words import count, signal_name
 if TYPE_CHECKING:
     from ddplaunch.agent.guard.attempt import Attempt
 
-#: Batch systems signal every process of a job; the guard has to outlast that.
+#: Signals that batch systems may send to every process of a job; the guard must survive them.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGALRM")
 IGNORED = tuple(map(signal.Signals.__getitem__, _NAMES))
-#: What schedulers announce an end with, and users give a meaning: ranks that catch them get them.
+#: Signals by which schedulers announce an end, or that users define: passed on to ranks that catch them.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Loop:
-    """Waits for descriptors. A callback may forget any descriptor, its own too."""
+    """Waits for descriptors and makes their calls. A call may forget any descriptor, its own included."""
 
     def __init__(self) -> None:
         """Watch nothing yet."""
@@ -46,20 +46,20 @@ class Loop:
         self._calls[descriptor] = call
 
     def forget(self, descriptor: int) -> None:
-        """Watch it no more; to be done before it is closed."""
+        """Stop watching ``descriptor``; call this before closing it."""
         if self._calls.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
     def once(self, timeout_s: float | None) -> None:
-        """Wait until something happens, at most ``timeout_s`` (None: for ever), and make the calls."""
+        """Wait for descriptors at most ``timeout_s`` (None: forever), and make the calls of those that are ready."""
         for descriptor, _ in self._epoll.poll(timeout_s):
             if call := self._calls.get(descriptor):
                 call()
 
     def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
-        """Call ``ended()`` once at the end of ``pid``, if it is not gone already.
+        """Call ``ended()`` once when the process ``pid`` ends; do nothing if it is already gone.
 
-        A socket to torchrun does not tell: what torchrun forks may hold it open.
+        The socket does not show torchrun's end, because processes that torchrun forked may hold it open.
         """
         try:
             handle = os.pidfd_open(pid)
@@ -74,12 +74,12 @@ class Loop:
         self.watch(handle, once)
 
 
-_ALL_AT_ONCE_S = 0.3  # in which a batch system signals all processes of a job, one by one
+_ALL_AT_ONCE_S = 0.3  # within which a batch system signals all processes of a job
 _TOLD_ALSO_S = 2.0
 
 
 class LauncherSignals:
-    """The signals that torchrun's process gets, and what follows for its ranks, those of the ``latest()`` attempt."""
+    """Handles the signals that torchrun's process gets, for the ranks of the ``latest()`` attempt."""
 
     def __init__(
         self,
@@ -87,16 +87,16 @@ class LauncherSignals:
         latest: Callable[[], Attempt | None],
         say: Callable[[str], None],
     ) -> None:
-        """Let signals through that were blocked when the guard was started; most of them mean nothing to it."""
+        """Unblock the signals that were blocked when the guard started; it ignores most of them."""
         self._settings = settings
         self._latest, self._say = latest, say
         self._told = False
         self._pipe = -1
         self.interrupts = 0
         self.resized = False
-        self._own: dict[int, float] = {}  # when one reached this process itself
-        self._due: dict[int, float] = {}  # when one is to be passed on
-        self.announced: tuple[str, float] | None = None  # the first of PASSED_ON that came for the ranks, and when
+        self._own: dict[int, float] = {}  # signal number to when it reached this process
+        self._due: dict[int, float] = {}  # signal number to when it must be passed on
+        self.announced: tuple[str, float] | None = None  # the first of PASSED_ON that was for the ranks, and when
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)
         for number in PASSED_ON:
@@ -104,11 +104,11 @@ class LauncherSignals:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def listen(self, pipe: int) -> None:
-        """Take the pipe with the numbers, whose reading end ``pipe`` does not block."""
+        """Read signal numbers from ``pipe``, a non-blocking descriptor, from now on."""
         self._pipe = pipe
 
     def read(self) -> bytes:
-        """Note what has come since; return the numbers. To be called by who does not loop, too."""
+        """Note the signals since the last call; return their numbers. May be called outside the loop too."""
         numbers = b""
         try:
             while more := os.read(self._pipe, 512):
@@ -128,15 +128,15 @@ class LauncherSignals:
         return min(self._due.values(), default=None)
 
     def tick(self) -> None:
-        """Pass on what is due."""
+        """Pass on the signals that are due."""
         now_s = time.monotonic()
         for number in [each for each, due_s in self._due.items() if now_s >= due_s]:
             del self._due[number]
-            if now_s - self._own.get(number, -_TOLD_ALSO_S) >= _TOLD_ALSO_S:  # else every process got it, the ranks too
+            if now_s - self._own.get(number, -_TOLD_ALSO_S) >= _TOLD_ALSO_S:  # else all processes got it, ranks too
                 self._pass_on(number)
 
     def tell_waiting(self, number: int) -> None:
-        """Say once what is waited for when ``number`` has told torchrun to end: ranks may take a while to save."""
+        """After signal ``number`` told torchrun to end, say once that ranks are given time to save."""
         self._due.pop(number, None)  # torchrun passes it on itself
         ranks = self._ranks()
         if self._told or self._settings.silent or not ranks:
@@ -152,7 +152,7 @@ class LauncherSignals:
         return [] if attempt is None else attempt.running()
 
     def _pass_on(self, number: int) -> None:
-        """Give a signal to the ranks that catch it: it would kill all others, which nobody means by it."""
+        """Send a signal to the ranks that catch it; it would kill the others, which is not intended."""
         name = signal_name(number)
         catching = [one for one in self._ranks() if catches(one.pid, number)]
         told = [one for one in catching if send_signal(one, number) == "sent"]

@@ -1,9 +1,8 @@
-"""Where the guard writes: the launcher's stdout and stderr, and whatever a thread writes for its loop.
+"""Writes to the launcher's stdout and stderr, and to files, in threads, so that the guard's loop never waits.
 
-A thread of each writes what it is given, in order, so that the guard's loop never waits: consoles and disks can
-block for ever (nobody reads, Ctrl-S, a dead file server), and O_NONBLOCK on a descriptor that was inherited would reach
-every program that shares it. A console that blocks holds up the rank that is shown, through ``full``, as if that rank
-ran alone.
+Each writer has a thread that does its work in order. Consoles and disks can block forever (a pipe that is not read,
+Ctrl-S, a dead file server), and O_NONBLOCK on an inherited descriptor would affect every program that shares it. A
+blocked console holds up the ranks that are shown, through ``full``, as if they wrote to it directly.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from ddplaunch.values.escapes import harmless_bytes
 
 
 class Writer:
-    """One thread and its queue. ``wake`` is an eventfd that is rung when a queue that was ``full`` has room again.
+    """One thread and its queue. ``wake`` is an eventfd that is written when a ``full`` queue has room again.
 
-    ``done`` is counted by the writing thread alone.
+    Only the writing thread changes ``done``.
     """
 
     def __init__(self, wake: int, limit_bytes: int) -> None:
-        """Start nothing yet: many runs never write to one of their writers."""
+        """Start no thread yet: many runs never use some of their writers."""
         self._wake, self._limit = wake, limit_bytes
         self._queue: deque[tuple[Callable[[], object], int]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
@@ -41,7 +40,7 @@ class Writer:
         self.moved_s = time.monotonic()
 
     def put(self, work: Callable[[], object], size_bytes: int = 0) -> None:
-        """Call ``work()``, which must not raise, in the thread, after everything that was put before."""
+        """Call ``work()``, which must not raise, in the thread, after all earlier work."""
         with self._lock:
             if not self._started:
                 self._started = True
@@ -52,18 +51,18 @@ class Writer:
 
     @property
     def pending(self) -> int:
-        """Bytes that are not written yet; 0 means that nothing is left to do."""
+        """Bytes that are not written yet; 0 means that no work is left."""
         return self.given - self.done
 
     def full(self) -> bool:
-        """Say whether no more should be put now; if so, the loop is woken as soon as half of it is written."""
+        """Return whether no more should be put now; if so, the loop is woken once the queue is half empty."""
         if self.pending < self._limit:
             return False
         self._awaited = True
-        return self.pending >= self._limit  # it may have been emptied before it was awaited
+        return self.pending >= self._limit  # it may have been emptied before ``_awaited`` was set
 
     def wait(self, until_s: float) -> bool:
-        """Wait until all is written, at most until ``until_s`` (time.monotonic()); return whether it is."""
+        """Wait until all is written, at most until ``until_s`` (time.monotonic()); return whether all is."""
         pause_s = 0.0005
         while self.pending and time.monotonic() < until_s:
             time.sleep(pause_s)
@@ -89,9 +88,9 @@ _PATIENCE_S = 5.0
 
 
 class Sink:
-    """One of the two streams. ``gone`` once its reader is: what is put then is dropped.
+    """Stdout or stderr of the launcher. ``gone``: its reader has closed it, and further data is dropped.
 
-    A file on a full disk, which is no reader, misses what comes until there is room: that does not reach the rank.
+    A file on a full disk loses data until there is room again, but stays open: ranks are not affected.
     """
 
     def __init__(self, descriptor: int, wake: int) -> None:
@@ -105,12 +104,12 @@ class Sink:
         self._wake = wake
 
     def put(self, data: bytes) -> None:
-        """Write ``data`` soon, behind everything put before."""
+        """Queue ``data`` for writing, after all earlier data."""
         if data and not self.gone:
             self.writer.put(lambda: self._write(data), len(data))
 
     def speak(self, data: bytes) -> None:
-        """Write ``data`` on a line of its own, with the cursor that a killed progress display may have hidden."""
+        """Write ``data`` on its own line, and show the cursor again if a killed progress display hid it."""
         if not self.gone:
             said = harmless_bytes(data) if self.is_terminal else data
             self.writer.put(lambda: self._speak(said), len(said))
@@ -137,16 +136,16 @@ class Sink:
 
 
 class Console:
-    """Both streams; ``say`` is the launcher's own voice. ``hurried`` says whether nobody may be left to read."""
+    """Both streams; ``say`` writes ddplaunch's own messages. ``hurried()``: do not wait long for readers."""
 
     def __init__(self, wake: int) -> None:
-        """Take the descriptors over which the guard was started."""
+        """Write to the guard's descriptors 1 and 2, which are the launcher's."""
         self.out, self.err = Sink(1, wake), Sink(2, wake)
         self.hurried: Callable[[], bool] = lambda: False
         self._voice = self.out if is_same_file(1, 2) else self.err
 
     def say(self, text: str) -> None:
-        """Write ``text`` to stderr, on a line of its own, behind all that was put before. Never raises."""
+        """Write ``text`` to stderr, on its own line, after all earlier data. Never raises."""
         self._voice.speak(text.encode("utf-8", "surrogateescape"))
 
     def settle(self, seconds: float) -> None:
@@ -157,7 +156,7 @@ class Console:
                 sink.writer.wait(until_s)
 
     def drain(self) -> None:
-        """Wait until everything is written: as long as the reader takes, in a hurry a few seconds."""
+        """Wait until everything is written: as long as the reader takes, but only 5 s per stream if ``hurried()``."""
         for sink in (self.out, self.err):
             until_s = time.monotonic() + _PATIENCE_S
             while not sink.gone and not sink.writer.wait(time.monotonic() + 0.1):
@@ -165,7 +164,7 @@ class Console:
                     return
 
     def window_size(self) -> bytes | None:
-        """Return the window as TIOCSWINSZ takes it (ioctl_tty(2)), None without a terminal."""
+        """Return the window size in the format of TIOCSWINSZ (ioctl_tty(2)), None without a terminal."""
         for sink in (self.out, self.err):
             if sink.is_terminal:
                 try:

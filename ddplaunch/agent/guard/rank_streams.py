@@ -1,7 +1,7 @@
-r"""What ranks and torchrun write, read from pipes and terminals, and passed on to the record and the console.
+r"""Reads the output of ranks and torchrun from pipes and terminals, and passes it to the record and the console.
 
-Output of several ranks is shown as whole lines with a prefix. Bytes that are not UTF-8 pass as they are. A progress
-bar, which returns to the start of its line with ``\r``, becomes the one line that a terminal shows in the end.
+Output of several ranks is shown as whole lines with a prefix. Bytes that are not UTF-8 pass unchanged. A progress bar,
+which returns to the start of its line with ``\r``, becomes one line: the last that a terminal would show.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LONGEST_LINE_BYTES = 16 << 20
 
 
 class Prefixed:
-    """One stream of one rank; ``feed`` takes what was read and returns what can be shown."""
+    """Prefixes the lines of one stream of one rank; ``feed`` takes bytes as read and returns whole lines."""
 
     def __init__(self, prefix: bytes, on_terminal: bool = False) -> None:
-        """``prefix`` stands before every line, with its own space. A terminal gets of other controls only colours."""
+        """``prefix`` starts every line and includes its space. A terminal gets colours, but no other controls."""
         self._prefix, self._on_terminal = prefix, on_terminal
         self._open: list[bytes] = []
         self._open_bytes = 0
@@ -45,14 +45,14 @@ class Prefixed:
         return self._show(text)
 
     def flush(self) -> bytes:
-        """Return what is left of an unfinished line, as a line; nothing if there is none."""
+        """Return the unfinished line as a whole line; b"" if there is none."""
         text = b"".join(self._open)
         self._open, self._open_bytes = [], 0
         return self._show(text) if text.strip(b"\r") else b""
 
     def _hold(self, data: bytes) -> None:
         begin = data.rstrip(b"\r").rfind(b"\r") + 1
-        if begin:  # a bar that runs for hours stays one line
+        if begin:  # a progress bar that runs for hours stays one line
             self._open, self._open_bytes = [], 0
         self._open.append(data[begin:])
         self._open_bytes += len(data) - begin
@@ -68,7 +68,7 @@ class Prefixed:
 
 
 def finally_shown(line: bytes) -> bytes:
-    """Return the last part of ``line`` that is not blank: after ``\\r`` a progress bar begins anew."""
+    """Return the last part of ``line`` that is not blank; parts are separated by a progress bar's ``\\r``."""
     return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
 
 
@@ -76,10 +76,10 @@ _BUFFER = bytearray(1 << 18)
 
 
 class Stream:
-    """One stream of one rank: where it is read, recorded and shown. ``sink`` None: not shown."""
+    """One stream of a rank or torchrun: where it is read, recorded and shown (``sink``, None: not shown)."""
 
     def __init__(self, descriptor: int, file: RecordFile, sink: Sink | None) -> None:
-        """Make ``descriptor`` non-blocking; all who share it only hold it."""
+        """Make ``descriptor`` non-blocking; no other process that shares it reads it."""
         self.descriptor, self.file, self.sink = descriptor, file, sink
         self.prefixed: Prefixed | None = None
         self.pieces: HarmlessPieces | None = None
@@ -90,12 +90,12 @@ class Stream:
         os.set_blocking(descriptor, False)
 
     def read(self) -> bytes | None:
-        """Return what is there, None if nothing is; at the end ``open`` is False."""
+        """Return available bytes, None without any; sets ``open`` to False at the end of the stream."""
         try:
             size = os.readv(self.descriptor, [_BUFFER])
         except BlockingIOError:
             return None
-        except OSError:  # EIO: nobody holds the other side of the terminal
+        except OSError:  # EIO: the other side of the terminal is closed
             self.open = False
             return None
         if size == 0:
@@ -104,13 +104,13 @@ class Stream:
         return bytes(memoryview(_BUFFER)[:size])
 
     def close(self) -> None:
-        """Let go of the reading end."""
+        """Close the reading end."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor, self.open = -1, False
 
 
-#: As gloo's exception, and NCCL's watchdog, which waits for a while before it ends the rank.
+#: Messages of gloo's exception, and of NCCL's watchdog, which waits a while before it ends the rank.
 _TIMED_OUT = (b"Timed out waiting", b"Watchdog caught collective operation timeout")
 _RECORDS_BYTES = 4 << 20
 _STALLED_S = 5.0
@@ -121,16 +121,16 @@ class Streams:
     """All streams of the current attempt, and torchrun's own."""
 
     def __init__(self, loop: Loop, console: Console, wake: int, settings: Settings, host: str) -> None:
-        """Read nothing yet. Without a directory in the settings the last of what comes is kept in memory."""
+        """Read nothing yet. Without a directory in the settings, the last output is kept in memory."""
         self._loop, self._console, self._host = loop, console, host
         self._directory, self._limit = settings.node_directory, settings.log_max_bytes
         self.records = Writer(wake, _RECORDS_BYTES)
-        self.without: str | None = None  # why ranks write to the console, where nobody reads what they print
+        self.without: str | None = None  # why ranks write to the console
         self._open: list[Stream] = []
-        self._files: list[tuple[str, RecordFile]] = []  # by their names in the node's directory
+        self._files: list[tuple[str, RecordFile]] = []  # with their names in the node's directory
         self._stalled = False
         self.heard_s = 0.0  # when a rank last printed anything (time.monotonic())
-        self.timed_out: Callable[[], object] | None = None  # called once, when a rank says that a collective did
+        self.timed_out: Callable[[], object] | None = None  # called once, when a rank prints a collective's time-out
 
     def add_rank(self, rank: Rank, descriptors: Sequence[int], settings: Settings, attempt: int) -> None:
         """Read the streams of one rank from now on, in the order of ``rank["streams"]``."""
@@ -160,7 +160,7 @@ class Streams:
         return stream
 
     def _read(self, stream: Stream) -> None:
-        """Read what is there; pause where the console or the disk has to catch up first."""
+        """Read available bytes; pause the stream if the console or the disk must catch up first."""
         self._take(stream)
         if not stream.open:
             self._close(stream)
@@ -192,11 +192,11 @@ class Streams:
     def due_s(self) -> float | None:
         """Return when ``tick`` should be called next (time.monotonic()), None if never."""
         if not self._stalled and any(stream.paused for stream in self._open):
-            return time.monotonic() + 1.0  # to notice a disk that takes nothing
+            return time.monotonic() + 1.0  # to notice a stalled disk
         return None
 
     def tick(self) -> None:
-        """Go on with the streams that waited for the console or the disk, where there is room again."""
+        """Resume the streams that waited for the console or the disk, if there is room again."""
         now_s = time.monotonic()
         if not self._stalled and self.records.full() and now_s - self.records.moved_s > _STALLED_S:
             self._stalled = True
@@ -208,7 +208,7 @@ class Streams:
     def _watch(self, stream: Stream) -> None:
         try:
             self._loop.watch(stream.descriptor, lambda: self._read(stream))
-        except OSError:  # not a pipe: /dev/null in the place of a stream that an earlier guard has closed
+        except OSError:  # not a pipe but /dev/null, as an earlier guard closed this stream
             self._close(stream)
 
     def resize(self) -> list[int]:
@@ -225,14 +225,14 @@ class Streams:
         return resized
 
     def drain(self) -> None:
-        """Read what ranks have left behind, until nothing comes: a child of theirs may hold the other side for ever."""
+        """Read what is left in the pipes; do not wait for their end, as a rank's child may hold them open forever."""
         for stream in list(self._open):
             left = _AT_MOST_DRAINED
             while stream.open and left > 0 and (size := self._take(stream)):
                 left -= size
 
     def end_attempt(self) -> None:
-        """Drain and close the ranks' streams, and show their unfinished lines; torchrun's own stays."""
+        """Drain and close the ranks' streams, and show their unfinished lines; keep torchrun's stream open."""
         self.drain()
         for stream in [one for one in self._open if one.rank >= 0]:
             self._close(stream)
@@ -246,17 +246,17 @@ class Streams:
         self.in_background(stream.file.close)
 
     def in_background(self, work: Callable[[], None]) -> None:
-        """Do ``work`` after what was recorded until now; it must not raise."""
+        """Do ``work``, which must not raise, in the recording thread after all earlier work."""
         if not self._stalled:
             self.records.put(work)
 
     def settle(self, seconds: float) -> None:
-        """Wait until all is in the files, at most ``seconds``."""
+        """Wait until all output is in the files, at most ``seconds``."""
         if not self._stalled:
             self.records.wait(time.monotonic() + seconds)
 
     def unrecorded(self) -> str | None:
-        """Say why output is missing in the record, None if none is."""
+        """Return why output is missing in the record, None if none is."""
         if self._directory is None:
             return None
         if self.without is not None:
@@ -269,5 +269,5 @@ class Streams:
         return f"{listed([file.name for file in lost], 1)}: {lost[0].problem}"
 
     def unwritten(self) -> dict[str, bytes]:
-        """Return the last of what is in no file, by the file's name in the node's directory."""
+        """Return the last output that could not be written, by its file's name in the node's directory."""
         return {name: data for name, file in self._files if (data := file.unwritten())}

@@ -1,7 +1,7 @@
-"""A file of the record that grows: within its limit, and in memory while the disk takes nothing.
+"""A log file of the record, which keeps within its size limit, and keeps output in memory while the disk is full.
 
-Whether a rank prints must never depend on a disk. What cannot be written is kept, the last 64 KiB of it, so that a
-failure can still be explained, and written as soon as there is room.
+A full disk must never block a rank's output. The last 64 KiB of output that cannot be written is kept in memory, so
+that a failure can still be explained, and written as soon as there is room.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from ddplaunch.records.own.own_files import closing, open_place, open_to_write
 from ddplaunch.values.words import size_text
 
 LAST_BYTES = 1 << 16
-_AGAIN_S = 5.0  # until a disk that took nothing is tried again
+_AGAIN_S = 5.0  # until a failed write is tried again
 _NEWLINE = 10
 
 
 class RecordFile:
-    """One file. ``problem`` says why something of it is missing, None where nothing is.
+    """One log file. ``problem`` is why output is missing in it, None if none is.
 
-    A log of more than ``limit_bytes`` (0: of any size) keeps its first quarter in the file itself, and what came last
-    in pieces beside it (``machine/files.py``), of which the oldest are removed. It is opened to append, so that a
-    second guard goes on where the first one died.
+    A log that exceeds ``limit_bytes`` (0: no limit) keeps its beginning, a quarter of the limit, in the file itself and
+    its end in pieces beside it (``machine/files.py``); the oldest pieces are removed. The file is opened to append, so
+    that a second guard continues where the first one died.
     """
 
     def __init__(self, path: str | None, limit_bytes: int = 0) -> None:
-        """Remember the path, None to keep the last bytes in memory only; ``open`` does the work."""
+        """Remember the path, None to keep the last bytes in memory only; ``open`` creates the file."""
         self.path = path
         self.problem: str | None = None
         self._limit = limit_bytes
         self._piece = Piece(path or "", 0, 0)
-        self._size = 0  # of this piece
+        self._size = 0  # of the current piece
         self._file = -1
         self._line_ended = True
-        self._waiting = bytearray()  # what the disk has not taken yet
-        self._missed = 0  # bytes that came before it
+        self._waiting = bytearray()  # not written yet
+        self._missed = 0  # bytes dropped before ``_waiting``
         self._lost = False
         self._again_s = 0.0
 
     @property
     def name(self) -> str:
-        """The name without its folders."""
+        """The file's name without its folders."""
         return (self.path or "").rpartition("/")[2]
 
     def open(self) -> None:
-        """Create the file, and its directory, or go on at its end. Never raises."""
+        """Create the file and its directory, or open it to append. Never raises."""
         self._flush()
 
     def write(self, data: bytes) -> None:
-        """Append ``data``, or keep the last of what the disk does not take. Never raises."""
+        """Append ``data``, or keep the end of what cannot be written. Never raises."""
         self._waiting += data
         if self._file >= 0 or time.monotonic() >= self._again_s:
             self._flush()
@@ -60,17 +60,17 @@ class RecordFile:
             self._missed += over
 
     def close(self) -> None:
-        """Close the file, having tried once more to write what was not. Never raises."""
+        """Try once more to write what is waiting, and close the file. Never raises."""
         if self._waiting:
             self._flush()
         self._shut()
 
     def unwritten(self) -> bytes:
-        """Return the last of what is not in the file, with a line that says what is missing before it."""
+        """Return the end of the unwritten output, after a line that says how much is missing before it."""
         return self._missing() + bytes(self._waiting)
 
     def _flush(self) -> None:
-        """Open the file if need be, and append what waits, as much of it as the disk takes."""
+        """Open the file if needed, and append as much of the waiting output as possible."""
         if self.path is None:
             return
         try:
@@ -107,7 +107,7 @@ class RecordFile:
         self._piece, self._size = piece, os.fstat(self._file).st_size
 
     def _fits(self, data: bytearray) -> int:
-        """Return how much of ``data`` goes into this piece, which ends with a line where that is not too long."""
+        """Return how much of ``data`` goes into this piece, which ends at a line's end unless the line is too long."""
         if not self._limit:
             return len(data)
         most = self._limit // 4 if self._piece.start == 0 else self._limit * 3 // 8
@@ -120,7 +120,7 @@ class RecordFile:
         return end or (len(data) if self._size < most + most // 8 else 0)
 
     def _go_on(self) -> None:
-        """Begin the next piece; remove the oldest ones, and say in the file itself what was cut. Raises OSError."""
+        """Begin the next piece, remove the oldest ones, and note the cut in the file itself. Raises OSError."""
         assert self.path is not None
         start = self._piece.start + self._size
         self._shut()
@@ -143,7 +143,7 @@ class RecordFile:
         if self._file >= 0:
             try:
                 os.close(self._file)
-            except OSError as error:  # a disk quota over the network may be told only here
+            except OSError as error:  # an exceeded quota on a network disk may be reported only here
                 self.problem, self._lost = self.problem or error.strerror, True
             self._file = -1
 

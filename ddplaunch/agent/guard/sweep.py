@@ -1,7 +1,7 @@
 """Finds the processes that a run has left behind, and ends them: SIGTERM first, then SIGKILL.
 
-Ranks of torchrun start in sessions of their own, so that a rank's DataLoader workers, and whatever else it started, are
-known by their session id even after the rank is gone: https://man7.org/linux/man-pages/man2/setsid.2.html.
+torchrun starts each rank in its own session, so a rank's DataLoader workers and other children are recognised by their
+session id even after the rank is gone: https://man7.org/linux/man-pages/man2/setsid.2.html.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _GIVE_UP_AFTER_S = 3.0  # a process in an uninterruptible wait cannot be killed
 
 
 class Owner:
-    """A rank that has started: what to know of it to find its processes later."""
+    """A started rank, with the facts by which its processes are found later."""
 
     __slots__ = ("command", "own_session", "pid", "start")
 
     def __init__(self, pid: int, seen: ProcessStat | None, since: int = 0) -> None:
-        """Read what will be gone when the rank is. One that is gone had a session, and began after ``since``."""
+        """Read the facts while the rank exists. A rank already gone is taken to have led a session since ``since``."""
         self.pid, self.start = pid, seen.start_ticks if seen else since
         self.own_session = seen.session == pid if seen else True
         self.command = read_command(pid) if seen else ()
 
 
 def of_ranks(table: Iterable[ProcessStat], owners: Mapping[int, Owner]) -> list[ProcessStat]:
-    """Return the processes of these ranks: the ranks, their sessions, and what they forked without one (fork start)."""
+    """Return the processes of these ranks: the ranks, their sessions, and forks of ranks without their own session."""
     found: dict[int, ProcessStat] = {}
     for one in sorted(table, key=lambda each: each.start_ticks):  # a parent before its children
         owner = owners.get(one.pid)
@@ -53,11 +53,11 @@ def of_ranks(table: Iterable[ProcessStat], owners: Mapping[int, Owner]) -> list[
 
 
 def _leads(one: ProcessStat) -> bool:
-    return one.session == one.pid  # it was given a session of its own: somebody meant it to stay
+    return one.session == one.pid  # a process with its own session is meant to stay
 
 
 def _workers_of(owners: Mapping[int, Owner]) -> Callable[[ProcessStat], bool]:
-    """Return what tells whether multiprocessing made a process: a fork of a rank, a spawned one, or a helper."""
+    """Return a function that tells whether multiprocessing made a process: by fork, by spawn, or as a helper."""
     commands = {owner.command for owner in owners.values() if owner.command}
 
     def is_worker(process: ProcessStat) -> bool:
@@ -71,10 +71,10 @@ def _workers_of(owners: Mapping[int, Owner]) -> Callable[[ProcessStat], bool]:
 
 
 def unannounced(table: Iterable[ProcessStat], token: str, launcher: ProcessStat | None) -> list[ProcessStat]:
-    """Return ranks that torchrun, ``launcher``, started but did not tell of before it died: they lead sessions.
+    """Return the ranks, leaders of sessions, that torchrun, ``launcher``, started but did not announce before it died.
 
-    ``token`` is that of the launch, by which its processes are known. A pasted torchrun has none, and its ranks end by
-    the kernel's SIGTERM at its death alone.
+    ``token`` is the launch's, by which its processes are recognised. A pasted torchrun line has none; its ranks then
+    end only by the SIGTERM that the kernel sends them at torchrun's death.
     """
     if launcher is None or not token:
         return []
@@ -94,7 +94,7 @@ def unannounced(table: Iterable[ProcessStat], token: str, launcher: ProcessStat 
 
 
 def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessStat]:
-    """Return what runs of these ranks now; with ``workers_only`` what multiprocessing made, and nothing else."""
+    """Return the running processes of these ranks; with ``workers_only`` only those that multiprocessing made."""
     if not owners:
         return []
     found = of_ranks(own_processes(), owners)
@@ -104,10 +104,10 @@ def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessS
 
 
 def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:
-    """Return what says how long a process of these ranks may take to end once it was asked, in seconds.
+    """Return a function that returns how many seconds a process of these ranks has to end after SIGTERM.
 
-    What catches SIGTERM may be saving: a rank whose launcher is gone, or the training below a shell that was the rank.
-    DataLoader workers catch it too, and have nothing to save.
+    A process that catches SIGTERM may be saving: a rank whose launcher is gone, or the training started by a shell that
+    was the rank. DataLoader workers catch it too, but have nothing to save.
     """
     is_worker = _workers_of(owners)
 
@@ -118,7 +118,7 @@ def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal, as proc_pid_status(5) shows it."""
+    """Return whether a process has a handler for a signal, from proc_pid_status(5)."""
     status = (read(f"/proc/{pid}/status") or "").splitlines()
     mask = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
     return bool(int(mask, 16) >> (number - 1) & 1)
@@ -127,40 +127,40 @@ def catches(pid: int, number: int) -> bool:
 class _Sweep:
     def __init__(self, find: Callable[[], list[ProcessStat]], grace: Grace | None) -> None:
         self.find, self.grace = find, grace
-        #: When each process that was asked is killed (time.monotonic()), by pid and start time.
+        #: When to kill each process that got SIGTERM (time.monotonic()), by pid and start time.
         self.kill_at_s: dict[tuple[int, int], float] = {}
         self.begun_s = time.monotonic()
 
     def pause_s(self) -> float:
-        """Return how long to wait until the next look, the longer the sweep lasts: each reads the process table."""
+        """Return how long to wait until the next look: longer as the sweep lasts, as each reads the process table."""
         return min(_SELDOM_S, max(_EVERY_S, (time.monotonic() - self.begun_s) / 10))
 
     def in_vain(self) -> bool:
-        """Return whether what is still there was killed long ago."""
+        """Return whether the remaining processes were killed too long ago to wait any longer."""
         return time.monotonic() > max(self.kill_at_s.values(), default=self.begun_s) + _GIVE_UP_AFTER_S
 
 
 class Sweeps:
-    """Ends what ``find`` functions return: each process is asked once with SIGTERM, and killed after its grace.
+    """Ends the processes that ``find`` functions return: each gets SIGTERM once, and is killed after its grace.
 
-    What a Python process has started is asked when that one is gone (``asked_first``): a rank may be saving.
+    Children of a Python process get SIGTERM only when it is gone (``asked_first``), because a rank may be saving.
     """
 
     def __init__(self) -> None:
-        """Nothing is to be ended yet; ``ended`` collects the pids of what was."""
+        """Begin without sweeps; ``ended`` collects the pids of processes that were signalled."""
         self._sweeps: list[_Sweep] = []
         self._next_s = 0.0
         self.ended: set[int] = set()
 
     def begin(self, find: Callable[[], list[ProcessStat]], grace: Grace | None) -> None:
-        """End what ``find()`` returns, now and as long as it returns anything; without ``grace`` at once."""
+        """End what ``find()`` returns, repeatedly until it returns nothing; without ``grace`` kill at once."""
         self._sweeps.append(_Sweep(find, grace))
         self._next_s = time.monotonic()
         self.tick()
 
     @property
     def running(self) -> bool:
-        """Whether there is something left to end."""
+        """Whether processes are left to end."""
         return bool(self._sweeps)
 
     def due_s(self) -> float | None:
@@ -168,7 +168,7 @@ class Sweeps:
         return self._next_s if self._sweeps else None
 
     def tick(self) -> None:
-        """Look again if it is time to, and do what is due: the process table is not for free."""
+        """If it is time, look for processes again and signal those that are due; reading the table is costly."""
         if not self._sweeps or time.monotonic() < self._next_s:
             return
         for sweep in list(self._sweeps):
@@ -187,4 +187,4 @@ class Sweeps:
             elif key not in sweep.kill_at_s:
                 sweep.kill_at_s[key] = time.monotonic() + sweep.grace(process)
                 send_signal(process, signal.SIGTERM)
-                send_signal(process, signal.SIGCONT)  # one that was stopped would not see it otherwise
+                send_signal(process, signal.SIGCONT)  # else a stopped process would not get SIGTERM
