@@ -1,1 +1,1 @@
-"""The end of a run: who failed first, why, and what is recorded and said."""
+"""The end of a run: finds which rank failed first and why, records it, and reports it."""

@@ -1,6 +1,6 @@
-"""The end of a run on one node: what failed, the outcome on disk, the last words on the console, the exit status.
+"""Ends a run on one node: finds what failed, writes the outcome, reports it, and returns the exit status.
 
-The guard calls it when every rank is gone and everything that they printed is recorded.
+The guard calls it when every rank is gone and all output is recorded.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ddplaunch.watch import observed
 _TAIL_BYTES = 1 << 16
 _LINES = 20
 _WRITES_S = 3.0  # a record on a network file system arrives late
-_HEARS_S = 10.0  # a node that failed explains that before it tells the others
+_HEARS_S = 10.0  # a failed node explains its failure before it tells the others
 _LINE_CHARS = 500
 
-_explained: dict[int, Diagnosis | None] = {}  # attempts before the last, by number, so that none is read twice
+_explained: dict[int, Diagnosis | None] = {}  # diagnoses of earlier attempts, by number, so that none is made twice
 
 
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
-    """Return what to say of an attempt that another one follows; None if it did not fail.
+    """Return the report of a failed attempt that is followed by another one; None if there is nothing to report.
 
-    Ranks that torchrun ended, because another node failed or came, have not failed either. Where one console has the
-    words of all nodes, that of the rank which failed is enough.
+    Ranks that torchrun ended because another node failed or joined did not fail. If all nodes share one console, only
+    the node whose rank failed reports.
     """
     if not attempt.failed:
         return None
@@ -63,7 +63,7 @@ def conclude(
 ) -> int:
     """Explain, record and ``say`` how the run ended; return the exit status.
 
-    ``hear`` waits so many seconds, in which another node may tell how it ended: then ``ended.elsewhere`` holds it.
+    ``hear`` waits that many seconds; if another node tells meanwhile how it ended, it fills in ``ended.elsewhere``.
     """
     ended = replace(ended, attempts=tuple(attributed(settings, each) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None
@@ -104,7 +104,7 @@ def conclude(
     if directory is not None and decided is not outcome:
         problem = _written(directory, decided)
     outcome = decided
-    if cause is not None and "SLURM_STEP_ID" in os.environ:  # what that node says stands on the same console
+    if cause is not None and "SLURM_STEP_ID" in os.environ:  # that node reports on the same console
         if not (settings.silent or settings.node):
             say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
         return outcome.exit_status
@@ -118,7 +118,7 @@ def conclude(
         unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
         notices=ended.told,
     )
-    kept = directory is not None and problem is None  # else the launcher of all hosts would never hear of it
+    kept = directory is not None and problem is None  # else the launcher of all hosts could not read it
     if not (settings.silent and kept) and not _node_0_says_it(settings, ended, outcome):
         fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
         say(_phases(settings, last) + ("" if settings.quiet and fine else text))
@@ -126,30 +126,30 @@ def conclude(
 
 
 def _typed_s() -> float | None:
-    """Return when ddplaunch was started for this run, None for a torchrun that was started without it."""
+    """Return when ddplaunch was started for this run; None if torchrun was started without ddplaunch."""
     with contextlib.suppress(ValueError):
         return float(os.environ[TYPED]) if TYPED in os.environ else None
     return None
 
 
 def _written(directory: Path, outcome: RunOutcome) -> str | None:
-    """Write the outcome; return in a clause why that was impossible."""
+    """Write the outcome; return the reason as a clause if that fails, else None."""
     problem = write_outcome(directory, outcome)
     return problem and f"outcome.json: {problem}"
 
 
 def _before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
-    """Return how the run of the same command before ended; None where nothing tells."""
+    """Return how the previous run of the same command ended; None if unknown."""
     try:
         from ddplaunch.records.earlier_run import run_before
 
         return run_before(directory, outcome)
-    except Exception:  # the records of others must not hide this one's end
+    except Exception:  # a bad record of another run must not hide this run's end
         return None
 
 
 def _node_0_says_it(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> bool:
-    """Whether this node ended like all others of a Slurm step, whose words srun puts on one console."""
+    """Return whether node 0 reports this end too: all nodes of a Slurm step ended alike, and share one console."""
     told = ended.announced is not None and outcome.diagnosis is not None and outcome.diagnosis.code == "terminated"
     alike = told or outcome.state in ("succeeded", "terminated")
     return alike and bool(settings.node) and "SLURM_STEP_ID" in os.environ
@@ -158,7 +158,7 @@ def _node_0_says_it(settings: Settings, ended: EndedRun, outcome: RunOutcome) ->
 def _decided_elsewhere(
     settings: Settings, ended: EndedRun, outcome: RunOutcome, hear: Callable[[float], None]
 ) -> tuple[RunOutcome, int | None]:
-    """Return the outcome with what Slurm, or the node that failed, knows of the end; and that node, None for none."""
+    """Return the outcome, with the cause from Slurm or from another node if there is one, and that node or None."""
     scheduled = _by_the_scheduler(settings, ended) or announced(settings, ended, outcome)
     if scheduled is not None:
         return replace(outcome, diagnosis=scheduled), None
@@ -173,13 +173,13 @@ def _decided_elsewhere(
 
 
 def _only_survived(outcome: RunOutcome) -> bool:
-    """Return whether the ranks that failed here only say that they lost or awaited another one."""
+    """Return whether ranks here failed only because they lost, or waited for, another rank."""
     found = outcome.diagnosis
     return outcome.state == "failed" and (found is None or (found.code in VAGUE and found.rank is None))
 
 
 def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
-    """Return how the node ended that told this one so, if that came before a failure of this one's own ranks."""
+    """Return the outcome that another node sent, unless this one succeeded or one of its ranks failed earlier."""
     told = outcome_of(ended.elsewhere) if ended.elsewhere else None
     if told is None or outcome.state == "succeeded":
         return None
@@ -197,10 +197,10 @@ def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
 
 
 def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
-    """Return how the node ended because of which this one did, if their records are in one place.
+    """Return the outcome of the node whose failure ended this one, if the nodes share a run directory.
 
-    srun, or torchrun's rendezvous, ends the nodes of which no rank failed by itself, or only by losing another one; the
-    one that did has written why before.
+    srun or torchrun's rendezvous ends nodes whose ranks did not fail, or failed only by losing another rank. The node
+    that failed wrote its outcome earlier.
     """
     told = ended.state == "signal" and ended.signal == signal.SIGTERM
     own = any(failed_by_itself(each) for each in outcome.last_ranks) and not _only_survived(outcome)
@@ -220,13 +220,13 @@ def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outc
 
 
 def _knows(outcome: RunOutcome) -> bool:
-    """Return whether a rank failed on the node, and not only what it waited for."""
+    """Return whether a rank of the node failed by itself, and not only because it lost another rank."""
     own = any(failed_by_itself(each) for each in outcome.last_ranks)
     return own and outcome.diagnosis is not None and not _only_survived(outcome)
 
 
 def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:
-    """Return the outcome of a node that ended because another one failed: that node's verdict and exit status."""
+    """Return ``outcome`` with diagnosis and exit status of ``cause``, the other node whose failure ended this one."""
     found = cause.diagnosis
     attempts = outcome.attempts
     if attempts:
@@ -243,7 +243,7 @@ def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:
 
 
 def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
-    """Ask Slurm why it sent SIGTERM, on node 0 alone: one controller serves all. What is known is on disk by then."""
+    """Ask Slurm why it sent SIGTERM, only on node 0 to spare the controller. The outcome is already on disk."""
     told = ended.state == "signal" and ended.signal == signal.SIGTERM and ended.stopped is None
     if not told or "SLURM_JOB_ID" not in os.environ or settings.node:
         return None
@@ -253,7 +253,7 @@ def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
 
 
 def _observed(settings: Settings, last: EndedAttempt | None) -> tuple[Finding, ...]:
-    """Return where the ranks' first optimizer steps were not as planned."""
+    """Return the findings where the ranks' first optimizer steps differ from the plan."""
     if last is None or settings.node_directory is None or not settings.observe:
         return ()
     ranks = [each.rank for each in last.ranks]
@@ -262,14 +262,14 @@ def _observed(settings: Settings, last: EndedAttempt | None) -> tuple[Finding, .
 
 
 def _phases(settings: Settings, last: EndedAttempt | None) -> str:
-    """Return where the time of the last attempt's steps went, if that was measured."""
+    """Return the report of how the last attempt's steps spent their time; "" if it was not measured."""
     if not settings.phases or last is None:
         return ""
     try:
-        from ddplaunch.watch.phases import phase_words  # for the runs that ask for it
+        from ddplaunch.watch.phases import phase_words  # only imported if asked for
 
         return phase_words(settings, last.attempt, [each.rank for each in last.ranks])
-    except Exception as error:  # what was measured is worth less than how the run ended
+    except Exception as error:  # the end must be reported even if this fails
         return f"ddplaunch: the phases could not be read: {error!r}\n"
 
 
@@ -285,7 +285,7 @@ def _notes(ended: EndedRun) -> tuple[str, ...]:
 def _attempt(
     settings: Settings, attempt: EndedAttempt, explanation: Explanation | None, ended: EndedRun
 ) -> AttemptOutcome:
-    """``explanation`` is that of the last attempt, None for one before."""
+    """Return the outcome of an attempt; ``explanation`` is None except for the last attempt."""
     last = explanation is not None
     diagnosis = explanation.diagnosis if explanation is not None else _explained.get(attempt.attempt)
     own = any(failed_by_itself(each) for each in attempt.ranks)
@@ -308,7 +308,7 @@ def _with_last_words(rank: RankOutcome, directory: Path, attempt: EndedAttempt) 
 
 
 def _tail(path: Path | None, unwritten: bytes) -> list[str]:
-    """Return the last lines of a file and of what is not in it, whole ones, undecodable bytes replaced."""
+    """Return the last whole lines of a file followed by its ``unwritten`` output, undecodable bytes replaced."""
     data = b"" if path is None else (read_end(path, _TAIL_BYTES) + unwritten)[-_TAIL_BYTES:]
     lines = data.decode("utf-8", "replace").split("\n")
     if len(data) == _TAIL_BYTES and len(lines) > 1:
@@ -320,9 +320,9 @@ _ALL_WRITTEN = (b"", b"")
 
 
 def last_lines(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes] = _ALL_WRITTEN) -> tuple[str, ...]:
-    """Return at most 20 lines of stderr, or of stdout where stderr is empty, as a terminal would show them at last.
+    """Return the last 20 lines of stderr, or of stdout if stderr is empty, as a terminal would finally show them.
 
-    ``unwritten`` is what comes behind the end of either file.
+    ``unwritten`` is the output after the end of the files, (stdout, stderr).
     """
     tail = _tail(err, unwritten[1]) or _tail(out, unwritten[0])
     lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in tail]
@@ -330,7 +330,7 @@ def last_lines(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes
 
 
 def last_exception(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes] = _ALL_WRITTEN) -> Raised | None:
-    """Return the exception of the last traceback that is neither handled nor beside the point."""
+    """Return the exception of the last traceback that is not handled and not a side thread's."""
     reader = Tracebacks()
     for line in read_lines(enumerate(_tail(err, unwritten[1]) or _tail(out, unwritten[0]), 1), "tail"):
         reader.feed(line)

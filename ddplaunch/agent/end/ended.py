@@ -1,6 +1,6 @@
-"""What the guard saw of a run that has ended, as frozen values. Times are seconds since the epoch.
+"""Frozen values of a run that has ended, as the guard saw it. Times are seconds since the epoch.
 
-The guard hands ``EndedRun`` to ``conclude``, and each ``EndedAttempt`` that another one follows to ``attempt_ended``.
+The guard passes ``EndedRun`` to ``conclude``, and each ``EndedAttempt`` before the last to ``attempt_ended``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ddplaunch.values.frozen import dataclass
 class EndedAttempt:
     """One start of this node's ranks; ``attempt`` counts from 0, ``first`` is the rank seen to fail first.
 
-    Of ``ranks``, what their output says (``last_lines`` and ``raised``) is not read yet. ``unwritten`` is the last of
-    what they printed that is in no file, by the file's name in the record, because the disk did not take it.
-    ``stacks`` say where the ranks were when the first of them said that a collective had timed out.
+    In ``ranks``, ``last_lines`` and ``exception`` are not filled in yet. ``unwritten`` is the last output that could
+    not be written to disk, by its file's name in the record. ``stacks`` are the ranks' stacks from when the first rank
+    printed that a collective had timed out.
     """
 
     attempt: int
@@ -36,7 +36,7 @@ class EndedAttempt:
 
     @property
     def failed(self) -> bool:
-        """Whether any rank ended otherwise than with status 0."""
+        """Whether any rank ended by a signal or with a status other than 0."""
         return any(rank.exit_code or rank.signal for rank in self.ranks)
 
 
@@ -44,14 +44,14 @@ class EndedAttempt:
 class EndedRun:
     """The run on this node, as far as the guard saw it.
 
-    ``state`` and ``error`` are what torchrun said at its end (``error`` its own exception, where no rank failed);
-    ``launcher_died`` is True when it ended without a word (then ``state`` is "error"). ``signal`` is what torchrun was
-    told to end with, None for nothing. ``left_over`` are processes that had to be killed at the end, ``unrecorded`` why
-    some output is not in the record, None when all of it is; ``stopped`` why the guard ended the run itself; ``told``
-    are the first lines of the findings that it has told already.
-    ``elsewhere`` is the outcome of another node, which told it to the nodes that were started by hand; the guard fills
-    it in when it hears it, even at the end.
-    ``announced`` is the signal by which schedulers announce an end, if one came for the ranks, and when.
+    ``state`` and ``error`` are torchrun's report of its end (``error``: its own exception, if no rank failed);
+    ``launcher_died``: torchrun ended without a report (``state`` is then "error" or "signal"). ``signal`` told torchrun
+    to end, None if none did. ``left_over`` are processes that had to be killed at the end; ``unrecorded`` is why output
+    is missing in the record, None if none is; ``stopped`` is why the guard itself ended the run; ``told`` are the first
+    lines of the findings already shown.
+    ``elsewhere`` is the outcome of another node of a launch by hand; the guard fills it in when it arrives, even at the
+    end.
+    ``announced`` is the signal by which a scheduler announced the end to the ranks, and when; None if none did.
     """
 
     host: str
@@ -71,12 +71,12 @@ class EndedRun:
     announced: tuple[str, float] | None = None
 
     def run_state(self) -> RunState:
-        """Return how the run ended, as its outcome says it."""
+        """Return the state of the run for its outcome."""
         stopped = None if self.stopped is None else self.stopped.code
         return run_state(self.state, launcher_died=self.launcher_died, stopped=stopped)
 
     def exit_status(self, first: RankOutcome | None) -> int:
-        """Return what torchrun's process exits with; ``first`` is the rank that failed first."""
+        """Return the exit status of torchrun's process; ``first`` is the rank that failed first."""
         return exit_status(
             self.state,
             first,

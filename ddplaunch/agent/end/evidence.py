@@ -1,4 +1,4 @@
-"""Why one attempt of a run ended, from its files and from what torchrun, the kernel and run.json know beside them."""
+"""Explains why an attempt ended, from its files and from other evidence of torchrun, the kernel and run.json."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ddplaunch.records.outcome import RunOutcome, rank_end
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import size_text
 
-#: The variable with which the plug-in leaves to the guard what ``oom_kills`` was before the run.
+#: The variable in which the plug-in passes ``oom_kills()`` from before the run to the guard.
 OOM_KILLS_BEFORE = "DDPLAUNCH_OOM_KILLS_BEFORE"
 _MOST_LINES = 400
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;([^\n]*)")
 _CLOSING = re.compile(rb"Sending process (\d+) closing signal")
 _TAIL_BYTES = 1 << 20
-_ANNOUNCED_S = 3600.0  # before the time limit at most; earlier ones mean something else
-_FULL_BYTES = 1 << 20  # with no more room than that, a disk is full
+_ANNOUNCED_S = 3600.0  # at most this long before the time limit; earlier signals mean something else
+_FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 
 
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
-    """Explain ``attempt`` (None: no rank was ever started); ``ended`` is the run, None while it goes on."""
+    """Explain ``attempt`` (None: no rank was started); ``ended`` is the run, None while it goes on."""
     lost = ended is not None and ended.state == "error" and not ended.launcher_died and has_other_nodes()
     if ended is not None and lost and attempt is not None and first_failed(attempt.ranks, None, attempt.first) is None:
         return Explanation(_elsewhere(ended))
@@ -43,7 +43,7 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
 
         facts = _facts(settings, attempt, ended)
         return _located(explain_texts(_sources(settings, attempt, ended), facts), settings, attempt, facts)
-    except Exception as exception:  # what explains a failure must not hide it
+    except Exception as exception:  # a failed explanation must not hide the run's failure
         what = f"the run failed, and explaining why failed too: {type(exception).__name__}: {exception}"
         look = "`ddplaunch explain` reads all that was printed; the end of each rank's output is in the record"
         return Explanation(Diagnosis("unknown", "unknown", what, "ddplaunch has a bug there", (look,)))
@@ -52,7 +52,7 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
 def _located(
     explanation: Explanation, settings: Settings, attempt: EndedAttempt | None, facts: RunFacts
 ) -> Explanation:
-    """Return it with where each rank was, if a collective failed: from stacks, and from torch's flight recorder."""
+    """Return ``explanation``; if a collective failed, add each rank's place from stacks and torch's flight recorder."""
     from ddplaunch.explain.decide.collectives import flight, flight_dumps
     from ddplaunch.explain.stacks.hang import located
 
@@ -66,12 +66,12 @@ def _located(
 
 
 def has_other_nodes() -> bool:
-    """Say whether the run has other nodes than this one."""
+    """Return whether the run has more nodes than this one."""
     return os.environ.get("DDPLAUNCH_NNODES", "1") != "1"
 
 
 def _elsewhere(ended: EndedRun) -> Diagnosis:
-    """Ranks ran, none of them failed, and torchrun lost the others: the reason is not on this node."""
+    """Return the diagnosis if no rank failed here but torchrun lost another node: the reason is not on this node."""
     return Diagnosis(
         "unknown",
         "unknown",
@@ -83,7 +83,7 @@ def _elsewhere(ended: EndedRun) -> Diagnosis:
 
 
 def _sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> list[LogSource]:
-    """Return the files of the attempt, and torchrun's own messages where the run is over."""
+    """Return the files of the attempt, and torchrun's own messages if the run is over."""
     base = Path(settings.directory or ".")
     ranks = () if attempt is None else attempt.ranks
     wanted: list[tuple[str, int | None, str]]
@@ -99,7 +99,7 @@ def _sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun |
 
 
 def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> RunFacts:
-    """Return what is known beside the files."""
+    """Return the facts of the run that are not in the log files."""
     run = read_run(Path(settings.directory), settings.node) if settings.directory else {}
     shm = probe_shm()
     stop = _stop_note(settings, ended)
@@ -121,9 +121,10 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
 
 
 def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return those of ``folders``, of the home and of the folder for temporary files that have no room, and their size.
+    """Return the full ones of ``folders``, home and the temporary folder, as (folder, how much is free).
 
-    Each file system once: less than 1 % or 1 MiB of it, whichever is less, is left, or no inode (statvfs(3)).
+    Each file system is returned once. Full means: less than 1 % or 1 MiB free, whichever is less, or no free inode
+    (statvfs(3)).
     """
     found: dict[int, tuple[str, str]] = {}
     for folder in (*folders, "~", os.environ.get("TMPDIR", "/tmp")):
@@ -141,16 +142,16 @@ def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _stop_note(settings: Settings, ended: EndedRun | None) -> StopNote | None:
-    """Return who ended the run by SIGTERM, as the record tells; None for another end."""
+    """Return the record's note of who ended the run by SIGTERM; None if it ended otherwise."""
     if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
         return None
     return read_stop(Path(settings.directory), ended.started_s)
 
 
 def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagnosis | None:
-    """Return what to say of ranks that left after the signal by which schedulers announce an end.
+    """Return the diagnosis of ranks that exited after the signal by which schedulers announce an end.
 
-    None where none came before, or something else says why they left. Slurm is asked on node 0 alone.
+    None if there was no such signal, or the exit has another explanation. Only node 0 asks Slurm.
     """
     found, came = outcome.diagnosis, ended.announced
     left = next(
@@ -174,15 +175,15 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
 
 
 def _launcher_err(settings: Settings) -> str:
-    """Return where torchrun's own messages are in the run's directory."""
+    """Return the name of the file with torchrun's own messages, relative to the run's directory."""
     return f"node-{settings.node}/launcher.err"
 
 
 def attributed(settings: Settings, attempt: EndedAttempt) -> EndedAttempt:
-    """Return the attempt with ``ended_by`` "launcher" for each rank that torchrun says it ended; none is ``first``.
+    """Return the attempt with ``ended_by`` "launcher" for each rank that torchrun logged it ended; none is ``first``.
 
-    The guard sees that a rank died of SIGTERM, not who sent it. On a node without a failure of its own, torchrun ends
-    the ranks because another node failed or came, and says so: ``SubprocessContext._close`` in
+    The guard sees that a rank died of SIGTERM, but not who sent it. On a node where no rank failed, torchrun ends the
+    ranks because another node failed or joined: ``SubprocessContext._close`` in
     torch/distributed/elastic/multiprocessing/api.py logs ``Sending process PID closing signal SIGTERM`` for each.
     """
     closed = closed_by_torchrun(settings, attempt.unwritten.get(_launcher_err(settings), b""))
@@ -192,15 +193,15 @@ def attributed(settings: Settings, attempt: EndedAttempt) -> EndedAttempt:
 
 
 def closed_by_torchrun(settings: Settings, unwritten: bytes = b"") -> frozenset[int]:
-    """Return the pids that torchrun says it has ended; ``unwritten`` of its messages are in no file."""
+    """Return the pids that torchrun logged it ended; ``unwritten`` are its messages that are not in the file."""
     said = read_end(Path(settings.directory or ".", _launcher_err(settings)), _TAIL_BYTES) + unwritten
     return frozenset(int(pid) for pid in _CLOSING.findall(said))
 
 
 def oom_kills() -> int | None:
-    """Return how many processes the kernel has killed for memory in this process's cgroup so far, None if unknown.
+    """Return how many processes of this cgroup the kernel has killed for memory so far, None if unknown.
 
-    ``oom_kill`` of memory.events, of memory.oom_control with cgroup v1:
+    ``oom_kill`` in memory.events, or in memory.oom_control with cgroup v1:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
     """
     found = levels("memory")
@@ -213,7 +214,8 @@ def oom_kills() -> int | None:
 
 
 def kernel_lines(since_s: float) -> tuple[str, ...]:
-    """Return what the kernel has logged since (epoch), where this user may read it; ``/dev/kmsg`` is in its docs:
+    """Return the kernel's log lines since ``since_s`` (epoch), () if this user may not read ``/dev/kmsg``.
+
     https://docs.kernel.org/admin-guide/abi-testing.html (ABI file dev-kmsg).
     """
     try:
@@ -226,7 +228,7 @@ def kernel_lines(since_s: float) -> tuple[str, ...]:
         while True:
             try:
                 match = _RECORD.match(os.read(log, 8192))
-            except BrokenPipeError:  # overwritten while it was read: the next one is there
+            except BrokenPipeError:  # the line was overwritten: read the next one
                 continue
             if match and int(match[1]) >= since_boot_us:
                 lines.append(match[2].decode("utf-8", "replace"))
