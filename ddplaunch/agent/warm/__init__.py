@@ -1,1 +1,1 @@
-"""Warm starts: ranks that are forked from one process which has imported torch already."""
+"""Warm starts: ranks are forked from one process that has already imported torch."""

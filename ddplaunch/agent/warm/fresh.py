@@ -1,19 +1,19 @@
-"""Makes a forked process what an interpreter that was just started would be, runs the script in it, and ends it alike.
+"""Makes a forked process like a newly started interpreter, runs the script in it, and ends it like one.
 
-Every rule stands for a difference that a script could see, and has its line in ``tests/warm/programs/probe.py``,
-which runs both ways.
+Each rule removes a difference that a script could see, and is tested by a line of ``tests/warm/programs/probe.py``,
+which runs both forked and newly started.
 
-*Running.* The interpreter's own functions run the program: PyRun_AnyFileExFlags reads, runs, and prints what is raised
-(https://docs.python.org/3/c-api/veryhigh.html), Py_Exit waits for threads, runs ``atexit`` handlers, and takes all
-modules down, so that open files are written and ``__del__`` runs.
+*Running.* The interpreter's own functions run the program: PyRun_AnyFileExFlags reads and runs it and prints its
+exception (https://docs.python.org/3/c-api/veryhigh.html); Py_Exit waits for threads, runs ``atexit`` handlers, and
+clears all modules, so that open files are written and ``__del__`` runs.
 
-*Leaving torchrun's frames.* A script that runs under somebody else's frames can tell: by its recursion limit, by
-``inspect.stack()``, by faulthandler's dumps. So the fork raises an exception that nobody catches, and goes on where the
-interpreter hands it to ``sys.excepthook``: all Python frames are gone there.
+*Leaving torchrun's frames.* A script can notice frames below its own: by its recursion limit, by ``inspect.stack()``,
+by faulthandler's dumps. So the fork raises an exception that is never caught, and continues in ``sys.excepthook``,
+where all Python frames are gone.
 
-*Ending.* A process that has torch spends more than half of its end on the C++ destructors of torch's libraries; in a
-fork each page that they write to is copied before. These are left out. What the rank itself sets up after the fork
-comes to its end as ever: Python's whole finalisation, ``atexit`` handlers of Python and C, open files.
+*Ending.* A process with torch loaded spends more than half of its exit on the C++ destructors of torch's libraries; in
+a fork, each page that they write to is copied first. These destructors are skipped. Everything that the rank set up
+after the fork ends as usual: Python's whole finalisation, ``atexit`` handlers of Python and C, open files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Program = Callable[[], object]
 
 
 def script(path: str) -> Program:
-    """Return what runs the Python file at ``path``, to be called with no Python frame beneath. Raises OSError."""
+    """Return a program that runs the Python file at ``path``; call it without Python frames below. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fopen.restype = ctypes.c_void_p
     stream = libc.fopen(os.fsencode(path), b"rbe")
@@ -60,12 +60,12 @@ def script(path: str) -> Program:
 
 
 def module(name: str, *, named_by_user: bool) -> Program:
-    """Return what runs a module as `python -m NAME` does, or a folder's or archive's ``__main__``."""
+    """Return a program that runs a module as `python -m NAME` does, or the ``__main__`` of a folder or archive."""
     return _and_end(itertools.starmap(_run_module, [(name, named_by_user)]))
 
 
 def _run_module(name: str, named_by_user: bool) -> int:
-    """Return 0, or another number if it raised."""
+    """Run the module; return 0, or 1 if it raised."""
     try:
         runpy._run_module_as_main(name, named_by_user)  # type: ignore[attr-defined]
     except SystemExit:
@@ -80,34 +80,34 @@ def _run_module(name: str, named_by_user: bool) -> int:
 
 
 def _and_end(failed: Iterator[int]) -> Program:
-    """Return what takes the first of ``failed``, and ends the process accordingly.
+    """Return a program that takes the first item of ``failed``, and ends the process with the matching status.
 
-    Iterators in C call both, so that nothing of ours is beneath what runs at the end either: an ``atexit`` handler can
-    look at its stack, and one that fails prints it.
+    C iterators make both calls, so that no frame of ours is below code that runs at the end either: an ``atexit``
+    handler can look at its stack, and prints it if it fails.
     """
     return functools.partial(collections.deque, map(ctypes.pythonapi.Py_Exit, map(_status, failed)), 0)
 
 
 def _status(failed: int) -> int:
-    """Return the exit status as Py_RunMain does: an interrupt that nobody caught is to kill the process by SIGINT."""
+    """Return the exit status as Py_RunMain does: an uncaught KeyboardInterrupt kills the process by SIGINT."""
     kind = getattr(sys, "last_type", None)
     if failed and isinstance(kind, type) and issubclass(kind, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         libc = ctypes.CDLL(None)
-        # exit(SIGINT) calls raise(SIGINT, NULL), when the interpreter is down and no Python could do it any more
+        # exit(SIGINT) calls raise(SIGINT, NULL) after the interpreter has shut down, when Python could not do it
         libc.on_exit(libc["raise"], None)
         return int(signal.SIGINT)
     return 1 if failed else 0
 
 
 def become(request: Request, seed: int | None) -> Program:
-    """Make this process what `python -u …` would be before its first line; return what runs that line.
+    """Make this process like `python -u …` just before the script's first line; return the program that runs it.
 
-    ``seed`` was torch's at the first fork. Touches as little as it can: each page that it writes to is one more that
-    ranks do not share. Raises OSError if the script cannot be read.
+    ``seed`` is torch's initial seed before the fork and preloaded modules. Writes to as little memory as possible, as
+    ranks no longer share a page once it is written to. Raises OSError if the script cannot be read.
     """
     if request.cpus is not None:
-        with contextlib.suppress(OSError):  # the cpuset is another one by now
+        with contextlib.suppress(OSError):  # the cpuset has changed
             os.sched_setaffinity(0, request.cpus)
     os.environ.clear()
     os.environ.update(request.environ)
@@ -130,15 +130,15 @@ def become(request: Request, seed: int | None) -> Program:
 
 
 def _program(request: Request) -> tuple[Program, str | None]:
-    """Return what runs the target, and what leads ``sys.path`` meanwhile.
+    """Return a program that runs the target, and the first entry of ``sys.path`` for it, None for none.
 
-    As the interpreter decides it: the folder of the script with links resolved, the working directory for ``-m``, and
-    the folder or archive itself if the target is one (https://docs.python.org/3/using/cmdline.html).
+    The entry is the interpreter's choice: the folder of the script with links resolved, the working directory for
+    ``-m``, or the folder or archive itself if the target is one (https://docs.python.org/3/using/cmdline.html).
     """
     safe = getattr(sys.flags, "safe_path", False)
     if request.is_module:
         return module(request.target, named_by_user=True), None if safe else str(Path.cwd())
-    # `./` and `..` stay as they were typed
+    # not normalised: `./` and `..` stay as typed
     path = request.target if request.target.startswith(os.sep) else f"{Path.cwd()}{os.sep}{request.target}"
     if pkgutil.get_importer(path) is not None:  # a folder, or an archive
         return module("__main__", named_by_user=False), path
@@ -156,9 +156,9 @@ def _main_module() -> None:
 
 
 def _signals() -> None:
-    """Handlers go, ignored signals stay ignored, as over execve; Python's own three are as at its start.
+    """Reset handlers and keep ignored signals, as execve does; keep Python's own three as at its start.
 
-    Those that torchrun handles have their defaults in a rank, also where whoever started torchrun ignored them.
+    Signals that torchrun handles get their defaults in a rank, even if they were ignored when torchrun started.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -170,7 +170,7 @@ def _signals() -> None:
 
 
 def _faulthandler() -> None:
-    """torchrun turns it on for itself (``ErrorHandler.initialize``); a rank has it only if asked."""
+    """Enable faulthandler only if asked for; torchrun enables it for itself (``ErrorHandler.initialize``)."""
     asked = os.environ.get("PYTHONFAULTHANDLER") or sys.flags.dev_mode or "faulthandler" in sys._xoptions
     faulthandler.disable()
     if asked:
@@ -188,7 +188,7 @@ def _threads() -> None:
 
 
 def _processes() -> None:
-    """A new main process: its own authentication key, children counted from 1, no resource tracker."""
+    """Make this a main process for multiprocessing: own authentication key, children counted from 1, no tracker."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is None:
         return
@@ -203,15 +203,15 @@ def _processes() -> None:
 
 
 def torch_seed() -> int | None:
-    """Return with what torch's CPU generator was seeded; None without torch."""
+    """Return the initial seed of torch's CPU generator; None without torch."""
     torch: Any = sys.modules.get("torch")
     return None if torch is None else int(torch.initial_seed())
 
 
 def _random(seed: int | None) -> None:
-    """Seed by chance what a new process seeds by chance; Python's own generator the fork has seeded already.
+    """Reseed the generators that a new process seeds randomly; Python's own is already reseeded by the fork.
 
-    A seed other than ``seed`` was set by a module that was preloaded: each rank would have set it as well.
+    If torch's seed differs from ``seed``, a preloaded module set it: keep it, as each rank would have set it too.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.initial_seed() == seed:
@@ -222,7 +222,7 @@ def _random(seed: int | None) -> None:
 
 
 def _logging() -> None:
-    """The logger `__main__` is the script's, not torchrun's, and milliseconds count from the rank's start."""
+    """Remove torchrun's logger `__main__`, and count logging's relative time from the rank's start."""
     import time
 
     module: Any = sys.modules.get("logging")
@@ -231,7 +231,7 @@ def _logging() -> None:
         module._startTime = time.time() if sys.version_info < (3, 13) else time.time_ns()
 
 
-#: Tools that are in the process before the fork, and write what they have found when it ends.
+#: Variables of tools that are loaded before the fork, and write their results when the process ends.
 _TOOLS = (
     "LD_PRELOAD",
     "LD_AUDIT",
@@ -243,35 +243,35 @@ _TOOLS = (
 
 
 def leave_libraries_alone(environ: Mapping[str, str]) -> None:
-    """Let this process and its forks end once all that was registered after this call has run.
+    """Let this process and its forks exit as soon as the exit handlers registered after this call have run.
 
-    exit(3) calls handlers in reverse order, so that these are the first of those that are left out; ``on_exit`` hands
-    on the status (https://man7.org/linux/man-pages/man3/on_exit.3.html). Does nothing under tools that need the rest,
-    or with a C library that has no such function.
+    exit(3) calls handlers in reverse order, so all that were registered earlier are skipped; ``on_exit`` passes the
+    status (https://man7.org/linux/man-pages/man3/on_exit.3.html). Does nothing under tools that need the skipped ones,
+    or with a C library without ``on_exit``.
     """
     libc: Any = ctypes.CDLL(None)
     if any(environ.get(name) for name in _TOOLS) or not hasattr(libc, "on_exit"):
         return
     libc.on_exit(libc._exit, None)
-    libc.__cxa_atexit(libc.fflush, None, None)  # comes before it: what C code has left in stdio's buffers
+    libc.__cxa_atexit(libc.fflush, None, None)  # runs before `_exit`: flushes stdio's buffers
 
 
-#: Seconds until a fork is killed that somebody's ``except BaseException`` kept: it must not act as torchrun.
+#: Seconds until a fork is killed if an ``except BaseException`` caught ``_Unwound``: it must not act as torchrun.
 _DEADLINE_S = 10
 
 
 class _Unwound(BaseException):
-    """Is caught by nobody, so that all Python frames are left; ``go_on`` is what happens after that."""
+    """Raised to leave all Python frames, and never caught; ``go_on`` is called after that."""
 
     go_on: Callable[[], object]
 
 
 def leave(prepare: Callable[[], Program]) -> NoReturn:
-    """Leave all Python frames, call ``prepare``, and run the program that it returns with no Python frame beneath it.
+    """Leave all Python frames, call ``prepare``, and run the program that it returns without Python frames below.
 
-    The interpreter calls ``sys.excepthook`` with three arguments when nothing is left but the exception. A hook in
-    Python would be a frame beneath the program, so it is `max`, in C, which calls its key with each argument in turn:
-    ``go_on`` of the class prepares, ``go_on`` of the instance is the program. That has to end the process.
+    The interpreter calls ``sys.excepthook`` with three arguments when all frames are left. A hook in Python would be a
+    frame below the program, so it is `max`, in C, which calls its key with each argument in turn: ``go_on`` of the
+    class prepares, ``go_on`` of the instance is the program. The program must end the process.
     """
     unwound, hook = _Unwound(), sys.excepthook
 
@@ -279,7 +279,7 @@ def leave(prepare: Callable[[], Program]) -> NoReturn:
         signal.alarm(0)
         sys.excepthook = hook
         if unwound.__traceback__ is not None:
-            traceback.clear_frames(unwound.__traceback__)  # else what torchrun had in them would live on
+            traceback.clear_frames(unwound.__traceback__)  # else torchrun's objects in them would stay alive
         unwound.__traceback__ = None
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):

@@ -1,4 +1,4 @@
-"""Calls of the kernel and the C library that Python does not offer, for forked ranks and for children of ours."""
+"""Calls to the kernel and the C library that Python does not offer, for warm starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _SIGKILL = 9
-#: Where /proc/PID/stat holds the borders of a process's memory, counted as proc(5) does, in the order of the struct.
+#: The fields of /proc/PID/stat with the borders of a process's memory, numbered as in proc(5), in the struct's order.
 _BORDERS = (26, 27, 45, 46, 47, None, 28, 48, 49, 50, 51)
 
 
@@ -32,17 +32,17 @@ class _MemoryMap(ctypes.Structure):
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` is gone; it may be gone already. Raises OSError."""
+    """Have the kernel kill this process when ``parent`` ends; exit at once if it already has. Raises OSError."""
     signal_at_parents_end(_SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def is_shown_as(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Let `top`, `ps` and /proc show this process like one called ``name`` that was started with the other two.
+    """Let `top`, `ps` and /proc show this process as ``name``, started with ``argv`` and ``environ``.
 
-    The name is cut to 15 bytes as execve cuts it. The others stay as they are where the kernel was built without
-    PR_SET_MM_MAP (prctl(2)), or a sandbox forbids it; it needs no privilege.
+    The name is cut to 15 bytes, as by execve. The arguments and environment stay unchanged if the kernel was built
+    without PR_SET_MM_MAP (prctl(2)) or a sandbox forbids it; it needs no privilege.
     """
     _prctl(_PR_SET_NAME, ctypes.c_char_p(os.fsencode(name)[:15]))
     arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
@@ -50,7 +50,7 @@ def is_shown_as(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> N
     libc = ctypes.CDLL(None, use_errno=True)
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     libc.malloc.argtypes = (ctypes.c_size_t,)
-    start = libc.malloc(len(arguments) + len(variables) + 1)  # never freed: the kernel reads it as long as we live
+    start = libc.malloc(len(arguments) + len(variables) + 1)  # never freed: the kernel reads it until the process ends
     if not start:
         return
     ctypes.memmove(start, arguments + variables, len(arguments) + len(variables))
@@ -66,27 +66,27 @@ def is_shown_as(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> N
 
 
 def close_all_but(kept: int) -> None:
-    """Close every descriptor beside stdin, stdout, stderr and ``kept``, as Popen does for a rank."""
+    """Close every descriptor except stdin, stdout, stderr and ``kept``, as Popen does for a rank."""
     for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number != kept:
-            with contextlib.suppress(OSError):  # the one that listed them is closed already
+            with contextlib.suppress(OSError):  # the descriptor of the listing is already closed
                 os.close(number)
 
 
 def flush_c_streams() -> None:
-    """Write out what C code left in stdio's buffers, which every forked child would write once more."""
+    """Flush stdio's buffers of C code, which every forked child would otherwise write again."""
     ctypes.CDLL(None).fflush(None)
 
 
 def fork_on_trial() -> int:
-    """Fork, and leave it to the caller to count threads afterwards: Python 3.12 warns of them before he can."""
+    """Fork without Python 3.12's warning of threads, which comes before the caller can count them after the fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def native_threads() -> int:
-    """Return how many threads of this process the kernel counts, those of C libraries among them."""
+    """Return the number of threads of this process, including those of C libraries."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 

@@ -1,7 +1,7 @@
-"""Warm starts: processes that are forked from torchrun's while it has one thread, each of which becomes a rank.
+"""Warm starts: spare processes, forked from torchrun's while it has one thread, each of which becomes a rank.
 
-Whatever stands in the way, ranks start cold, as torchrun starts them, and one line says why. A restart is cold too:
-torchrun has threads by then.
+If that is not possible, ranks start cold, as torchrun starts them, and one line says why. Restarts are cold too,
+because torchrun has threads by then.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_f
 from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
 Say = Callable[[str], None]
-Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
-#: Seconds until a fork is to answer: it is a matter of milliseconds, of seconds on a machine that swaps.
+Cold = Callable[[], Any]  # starts a rank as torchrun does, by Popen
+#: Seconds within which a fork must answer: it takes milliseconds, or seconds on a machine that swaps.
 READY_S = 60.0
-#: ddplaunch's modules, in a rank: to free them would write to pages that ranks share.
+#: ddplaunch's modules, kept alive in a rank: freeing them would write to pages that ranks share.
 _hidden: list[ModuleType] = []
 
 
 def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None = None) -> Spares:
     """Import the modules ``preload``, fork ``ranks`` spares, and make torchrun start its ranks from them.
 
-    Has to be the first thing that the plug-in does: what descriptors, threads, signal handlers, hooks and ``atexit``
-    handlers it has made before, ranks would share. No caller may catch BaseException: the spares leave torchrun's
-    frames by one (``fresh.leave``). ``say`` gets one line for a user now and then. ``cpus`` are those of each rank,
-    also of one that starts cold. Raises nothing.
+    Must be called before the plug-in does anything else: ranks would share descriptors, threads, signal handlers, hooks
+    and ``atexit`` handlers made earlier. No caller may catch BaseException: the spares leave torchrun's frames by one
+    (``fresh.leave``). ``say`` is called with single lines for the user. ``cpus`` binds ranks to CPUs, cold ones too.
+    Never raises Exception.
     """
     spares, reason = Spares(say, cpus), why_no_fork(agent_facts())
     if reason is None:
@@ -58,7 +58,7 @@ def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None 
 
 
 def import_all(names: Sequence[str], first: str | None) -> list[str]:
-    """Import modules with ``first`` in front of ``sys.path``; return a line for each that could not be imported."""
+    """Import modules with ``first`` as the first entry of ``sys.path``; return a line for each that failed."""
     if first is not None:
         sys.path.insert(0, first)
     notes = []
@@ -73,7 +73,7 @@ def import_all(names: Sequence[str], first: str | None) -> list[str]:
 
 
 def first_path(argv: Sequence[str]) -> str | None:
-    """Return the folder that leads a rank's ``sys.path``, by torchrun's words, of which ``--`` is before the target."""
+    """Return the first entry of a rank's ``sys.path``, from torchrun's ``argv`` with ``--`` before the target."""
     if "--" not in argv or getattr(sys.flags, "safe_path", False):
         return None
     place = argv.index("--")
@@ -81,7 +81,7 @@ def first_path(argv: Sequence[str]) -> str | None:
 
 
 class Spares:
-    """The processes that wait to become ranks, seen from torchrun's."""
+    """The processes that wait to become ranks, as torchrun's process sees them."""
 
     def __init__(self, say: Say, cpus: RankCpus | None = None) -> None:
         """Fork nothing yet."""
@@ -90,7 +90,7 @@ class Spares:
         self._at_load = environ_at_load()
 
     def fork(self, ranks: int, seed: int | None) -> str | None:
-        """Fork a process for each rank; return why there is none. ``seed`` was torch's before any preloaded module."""
+        """Fork a process for each rank; return why not if that fails. ``seed`` was torch's before preloading."""
         sys.stdout.flush()
         sys.stderr.flush()
         kernel.flush_c_streams()
@@ -105,7 +105,7 @@ class Spares:
                 break
             if pid == 0:
                 try:
-                    os.setsid()  # Ctrl-C and hang-up are torchrun's business
+                    os.setsid()  # Ctrl-C and hang-up are handled by torchrun
                     for channel in (ours, *(channel for _, channel in self._waiting)):
                         channel.close()
                     kernel.close_all_but(theirs.fileno())
@@ -115,7 +115,7 @@ class Spares:
             theirs.close()
             ours.settimeout(READY_S)
             self._waiting.append((pid, ours))
-        # counted after a fork: OpenBLAS ends its threads before each, and holds no lock of theirs across it
+        # counted after forking: OpenBLAS ends its threads before each fork, and holds no lock of theirs across it
         threads = kernel.native_threads()
         if threads > 1:
             reason = f"{threads} threads of C libraries run in torchrun's process already"
@@ -148,7 +148,7 @@ class Spares:
         return cold()
 
     def close(self) -> None:
-        """End those that wait; ranks stay as they are."""
+        """End the waiting processes; those that became ranks go on."""
         while self._waiting:
             pid, channel = self._waiting.pop()
             channel.close()
@@ -156,7 +156,7 @@ class Spares:
 
 
 def _hand_over(channel: socket.socket, request: Request, outputs: Sequence[Any]) -> None:
-    """Tell a process which rank it is. Raises OSError if it is gone or does not answer."""
+    """Tell a waiting process which rank to become. Raises OSError if it is gone or does not answer."""
     numbers = [0, *(number if file is None else file.fileno() for number, file in enumerate(outputs, 1))]
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
     try:
@@ -169,22 +169,22 @@ def _hand_over(channel: socket.socket, request: Request, outputs: Sequence[Any])
 
 
 def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, seed: int | None) -> fresh.Program:
-    """Wait until this process is told which rank it is; return what runs its script.
+    """Wait until this process is told which rank to become; return the program that runs its script.
 
-    What cannot be done in this process is done by a new interpreter with the same pid.
+    If this process cannot become it, it executes a new interpreter, which keeps the pid.
     """
     try:
         kernel.die_with_parent(agent)
-        # nobody who looks for the run's processes by their environment is to take it for a rank
+        # an empty environment, so that searches for the run's processes do not take it for a rank
         kernel.is_shown_as("ddplaunch-warm", ["ddplaunch: waits for its rank"], {})
         if launcher_path is not None:
             sys.path.remove(launcher_path)
         _hidden.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "ddplaunch")
         sys.path_importer_cache.clear()
         fresh.leave_libraries_alone(os.environ)
-        gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
+        gc.freeze()  # a collection writes to every object, and would copy the shared pages into each rank
         request, descriptors = requests.receive(channel)
-        # before the answer: the guard reads the command line as soon as it is told of the rank, and knows forks by it
+        # before the answer: the guard reads the command line once it is told of the rank, and recognises forks by it
         kernel.is_shown_as(Path(request.args[0]).name, request.args, request.environ)
         channel.sendall(b"+")
     except BaseException:
@@ -204,19 +204,19 @@ def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, 
 
 
 class WarmProcess(subprocess.Popen[bytes]):
-    """A child of this process that was forked before: ``Popen`` in all but the start."""
+    """A ``Popen`` for a child of this process that is already forked."""
 
     def __init__(self, args: Sequence[str], pid: int) -> None:
-        """Take over ``pid``, which has to be a child of this process, and does what ``args`` would."""
+        """Take over ``pid``, a child of this process, which runs ``args``."""
         self._forked = pid
         super().__init__(())
         self.args = args
 
     def end(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill the process, and wait until it is gone."""
         self.kill()
         self.wait()
 
     def _execute_child(self, *_: Any) -> None:
-        """Start nothing, where ``Popen`` starts a program."""
+        """Start nothing, where ``Popen`` would start a program."""
         self.pid, self._child_created = self._forked, True

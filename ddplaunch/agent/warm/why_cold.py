@@ -15,19 +15,19 @@ from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.machine.files import gpu_devices
 from ddplaunch.values.frozen import dataclass
 
-#: Read by C libraries when they are loaded: a rank that is forked later has what torchrun's process had.
+#: Variables that C libraries read when they are loaded: in a forked rank, torchrun's values apply.
 _READ_AT_LOAD = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON")
 _READ_LATER = frozenset({VARIABLE})
-#: Have OpenMP bind its threads to the CPUs of the process that loads it.
+#: Variables that make OpenMP bind its threads to the CPUs of the process that loads it.
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-#: How ddplaunch starts torchrun, as ranks are started. A caller of its functions may have `with` or `finally`, which a
-#: fork would run once more: it leaves all frames.
+#: How ddplaunch starts torchrun. If a program calls torchrun's functions instead, its `with` and `finally` blocks would
+#: run again in each fork, which leaves all frames.
 _STARTED_AS = ("-u", "-m", "torch.distributed.run")
 
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """torchrun's process at the moment when ranks would be forked."""
+    """Facts of torchrun's process just before ranks are forked."""
 
     orig_argv: tuple[str, ...]
     environ: Mapping[str, str]
@@ -38,7 +38,7 @@ class AgentFacts:
 
 
 def why_no_fork(facts: AgentFacts) -> str | None:
-    """Return why nothing can be forked from torchrun's process, None if it can."""
+    """Return why ranks cannot be forked from torchrun's process, None if they can."""
     measured = next((name for name in facts.environ if name.startswith("COVERAGE_PROCESS_")), None)
     checks = (
         (measured, f"{measured} is set, which measures each rank from its interpreter's start"),
@@ -54,15 +54,15 @@ def why_no_fork(facts: AgentFacts) -> str | None:
 def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], target_is_file: bool) -> str | None:
     """Return why this rank cannot be forked, None if it can.
 
-    ``at_load`` is the environment with which torchrun's process was started, ``target_is_file`` whether the script is
-    there; Python itself says it best if it is not.
+    ``at_load`` is the environment with which torchrun's process was started, ``target_is_file`` whether the script
+    exists; if not, a cold start lets Python itself report it.
     """
     if not is_python_command(request.args, python):
         return f"`{request.args[0]}` is not the interpreter that runs torchrun ({python})"
     if not request.is_module and not target_is_file:
         return f"{request.target} is no file"
     environ = dict(request.environ)
-    restore(environ)  # a forked rank needs no folder in PYTHONPATH to be looked at
+    restore(environ)  # a forked rank does not need ddplaunch's folder in PYTHONPATH
     places = next((name for name in _PLACES if environ.get(name, "false").lower() not in ("", "false")), None)
     if request.cpus is not None and places:
         return f"{places} is set, which is heeded when torch is loaded, before a rank has CPUs of its own"
@@ -73,7 +73,7 @@ def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], ta
 
 
 def changed_since_load(environ: Mapping[str, str], at_load: Mapping[str, str]) -> list[str]:
-    """Return the variables that libraries read when they are loaded, and that a rank would have differently."""
+    """Return the variables that libraries read when they are loaded, and whose values differ for the rank."""
     names = {name for name in (*environ, *at_load) if name.startswith(_READ_AT_LOAD)} - _READ_LATER
     return sorted(name for name in names if environ.get(name) != at_load.get(name))
 
@@ -91,9 +91,9 @@ def agent_facts() -> AgentFacts:
 
 
 def environ_at_load() -> dict[str, str]:
-    """Return the environment with which this process was started, whatever it has set since."""
+    """Return the environment with which this process was started, without later changes."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
     environ = {name: value for name, _, value in pairs}
-    restore(environ)  # the folder in PYTHONPATH that it had to begin with
+    restore(environ)  # without ddplaunch's folder in PYTHONPATH
     return environ
