@@ -1,7 +1,7 @@
-"""The folder that leads PYTHONPATH of ranks, which end with torchrun and are looked at from inside, and `breakpoint()`.
+"""The folder that comes first in the PYTHONPATH of ranks, to end and observe them from inside; also `breakpoint()`.
 
-Under torchrun all ranks read the same stdin. Where it is a terminal, the rank that is shown there asks on it as ever,
-and the others go on: PYTHONBREAKPOINT is 0 (https://docs.python.org/3/library/sys.html#sys.breakpointhook).
+Under torchrun all ranks read the same stdin. If it is a terminal, `breakpoint()` works as usual in the rank shown
+there, and the others skip it: PYTHONBREAKPOINT is 0 (https://docs.python.org/3/library/sys.html#sys.breakpointhook).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def taking_part(
     memory_bytes: int = 0,
     ended: str | None = None,
 ) -> dict[str, str]:
-    """Return the variables with which a child that would start in ``environ`` ends when this process does.
+    """Return the variables to add to ``environ``, a child's environment, so that it ends when this process does.
 
-    It shows its ``stacks``, notes in ``note`` with which numbers it trains, and in ``phases`` what its steps take, if
-    that is wanted. It gets ``memory_bytes`` of memory at most, unless that is 0, and notes in ``ended`` that its
-    program was through.
+    If asked for, the child also shows its ``stacks``, writes the numbers it trains with to ``note`` and the phases of
+    its steps to ``phases``, gets at most ``memory_bytes`` of memory (0: no limit), and notes in ``ended`` that its
+    program has finished.
     """
     wanted = {
         STACKS: "1" if stacks else None,
@@ -45,5 +45,5 @@ def taking_part(
 
 
 def breakpoints(environ: Mapping[str, str], *, stdin_terminal: bool, alone: bool) -> dict[str, str]:
-    """Return the variables of a rank, ``alone`` if it is shown as it is; none where somebody has set his own."""
+    """Return the variables that turn `breakpoint()` off in a rank unless it is shown ``alone`` or the user set one."""
     return {VARIABLE: "0"} if stdin_terminal and not alone and VARIABLE not in environ else {}

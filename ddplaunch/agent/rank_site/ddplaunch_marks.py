@@ -1,9 +1,9 @@
-"""Counts a rank's steps, has a trial's writers write elsewhere, and calls back when modules have run.
+"""Counts a rank's steps and batches, measures its threads' wait for a CPU, and calls back when modules have run.
 
-It says how long threads waited for a CPU, and lets torch be imported without the garbage collector, which looks
-through the new objects again and again.
+It also lets DataLoader workers survive SIGTERM, and torch be imported without the garbage collector, which would scan
+the new objects again and again.
 
-Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch.
+Like ``sitecustomize`` beside it, it runs in whatever Python a rank is, so it imports nothing of ddplaunch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_SPARED = "ddplaunch_spares_workers"  # an attribute of torch's module, once it is changed
-_WAITS_EVERY_S, _WAITS_SHARE = 0.5, 1000  # and that many times longer than looking takes
+_SPARED = "ddplaunch_spares_workers"  # set on torch's module once it is changed
+_WAITS_EVERY_S, _WAITS_SHARE = 0.5, 1000  # and at least this many times as long as a look takes
 
 
 class _Finder:
-    """Finds some modules as ever, each once, and hands its spec to a function that may change it."""
+    """Finds the wanted modules as usual, each once, and passes the spec to a function that may change it."""
 
     def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
         self._wanted = wanted
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return what the finders behind this one find; nothing for any other module."""
+        """Return the spec that the other finders find, changed; None for a module that is not wanted."""
         if name not in self._wanted:
             return None
         change = self._wanted.pop(name)
@@ -43,7 +43,7 @@ class _Finder:
 
 
 def _saying(found: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return what changes a spec so that ``found`` is called when the module's code has run."""
+    """Return a function that changes a spec so that ``found`` is called when the module's code has run."""
 
     def change(spec: Any) -> None:
         if spec.loader is None:
@@ -62,12 +62,12 @@ def _saying(found: Callable[[Any], None]) -> Callable[[Any], None]:
 def _say(found: Callable[[Any], None], what: Any) -> None:
     try:
         found(what)
-    except Exception:  # what is noted is a convenience, the training is not
+    except Exception:  # notes are optional, and must not stop the training
         return
 
 
 class Noticed:
-    """Stands for a method of a class, and calls ``notice`` with each object on which it is looked up."""
+    """Replaces a method of a class; calls ``notice`` with each object on which the method is looked up."""
 
     def __init__(self, method: Any, notice: Callable[[Any], None]) -> None:
         self._method, self._notice = method, notice
@@ -90,7 +90,7 @@ def notice_steps(module: Any, stepped: Callable[[Any, Any, Any], None]) -> None:
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         import torch
 
-        # what compiles a step is not to see more than this line
+        # torch.compile may trace the step, and must see no more than this line
         if not torch.compiler.is_compiling() and os.getpid() == owner:
             stepped(optimizer, args, kwargs)
 
@@ -98,7 +98,7 @@ def notice_steps(module: Any, stepped: Callable[[Any, Any, Any], None]) -> None:
 
 
 def batch_size(iterator: Any) -> int | None:
-    """Return the size of a DataLoader's batches; None where its dataset makes them, or ranks share one (accelerate)."""
+    """Return a DataLoader's batch size; None if its dataset makes the batches, or ranks share one (accelerate)."""
     batches = iterator._index_sampler
     whole = iterator._auto_collation and not getattr(batches, "split_batches", False)
     return plain_integer(getattr(batches, "batch_size", None)) if whole else None
@@ -110,7 +110,7 @@ def plain_integer(value: Any) -> int | None:
 
 
 def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:
-    """Call each function with the module of its name once that has run, at once for one that has. It must not raise."""
+    """Call each function with the module of its name once the module has run, or now if it has. It must not raise."""
     missing = {}
     for name, found in wanted.items():
         if name in sys.modules:
@@ -122,9 +122,9 @@ def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:
 
 
 def import_quickly(name: str) -> None:
-    """Let the module ``name`` be imported without the garbage collector, for what an import makes is there to stay.
+    """Have the module ``name`` imported without the garbage collector, as the objects of an import stay anyway.
 
-    That is about a tenth of the time that torch 2.13 takes. A collector that is off stays off.
+    This saves about a tenth of the import time of torch 2.13. A collector that is off stays off.
     """
     if name not in sys.modules:
         sys.meta_path.insert(0, _Finder({name: _import_without_collector}))
@@ -133,8 +133,8 @@ def import_quickly(name: str) -> None:
 def _import_without_collector(spec: Any) -> None:
     """Change a spec so that the garbage collector is off while its module's code runs.
 
-    importlib sets ``_initializing`` of the spec to True before that and to False after it, also after an exception. A
-    loader that is wrapped would be a line in the traceback of an import that fails.
+    importlib sets the spec's ``_initializing`` to True before that and to False after it, even after an exception. A
+    wrapped loader would instead add a line to the traceback of a failed import.
     """
     import gc
 
@@ -148,7 +148,7 @@ def _import_without_collector(spec: Any) -> None:
             elif name == "_initializing":
                 self.__class__ = plain
                 if not gc.get_freeze_count():
-                    gc.freeze()  # and back, to the oldest: the next collection need not look through them
+                    gc.freeze()  # and back, into the oldest generation: the next collection skips them
                     gc.unfreeze()
                 gc.enable()
 
@@ -157,18 +157,18 @@ def _import_without_collector(spec: Any) -> None:
 
 
 class Waits:
-    """How long this process was kept from its CPUs: of each interval the longest that one thread waited for one.
+    """Measures how long this process waited for CPUs: in each interval, the longest wait of any one thread.
 
-    That is how long it was runnable and did not run: https://docs.kernel.org/scheduler/sched-stats.html.
+    A thread waits while it is runnable but does not run: https://docs.kernel.org/scheduler/sched-stats.html.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without a look."""
         self._before: dict[str, int] = {}
         self._us = self._due_s = 0.0
 
     def look(self) -> float | None:
-        """Return the microseconds since the first look; None where it is too soon, or nobody counts them."""
+        """Return the microseconds waited since the first look; None if it is too soon, or the kernel does not count."""
         now_s, now = time.monotonic(), {}
         if now_s < self._due_s:
             return None
@@ -180,7 +180,7 @@ class Waits:
             try:
                 with open(f"/proc/self/task/{name}/schedstat", "rb") as file:
                     now[name] = int(file.read().split()[1])
-            except (OSError, ValueError, IndexError):  # it has just ended
+            except (OSError, ValueError, IndexError):  # the thread has just ended
                 continue
         grown = [waited - self._before[name] for name, waited in now.items() if name in self._before]
         self._before, self._us = now, self._us + max(grown, default=0) / 1000
@@ -190,15 +190,15 @@ class Waits:
 
 
 def count_work(memory: int) -> None:
-    """Count optimizer steps, and batches that DataLoaders are asked for, in the first 16 bytes of ``memory``.
+    """Count optimizer steps, and batches requested from DataLoaders, in the first 16 bytes of ``memory``.
 
-    Whether a rank gets on cannot be seen from outside where all ranks wait by computing, or load in silence.
+    The guard needs these counts: progress cannot be seen from outside while ranks wait by spinning or load silently.
     """
     owner, status = os.getpid(), os.fstat(memory)
     shared: list[Any] = []
 
     def counts() -> Any:
-        """Return the two numbers. They are mapped by libc, as Python's mmap keeps a descriptor of its own open."""
+        """Return the two counters. libc maps them, because Python's mmap would keep its own descriptor open."""
         if not shared and os.path.samestat(os.fstat(memory), status):  # else the script has closed it
             import ctypes
 
@@ -224,16 +224,16 @@ def count_work(memory: int) -> None:
             if os.getpid() == owner:
                 batches[1] += 1
 
-        notice(module._BaseDataLoaderIter, "__next__", asked)  # what --phases put there stays
+        notice(module._BaseDataLoaderIter, "__next__", asked)  # wraps the method that --phases put there
 
     after_import({"torch.optim.optimizer": optimizers, "torch.utils.data.dataloader": dataloaders})
 
 
 def keep_data_workers() -> None:
-    """Let DataLoader workers outlive a SIGTERM from anybody but their rank.
+    """Let DataLoader workers survive SIGTERM unless their rank sends it.
 
-    Batch systems may send it to every process of a job (Slurm's proctrack/linuxproc, PBS, `systemctl stop`). The rank
-    is to save then, and cannot when its workers die: torch raises in it as soon as one does.
+    Batch systems may send SIGTERM to every process of a job (Slurm's proctrack/linuxproc, PBS, `systemctl stop`). The
+    rank should save then, but cannot if its workers die: torch raises in the rank as soon as one does.
     """
 
     def before_fork() -> None:
@@ -245,7 +245,7 @@ def keep_data_workers() -> None:
 
 
 def spare_workers(module: Any) -> None:
-    """Change what torch does in a worker that it has forked, in ``torch.utils.data._utils.signal_handling``."""
+    """Make workers ignore SIGTERM, and the rank kill them instead; ``module`` is torch's ``signal_handling``."""
     import collections
     import multiprocessing.popen_fork
     import signal
@@ -254,11 +254,11 @@ def spare_workers(module: Any) -> None:
     processes: Any = multiprocessing.popen_fork.Popen
     ask, kill = processes.terminate, processes.kill
     set_handlers, set_pids = module._set_worker_signal_handlers, module._set_worker_pids
-    worker_pids: collections.deque[int] = collections.deque(maxlen=1024)  # pids come again, but not that soon
+    worker_pids: collections.deque[int] = collections.deque(maxlen=1024)  # pids are reused, but not that soon
 
     def set_handlers_of_worker() -> None:
         set_handlers()
-        # not SIG_IGN, which a program that the worker starts would inherit
+        # not SIG_IGN, which programs that the worker starts would inherit
         signal.signal(signal.SIGTERM, lambda number, frame: None)
 
     def note_pids(loader: int, pids: tuple[int, ...]) -> None:

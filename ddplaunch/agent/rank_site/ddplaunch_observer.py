@@ -1,13 +1,13 @@
-"""Notes, in a rank and at its first optimizer steps, with which numbers it trains.
+"""Notes, inside a rank at its first optimizer steps, the numbers that it trains with.
 
-Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch; torch is
-looked at once the script has imported it. It never raises, changes no number, draws no random one, waits for no GPU,
-and looks at no step after the fourth.
+Like ``sitecustomize`` beside it, it runs in whatever Python a rank is, so it imports nothing of ddplaunch; it hooks
+into torch once the script has imported it. It never raises, changes no number, draws no random number, waits for no
+GPU, and observes no step after the fourth.
 
-What it looks at is called by torch anyway: the hook of all optimizers' steps, the constructors of DataLoaders'
-iterators and of DistributedDataParallel, and what puts a checkpoint into an optimizer. These are noticed when they are
-looked up, not called, so that no traceback ever shows a frame of this file. Of later epochs only one thing is noted:
-passes of the DistributedSampler of these steps in one order.
+It observes functions that torch calls anyway: the hook of all optimizers' steps, the constructors of DataLoader
+iterators and of DistributedDataParallel, and ``load_state_dict`` of optimizers. The methods are noticed when they are
+looked up, not when they are called, so that no traceback ever shows a frame of this file. In later epochs it notes
+only whether the DistributedSampler of these steps repeats the same order.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     AfterImport = Callable[[dict[str, Callable[[Any], None]]], None]
 
-#: Where the rank is to write its note.
+#: The variable with the path of the rank's note.
 PATH = "DDPLAUNCH_OBSERVE"
-_STEPS = 4  # of the first optimizer; other optimizers are looked at meanwhile
+_STEPS = 4  # of the first optimizer; other optimizers are observed meanwhile
 _WRITTEN_AT = (1, 2, _STEPS)  # a rank may end by `os._exit` at any time
 _MOST_STEPS = 64  # of all optimizers together
 _MOST_SUMMED = 64  # parameters, and values of each
-_IN_ORDER = 3  # passes over the samples: the second may be one that only evaluates
-_MOST = 16  # optimizers, iterators and groups of parameters that are looked at
-#: What lets ranks work together without a process group of torch.
+_IN_ORDER = 3  # passes over the samples: the second may be for evaluation only
+_MOST = 16  # the most optimizers, iterators, and groups of parameters that are observed
+#: Modules that let ranks work together without a process group of torch.
 _OTHERS = ("horovod", "mpi4py", "jax", "torch_xla", "bagua", "ray", "paddle")
 
 
 def begin(path: str, after_import: AfterImport) -> None:
-    """Write a note to ``path`` at the first optimizer steps, if there will be any."""
+    """Write a note to ``path`` at the first optimizer steps, if there are any."""
     observer = _Observer(path)
     calls: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": observer.optimizers,
@@ -51,7 +51,7 @@ def begin(path: str, after_import: AfterImport) -> None:
 
 
 class _Iterator:
-    """One iterator of a DataLoader, how many batches it had given at the step before, and its note."""
+    """One iterator of a DataLoader, the number of batches that it gave up to the previous step, and its note."""
 
     def __init__(self, iterator: Any) -> None:
         import weakref
@@ -61,7 +61,7 @@ class _Iterator:
         self._given = 0
 
     def newly_given(self) -> int:
-        """Return how many batches it has given since the last call."""
+        """Return how many batches the iterator has given since the last call."""
         number = getattr(self.reference(), "_num_yielded", 0)
         earlier, self._given = self._given, number
         return int(number - earlier)
@@ -76,25 +76,25 @@ class _Observer:
         self._steps = 0  # of the first optimizer
         self._all_steps = 0
         self._main: int | None = None
-        self._begun: int | None = None  # collectives before the first step was over
+        self._begun: int | None = None  # collectives begun before the end of the first step
         self._note: dict[str, Any] = {}
-        self._sampler: Any = None  # a reference to what shuffles the samples of these steps
+        self._sampler: Any = None  # a weak reference to the sampler that shuffles these steps' samples
         self._passes_in_order, self._epoch = 1, 0
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._iterators: list[_Iterator] = []
         self._loaders: list[dict[str, Any]] = []
-        self._models: list[Any] = []  # references to what is distributed
-        self._loaded: dict[int, Any] = {}  # rates of optimizers before something was loaded into them
-        self._counted: Any = None  # the hook of a parameter
+        self._models: list[Any] = []  # weak references to the DistributedDataParallel modules
+        self._loaded: dict[int, Any] = {}  # rates of optimizers before a checkpoint was loaded
+        self._counted: Any = None  # the handle of a parameter's hook
         self._passes = 0
         self._closure = False
         self._passes_of_steps: list[int] = []
-        # two sums of parameters, and the event of a GPU that has them: in DistributedDataParallel, and outside of it
+        # two sums of parameters, and the GPU event after which they are known: in DistributedDataParallel, and outside
         self._sums: list[Any] = []
         self._outside: list[Any] = []
 
     def optimizers(self, module: Any) -> None:
-        """Be told of every optimizer's steps, and of checkpoints that are loaded into one."""
+        """Notice every optimizer's steps, and checkpoints that are loaded into one."""
         notice_steps(module, self.stepped)
         notice(module.Optimizer, "load_state_dict", self._restored)
 
@@ -112,7 +112,7 @@ class _Observer:
         notice(module.DistributedDataParallel, "__init__", wrapped)
 
     def samplers(self, module: Any) -> None:
-        """Notice each pass over the samples of a rank."""
+        """Notice each pass over the samples of a DistributedSampler."""
         notice(module.DistributedSampler, "__iter__", self._pass)
 
     def _pass(self, sampler: Any) -> None:
@@ -133,12 +133,12 @@ class _Observer:
             self._iterators = [*alive[-_MOST:], _Iterator(iterator)]
 
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Look at one optimizer that has just made a step."""
+        """Note the numbers of an optimizer that has just made a step."""
         if self._over:
             return
         try:
             self._look(optimizer, any(map(callable, args[1:])) or kwargs.get("closure") is not None)
-        except Exception:  # the note is a convenience, the training is not
+        except Exception:  # the note is optional, and must not stop the training
             self._end()
 
     def _look(self, optimizer: Any, closure: bool) -> None:
@@ -186,7 +186,7 @@ class _Observer:
             }
 
     def _note_loaders(self) -> None:
-        """Note which iterators have gone on since the step before, and how many batches they gave."""
+        """Note which iterators gave batches since the previous step, and how many."""
         for one in self._iterators:
             if (given := one.newly_given()) <= 0:
                 continue
@@ -204,7 +204,7 @@ class _Observer:
             self._sampler, self._epoch = weakref.ref(sampler), sampler.epoch
 
     def _count_passes(self, optimizer: Any) -> None:
-        """Count how often the gradient of one parameter is added to, where no DataLoader tells of batches."""
+        """Count how often one parameter's gradient is added to, if no DataLoader shows the number of batches."""
         if self._counted is not None:
             self._passes_of_steps.append(self._passes)
             self._passes = 0
@@ -220,7 +220,7 @@ class _Observer:
             self._counted = parameter.register_post_accumulate_grad_hook(passed)
 
     def _end(self) -> None:
-        """Look at nothing any more."""
+        """Stop observing."""
         self._over, self._iterators = True, []
         if self._counted is not None:
             self._counted.remove()
@@ -247,7 +247,7 @@ class _Observer:
         self._save(self._note)
 
     def _save(self, note: dict[str, Any]) -> None:
-        """Write the note in one step."""
+        """Write the note atomically."""
         import json
 
         draft = f"{self._path}.{self._owner}"
@@ -258,7 +258,7 @@ class _Observer:
 
 
 def _shared(models: list[Any]) -> list[Any]:
-    """Return the parameters that all ranks share; none where a hook sends something else than gradients."""
+    """Return the parameters that must be equal in all ranks; none if a hook sends something other than gradients."""
     import torch
 
     ranks = torch.distributed.get_world_size() if models else 0
@@ -269,14 +269,14 @@ def _shared(models: list[Any]) -> list[Any]:
 
 
 def _outside(models: list[Any], optimizer: Any) -> list[Any]:
-    """Return the parameters that ``optimizer`` trains and no model of ``models`` has."""
+    """Return the parameters that ``optimizer`` trains and that are in none of ``models``."""
     inside = {id(parameter) for model in models for parameter in model.module.parameters()}
     trained = [one for group in optimizer.param_groups for one in group["params"]] if models else []
     return [one for one in trained if id(one) not in inside and _is_shared(one)]
 
 
 def _sums(parameters: list[Any]) -> list[Any]:
-    """Return two sums over some of ``parameters``, of values and of magnitudes, and the event of their GPU."""
+    """Return a tensor of two sums over some ``parameters``, of values and magnitudes, and on a GPU an event for it."""
     import torch
 
     some = parameters[:: len(parameters) // _MOST_SUMMED + 1] + parameters[-1:]
@@ -296,7 +296,7 @@ def _sums(parameters: list[Any]) -> list[Any]:
 
 
 def _arrived(sums: list[Any]) -> list[float] | None:
-    """Return the values of ``sums``; None as long as their GPU has not computed them."""
+    """Return the values of ``sums``; None until their GPU has computed them."""
     return sums[0].tolist() if sums and all(event.query() for event in sums[1:]) else None
 
 
@@ -308,11 +308,11 @@ def _is_shared(parameter: Any) -> bool:
 
 
 def _loader_of(iterator: Any) -> dict[str, Any]:
-    """Return what is known of a DataLoader from its iterator, without calling anything of the script's."""
+    """Return the facts of a DataLoader from its iterator, without calling any code of the script."""
     batches = iterator._index_sampler
     collates = bool(iterator._auto_collation)
     sampler = getattr(batches, "sampler", None) if collates else batches
-    dataset = iterator._dataset  # of kind 1 if it is an IterableDataset; else its sampler has asked for its `len()`
+    dataset = iterator._dataset  # kind 1: an IterableDataset; otherwise the sampler has already called its `len()`
     counted = collates and not iterator._dataset_kind and hasattr(type(dataset), "__len__")
     return {
         "batch_size": batch_size(iterator),
@@ -326,7 +326,7 @@ def _loader_of(iterator: Any) -> dict[str, Any]:
 
 
 def _name(one: Any) -> str | None:
-    """Return a class by its name, torch's own with `torch.` before it."""
+    """Return the name of an object's class, with the prefix `torch.` for torch's own."""
     if one is None:
         return None
     kind = type(one)
@@ -334,7 +334,7 @@ def _name(one: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a rate as a float; None for what only the GPU knows."""
+    """Return a rate as a float; None if its value is on a GPU."""
     on_gpu = not isinstance(value, int | float) and getattr(getattr(value, "device", None), "type", "cpu") != "cpu"
     return None if isinstance(value, bool) or value is None or on_gpu else float(value)
 
@@ -353,7 +353,7 @@ def _process_group() -> dict[str, int] | None:
 
 
 def _collectives() -> int | None:
-    """Return how many collectives all process groups have begun; None where a backend does not count them."""
+    """Return how many collectives all process groups have begun; None if a backend does not count them."""
     try:
         groups = sys.modules["torch.distributed.distributed_c10d"]._world.pg_map
         return int(sum(one._get_sequence_number_for_group() for one in groups))

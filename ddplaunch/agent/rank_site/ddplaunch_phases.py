@@ -1,15 +1,16 @@
-"""Notes, in a rank and at every optimizer step, where the time of the step went: a line each, written as it goes.
+"""Measures, inside a rank, how the time of every optimizer step was spent, and writes a line per step to a file.
 
-Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch; torch is
-looked at once the script has imported it. It never raises, changes no number, draws no random one and waits for no GPU.
+Like ``sitecustomize`` beside it, it runs in whatever Python a rank is, so it imports nothing of ddplaunch; it hooks
+into torch once the script has imported it. It never raises, changes no number, draws no random number and waits for no
+GPU.
 
-What a step consists of is called by torch anyway: a batch is fetched by ``next()`` of a DataLoader's iterator,
-gradients are computed by the autograd engine, an optimizer's step has hooks, a collective is waited for by its work
-object, and DistributedDataParallel measures how long its own took. A call begins when its function is looked up, and is
-over when the caller lets go of what it got: no traceback ever shows a frame of this file. On the CPU time is read from
-the clock, on a GPU from events of its stream, which are asked for later. What cannot be told is null.
+It times calls that torch makes anyway: ``next()`` of a DataLoader's iterator fetches a batch, the autograd engine
+computes gradients, an optimizer's step has hooks, a work object waits for a collective, and DistributedDataParallel
+measures its own collectives. A call is timed from the lookup of its function until the caller drops the function, so
+that no traceback ever shows a frame of this file. Times are read from the clock on the CPU, and on a GPU from events
+of its stream, which are queried later. Unknown times are null.
 
-What it writes is laid out in ``ddplaunch_timeline.py``.
+The file's format is described in ``ddplaunch_timeline.py``.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ if TYPE_CHECKING:
 
     AfterImport = Callable[[dict[str, Callable[[Any], None]]], None]
 
-#: Where the rank is to write.
+#: The variable with the path of the rank's file.
 PATH = "DDPLAUNCH_PHASES"
-_AT_ONCE = 64  # steps, however short they are: a short run may end by `os._exit`
-_EVERY_S, _SHARE = 0.1, 250  # later, and that many times longer than writing takes
-_OTHERS = 16  # steps of another optimizer without one of the first: that is out of use
-_MOST_WAITING = 512  # steps whose events a GPU has not reached
+_AT_ONCE = 64  # the first steps are written at once: a short run may end by `os._exit`
+_EVERY_S, _SHARE = 0.1, 250  # for later steps; at least this many times as long as a write takes
+_OTHERS = 16  # after this many steps of another optimizer in a row, the first is out of use
+_MOST_WAITING = 512  # steps whose events the GPU has not reached
 
 
 def begin(path: str, after_import: AfterImport) -> None:
-    """Write to ``path`` at every step, if there will be any."""
+    """Write to ``path`` at every step, if there are any."""
     global _rank
     _rank = _Rank(path)
     sys.modules["ddplaunch_phases"] = sys.modules[__name__]  # where `ddplaunch.step` finds it
@@ -77,13 +78,13 @@ def begin(path: str, after_import: AfterImport) -> None:
 
 
 def step(samples: int | None = None) -> None:
-    """End a step by hand; from the first one on optimizers end none."""
+    """End a step by hand; after the first call, optimizers no longer end steps."""
     if _rank is not None:
         _rank.safely(_rank.step_by_hand, samples)
 
 
 class _Rank:
-    """This process: what it calls of torch moves its timeline on."""
+    """Measures this process: its calls into torch advance its timeline."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -95,29 +96,29 @@ class _Rank:
         self._others: dict[int, int] = {}
         self._steps = self._empty_epochs = 0
         self._over: list[list[Any]] = []  # steps whose times are not known yet
-        self._fetches: bool | None = False  # None: there is a DataLoader, and its time cannot be told
+        self._fetches: bool | None = False  # None: there is a DataLoader, but its time cannot be measured
         self._about: dict[str, Any] = {}
         self._wrapped: list[Any] = []
         self._comm = Communication(self._wrapped)
         self._memory: Memory | None = None
         self._waits = Waits()
         self._due_s = 0.0
-        os.register_at_fork(after_in_child=self._end)  # a DataLoader's worker, or whatever the script forks
+        os.register_at_fork(after_in_child=self._end)  # in DataLoader workers and other forks
 
     def safely(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call it in the thread that trains; the first exception ends all measuring."""
+        """Call ``call`` if this is the training thread; the first exception ends all measuring."""
         if self._off or _thread.get_ident() != self._thread:
             return
         try:
             call(*args)
-        except Exception as error:  # what is measured is a convenience, the training is not
+        except Exception as error:  # measuring is optional, and must not stop the training
             self._broken(error)
 
     def _end(self) -> None:
         self._off = True
 
     def _broken(self, error: Exception) -> None:
-        """End all measuring, and say why: a torch to come may have other names."""
+        """End all measuring, and write why: a newer torch may have other names."""
         self._end()
         try:
             self._lines = self._lines or StepFile(self._path)
@@ -126,15 +127,15 @@ class _Rank:
         except Exception:
             return
 
-    # Called when a module of torch has run
+    # Each is called once a module of torch has run
 
     def optimizers(self, module: Any) -> None:
-        """Be told of every optimizer's steps; torch before 2.0 has no such hooks."""
+        """Notice every optimizer's steps; torch before 2.0 does not have these hooks."""
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
             import torch
 
-            if not torch.compiler.is_compiling():  # what compiles a step is not to see more than this line
+            if not torch.compiler.is_compiling():  # torch.compile must see no more than this line
                 self.safely(self._timeline.optimizer, True)
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -147,12 +148,12 @@ class _Rank:
         module.register_optimizer_step_post_hook(after)
 
     def dataloaders(self, module: Any) -> None:
-        """Notice how long fetching a batch takes, and beginning an epoch."""
+        """Notice how long it takes to fetch a batch, and to begin an epoch."""
         self._time(module._BaseDataLoaderIter, "__next__", self._fetch)
         self._time(module.DataLoader, "_get_iterator", lambda _: self._within(DATA))
 
     def engine(self, module: Any) -> None:
-        """Notice backward passes: `torch.autograd` looks its engine up for each of them."""
+        """Notice backward passes: `torch.autograd` looks up its engine for each of them."""
         rank, call = self, _calls()
 
         class Engine(type(module.Variable._execution_engine)):  # type: ignore[misc]
@@ -164,17 +165,17 @@ class _Rank:
         module.Variable._execution_engine = Engine()
 
     def parallel(self, module: Any) -> None:
-        """Notice each DistributedDataParallel. What torch.compile may trace stays as it is: it measures itself."""
+        """Notice each DistributedDataParallel. Its methods stay unchanged for torch.compile: it measures itself."""
         import weakref
 
         notice(module.DistributedDataParallel, "__init__", lambda model: self._wrapped.append(weakref.ref(model)))
 
     def collectives(self, _: Any) -> None:
-        """Notice how long the script waits for collectives of its own."""
+        """Notice how long the script waits for its own collectives."""
         self._time(sys.modules["torch._C._distributed_c10d"].Work, "wait", self._wait)
 
     def _time(self, kind: Any, name: str, begins: Callable[[Any], Callable[[], None] | None]) -> None:
-        """Call ``begins`` with the object whose method is called, and what that returns when the call is over."""
+        """Call ``begins`` with each object whose method ``name`` is called, and its result when the call is over."""
         method, call, rank = kind.__dict__[name], _calls(), self
 
         class Timed:
@@ -194,7 +195,7 @@ class _Rank:
     # Phases of a step
 
     def _backward(self) -> None:
-        if self._timeline.now == DATA:  # not during a fetch: somebody keeps the method to call it again
+        if self._timeline.now == DATA:  # the fetch is not over: the script keeps the method to call it again
             self._fetches = None
         self._timeline.backward()
 
@@ -214,12 +215,12 @@ class _Rank:
         if timeline.now == DATA or self._fetches is None:
             return None
         self._fetches = True
-        wanted = sys.modules["torch"].is_grad_enabled()  # else it is not for training
+        wanted = sys.modules["torch"].is_grad_enabled()  # else the batch is not for training
         timeline.settle(REST)
         timeline.turn(DATA)
 
         def fetched() -> None:
-            if iterator._num_yielded == given:  # no more
+            if iterator._num_yielded == given:  # the epoch is over
                 timeline.back()
                 if given == 0 and not timeline.passed:
                     self._without_a_batch()
@@ -233,7 +234,7 @@ class _Rank:
         return fetched
 
     def _without_a_batch(self) -> None:
-        """Note an epoch that was over at once, of a rank that never trained: so many, at each power of two."""
+        """Count epochs without a batch in a rank that has never trained; write the count at each power of two."""
         self._empty_epochs += 1
         if self._empty_epochs & (self._empty_epochs - 1) == 0:
             self._lines = self._lines or StepFile(self._path)
@@ -243,7 +244,7 @@ class _Rank:
     # The end of a step
 
     def step_by_hand(self, samples: int | None) -> None:
-        """End a step that no optimizer ends."""
+        """End a step by hand instead of by an optimizer."""
         self._by_hand = True
         self._step(None, samples)
 
@@ -265,7 +266,7 @@ class _Rank:
         first = self._steps == 1
         at, samples = (self._steps, time.time(), self._waits.look()), samples or counted
         if self._over:
-            self._over[-1][4] = self._comm.of_passes_us()  # the last one's communication is told at the next
+            self._over[-1][4] = self._comm.of_passes_us()  # the previous step's communication is known now
         self._over.append([at, [] if first else marks, end, samples, None])
         if first:
             self._begin(optimizer)
@@ -275,7 +276,7 @@ class _Rank:
             while len(self._over) > 1 and self._timeline.clock.over(self._over[0][2]):
                 self._write(*self._over.pop(0))
             if self._steps <= _AT_ONCE:
-                self._lines.fact({"steps": self._steps})  # with the last one
+                self._lines.fact({"steps": self._steps})  # including the last one, not yet written
             self._lines.flush()
             after_s = time.monotonic()
             self._due_s = after_s + max(_EVERY_S, _SHARE * (after_s - now_s))
@@ -302,7 +303,7 @@ class _Rank:
         self._lines.fact({"schema": 1, **numbers, "device": device, "threads": torch.get_num_threads(), **self._about})
 
     def _tell(self, name: str, value: Any) -> None:
-        """Write a fact once; before the first step, the last that was told is the one that is written then."""
+        """Write a fact once; before the first step, keep the latest value, which is written at that step."""
         if value is None or (self._steps and name in self._about):
             return
         self._about[name] = value
@@ -319,7 +320,7 @@ class _Rank:
         if marks:
             times, wall = timeline.times_us(marks, end), timeline.clock.between_us(marks[0][1], end)
         comm = self._comm.of_step_us(passes, times[COMM])
-        hidden = 0.0 if comm is None else comm - (times[COMM] or 0.0)  # in what looked like backward
+        hidden = 0.0 if comm is None else comm - (times[COMM] or 0.0)  # communication during the measured backward time
         backward = times[BACKWARD]
         if backward is not None and hidden:
             hidden = min(hidden, backward)
@@ -335,7 +336,7 @@ class _Rank:
         self._lines.step([step, at_s, 1, wall, data, times[FORWARD], backward, comm, optimizer, samples, peak, waited])
 
     def _last(self) -> None:
-        """Write what is known when the interpreter ends."""
+        """Write the remaining steps when the interpreter ends."""
         if self._off or self._lines is None:
             return
         try:
@@ -356,7 +357,7 @@ def _backend() -> str | None:
 
 
 def _calls() -> Callable[[Any, Callable[[], None]], Any]:
-    """Return what makes a call whose end is noticed: whoever called it lets go of it then."""
+    """Return a function that wraps a call to notice its end: the caller drops the wrapper then."""
     from functools import partial
 
     class Call(partial):  # type: ignore[type-arg]

@@ -1,9 +1,9 @@
-"""The phases of one thread's steps as they follow each other, the file that they are written to, and what loaders tell.
+"""The timeline of phases in one thread's steps, the file that steps are written to, and sample counts of loaders.
 
-Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch.
+Like ``sitecustomize`` beside it, it runs in whatever Python a rank is, so it imports nothing of ddplaunch.
 
-Beside them stands what a step waited for communication. The file has facts, as JSON objects, and steps, as JSON arrays
-of ``FIELDS``, times in microseconds; what is not known is null.
+The file contains facts, as JSON objects, and steps, as JSON arrays of ``FIELDS``, with times in microseconds and null
+for unknown values. ``comm`` is how long a step waited for communication.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ else:  # beside this file
 if TYPE_CHECKING:
     from typing import Any
 
-#: Of a line. ``steps`` is 1, or how many the line is about: times and samples are then sums over them. ``step`` counts
-#: optimizer steps from 1, ``end_s`` is in seconds since 1970, ``waited`` is for a CPU since the first step.
+#: The values of a line. ``steps`` is the number of steps in the line: with more than 1, times and samples are sums.
+#: ``step`` counts optimizer steps from 1, ``end_s`` is seconds since 1970, ``waited`` the wait for CPUs since step 1.
 FIELDS = (
     *("step", "end_s", "steps", "wall", "data", "forward", "backward", "comm", "optimizer", "samples", "peak_bytes"),
     "waited",
 )
 REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
-_AHEAD = 1024  # batches that are fetched before they are used
-_SINGLY = 5000  # lines with one step; later ones are about a second or more
+_AHEAD = 1024  # the most batches that are fetched before they are used
+_SINGLY = 5000  # lines with one step each; later lines cover a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
 _DDP_FIRST = 3  # passes in which NCCL connects
 
@@ -39,7 +39,7 @@ class Clock:
     stamp = staticmethod(time.perf_counter_ns)
 
     def over(self, stamp: Any) -> bool:
-        """Whether the moment is known yet."""
+        """Return whether the time of ``stamp`` is known yet."""
         return True
 
     def between_us(self, first: Any, second: Any) -> float:
@@ -48,14 +48,14 @@ class Clock:
 
 
 class Events(Clock):
-    """Time on the current stream of a GPU. An event is recorded without waiting, and read when it is over."""
+    """Time on the current stream of a GPU. An event is recorded without waiting, and read once the GPU reached it."""
 
     def __init__(self, cuda: Any) -> None:
         """``cuda`` is ``torch.cuda``."""
         self._cuda = cuda
 
     def stamp(self) -> Any:
-        """Record an event. Raises RuntimeError where a graph is being captured, which it would become a part of."""
+        """Record an event. Raises RuntimeError while a CUDA graph is captured, as the event would become part of it."""
         if self._cuda.is_current_stream_capturing():
             raise RuntimeError("a CUDA graph is captured")
         event = self._cuda.Event(enable_timing=True)
@@ -63,7 +63,7 @@ class Events(Clock):
         return event
 
     def over(self, stamp: Any) -> bool:
-        """Whether the GPU has come to the event."""
+        """Return whether the GPU has reached the event."""
         return bool(stamp.query())
 
     def between_us(self, first: Any, second: Any) -> float:
@@ -72,24 +72,24 @@ class Events(Clock):
 
 
 class Timeline:
-    """Which phase one thread is in, since its last step."""
+    """The phases of one thread since its last step."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin in nothing in particular."""
+        """Begin in the phase REST."""
         self.clock = clock
         self.now = self._base = self._outer = REST
-        self.marks: list[list[Any]] = []  # of the step: phase, when it began
-        self.fetched: dict[int, list[int | None]] = {}  # samples of each batch that is not used yet, by iterator
+        self.marks: list[list[Any]] = []  # of this step: [phase, start]
+        self.fetched: dict[int, list[int | None]] = {}  # samples of each unused batch, by iterator
         self._samples: int | None = 0
-        self.passed = False  # whether there was a backward pass, ever
+        self.passed = False  # whether there ever was a backward pass
 
     def turn(self, phase: int) -> None:
-        """Let ``phase`` begin."""
+        """Begin ``phase``."""
         self.marks.append([phase, self.clock.stamp()])
         self.now = phase
 
     def settle(self, phase: int) -> None:
-        """Call what may have been a forward pass ``phase``."""
+        """Change the marks MAYBE_FORWARD to ``phase``."""
         for mark in self.marks:
             if mark[0] == MAYBE_FORWARD:
                 mark[0] = phase
@@ -97,16 +97,16 @@ class Timeline:
             self.now = phase
 
     def fetch(self, iterator: int, size: int | None) -> None:
-        """Take a batch of so many samples: the Trainer of Hugging Face fetches all that it accumulates at once."""
+        """Note a fetched batch of ``size`` samples; Hugging Face's Trainer fetches all batches of a step at once."""
         waiting = self.fetched.setdefault(iterator, [])
         waiting.append(size)
         del waiting[:-_AHEAD]
 
     def backward(self) -> None:
-        """Begin a backward pass: what was before it was its forward pass, on the batch that was fetched first."""
+        """Begin a backward pass: the time before was its forward pass, on the batch that was fetched first."""
         self.settle(FORWARD)
         if self.fetched:
-            if self.now == OPTIMIZER:  # of a closure, which Lightning gives every optimizer
+            if self.now == OPTIMIZER:  # inside a closure, which Lightning passes to every optimizer
                 self.marks[-1][0] = FORWARD
             first, *others = self.fetched.values()
             size = first.pop(0)
@@ -118,11 +118,11 @@ class Timeline:
         self.turn(BACKWARD)
 
     def back(self) -> None:
-        """Return to what a phase is a part of: a step of LBFGS has backward passes."""
+        """End a phase and return to the enclosing one: a step of LBFGS contains backward passes."""
         self.turn(MAYBE_FORWARD if self.fetched and self._base == REST else self._base)
 
     def optimizer(self, begins: bool) -> None:
-        """Begin or end the step of any optimizer, which may be a part of a backward pass."""
+        """Begin or end an optimizer's step, which may be inside a backward pass."""
         self.settle(REST)
         if begins:
             self._outer = BACKWARD if self.now == BACKWARD else REST
@@ -137,7 +137,7 @@ class Timeline:
         return marks, end, samples or None
 
     def times_us(self, marks: list[list[Any]], end: Any) -> list[float | None]:
-        """Return how long each phase took, None for those that there were none of."""
+        """Return how long each phase took, None for phases that did not occur."""
         found: list[float | None] = [None] * 6
         for (phase, stamp), (_, after) in zip(marks, [*marks[1:], [REST, end]]):  # noqa: B905 - Python 3.9 has none
             found[phase] = (found[phase] or 0.0) + self.clock.between_us(stamp, after)
@@ -145,10 +145,10 @@ class Timeline:
 
 
 class StepFile:
-    """The file: each step for a while, then sums over ever longer times."""
+    """The file of a rank: the first steps one by one, later ones as sums over at least a second."""
 
     def __init__(self, path: str) -> None:
-        """Open it. Raises OSError."""
+        """Create the file. Raises OSError."""
         new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | new, 0o600)
         self._waiting: list[str] = []
@@ -162,7 +162,7 @@ class StepFile:
         self._waiting.append(json.dumps(value))
 
     def step(self, values: list[Any]) -> None:
-        """Take a step, in the order of FIELDS."""
+        """Add a step, with ``values`` in the order of FIELDS."""
         if self._sums:
             before = self._sums
             summed = [None if a is None or b is None else a + b for a, b in zip(before[2:10], values[2:10])]  # noqa: B905
@@ -179,14 +179,14 @@ class StepFile:
         self._waiting.append(f"[{','.join(texts)}]")
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting lines."""
         if self._waiting:
             text = "\n".join([*self._waiting, ""])
             self._waiting = []
             os.write(self._file, text.encode("ascii"))
 
     def close(self) -> None:
-        """Write all of it."""
+        """Write the waiting lines and the unfinished sum."""
         if self._sums:
             self._put(self._sums)
             self._sums = []
@@ -194,34 +194,34 @@ class StepFile:
 
 
 class Communication:
-    """What DistributedDataParallel measured of its own: the part of a backward pass that only waits for gradients.
+    """The part of backward passes that only waits for gradients, as DistributedDataParallel measures it.
 
-    On the CPU it is let measure every pass; on a GPU it does so at the first ten (NCCL connects in the first of them)
-    and at every hundredth, because it waits for the GPU then. It tells of the last pass that it has measured.
+    On the CPU it is set to measure every pass. On a GPU measuring waits for the GPU, so it does so only in the first
+    ten passes (NCCL connects in the first of them) and every hundredth. It reports the last pass that it measured.
     """
 
     def __init__(self, wrapped: list[Any]) -> None:
-        """``wrapped`` are weak references to modules."""
+        """``wrapped`` are weak references to DistributedDataParallel modules."""
         self._wrapped = wrapped
         self.waited = self.on_gpu = False
         self.bytes: int | None = None
         self._us: float | None = None
-        self._passes: dict[int, int] = {}  # of each module, at the step before
+        self._passes: dict[int, int] = {}  # of each module, until the previous step
 
     def measures_itself(self) -> bool:
-        """Whether there is a DistributedDataParallel; its work objects are then waited for in what it measures."""
+        """Return whether there is a DistributedDataParallel; its measurement includes waits for its work objects."""
         return any(each() is not None for each in self._wrapped)
 
     def of_step_us(self, passes_us: float | None, waited_us: float | None) -> float | None:
-        """Return what a step waited for communication, ``waited_us`` of it for work objects; None if unknown."""
+        """Return how long a step waited for communication, ``waited_us`` of it for work objects; None if unknown."""
         if not self.measures_itself():
             return (waited_us or 0.0) if self.waited or _alone() else None
         return None if passes_us is None else passes_us + (waited_us or 0.0)
 
     def of_passes_us(self) -> float | None:
-        """Return what the backward passes since the last call waited, to be asked once in each step; None if unknown.
+        """Return how long the backward passes since the last call waited; None if unknown. Call it once per step.
 
-        The last of them is measured when the next one begins. Each takes as long as the last that was measured.
+        A pass is measured when the next one begins. All passes are taken to wait as long as the last measured one.
         """
         waits_ns, sizes = [], []
         alive = [one for each in self._wrapped[-4:] if (one := each()) is not None]
@@ -250,15 +250,15 @@ def _alone() -> bool:
 
 
 class Memory:
-    """The most memory that was ever in use: of torch's allocator on a GPU, else of this process, in bytes.
+    """The peak memory in bytes: of torch's allocator on a GPU, else of this process.
 
-    On the CPU that is what was resident at once. Where the process is limited (RLIMIT_DATA, ``run --memory``) it is
-    what the limit counts, memory of its own without the libraries that it shares: the kernel keeps no highest mark of
-    that, so the two are taken to differ at the peak by as much as they do now.
+    On the CPU it is the peak resident memory. With a limit (RLIMIT_DATA, ``run --memory``) it is the peak of the memory
+    that the limit counts, private memory without shared libraries. The kernel does not record that peak, so it is the
+    resident peak plus today's difference between the two.
     """
 
     def __init__(self, on_gpu: bool) -> None:
-        """Look for a limit."""
+        """Read the process's limit."""
         import resource
 
         self._on_gpu = on_gpu
@@ -267,14 +267,14 @@ class Memory:
         self._due_s = 0.0
 
     def limit_bytes(self) -> int | None:
-        """Return how much there may be: on a GPU what this process has and what nobody has; None for no limit."""
+        """Return the memory limit: on a GPU this process's reserved memory plus the free memory; None without one."""
         if self._on_gpu:
             cuda = sys.modules["torch"].cuda
             return int(cuda.mem_get_info()[0]) + int(cuda.memory_reserved())
         return None if self._limit < 0 else self._limit
 
     def peak_bytes(self, step: int) -> int | None:
-        """Return it; asked for at the first steps, and every second."""
+        """Return the peak, which is measured at the first steps and then every second."""
         now_s = time.monotonic()
         if step <= _MEMORY_AT_ONCE or now_s >= self._due_s:
             self._due_s = now_s + _MEMORY_EVERY_S
@@ -291,7 +291,7 @@ class Memory:
 
 
 def of_batch(iterator: Any) -> int | None:
-    """Return how many samples the batch has that a DataLoader's iterator has just given; None if it does not say."""
+    """Return how many samples the last batch of a DataLoader's iterator has; None if unknown."""
     size, batches = batch_size(iterator), iterator._index_sampler
     if size is None or not type(batches).__module__.startswith("torch.utils.data") or batches.drop_last:
         return size
@@ -301,11 +301,11 @@ def of_batch(iterator: Any) -> int | None:
 
 
 def of_epoch(iterator: Any) -> int | None:
-    """Return how many samples a rank has in an epoch; None where nobody counts them ahead."""
+    """Return how many samples a rank has in an epoch; None if they are not known in advance."""
     batches, size = iterator._index_sampler, of_batch(iterator)
     sampler: Any = getattr(batches, "sampler", None)
     if iterator._dataset_kind or not hasattr(sampler, "__len__"):
         return None
     if type(batches).__module__.startswith("torch.utils.data"):
         return len(sampler)
-    return None if size is None else min(len(sampler), size * len(batches))  # accelerate's gives each rank its batches
+    return None if size is None else min(len(sampler), size * len(batches))  # accelerate gives each rank its batches

@@ -1,26 +1,26 @@
-"""Lets a rank end with torchrun, note with which numbers it trains, count its steps, and print its stacks on a signal.
+"""Prepares a rank at its start: it ends with torchrun, notes its numbers, counts its steps, shows stacks on a signal.
 
-A rank is a plain interpreter, and nothing from outside can call into it without the rights of a debugger. So the
-plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` imports
-``sitecustomize`` from there (https://docs.python.org/3/library/site.html), and this one
+A rank is a plain interpreter, and other processes cannot call into it without a debugger's rights. So the plug-in puts
+this folder first in the rank's PYTHONPATH; Python's ``site`` imports ``sitecustomize`` from there
+(https://docs.python.org/3/library/site.html), and this one
 
-- takes itself out again: PYTHONPATH and sys.path are as they were, so are those of whatever the rank starts,
+- removes the folder again: PYTHONPATH and sys.path are as before, for the rank and the programs that it starts,
 - has the kernel send SIGTERM to the rank when torchrun, its parent, is gone,
-- lets ``faulthandler`` answer a real-time signal that nobody uses, without a thread and without Python code running,
-  into memory that others can read, and counts steps and batches, if stacks were asked for,
-- lets gloo's threads finish before the interpreter ends, which would abort the rank now and then, and notes that the
-  program was through, for the case that another library's destructor aborts it all the same,
-- may have no more memory than `--memory` says, if that was asked for,
-- keeps its DataLoader workers when a batch system sends SIGTERM to every process (``ddplaunch_marks.py``),
-- looks at the first optimizer steps, unless that is not wanted (``ddplaunch_observer.py``),
-- measures the phases of each step for `--phases`, if that was asked for (``ddplaunch_phases.py``),
+- lets ``faulthandler`` write stacks on an unused real-time signal, without a thread or Python code, into memory that
+  other processes can read, and counts steps and batches, if stacks were asked for,
+- lets gloo's threads finish before the interpreter ends, which could otherwise abort the rank, and notes that the
+  program has finished, in case another library's destructor aborts it even so,
+- limits the rank's memory to `--memory`, if that was given,
+- keeps DataLoader workers alive when a batch system sends SIGTERM to every process (``ddplaunch_marks.py``),
+- observes the first optimizer steps, unless turned off (``ddplaunch_observer.py``),
+- measures the phases of each step for `--phases`, if that was given (``ddplaunch_phases.py``),
 - lets torch be imported without the garbage collector (``ddplaunch_marks.py``),
-- imports the sitecustomize that it stands in front of, if there is one.
+- imports the sitecustomize that would have been found without this folder, if there is one.
 
-For torchrun itself it makes Ctrl-C end the process, without a traceback, until the plug-in is there, and torch be
-imported in the same way.
+In torchrun itself, it makes Ctrl-C end the process without a traceback until the plug-in is loaded, and also lets torch
+be imported without the garbage collector.
 
-It is run by whatever Python a rank is, so it imports nothing of ddplaunch.
+It runs in whatever Python a rank is, so it imports nothing of ddplaunch.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from typing import Any
 
-#: Present for the ranks that take part in something here; the value is the PYTHONPATH that the rank would have had.
+#: Set for ranks that use any of this; the value is the PYTHONPATH that the rank would have had.
 MARK = "DDPLAUNCH_SITE"
-#: Present for the ranks whose stacks may be asked for.
+#: Set for ranks that show their stacks on the signal.
 STACKS = "DDPLAUNCH_STACKS"
-#: The process whose end is to be the rank's. A rank that a shell script has started has another parent, and stays.
+#: The pid of the process with which the rank ends. A rank started by a shell script has another parent, and goes on.
 PARENT = "DDPLAUNCH_PARENT"
-#: Present for the ranks that may have only so much memory: how many bytes.
+#: Set for ranks with limited memory: the limit in bytes.
 LIMIT = "DDPLAUNCH_MEMORY"
-#: Present for torchrun, which ddplaunch has become with SIGINT blocked.
+#: Set for torchrun, which ddplaunch has executed with SIGINT blocked.
 INTERRUPTIBLE = "DDPLAUNCH_INTERRUPTIBLE"
-#: Where a rank is to note that its program is through, and only its libraries are left to be taken down.
+#: The path where a rank notes that its program has finished, and only its libraries are left to shut down.
 ENDED = "DDPLAUNCH_ENDED"
-#: What the memory is called in /proc/PID/fd.
+#: The name of the shared memory in /proc/PID/fd.
 MEMORY = "ddplaunch-stacks"
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
-_FAR_AWAY = 200  # the descriptor: low numbers are what scripts compare and redirect
-_GLOO = "Name:\tpt_gloo_runloop\n"  # as torch names the threads: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
+_FAR_AWAY = 200  # the memory's descriptor: scripts may compare and redirect low numbers
+_GLOO = "Name:\tpt_gloo_runloop\n"  # torch's name of the threads: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
 _PATIENCE_S = 2
-_COUNTS_BYTES = 16  # of steps and batches, in front of the stacks
+_COUNTS_BYTES = 16  # the counts of steps and batches, before the stacks
 
 
 def signal_number() -> int:
-    """Return the signal: a real-time one, because programs and schedulers have their own use for the others."""
+    """Return the signal that asks for stacks: a real-time one, as programs and schedulers use the others."""
     import signal
 
     return int(signal.SIGRTMAX) - 6
 
 
 def restore(environ: MutableMapping[str, str]) -> bool:
-    """Take this folder out of PYTHONPATH, wherever a shell script has moved it; return whether stacks are shown."""
+    """Remove this folder from PYTHONPATH, wherever a shell script moved it; return whether stacks are shown."""
     before, stacks, _ = environ.pop(MARK, None), environ.pop(STACKS, None), environ.pop(PARENT, None)
     if before is None:
         return False
@@ -78,10 +78,10 @@ def restore(environ: MutableMapping[str, str]) -> bool:
 
 
 def limit_memory(environ: MutableMapping[str, str]) -> None:
-    """Have the kernel refuse this process, and each that it starts, more memory of its own than it may have.
+    """Limit the private memory of this process, and of each process that it starts. Never raises.
 
-    RLIMIT_DATA counts private memory that can be written (setrlimit(2)): an allocation beyond it fails where it is
-    made, as on a machine without memory, and what a program says then names the line. Never raises.
+    RLIMIT_DATA counts private writable memory (setrlimit(2)): an allocation beyond it fails where it is made, as on a
+    machine without free memory, so the error names the line.
     """
     limit = environ.pop(LIMIT, "")
     if not limit.isdecimal():
@@ -97,9 +97,9 @@ def limit_memory(environ: MutableMapping[str, str]) -> None:
 
 
 def register(count: Callable[[int], None]) -> None:
-    """Let faulthandler write all threads' stacks into memory of this process when the signal comes. Never raises.
+    """Let faulthandler write all threads' stacks into shared memory when the signal comes. Never raises.
 
-    ``count`` is called with the memory, whose first bytes are for the numbers of steps and batches.
+    ``count`` is called with the memory's descriptor; its first bytes are for the counts of steps and batches.
     """
     try:
         import faulthandler
@@ -114,16 +114,16 @@ def register(count: Callable[[int], None]) -> None:
         fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)
         faulthandler.register(signal_number(), file=memory, all_threads=True, chain=False)
         count(memory)
-    except Exception:  # stacks are a convenience: the training is not
+    except Exception:  # stacks are optional, and must not stop the training
         return
 
 
 def let_gloo_finish() -> None:
-    """Wait, at most two seconds, until no thread of gloo is at work. Does nothing in a rank without gloo.
+    """Wait, at most two seconds, until gloo's threads are idle. Do nothing in a rank without gloo.
 
-    A collective is over for the program before gloo's thread has let go of its tensors. If the interpreter ends just
-    then, that thread asks for the GIL, is ended by Python as threads were until 3.14, and C++ calls it an error:
-    `terminate called without an active exception`, status 134 instead of 0. That was 23 of 240 ranks on a busy machine.
+    A collective is over for the program before gloo's thread has released its tensors. If the interpreter ends just
+    then, that thread asks for the GIL, Python before 3.14 ends the thread, and C++ reports
+    `terminate called without an active exception`: status 134 instead of 0. This hit 23 of 240 ranks on a busy machine.
     """
     import time
 
@@ -132,17 +132,17 @@ def let_gloo_finish() -> None:
     end = time.monotonic() + _PATIENCE_S
     seen = _gloo_threads()
     while seen and time.monotonic() < end:
-        time.sleep(0.002)  # the GIL is free meanwhile, and who waits for it is woken
+        time.sleep(0.002)  # releases the GIL, so that threads that wait for it can run
         before, seen = seen, _gloo_threads()
         if seen == before and all("\nState:\tS" in each for each in seen):
             return
 
 
 def when_through(path: str | None) -> Callable[[], None]:
-    """Return what runs last before the libraries are taken down: it waits for gloo, and leaves a note at ``path``.
+    """Return a function to run last before libraries shut down: it waits for gloo, and leaves a note at ``path``.
 
-    The note says "group" where the process group still exists, else "through". A program that an exception ended leaves
-    none, and a process that the rank has forked leaves none.
+    The note is "group" if the process group still exists, else "through". A program that an exception ended, or a
+    process forked by the rank, leaves no note.
     """
     owner = os.getpid()
 
@@ -157,14 +157,14 @@ def when_through(path: str | None) -> Callable[[], None]:
                 os.write(descriptor, b"group" if dist is not None and dist.is_initialized() else b"through")
             finally:
                 os.close(descriptor)
-        except Exception:  # the note is a convenience
+        except Exception:  # the note is optional
             return
 
     return through
 
 
 def _gloo_threads() -> list[str]:
-    """Return what the kernel says of each, with its switches: one that was woken and sleeps again has one more."""
+    """Return the kernel's status of each gloo thread, with its switches: they grow when it wakes and sleeps again."""
     found = []
     tasks = "/proc/self/task"
     try:
@@ -173,7 +173,7 @@ def _gloo_threads() -> list[str]:
                 said = file.read()
             if said.startswith(_GLOO):
                 found.append(said[: said.index("\nVm")] + said[said.index("\nvoluntary_ctxt_switches") :])
-    except (OSError, ValueError):  # one has just ended, or this kernel says something else
+    except (OSError, ValueError):  # a thread has just ended, or the kernel's format differs
         return []
     return found
 
@@ -181,7 +181,7 @@ def _gloo_threads() -> list[str]:
 def _end_with(parent: str) -> None:
     """Have the kernel send SIGTERM to this process when its ``parent`` is gone (PR_SET_PDEATHSIG, prctl(2)).
 
-    It asks ranks to end as the guard does, which kills what does not; both may be killed at once. Never raises.
+    The guard asks ranks to end too, and kills those that do not; but it may be killed with torchrun. Never raises.
     """
     if str(os.getppid()) != parent:
         return
@@ -192,7 +192,7 @@ def _end_with(parent: str) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
         if str(os.getppid()) != parent:
             os.kill(os.getpid(), signal.SIGTERM)
-    except Exception:  # the guard is there too
+    except Exception:  # the guard ends the rank too
         return
 
 
@@ -206,7 +206,7 @@ def _end_quietly() -> None:
 
 
 def begin(marks: Any, load: Callable[[str], Any]) -> None:
-    """Begin what this rank was asked for; ``marks`` is ``ddplaunch_marks``, ``load`` returns a module beside it."""
+    """Begin what the environment asks for; ``marks`` is ``ddplaunch_marks``, ``load`` returns a module beside it."""
     limit_memory(os.environ)
     marks.keep_data_workers()
     for name, variable in (("ddplaunch_phases", "DDPLAUNCH_PHASES"), ("ddplaunch_observer", "DDPLAUNCH_OBSERVE")):
@@ -222,7 +222,7 @@ def _take_part() -> None:
 
     if os.environ.pop(INTERRUPTIBLE, None) is None:
         ended, direct = os.environ.pop(ENDED, None), str(os.getppid()) == os.environ.get(PARENT)
-        atexit.register(when_through(ended if direct else None))  # the first that is registered is the last to run
+        atexit.register(when_through(ended if direct else None))  # registered first, so it runs last
     else:
         _end_quietly()
     _end_with(os.environ.pop(PARENT, ""))
@@ -235,7 +235,7 @@ def _take_part() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
     own = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the one behind this one
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the one that this one hides
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
