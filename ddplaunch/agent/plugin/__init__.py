@@ -1,1 +1,1 @@
-"""The plug-in's parts inside of torchrun's process."""
+"""The parts of the plug-in, all in torchrun's process."""

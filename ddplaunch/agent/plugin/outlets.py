@@ -1,9 +1,9 @@
-"""Opens what ranks write into: pipes, or a terminal where the launcher has one.
+"""Opens the pipes that ranks write to, or a terminal if the launcher has one.
 
-The rank that is shown as if it ran alone gets what the launcher itself has: a terminal (then one for both streams, so
-that their order is exact), a pipe, or one pipe where stdout and stderr are one file (``2>&1 | tee``). Every other rank
-gets two pipes, and where no terminal can be had (devpts is not mounted, or is full) so does the one that is shown. No
-rank gets a file: a full disk must not reach it.
+The rank that is shown as if it ran alone gets the same as the launcher has: a terminal (one for both streams, so that
+their order is exact), a pipe, or one pipe if stdout and stderr are one file (``2>&1 | tee``). Every other rank gets two
+pipes; so does the shown rank if no terminal can be opened (devpts is not mounted or is full). No rank gets a file,
+so that a full disk cannot stop it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOCAL_FLAGS = 3
 
 
 class Outlet(NamedTuple):
-    """One stream: what the guard reads from, and what the rank writes into."""
+    """The two descriptors of one stream: the guard reads from one, the rank writes to the other."""
 
     read: int
     write: int
@@ -36,7 +36,7 @@ class Outlet(NamedTuple):
 
 @dataclass(frozen=True)
 class LauncherStreams:
-    """What the launcher's stdout and stderr are. ``size`` is the terminal's, (rows, columns)."""
+    """Whether the launcher's stdout and stderr are terminals or one file; ``size``: (rows, columns) of the terminal."""
 
     out_terminal: bool
     err_terminal: bool
@@ -45,7 +45,7 @@ class LauncherStreams:
 
 
 def read_console(out: int = 1, err: int = 2) -> LauncherStreams:
-    """Look at the launcher's own descriptors; one that is closed is no terminal."""
+    """Return what the launcher's own descriptors are; a closed one is not a terminal."""
     out_terminal, err_terminal = os.isatty(out), os.isatty(err)
     size = None
     if out_terminal or err_terminal:
@@ -56,7 +56,7 @@ def read_console(out: int = 1, err: int = 2) -> LauncherStreams:
 
 
 def kinds(alone: bool, console: LauncherStreams) -> tuple[Kind, ...]:
-    """Return what a rank gets, one entry for both streams or one for each. ``alone``: it is shown as it is."""
+    """Return a rank's outlets: one for both streams, or one for each. ``alone``: its output is shown unchanged."""
     if not alone:
         return ("pipe", "pipe")
     out: Kind = "terminal" if console.out_terminal else "pipe"
@@ -66,7 +66,7 @@ def kinds(alone: bool, console: LauncherStreams) -> tuple[Kind, ...]:
 
 
 def open_outlets(wanted: Sequence[Kind], console: LauncherStreams) -> list[Outlet]:
-    """Open one outlet for each kind. Raises OSError with nothing left open."""
+    """Open one outlet for each kind. Raises OSError, and then leaves none open."""
     opened: list[Outlet] = []
     try:
         for kind in wanted:
@@ -78,7 +78,7 @@ def open_outlets(wanted: Sequence[Kind], console: LauncherStreams) -> list[Outle
 
 
 def _terminal(console: LauncherStreams) -> Outlet | None:
-    """Open a terminal that passes bytes on as they are: the console's own does the rest, once. None: no pty."""
+    """Open a terminal that passes bytes on unchanged, as the console's terminal processes them; None without a pty."""
     try:
         terminal = Outlet(*os.openpty())
     except OSError:
@@ -97,12 +97,12 @@ def _terminal(console: LauncherStreams) -> Outlet | None:
 
 
 def path_of(descriptor: int) -> str:
-    """Return a path whose opening gives this pipe or terminal again, in this process."""
+    """Return a path that opens this pipe or terminal again, in this process."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def close(outlets: Sequence[Outlet]) -> None:
-    """Close both ends of each."""
+    """Close both ends of each outlet."""
     for outlet in outlets:
         for descriptor in outlet:
             with contextlib.suppress(OSError):
@@ -110,17 +110,17 @@ def close(outlets: Sequence[Outlet]) -> None:
 
 
 def drain(readers: Sequence[int], sink: int) -> None:
-    """Copy everything from ``readers`` to ``sink`` in threads, as it comes: no guard is left to read it."""
+    """Copy all output from ``readers`` to ``sink`` in threads, because no guard is left to read it."""
     for reader in readers:
         threading.Thread(target=_copy, args=(reader, sink), daemon=True).start()
 
 
 def _copy(reader: int, sink: int) -> None:
-    os.set_blocking(reader, True)  # the guard has made it otherwise
+    os.set_blocking(reader, True)  # the guard made it non-blocking
     pieces = HarmlessPieces() if os.isatty(sink) else None
-    with contextlib.suppress(OSError):  # EIO: nobody holds the other side of the terminal
+    with contextlib.suppress(OSError):  # EIO: the other side of the terminal is closed
         while data := os.read(reader, 1 << 16):
             data = data if pieces is None else pieces.feed(data)
-            with contextlib.suppress(OSError):  # a console that is gone; the ranks go on
+            with contextlib.suppress(OSError):  # the console is gone; the ranks go on
                 while data:
                     data = data[os.write(sink, data) :]

@@ -1,15 +1,15 @@
-"""The plug-in's side of the guard: starts it, hands it what ranks write into, and starts another if it dies.
+"""The plug-in's side of the guard: starts it, passes it the ranks' pipes, and starts another if it dies.
 
-The guard is ``python -ISE -c … FD``: no site-packages, no torch, some 12 ms. It gets the settings in the environment,
-its end of the socket as descriptor FD, the launcher's own stdout and stderr, /dev/null as stdin, a session of its own,
-which what kills torchrun's process group does not reach, and the signals that a scheduler sends to all processes
-blocked, so that it is there until everything is said.
+The guard is ``python -ISE -c … FD``: no site-packages, no torch, starts in about 12 ms. It gets the settings in the
+environment, its end of the socket as descriptor FD, the launcher's own stdout and stderr, and /dev/null as stdin. It
+runs in its own session, so that killing torchrun's process group does not kill it, and starts with the signals blocked
+that a scheduler sends to all processes, so that it lives until everything is reported.
 
-What a guard was told is kept, descriptors included, so that a new one can be told again and no rank ever finds a pipe
-without a reader. When no guard can be had any more, ``lost`` is called, once.
+All messages to the guard are kept, with their descriptors, so that a new guard can get them again and every pipe of a
+rank always has a reader. When no guard can be started any more, ``lost`` is called, once.
 
-Where ranks cannot have pipes, they write to the console, and the guard, which sees none of their output, still sees how
-they end. Where there is no guard either, torchrun goes on as it would alone.
+If ranks cannot have pipes, they write to the console; the guard then sees none of their output, but still how they
+end. Without a guard too, torchrun goes on as it would alone.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from ddplaunch.planning.settings import Settings
 from ddplaunch.records.own.own_files import open_place
 from ddplaunch.values.frozen import dataclass
 
-#: Blocked when the guard begins; it decides itself which of them it looks at.
+#: Signals that are blocked when the guard starts; it unblocks those that it handles.
 _BLOCKED = (*IGNORED, *PASSED_ON)
 _CODE = "import sys; sys.path.append({root!r}); from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A guard that was started: its process id, and this side of the socket."""
+    """A started guard: its process id, and this side of the socket."""
 
     pid: int
     channel: socket.socket
 
 
 def _start_guard(environ: Mapping[str, str], stderr: int) -> Guard:
-    """Start a guard whose stderr is this process's descriptor ``stderr``. Raises OSError if that is impossible."""
+    """Start a guard whose stderr is this process's descriptor ``stderr``. Raises OSError if it cannot start."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         os.set_inheritable(its.fileno(), True)
@@ -70,21 +70,21 @@ def _start_guard(environ: Mapping[str, str], stderr: int) -> Guard:
 
 
 def guard_argv(descriptor: int) -> list[str]:
-    """Return the guard's command line. The package is looked up last, so nothing beside it shadows the library."""
+    """Return the guard's command line. The package's folder comes last in ``sys.path``, so it cannot shadow modules."""
     root = str(Path(ddplaunch.__file__).resolve().parents[1])
     cache = ["-B"] if sys.dont_write_bytecode else []
     return [sys.executable, "-ISE", *cache, "-c", _CODE.format(root=root), str(descriptor)]
 
 
-_NEW_GUARDS = 3  # over a run: one that dies at once again and again is of no help
-_KILLED_S = 1.0  # a debugger may keep what is left of it
-#: Descriptors of a guard (stderr as it was, its socket, two pipes), and of a rank beside its outlets: torchrun opens
-#: each of the two again, and has a pidfd and a connection to its store.
+_NEW_GUARDS = 3  # per run: a guard that keeps dying at once is of no use
+_KILLED_S = 1.0  # a debugger may keep the killed process
+#: Descriptors for a guard (the original stderr, its socket, two pipes), and for a rank beside its outlets: torchrun
+#: opens both outlets again, and has a pidfd and a connection to its store.
 _OF_GUARD, _OF_RANK = 8, 4
 
 
 class Session:
-    """One run's conversation with its guard. ``without`` says why ranks write to the console, None: they do not."""
+    """One run's conversation with its guard. ``without`` is why ranks write to the console, None if they do not."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], console: LauncherStreams) -> None:
         self.settings = settings
@@ -93,8 +93,8 @@ class Session:
         self._console = console
         self._environ = dict(environ)
         self._spare = _NEW_GUARDS
-        self._over = False  # the guard has told the end
-        self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
+        self._over = False  # the guard has reported the end
+        self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: messages and descriptors for a new guard
         self._outlets: list[Outlet] = []
         self.pids: tuple[int, ...] = ()  # of the ranks of the attempt
         self.failures: list[RankFailure] = []  # of the attempt, as torchrun saw them
@@ -103,20 +103,20 @@ class Session:
         self._guard: Guard | None = None
 
     def start(self) -> None:
-        """Start the guard. Raises OSError where that is impossible."""
+        """Start the guard. Raises OSError if it cannot start."""
         require(_OF_GUARD)
         self._stderr = os.dup(2)
         os.set_inheritable(self._stderr, False)
         self._guard = _start_guard(self._environ, self._stderr)
 
     def part(self) -> None:
-        """Let go of the guard: one that is only left takes it for the death of torchrun."""
+        """End the guard, if there is one: a closed socket alone would look to it like the death of torchrun."""
         guard, self._guard = self._guard, None
         if guard is not None:
             _part_with(guard)
 
     def give_up(self, exception: Exception) -> None:
-        """Let ranks write to the console from now on, torchrun too, and say why."""
+        """Let ranks and torchrun write to the console from now on, and say why."""
         self.without = getattr(exception, "strerror", None) or f"{type(exception).__name__}: {exception}"
         self.give_stderr_back()
         with contextlib.suppress(OSError):
@@ -129,11 +129,11 @@ class Session:
 
     @property
     def readers(self) -> list[int]:
-        """The descriptors that somebody has to read from while ranks run: one for each stream, the shown rank's too."""
+        """The descriptors that must be read while ranks run: one per stream, the shown rank's included."""
         return [outlet.read for outlet in self._outlets]
 
     def watch(self) -> None:
-        """Notice by SIGCHLD that the guard has died, after whatever handler there was."""
+        """Notice by SIGCHLD that the guard has died; the earlier handler still runs first."""
         before = signal.getsignal(signal.SIGCHLD)
 
         def died(number: int, frame: FrameType | None) -> None:
@@ -145,29 +145,29 @@ class Session:
         signal.siginterrupt(signal.SIGCHLD, False)  # a rank's end must not interrupt a call into the store
 
     def take_signals(self) -> None:
-        """Let the guard see each signal of this process as it comes, from C: Python may wait in a store's C++.
+        """Pass each signal's number to the guard from C code, as Python may be waiting in a store's C++.
 
-        Raises OSError, and ValueError outside of the main thread.
+        Raises OSError, and ValueError outside the main thread.
         """
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._say({"op": "listen"}, [reading])
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def take_stderr(self) -> None:
-        """Let torchrun's own messages, C++ ones too, go to the guard instead of the console. Raises OSError."""
+        """Send torchrun's own messages, those from C++ included, to the guard, not the console. Raises OSError."""
         (pipe,) = open_outlets(("pipe",), self._console)
         os.dup2(pipe.write, 2, inheritable=True)
         os.close(pipe.write)
         self._say({"op": "launcher"}, [pipe.read])
 
     def give_stderr_back(self) -> None:
-        """Let torchrun speak to the console again."""
+        """Let torchrun write to the console again."""
         if self._stderr != 2:
             with contextlib.suppress(OSError):
                 os.dup2(self._stderr, 2, inheritable=True)
 
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Announce an attempt of these (rank, local rank); return what each writes into, nothing for the console."""
+        """Announce an attempt of these (rank, local rank); return each rank's descriptors, none for the console."""
         opened: list[Outlet] = []
         wanted = [kinds(self.settings.shows_alone(rank), self._console) for rank, _ in ranks]
         try:
@@ -193,7 +193,7 @@ class Session:
         return [[next(left).write for _ in each] for each in wanted]
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """Tell the guard the process of each rank of the attempt."""
+        """Tell the guard the pid of each rank of the attempt."""
         self.pids = tuple(pids.values())
         self._say({"op": "started", "attempt": self.attempt, "pids": {str(rank): pid for rank, pid in pids.items()}})
 
@@ -202,14 +202,14 @@ class Session:
         self._say({"op": "signal", "signal": number})
 
     def elsewhere(self, outcome: Mapping[str, Any]) -> None:
-        """Tell the guard how another node ended, because of which this one does; nothing where all is said already."""
+        """Tell the guard how another node failed, which ends this one; do nothing if the end was reported already."""
         if not self._over:
             self._say({"op": "elsewhere", "outcome": outcome})
 
     def end(self, message: dict[str, Any]) -> int | None:
-        """Say the last word and wait until everything is told; return the exit status, None if no guard is left.
+        """Send the end, wait until the guard has reported it, and return the exit status, None if no guard is left.
 
-        It may take as long as the console does not take what is shown. A guard that dies here is replaced.
+        Waits as long as the console blocks. A guard that dies meanwhile is replaced.
         """
         self._say({"op": "end", **message})
         while (guard := self._guard) is not None:
@@ -220,12 +220,12 @@ class Session:
             if answer is None:
                 self._replace_guard(guard)
             else:
-                self._over = True  # the guard ends, and nothing is to start another one
+                self._over = True  # the guard ends and must not be replaced
                 return int(answer["exit_status"])
         return None
 
     def directory(self) -> Path | None:
-        """Return where this attempt's files go on this node, created; None if that is impossible."""
+        """Create and return the directory of this attempt on this node; None if that fails."""
         if self.settings.node_directory is None:
             return None
         path = Path(self.settings.node_directory, f"attempt-{self.attempt}")
@@ -246,14 +246,14 @@ class Session:
 
     def _look_after_guard(self) -> None:
         guard = self._guard
-        if guard is None or "end" in self._said:  # it ends when all is said, and ``end`` itself sees if it does not
+        if guard is None or "end" in self._said:  # it may end now; ``end`` notices if it died early
             return
         with contextlib.suppress(OSError):
             if os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 self._replace_guard(guard)
 
     def _replace_guard(self, guard: Guard) -> None:
-        """Start another guard and tell it everything again; give up when that happened too often."""
+        """Start another guard and send it all messages again; give up after ``_NEW_GUARDS`` of them."""
         if self._guard is not guard:
             return  # a signal handler was quicker
         self._guard = None
@@ -268,7 +268,7 @@ class Session:
                         send(new.channel, *self._said[op])
             except OSError:
                 if new is not None:
-                    _part_with(new)  # one that is only forgotten takes it for the death of torchrun
+                    _part_with(new)  # else the closed socket looks to it like the death of torchrun
                 continue
             self._guard = new
             return
@@ -276,12 +276,12 @@ class Session:
 
 
 def _part_with(guard: Guard) -> None:
-    """Reap a guard that does not listen any more; it is killed in case that it still lives."""
+    """Close the socket, kill the guard if it still lives, and reap it."""
     with contextlib.suppress(OSError):
         guard.channel.shutdown(socket.SHUT_RDWR)
     guard.channel.close()
     with contextlib.suppress(OSError):
-        os.kill(guard.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is still its
+        os.kill(guard.pid, signal.SIGKILL)  # our own child, not reaped yet, so the pid is not reused
         until_s = time.monotonic() + _KILLED_S
         while os.waitpid(guard.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until_s:
             time.sleep(0.001)

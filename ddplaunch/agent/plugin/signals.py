@@ -1,14 +1,14 @@
-"""What signals do to torchrun while the plug-in is there: the first one ends the run in order.
+"""Handles signals to torchrun while the plug-in is loaded: the first one ends the run in order.
 
 Before ranks run, a signal ends torchrun at once. A handler could not do that: while torchrun waits for other nodes in
-the store's C++ code, for up to 15 minutes, Python runs none. So a thread waits for signals until ranks are started.
+the store's C++ code, for up to 15 minutes, Python runs no handlers. So a thread waits for signals until ranks start.
 
-When they run, the first one does what torchrun's own handler does: it raises SignalException, upon which the agent
-passes the signal on and waits for the ranks. A second one during that would break it off and leave ranks behind, and
-Slurm sends SIGTERM twice: it is left to the guard, which counts Ctrl-C.
+While ranks run, the first signal calls torchrun's own handler: it raises SignalException, and the agent passes the
+signal on and waits for the ranks. A second signal would interrupt that and leave ranks behind, and Slurm sends SIGTERM
+twice. So torchrun ignores it, and the guard, which counts Ctrl-C, decides.
 
-Signals that mean something to ranks, and those of the terminal, do nothing to torchrun: the guard hears of every signal
-that has a handler here (``Session.take_signals``), and passes them on.
+Signals meant for ranks, and those of the terminal, do nothing to torchrun: the guard learns of every signal that has
+a handler here (``Session.take_signals``), and passes them on.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from typing import Any
 from ddplaunch.agent.guard.loop import PASSED_ON
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-#: What the guard alone does something about.
+#: Signals that only the guard acts on.
 HEARD = (*PASSED_ON, signal.SIGWINCH)
-_WAKE = signal.SIGURG  # ends the thread; nobody sends it, and its default is to do nothing
+_WAKE = signal.SIGURG  # ends the thread; not sent by others, and ignored by default
 
 
 class Signals:
     """The handlers of this process."""
 
     def __init__(self) -> None:
-        """Hold back what ends this process until ``before_ranks`` says how it ends."""
+        """Block the signals that end this process until ``before_ranks`` handles them."""
         self.first: int | None = None
         self._tell: Callable[[int], None] = lambda _: None
         self._waiting: threading.Thread | None = None
-        #: nohup's, which torch would take back. A shell's ``&`` ignores SIGINT too, but whoever sends that means it.
+        #: SIGHUP under nohup; torch would undo it. A shell's ``&`` ignores SIGINT too, but one that is sent is meant.
         self._ignored = frozenset(each for each in (signal.SIGHUP,) if signal.getsignal(each) is signal.SIG_IGN)
         self._wanted = {each for each in ENDING if each not in self._ignored} | {_WAKE}
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so that torch's import ended quietly
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while torch was imported
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._wanted) - {signal.SIGINT}
 
     def let_go(self) -> None:
-        """Hold nothing back any more."""
+        """Unblock the signals again."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def only_heard(self) -> None:
-        """Let the guard alone do something about the signals of ``HEARD``, unless they were ignored."""
+        """Leave the signals of ``HEARD`` to the guard, unless they have a handler or are ignored."""
         for each in HEARD:
             if signal.getsignal(each) is signal.SIG_DFL:
                 signal.signal(each, lambda *_: None)
                 signal.siginterrupt(each, False)
 
     def before_ranks(self, tell: Callable[[int], None], end: Callable[[int], None]) -> None:
-        """Until ``ranks_start``, let a signal call ``end``, which does not return, in a thread of its own.
+        """Until ``ranks_start``, call ``end`` in a thread when a signal arrives; it does not return.
 
-        ``tell`` is called with the number of the first signal that ends this process, here and later.
+        ``tell`` is called with the number of the first signal that ends this process, now or later.
         """
         self._tell = tell
 
@@ -70,16 +70,16 @@ class Signals:
         self._waiting.start()
 
     def ranks_start(self) -> None:
-        """Stop waiting: ranks inherit what is blocked, and torch is about to set handlers of its own."""
+        """Stop the thread and unblock: ranks inherit blocked signals, and torch is about to set its own handlers."""
         thread, self._waiting = self._waiting, None
         if thread is not None and thread.ident is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pthread_kill(thread.ident, _WAKE)
-            thread.join()  # for ever, if a signal was quicker: it is ending the process
+            thread.join()  # forever, if a signal came first: it is ending the process
             self.let_go()
 
     def ranks_run(self, theirs: Any) -> None:
-        """Put ours in front of ``theirs``, torch's handler, wherever torch has just set it."""
+        """Wrap ``theirs``, torch's handler, wherever torch has just set it: only the first signal reaches it."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self._once(number):
@@ -90,7 +90,7 @@ class Signals:
                 signal.signal(each, signal.SIG_IGN if each in self._ignored else handle)
 
     def ending(self) -> None:
-        """Let nothing break off the end of the run any more."""
+        """Ignore signals that would interrupt the end of the run."""
 
         for each in ENDING:
             with contextlib.suppress(OSError, ValueError):  # ValueError: in the thread, where they are blocked anyway

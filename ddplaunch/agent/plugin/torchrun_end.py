@@ -1,4 +1,4 @@
-"""The end of torchrun as the plug-in sees it: told to the guard, which answers with the exit status."""
+"""Reports the end of torchrun to the guard, which answers with the exit status."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _FAILED = "ddplaunch/failed"
 _LISTEN_S = 1.0
 _SETTLE_S = 3.0
 _STORE_S = 10.0
-_ERROR_CHARS = 4_000  # a message to the guard has to fit into one piece
+_ERROR_CHARS = 4_000  # a message to the guard must fit into one packet
 
 
 class Ending:
     """Watches for the end of this process by ``sys.excepthook`` and ``atexit``."""
 
     def __init__(self, session: Session, signals: Signals, before: Callable[[], None]) -> None:
-        """``before`` is called before the last word."""
+        """``before`` is called before the end is reported."""
         self._session, self._before = session, before
         self._signals = signals
         self.others = OtherNodes(session, self.by_signal)
-        self._leaving: int | None = None  # the thread that says the end
+        self._leaving: int | None = None  # the thread that reports the end
         self._owner, self._started_s = os.getpid(), time.time()
 
     def install(self) -> None:
-        """Take the last word. What was in ``sys.excepthook`` still prints: into torchrun's own messages."""
+        """Report the end when this process exits. The previous ``sys.excepthook`` still prints to torchrun's stderr."""
         before = sys.excepthook
 
         def failed(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -54,11 +54,11 @@ class Ending:
         atexit.register(self._exit)
 
     def by_signal(self, number: int) -> None:
-        """End at once, before any rank ran."""
+        """End at once, because of signal ``number``."""
         self._leave({"state": "signal", "signal": number})
 
     def _exit(self) -> None:
-        """Torchrun comes to its end without an exception: the ranks succeeded."""
+        """End as succeeded: torchrun exits without an exception."""
         if os.getpid() == self._owner:
             self._leave(_end("succeeded"))
 
@@ -72,9 +72,9 @@ class Ending:
         return _end("error", error=error_text(value))
 
     def _leave(self, message: dict[str, Any]) -> None:
-        """Say the end, wait for the guard, and leave with the status that it names."""
+        """Report the end, wait for the guard, and exit with the status that it returns."""
         if self._leaving is not None and self._leaving != threading.get_ident():
-            threading.Event().wait()  # a signal was quicker, and its thread is about to end the process
+            threading.Event().wait()  # another thread, of a signal, is about to end the process
         if self._leaving is not None:
             return
         self._leaving = threading.get_ident()
@@ -98,26 +98,26 @@ class Ending:
 
 
 class OtherNodes:
-    """The ends of nodes that were started by hand, told in the store of node 0's torchrun.
+    """Exchanges failures between the nodes of a launch by hand, through the store of node 0's torchrun.
 
-    torchrun itself does not: a node whose ranks are through waits up to five minutes for the others, and one whose
-    ranks wait for theirs as long as their collectives may take.
+    torchrun does not: a node whose ranks have ended waits up to five minutes for the others, and a node whose ranks
+    wait for those of a failed node does so until their collectives time out.
     """
 
     def __init__(self, session: Session, end: Callable[[int], None]) -> None:
-        """``end`` ends this process in order, also while its main thread waits in C++."""
+        """``end`` ends this process in order, even while its main thread waits in C++."""
         self._session, self._end = session, end
         self._thread: threading.Thread | None = None
         self._told = False
 
     def listen(self) -> None:
-        """Begin, once; ranks run, so the store is there."""
+        """Start listening, once. Ranks run by now, so the store exists."""
         if self._session.settings.others and self._thread is None:
             self._thread = threading.Thread(target=self._listen, daemon=True)
             self._thread.start()
 
     def tell(self) -> None:
-        """Say how this node ended, from its record; node 0 stays until the others had time to look."""
+        """Tell how this node failed, from its record; node 0 stays until the others had time to read it."""
         settings = self._session.settings
         if not settings.others or self._told or not settings.directory or self._thread is None:
             return
@@ -145,12 +145,12 @@ class OtherNodes:
                 if store.check([_FAILED]) and not self._told:
                     told = json.loads(store.get(_FAILED))
                     self._told = True
-            except Exception:  # node 0 is gone, and what follows from that comes to this torchrun by itself
+            except Exception:  # node 0 is gone, which this torchrun will notice itself
                 return
         if told is None:
             return  # this node's own end came first
         self._session.elsewhere(told)
-        time.sleep(_SETTLE_S)  # ranks that fail because of it say so themselves
+        time.sleep(_SETTLE_S)  # ranks that fail because of it report that first
         os.kill(os.getpid(), signal.SIGTERM)
         until_s = time.monotonic() + self._session.settings.grace_s + _SETTLE_S
         while any(map(_lives, self._session.pids)) and time.monotonic() < until_s:
@@ -174,7 +174,7 @@ def _end(
 
 
 def failures_of(failures: dict[int, Any]) -> list[RankFailure]:
-    """Return what torch's ``ProcessFailure`` says of each failed rank."""
+    """Return each failed rank's end, from torch's ``ProcessFailure``."""
     return [
         RankFailure(
             rank=int(rank),
@@ -188,7 +188,7 @@ def failures_of(failures: dict[int, Any]) -> list[RankFailure]:
 
 
 def error_text(value: BaseException) -> str:
-    """Return torchrun's own exception with what it arose from, the last first."""
+    """Return torchrun's own exception followed by its causes, the latest first."""
     words, seen = [], set()
     current: BaseException | None = value
     while current is not None and id(current) not in seen:
@@ -199,7 +199,7 @@ def error_text(value: BaseException) -> str:
 
 
 def fallback_status(message: dict[str, Any]) -> int:
-    """Return the exit status from what torchrun itself knows; a signal that it was sent counts for more than ranks."""
+    """Return the exit status as far as torchrun itself knows it; a signal to torchrun outranks the ranks' exits."""
     failures = ((int(each["timestamp_s"]), int(each["exit_code"])) for each in message.get("failures") or ())
     number = message.get("signal")
     return exit_status("signal" if number else message["state"], None, failures, signal=number)
@@ -208,10 +208,10 @@ def fallback_status(message: dict[str, Any]) -> int:
 def write_alone(
     settings: Settings, message: dict[str, Any], status: int, started_s: float, without: str | None
 ) -> None:
-    """Write the outcome of a run without a guard, as far as torchrun itself knows it, if the disk takes it."""
+    """Write the outcome of a run without a guard, as far as torchrun itself knows it and the disk permits."""
     written = read_outcome(Path(settings.directory), settings.node) if settings.directory else None
     if not settings.directory or (isinstance(written, RunOutcome) and written.exit_status == status):
-        return  # a guard that died behind its last word had more to say
+        return  # a guard that died after its report wrote more detail
     failures = sorted(message.get("failures") or (), key=lambda failure: failure["timestamp_s"])
     outcome = RunOutcome(
         run_id=settings.run_id,
