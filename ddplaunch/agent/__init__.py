@@ -1,1 +1,1 @@
-"""What runs inside torchrun and beside it while ranks train: the plug-in, the guard, the end of a run, warm starts."""
+"""Code that runs in and beside torchrun while ranks train: the plug-in, the guard, the end of a run, warm starts."""

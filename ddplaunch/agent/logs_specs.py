@@ -1,8 +1,8 @@
-"""The plug-in that torchrun loads by ``--logs-specs=ddplaunch``: ranks write to the guard, which speaks at the end.
+"""The plug-in that torchrun loads by ``--logs-specs=ddplaunch``; it sends ranks' output to the guard.
 
-torchrun builds the object when torch is imported and nothing else has happened: no rendezvous, no rank. Its interface
-is ``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.html. What the plug-in cannot do never
-stops a training, nor changes its exit status: without pipes or a guard ranks write to the console.
+torchrun builds the object right after importing torch, before any rendezvous or rank exists. Its interface is
+``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.html. A failure of the plug-in never stops
+a training or changes its exit status: without pipes or a guard, ranks write to the console.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class CapturedLogs(api.LogsSpecs):
-    """Every rank's output to the guard; without a guard, what torchrun does by itself: ranks write to the console."""
+    """Sends every rank's output to the guard; without a guard, ranks write to the console as under plain torchrun."""
 
     def __init__(self, log_dir: str | None = None, *_: Any, **__: Any) -> None:
         self._log_dir = log_dir
@@ -52,11 +52,11 @@ class CapturedLogs(api.LogsSpecs):
         self._ending: Ending | None = None
         self._spares: Spares | None = None
         self._console = 2
-        self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
+        self._ranks: dict[int, int] = {}  # global rank by local rank, in the current attempt
         try:
             settings = _settings()
             _tell_of_an_unknown_torch()
-            self._spares = self._prepared(settings)  # first: ranks share whatever this process has done before
+            self._spares = self._prepared(settings)  # first: forked ranks share whatever this process did earlier
             self._open(settings)
         except Exception as exception:
             self._do_without(exception)
@@ -79,7 +79,7 @@ class CapturedLogs(api.LogsSpecs):
         return logs_destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
 
     def _prepared(self, settings: Settings) -> Spares | None:
-        """Fork what ranks are made of, if that was asked for. The forks leave by a BaseException here."""
+        """Fork the spare processes of a warm start, if requested. In the forks, a BaseException leaves this call."""
         cpus = RankCpus(settings.cpus, self._say) if settings.cpus else None
         try:
             if settings.start != "warm":
@@ -91,7 +91,7 @@ class CapturedLogs(api.LogsSpecs):
             from ddplaunch.agent.warm.spares import prepare
 
             spares = prepare(int(os.environ.get("DDPLAUNCH_NPROC", "0")), settings.preload, self._say, cpus)
-            self._console = os.dup(2)  # before torchrun's own messages go elsewhere
+            self._console = os.dup(2)  # before torchrun's own messages are redirected
             return spares
         except Exception as exception:
             _warn(f"cold start: {type(exception).__name__}: {exception}")
@@ -120,17 +120,17 @@ class CapturedLogs(api.LogsSpecs):
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
         session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, read_console())
         ending = Ending(session, signals, self._close)
-        ending.install()  # first: whatever else is impossible, the run's end is told, and its status is the ranks'
+        ending.install()  # first: even if the rest fails, the end is reported and the exit status is the ranks'
         self._session, self._ending = session, ending
         end_with_this_program()
         os.environ.pop(TYPED, None)
-        os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start
+        os.environ.pop(SETTINGS, None)  # for this torchrun only, not for one that a rank starts
         limit_files_of_ranks(raise_limit())
         session.start()
         session.lost = lambda: _lost(session)
         session.watch()
         for take in (session.take_stderr, session.take_signals):
-            with contextlib.suppress(OSError):  # torchrun speaks to the console; the guard hears of signals later
+            with contextlib.suppress(OSError):  # else torchrun writes to the console; the guard learns of signals later
                 take()
         signals.only_heard()
         signals.before_ranks(session.signalled, ending.by_signal)
@@ -173,11 +173,11 @@ class CapturedLogs(api.LogsSpecs):
             if self._ending is not None:
                 self._ending.others.listen()
             self._session.started({self._ranks[each]: pid for each, pid in pids.items() if each in self._ranks})
-            if (theirs := ON_SIGNAL.value()) is not None:  # set by torch just now; ours go in front of it
+            if (theirs := ON_SIGNAL.value()) is not None:  # torch has just set it; ours run first
                 self._signals.ranks_run(theirs)
 
     def _have_failed(self, failures: dict[int, Any]) -> None:
-        """Keep torchrun's own word of this attempt for the guard, which may have been too late to see the ends."""
+        """Keep the failures that torchrun saw in this attempt; the guard may have been too late to see them."""
         if self._session is not None:
             with contextlib.suppress(Exception):
                 self._session.failures = failures_of({self._ranks[each]: failures[each] for each in failures})
@@ -190,13 +190,13 @@ class CapturedLogs(api.LogsSpecs):
 
 
 def _settings() -> Settings:
-    """Return what the launch decided; the directory is relative to where torchrun was started."""
+    """Return the launch's settings, with the directory made absolute from torchrun's working directory."""
     settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
     return settings._replace(directory=str(Path.cwd() / settings.directory)) if settings.directory else settings
 
 
 def _tell_of_an_unknown_torch() -> None:
-    """Say once which of torch's internals are unlike those that are known, and what becomes of each launch by that."""
+    """Warn once which of torch's internals differ from the known ones, and what ddplaunch does without each."""
     version = str(torch.__version__)
     for place, each in enumerate(unknown_names(version)):
         if not place:
@@ -205,7 +205,7 @@ def _tell_of_an_unknown_torch() -> None:
 
 
 def _lost(session: Session) -> None:
-    """Nobody reads any more: read here, so that no rank waits, and let torchrun speak for itself again."""
+    """Read ranks' output in this process, so that none blocks, and let torchrun write to the console again."""
     session.without = "the process that records it died several times"
     session.give_stderr_back()
     drain(session.readers, 1)

@@ -1,22 +1,23 @@
 """The messages between torchrun's plug-in and the guard beside it, over one socket.
 
-The plug-in (``logs_specs.py``) lives in torchrun's process, the guard (``guard/guard.py``) is a light interpreter that
-the plug-in starts: it reads what ranks print, shows and records it, ends what is left when torchrun dies, and speaks
-last. Messages are JSON objects over a ``SOCK_SEQPACKET`` pair, file descriptors travel with them (SCM_RIGHTS, unix(7)).
+The plug-in (``logs_specs.py``) lives in torchrun's process. The guard (``guard/guard.py``) is a light interpreter that
+the plug-in starts: it reads ranks' output, shows and records it, ends remaining processes when torchrun dies, and
+reports the end. Messages are JSON objects over a ``SOCK_SEQPACKET`` pair; file descriptors travel with them
+(SCM_RIGHTS, unix(7)).
 
 Plug-in to guard:
 - ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
 - ``{"op": "listen"}`` with one descriptor: the reading end of the pipe into which torchrun's process writes the number
-  of each signal that it gets, one byte each.
+  of each signal that it gets, one byte per signal.
 - ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [RankFailure…], "without": TEXT|null}`` before
   ranks start, with one descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the
-  master of a terminal. ``without`` says why ranks have none and write to the console.
-- ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
+  master of a terminal. ``without`` says why ranks write to the console and have no descriptors.
+- ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all ranks run.
 - ``{"op": "signal", "signal": N}`` when torchrun was told to end.
-- ``{"op": "elsewhere", "outcome": {…}}`` when another node has said in torchrun's store how it failed.
+- ``{"op": "elsewhere", "outcome": {…}}`` when another node has told, in torchrun's store, how it failed.
 - ``{"op": "end", "state": …, "signal": N, "failures": [RankFailure…], "error": TEXT}``, last.
 Guard to plug-in:
-- ``{"op": "done", "exit_status": N}`` when everything printed has arrived, the outcome is written, and nothing is left.
+- ``{"op": "done", "exit_status": N}`` when all output is read, the outcome is written, and no process is left.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return one message and its descriptors, None when the other side is gone."""
+    """Return one message and its descriptors; None for the message when the other side is gone."""
     descriptors: list[int] = []
     while True:
         data, more, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, _DESCRIPTORS)

@@ -1,7 +1,7 @@
 """Every name of torch's internals that ddplaunch replaces or calls, with the versions of torch that had it.
 
-``TORCH_NAMES`` lists them, each with what happens in a torch without it. Torch is imported when a function is called,
-not with this module.
+``TORCH_NAMES`` lists them, with what happens if a torch lacks one. Torch is imported when a function is called, not
+with this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SINCE_2_4 = ("2.4", "2.5", "2.6", "2.8", "2.10", "2.13", "2.15")
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Return (2, 13) of "2.13.0+cpu"; a build of its own, whose version is no number, counts as the newest."""
+    """Return (2, 13) for "2.13.0+cpu"; a custom build, whose version is not a number, counts as the newest."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (sys.maxsize, 0)
 
@@ -28,10 +28,10 @@ def _release(version: str) -> tuple[int, int]:
 class TorchName:
     """One name, and the module of https://github.com/pytorch/pytorch that defines it.
 
-    ``seen`` are releases of torch that had it, oldest first: an older one has none, and what is newer is expected to.
-    ``parameters`` are those of a function that is replaced or called, None for anything else. ``in_torchrun`` is of
-    those that are used in torchrun's own process; the others are looked for in the ranks. ``beside`` are private names
-    that are used with it: attributes that its class gives itself, or what stands in the same module.
+    ``seen`` are releases of torch that had it, oldest first: older ones do not have it, newer ones should.
+    ``parameters`` are those of a function that is replaced or called, None for anything else. ``in_torchrun``: used in
+    torchrun's own process, otherwise in the ranks. ``beside`` are private names that are used with it: attributes of
+    the class's objects, or names in the same module.
     """
 
     module: str
@@ -44,7 +44,7 @@ class TorchName:
     beside: tuple[str, ...] = ()
 
     def owner(self) -> Any:
-        """Return the module or class that has the name; None in a torch without it."""
+        """Return the module or class that contains the name; None in a torch without it."""
         path, _, last = self.name.rpartition(".")
         try:
             owner: Any = importlib.import_module(self.module)
@@ -55,12 +55,12 @@ class TorchName:
         return owner if last in vars(owner) else None
 
     def value(self) -> Any:
-        """Return what the name stands for; None in a torch without it."""
+        """Return the value of the name; None in a torch without it."""
         owner = self.owner()
         return None if owner is None else getattr(owner, self.name.rpartition(".")[2])
 
     def is_known(self) -> bool:
-        """Say whether this torch has it, and as a function with the ``parameters`` if it is to be one."""
+        """Return whether this torch has the name, and with exactly ``parameters`` if it is a function."""
         if self.parameters is None:
             return self.value() is not None
         try:
@@ -69,7 +69,7 @@ class TorchName:
             return False
 
     def expected_in(self, torch: str) -> bool:
-        """Say whether the release ``torch`` ("2.16.0+cpu") is no older than the first one that had it."""
+        """Return whether the release ``torch`` ("2.16.0+cpu") is at least as new as the first one with the name."""
         return _release(torch) >= _release(self.seen[0])
 
 
@@ -240,8 +240,8 @@ TORCH_NAMES = tuple(each for each in list(vars().values()) if isinstance(each, T
 
 
 def unknown_names(torch: str) -> list[TorchName]:
-    """Return what torchrun's process would use and this torch, of the version ``torch``, has not or not as it is known.
+    """Return the names used in torchrun's process that are missing or different in this torch, of version ``torch``.
 
-    Ask before anything is replaced.
+    Call before replacing any of them.
     """
     return [each for each in TORCH_NAMES if each.in_torchrun and each.expected_in(torch) and not each.is_known()]

@@ -1,6 +1,6 @@
-"""What ddplaunch replaces of torch's internals, in torchrun's process; each function leaves another torch alone.
+"""Replaces internals of torch in torchrun's process; each function does nothing if this torch's internals are unknown.
 
-The names are those of ``torch_names.py``. Torch is imported when a function is called, not with this module.
+The names are in ``torch_names.py``. Torch is imported when a function is called, not with this module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ddplaunch.machine.processes.process_table import own_processes
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
 from ddplaunch.values.words import numbers_of
 
-_SPREAD_S = (0, 0.3)  # 2.15 has another random pause, after it could not write to the store
+_SPREAD_S = (0, 0.3)  # 2.15 has another random pause, after a failed write to the store
 
 
 def skip_the_spread() -> None:
-    """Leave out the random pause before a first rendezvous of a node that is alone; all others stay."""
+    """Skip the random pause before the first rendezvous of a single node; keep all other pauses."""
     if not (SPREAD.is_known() and JOIN.is_known()):
         return
     module, handlers = SPREAD.owner(), JOIN.owner()
@@ -51,7 +51,7 @@ def skip_the_spread() -> None:
 
 
 def _replace(name: TorchName, function: Callable[..., Any]) -> None:
-    """Have ``function(theirs, …)`` called in the place of ``theirs``, which ``name`` stands for, if it is known."""
+    """Replace ``theirs``, torch's function of this ``name``, by ``function(theirs, …)`` if it is known."""
     if not name.is_known():
         return
     theirs = name.value()
@@ -88,7 +88,7 @@ def notice_failures(tell: Callable[[dict[int, Any]], None]) -> None:
 
 
 def wait_for_ranks(grace_s: float) -> None:
-    """Let ranks that are told to end have ``grace_s`` seconds, for whatever reason they are told to."""
+    """Give ranks ``grace_s`` seconds whenever they are asked to end, whatever the reason."""
 
     def close(theirs: Any, context: Any, death_sig: Any = None, timeout: float = grace_s) -> None:
         theirs(context, death_sig, grace_s)
@@ -97,7 +97,7 @@ def wait_for_ranks(grace_s: float) -> None:
 
 
 def spare_children_of_ranks() -> None:
-    """Have torchrun ask each rank alone to end; SIGKILL, after the grace, still goes to all that it has started."""
+    """Have torchrun ask only the ranks to end; SIGKILL, after the grace, still goes to their children too."""
 
     def close(close_group: Any, handler: Any, death_sig: Any = None) -> None:
         number = death_sig or signal.SIGTERM
@@ -118,7 +118,7 @@ def start_ranks_by(
 ) -> None:
     """Have torchrun start each rank by ``start(args, environment, (stdout, stderr), cold)``.
 
-    ``cold()`` starts it as torchrun itself does.
+    ``cold()`` starts the rank as torchrun itself does.
     """
 
     def start_one(popen: Any, handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
@@ -130,16 +130,16 @@ def start_ranks_by(
 
 
 def limit_files_of_ranks(limit: tuple[int, int]) -> None:
-    """Give each rank this soft and hard limit of open files, those it would have had if ddplaunch had raised none.
+    """Give each rank this soft and hard limit of open files: those it would have had without ddplaunch.
 
-    Else a leak that ends a script under torchrun would not here, and select(2) would meet descriptors that it cannot
-    take. It is set as soon as the rank's program is executed, some 0.1 ms, because to lower this process's own limit
-    for that moment would make starting fail where it is short.
+    With a raised limit, a descriptor leak that ends a script under torchrun would go unnoticed, and select(2) would
+    meet descriptors that it cannot take. The limit is set about 0.1 ms after the rank's program is executed: lowering
+    this process's own limit for that moment could make the start fail.
     """
 
     def start_one(popen: Any, *of_rank: Any) -> Any:
         process = popen(*of_rank)
-        with contextlib.suppress(OSError):  # it has ended, or has become another user's
+        with contextlib.suppress(OSError):  # it has ended, or changed its user
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limit)
         return process
 
@@ -148,30 +148,30 @@ def limit_files_of_ranks(limit: tuple[int, int]) -> None:
 
 
 class RankCpus:
-    """The CPUs of each local rank ("0-15,64-79"), and the starting of ranks on them, however torchrun starts them.
+    """Starts each local rank on its CPUs ("0-15,64-79"), whether torchrun starts it cold or warm.
 
-    A new process has the CPUs of the thread that starts it, so they are changed for that moment, in this thread alone:
-    nothing of a rank runs anywhere else, and its threads and DataLoader workers have the same.
+    A new process inherits the CPUs of the thread that starts it, so this thread's are changed for that moment: no part
+    of a rank ever runs on other CPUs, its threads and DataLoader workers included.
     """
 
     def __init__(self, cpus: Sequence[str], say: Callable[[str], None]) -> None:
-        """``say`` gets one line if ranks cannot be bound; they run unbound then."""
+        """``say`` is called with one line if ranks cannot be bound; they then run unbound."""
         self._cpus, self._say, self._told = cpus, say, False
 
     def of(self, env: Mapping[str, str]) -> tuple[int, ...] | None:
-        """Return the CPUs of the rank that would start in ``env``, None if it cannot have them."""
+        """Return the CPUs of the rank whose environment is ``env``; None if it cannot be bound to them."""
         before = os.sched_getaffinity(0)
         try:
             found = numbers_of(self._cpus[int(env["LOCAL_RANK"])])
             os.sched_setaffinity(0, found)
             os.sched_setaffinity(0, before)
-        except (OSError, ValueError, LookupError) as exception:  # the cpuset is another one by now
+        except (OSError, ValueError, LookupError) as exception:  # the cpuset has changed
             self._tell(f"{type(exception).__name__}: {exception}")
             return None
         return found
 
     def bind(self) -> None:
-        """Have torchrun start ranks there."""
+        """Have torchrun start each rank on its CPUs."""
         if not POPEN.is_known():
             self._tell("this torch starts them in a way unknown to ddplaunch")
             return
@@ -193,9 +193,9 @@ class RankCpus:
 
 
 def logs_destination(outs: dict[int, str], errs: dict[int, str], errors: dict[int, str]) -> Any:
-    """Return torch's own value for where each local rank's stdout, stderr and error file go.
+    """Return torch's ``LogsDest``: where each local rank's stdout, stderr and error file go.
 
-    Torch opens what it calls filtered logs, which exist since 2.9, so that they need a file.
+    Filtered logs, new in torch 2.9, get /dev/null, because torch always opens them.
     """
     from torch.distributed.elastic.multiprocessing import api
 
