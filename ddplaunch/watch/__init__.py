@@ -1,1 +1,1 @@
-"""Runs while they train: samples, step rates, stragglers, and how they are shown."""
+"""Observes runs while they train: samples, step rates and stragglers, and shows them."""

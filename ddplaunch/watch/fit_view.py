@@ -1,4 +1,4 @@
-"""What `ddplaunch fit` answers: a line for each trial, the table, what is known of the memory, commands, and JSON."""
+"""The answer of `ddplaunch fit`: a line for each trial, the table, the memory model, the command, and JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NEAR = 0.96  # batches are rounded
 
 @dataclass(frozen=True)
 class FitTrial:
-    """One trial: its numbers, how it ended in a clause, and its run. ``accum`` is None where nobody decides it.
+    """One trial: its numbers, a clause on how it ended, and its run. ``accum`` is None if it is not decided.
 
-    ``observed`` is what its ranks were found to do at their first steps, as `run` tells it.
+    ``observed`` are the findings from its ranks' first steps, as `run` reports them.
     """
 
     tried: Tried
@@ -36,7 +36,7 @@ class FitTrial:
 
 @dataclass(frozen=True)
 class FitCommand:
-    """What may be typed: the words of the run, and its samples per optimizer step, None where they are not known."""
+    """A command to type: its words, and its samples per optimizer step (``effective``), None if unknown."""
 
     batch: int
     effective: int | None
@@ -46,9 +46,9 @@ class FitCommand:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All that was found. ``best`` is the largest batch that leaves ``headroom`` (0.1 for 10 %), ``fastest`` is one of
-    those that do. ``predicted_bytes`` is what the model said of ``best`` before it was tried. ``most`` are the samples
-    that a rank has, None where nobody saw how many.
+    """The whole answer. ``best`` is the largest batch that leaves ``headroom`` (0.1 for 10 %) free, ``fastest`` the
+    fastest such batch. ``predicted_bytes`` is the model's prediction for ``best`` before it was tried. ``most`` is the
+    number of samples that a rank has, None if unknown.
     """
 
     trials: tuple[FitTrial, ...]
@@ -64,7 +64,7 @@ class Fitted:
 
 
 def trial_text(trial: FitTrial, headroom: float) -> str:
-    """Return the line of one trial that is over."""
+    """Return the line of one finished trial."""
     tried = trial.tried
     parts = [_verdict(trial, headroom), _memory(tried), *([f"{_rate(tried)} samples/s"] if _rate(tried) else [])]
     return f"batch {tried.batch}: {', '.join(filter(None, parts))} ({duration_text(trial.took_s)})\n"
@@ -86,7 +86,7 @@ def fit_text(fitted: Fitted, terminal: Terminal) -> str:
     ]
     right = {"batch", "accum", "memory", "share", "samples/s"}
     lines = [*table(rows, terminal, right), "", *panel(_answer(fitted), terminal)]
-    for finding in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # the smallest's
+    for finding in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # smallest batch's
         lines += ["", *finding_text(finding, terminal).splitlines()]
     if fitted.command is not None:
         lines += ["", *terminal.lines(_title(fitted.command)), f"  {shlex.join(fitted.command.words)}"]
@@ -116,7 +116,7 @@ def _answer(fitted: Fitted) -> list[tuple[str, str]]:
 
 
 def _sure(fitted: Fitted) -> str:
-    """Return how far the model is off, from what it said before the answer was tried, and from all trials."""
+    """Return how far the memory model is off: for ``best``, predicted before it was tried, and over all trials."""
     best, model, parts = fitted.best, fitted.model, []
     if best is not None and best.peak_bytes and fitted.predicted_bytes is not None:
         off = abs(fitted.predicted_bytes / best.peak_bytes - 1)
@@ -162,13 +162,13 @@ def _percent(part: float) -> str:
 
 
 def fit_json(fitted: Fitted) -> dict[str, Any]:
-    """Return everything as JSON values, schema 2; memory in bytes, ``headroom`` as a part of 1."""
+    """Return everything as JSON values, schema 2; memory in bytes, ``headroom`` as a fraction."""
     trials = [{**plain(trial), "fits": trial.tried.within(fitted.headroom)} for trial in fitted.trials]
     return {"schema": _SCHEMA, **plain(fitted), "trials": trials}
 
 
 def never_fits(trial: FitTrial, headroom: float, *, whole: bool) -> Finding:
-    """Return the finding where the smallest batch there is was too large."""
+    """Return the finding that even the smallest batch does not fit; ``whole``: the only one without accumulation."""
     tried = trial.tried
     took = "memory ran out" if not tried.ran else f"it took {_memory(tried)}, and {_percent(headroom)} are to stay free"
     smaller = "smaller inputs or a smaller model, activation checkpointing, or FSDP, which shards weights and optimizer"

@@ -1,6 +1,6 @@
-"""What NVML says of the GPUs, or the kernel of AMD's, and which rank works on which.
+"""Samples the GPUs, by NVML or for AMD's from the kernel, and finds which rank uses which GPU.
 
-NVML may take a second to start, and hangs where the driver is ill: call it where nothing waits for it.
+NVML may take a second to start, and hangs with a broken driver: call it where nothing waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddplaunch.machine.sample import GpuSample, RankSample
 from ddplaunch.planning.gpus import exported, shown_gpus
 from ddplaunch.values.resolved import Unavailable, known
 
-_HOLDERS_EVERY_S = 5.0  # who holds memory changes seldom, and costs most to ask
+_HOLDERS_EVERY_S = 5.0  # the processes on GPUs seldom change, and are the slowest query
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _QUESTIONS = {
     **{name: question for name, question in LIVE_FACTS.items() if name != "throttle_reasons"},
@@ -35,28 +35,28 @@ _QUESTIONS = {
 
 
 class GpuUsage:
-    """Holds NVML open between samples. AMD's GPUs are read from sysfs below ``root``, which needs no library.
+    """Keeps NVML open between samples. AMD's GPUs are read from sysfs below ``root``, without a library.
 
-    The GPU of a rank is the one on which it holds most memory: a stray context elsewhere is small. In a container the
-    process ids are the host's, or none are shown; a rank that has opened the driver's device files then works on entry
-    LOCAL_RANK of CUDA_VISIBLE_DEVICES, or of HIP's variables, as every launcher's ranks do.
+    A rank's GPU is the one on which it holds most memory: a stray context elsewhere is small. In a container, NVML
+    shows the host's process ids or none; a rank that has opened the driver's device files is then taken to use entry
+    LOCAL_RANK of CUDA_VISIBLE_DEVICES, or of HIP's variables, as with every launcher.
     """
 
     def __init__(self, root: str = "", proc: str = "/proc") -> None:
-        """Start NVML; where that fails, and there is no GPU of AMD's, ``reason`` says why."""
+        """Start NVML; if that fails and there is no AMD GPU, ``reason`` says why."""
         api, _ = start_nvml()
         self._root, self._proc = root, proc
         self._api: Any = known(api, None)
         self._amd = amd_devices(root) if self._api is None else ()
         self.reason = api.reason if isinstance(api, Unavailable) else "NVML shows no GPU"
-        self._bytes: Mapping[int, Mapping[int, int | None]] = {}  # pid → index of a GPU → what it holds there
-        self._given: dict[int, int] = {}  # pid of a rank → the GPU that it was given
+        self._bytes: Mapping[int, Mapping[int, int | None]] = {}  # pid → GPU index → memory held there
+        self._given: dict[int, int] = {}  # pid of a rank → its GPU by its environment
         self._due_s = 0.0
 
     def sample(
         self, ranks: Sequence[RankSample], rank_by_pid: Mapping[int, int]
     ) -> tuple[tuple[RankSample, ...], tuple[GpuSample, ...]]:
-        """Return the ranks with their GPUs, and every GPU with its ranks; what a GPU does not answer is None."""
+        """Return the ranks with their GPUs, and all GPUs with their ranks; values a GPU does not report are None."""
         gpus = tuple(map(_amd_sample, self._amd)) if self._amd else self._read_nvml()
         if not gpus:
             return tuple(ranks), ()
@@ -100,7 +100,7 @@ class GpuUsage:
         try:
             handle = api.nvmlDeviceGetHandleByIndex(index)
             answers = {name: ask(api, partial(question, api, handle)) for name, question in _QUESTIONS.items()}
-        except api.NVMLError as error:  # it is lost
+        except api.NVMLError as error:  # the GPU is lost
             return GpuSample(index, fault=nvml_text(api, error))
         values = {name: value for name, value in answers.items() if not isinstance(value, Unavailable)}
         total, used = values.pop("memory", (None, None))
@@ -111,14 +111,14 @@ class GpuUsage:
         for gpu in gpus:
             try:
                 running = api.nvmlDeviceGetComputeRunningProcesses(api.nvmlDeviceGetHandleByIndex(gpu.index))
-            except (api.NVMLError, AttributeError):  # it does not say
+            except (api.NVMLError, AttributeError):  # not supported
                 continue
             for process in running:
                 holders.setdefault(process.pid, {})[gpu.index] = process.usedGpuMemory
         return holders
 
     def _device(self, rank: RankSample, gpus: Sequence[GpuSample]) -> int | None:
-        """Return the index of the GPU that the rank was given if it uses one, else None."""
+        """Return the index of the rank's GPU by its environment if it uses a GPU that NVML does not show, else None."""
         if rank.pid in self._bytes or not gpu_devices(rank.pid, self._proc):
             return None
         values = {name: read_variable(rank.pid, name.encode(), self._proc) for name in _VISIBLE}

@@ -1,4 +1,4 @@
-"""A run as `top` follows it, on this host or on those that it was launched on: its samples, restarts and end."""
+"""Follows a run for `top`, on this host or on the hosts of its launch: samples, restarts and its end."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ddplaunch.watch.step_rate import FollowedPhases, Progress, Steps
 from ddplaunch.watch.stragglers import stragglers
 
 _KEPT = 60
-_JUDGED_EVERY = 5  # samples; findings are made of medians, which do not change faster
-_FRESH_S = 10.0  # beyond the interval, before the sample of a host that says nothing is shown no more
+_JUDGED_EVERY = 5  # samples; findings are based on medians, which change slowly
+_FRESH_S = 10.0  # beyond the interval, after which the sample of a silent host is no longer shown
 
-#: Yields the newest sample of each host, by node, each time that it is asked, until the run has ended.
+#: Yields, until the run has ended, the newest sample of each host by node.
 Samples = Iterator[Mapping[int, Sample]]
 
 
 class Watched:
-    """A run under observation: its samples so far, and what they tell."""
+    """A run under observation: its recent samples, and the findings from them."""
 
     def __init__(self, samples: Samples) -> None:
         """``samples`` are ``samples_here`` or ``samples_of_hosts``."""
@@ -60,7 +60,7 @@ class Watched:
 
 
 def samples_here(run: RunProcesses) -> Samples:
-    """Yield samples of the ranks on this host; those that are started anew are found."""
+    """Yield samples of the ranks on this host, and follow restarts."""
     gpus, directory = GpuUsage(), recorded_at(run)
     current: RunProcesses | None = run
     while current is not None:
@@ -77,7 +77,7 @@ def samples_here(run: RunProcesses) -> Samples:
 
 
 def _followed(run: RunProcesses, directory: Path | None) -> dict[Path, NodeProcesses]:
-    """Return what the record says of the ranks here, by the directories of their attempts."""
+    """Return the recorded processes of the ranks on this host, by the directory of their attempt."""
     pids = {process.pid for process in run.ranks}
     nodes = () if directory is None else read_processes(directory)
     return {
@@ -88,7 +88,7 @@ def _followed(run: RunProcesses, directory: Path | None) -> dict[Path, NodeProce
 
 
 def _as_it_is_now(run: RunProcesses, directory: Path | None) -> RunProcesses | None:
-    """Return the processes of a run read anew, None where it has ended."""
+    """Return the current processes of a run, None if it has ended."""
 
     def key(run_to_compare: RunProcesses) -> tuple[str, int, str]:
         return run_to_compare.run_id, run_to_compare.uid, run_to_compare.launch
@@ -98,8 +98,8 @@ def _as_it_is_now(run: RunProcesses, directory: Path | None) -> RunProcesses | N
 
 
 def _sampler(run: RunProcesses, followed: Mapping[Path, NodeProcesses], gpus: GpuUsage) -> Callable[[], Sample]:
-    """Return what takes a sample of these ranks; ``followed`` are the nodes that this host is, by their attempt."""
-    numbers = [process.number("RANK") for process in run.ranks]  # of another user it may not be read: pids are in order
+    """Return a function that samples these ranks; ``followed`` are the recorded nodes of this host, by attempt."""
+    numbers = [process.number("RANK") for process in run.ranks]  # unreadable for another user's: pids are in rank order
     positions = [position if number is None else number for position, number in enumerate(numbers)]
     usage = RankUsage(dict(zip(positions, run.ranks, strict=True)))
     sources: list[Steps | FollowedPhases] = []
@@ -124,7 +124,7 @@ def _sampler(run: RunProcesses, followed: Mapping[Path, NodeProcesses], gpus: Gp
 
 
 def _with_progress(rank: RankSample, progress: Sequence[Mapping[int, Progress]]) -> RankSample:
-    """Return the rank with its steps: those that it counts itself with ``--phases`` before those that it prints."""
+    """Return the rank with its steps; those counted with ``--phases`` replace those read from its output."""
     for source in [by_rank[rank.rank] for by_rank in progress if rank.rank in by_rank]:
         loss = rank.loss if source.loss is None else source.loss
         rank = replace(rank, step=source.step, step_rate=source.rate, loss=loss, phases=source.phases)
@@ -132,7 +132,7 @@ def _with_progress(rank: RankSample, progress: Sequence[Mapping[int, Progress]])
 
 
 def samples_of_hosts(hosts: EachHost, interval_s: float) -> Samples:
-    """Yield samples of all ``hosts``, which print one every ``interval_s`` seconds; the first waits for all of them."""
+    """Yield samples of all ``hosts``, each of which prints one every ``interval_s`` s; first wait for all hosts."""
     newest: dict[int, tuple[float, Sample]] = {}
     until_s = time.monotonic() + interval_s + _FRESH_S
     while hosts.open:
@@ -147,9 +147,9 @@ def samples_of_hosts(hosts: EachHost, interval_s: float) -> Samples:
 
 
 def _joined(samples: Sequence[Sample]) -> Sample:
-    """Return one sample of several hosts: their ranks in order, sums of what they have, GPUs numbered through.
+    """Return one sample for several hosts: all ranks in order, sums of CPUs and memory, GPUs renumbered.
 
-    The CPU percentage is the mean over all CPUs. Without samples it has no ranks.
+    The CPU percentage is the mean over all CPUs. Without samples, the result has no ranks.
     """
     if len(samples) == 1:
         return samples[0]

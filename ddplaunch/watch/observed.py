@@ -1,7 +1,7 @@
-"""What ranks noted of their first optimizer steps, and where that is not what the plan says.
+"""Compares ranks' notes on their first optimizer steps with the plan, and returns the differences as findings.
 
-``agent/rank_site/ddplaunch_observer.py`` writes the notes. A difference is only told where it is certain: a rate that a
-schedule of the script's own may have changed, a batch that another DataLoader may have given, stay without a word.
+``agent/rank_site/ddplaunch_observer.py`` writes the notes. Only certain differences are reported: not a learning rate
+that the script's own schedule may have changed, or a batch that may be from another DataLoader.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from ddplaunch.watch.sharing import (
     undivided,
 )
 
-#: What a family of findings follows from: the notes of a node, how many ranks it has, the plan.
+#: A rule: takes the notes of a node, its number of ranks, and the plan; yields findings.
 Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
 
-_CLOSE = 1e-4  # of a rate: scripts compute it in another order
+_CLOSE = 1e-4  # relative, for rates: scripts may compute them in another order
 _BATCHES = ("batch_size", "node_batch_size", "total_batch_size", "step_batch_size", "global_batch_size")
-_OF = {"total": ", the world size", "node": ", the processes per node"}  # how the reason for such a batch ends
+_OF = {"total": ", the world size", "node": ", the processes per node"}  # how the reason of such a batch ends
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_ratio")
 _FEW_STEPS = 2
 _FEW_RATES = 4
-_FEW_PASSES = 4  # a loop may well call backward() for two or three losses
+_FEW_PASSES = 4  # a loop may call backward() for two or three losses
 
 
 def read_notes(attempt: Path, ranks: Sequence[int]) -> list[Note]:
-    """Return the notes of those ``ranks`` that have left one, by rank."""
+    """Return the notes of those ``ranks`` that wrote one, ordered by rank."""
     notes: list[Note] = []
     for rank in sorted(ranks):
         with suppress(OSError, ValueError):
@@ -58,14 +58,14 @@ def read_notes(attempt: Path, ranks: Sequence[int]) -> list[Note]:
 
 
 class Observed(NamedTuple):
-    """What the ranks of an attempt have noted so far; ``over`` when they will note no more."""
+    """The findings from an attempt's notes so far; ``over`` if the ranks will write no more notes."""
 
     findings: tuple[Finding, ...]
     over: bool
 
 
 def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored: Collection[str] = ()) -> Observed:
-    """Compare what ``ranks`` left in the folder of their ``attempt`` with the plan in the launch's ``environ``."""
+    """Compare the notes of ``ranks`` in the folder ``attempt`` with the plan in the launch's ``environ``."""
     notes = read_notes(Path(attempt), ranks)
     if not notes:
         return Observed((), False)
@@ -73,13 +73,13 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
     node = Path(attempt).parent
     run = read_run(node.parent, int(node.name.removeprefix("node-")))
     findings = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})
-    # what the script's source has shown is in the record
+    # findings that the script's source gave already are in the record
     known_codes = {*ignored, *(finding.get("code") for finding in objects(run.get("findings")))}
     return Observed(tuple(finding for finding in findings if finding.code not in known_codes), complete)
 
 
 def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by number how it went to the script: ``passed`` with its ``option``, ``missing`` what could not be."""
+    """Return how each number reached the script: ``passed`` with its ``option``, or ``missing`` if it could not."""
     plan = run.get("plan", {})
     passed = {
         str(number.get("number")): {**number, "option": str(number["arguments"][0]).partition("=")[0]}
@@ -94,7 +94,7 @@ def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(plan: Plan, numbers: Collection[str]) -> tuple[str, str, tuple[str, ...]]:
-    """Return the option that was filled in for one of ``numbers``, what was understood of it, and in which line."""
+    """Return the option passed for one of ``numbers``, a clause on how it was understood, and the line that says so."""
     passed = next((entry for number, entry in plan.get("passed", {}).items() if number in numbers), None)
     if passed is None:
         return "", "", ()
@@ -106,7 +106,7 @@ def _read(plan: Plan, numbers: Collection[str]) -> tuple[str, str, tuple[str, ..
 
 
 def _not_passed(number: str, what: str, own_option: str, plan: Plan) -> Finding | None:
-    """Return the finding ``what`` with the reason for which the script did not get the number; None if it did."""
+    """Return the finding ``what`` with the reason why the script did not get the number; None if it did."""
     missing = plan.get("missing", {}).get(number)
     if missing is None:
         return None
@@ -118,7 +118,7 @@ def _not_passed(number: str, what: str, own_option: str, plan: Plan) -> Finding 
 
 
 def plan_of(environ: Mapping[str, str]) -> Plan:
-    """Return the numbers of the launch as its ranks get them; nothing where there are none."""
+    """Return the numbers of the launch as its ranks get them; empty without any."""
     try:
         value = json.loads(environ.get(PLAN) or "{}")
     except ValueError:
@@ -127,7 +127,7 @@ def plan_of(environ: Mapping[str, str]) -> Plan:
 
 
 def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding, ...]:
-    """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
+    """Return the differences to the plan in the ``notes`` of a node with this number of ``ranks``. Never raises."""
     findings: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
     warmup = _each(_warmup, "warmup_steps")
@@ -149,19 +149,19 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         try:
             findings += family(notes, ranks, plan)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            continue  # a note that another version wrote, or that the script has changed
+            continue  # a note of another version, or changed by the script
     return tuple(findings)
 
 
 class _Rate(NamedTuple):
-    """A rate before any schedule; ``sure`` if a scheduler noted it."""
+    """A learning rate before any schedule; ``sure`` if a scheduler stored it in the optimizer."""
 
     value: float
     sure: bool
 
 
 def _rate(note: Note, plan: Plan) -> Finding | None:
-    """A learning rate that is not the planned one."""
+    """Return the finding that the learning rate is not the planned one, or None."""
     planned = float(plan["lr"])
     rates = [
         rate for one in note["optimizers"] for name in ("lr", "initial_lr", "max_lr") for rate in one[name] if rate
@@ -176,7 +176,7 @@ def _rate(note: Note, plan: Plan) -> Finding | None:
         return None
     reason = _reason(ratio, plan)
     if not reason and (first.value == 1 or (ratio < 1 and not first.sure)):
-        return None  # a schedule that gives the rate itself, or the warmup of one that the script has written
+        return None  # a schedule that sets the rate itself, or a warmup written by the script
     what = f"the optimizer runs at lr {_text(first.value)}, the plan says {_text(planned)}"
     if any(one.get("restored") is True for one in note["optimizers"]):
         return warning(
@@ -209,13 +209,13 @@ def _rate(note: Note, plan: Plan) -> Finding | None:
 
 
 def _may_rise(optimizer: Note) -> bool:
-    """Return whether a scheduler begins at its least rate, as CyclicLR does, or may: the second step tells."""
+    """Return whether a scheduler begins at its lowest rate, as CyclicLR does; True too until a second step shows it."""
     scheduled = any(optimizer["initial_lr"]) and not any(optimizer["max_lr"])
     return scheduled and (optimizer.get("rises") is True or optimizer["steps"] == 1)
 
 
 def _bases(optimizer: Note) -> Iterator[_Rate | None]:
-    """Yield the rate of each group of parameters before a schedule, None where nobody can know it."""
+    """Yield the rate of each parameter group before any schedule, None if it cannot be known."""
     is_steady = optimizer["steady"] and optimizer["steps"] > 1
     for rate, initial, most in zip(optimizer["lr"], optimizer["initial_lr"], optimizer["max_lr"], strict=True):
         scheduled = most or initial
@@ -228,7 +228,7 @@ def _bases(optimizer: Note) -> Iterator[_Rate | None]:
 
 
 def _reason(ratio: float, plan: Plan) -> str:
-    """Return what a number that is ``ratio`` times the planned one was multiplied or divided by; "" if unknown."""
+    """Return the number of the plan that explains ``ratio``, as in "× 4, the world size"; "" if none does."""
     for key, name in (("world_size", "world size"), ("accum", "accumulation"), ("nproc", "processes per node")):
         number = float(plan.get(key) or 1)
         ways = ((number, "×", "the"), (1 / number, "/", "the"), (math.sqrt(number), "× √", "the root of the"))
@@ -239,7 +239,7 @@ def _reason(ratio: float, plan: Plan) -> str:
 
 
 def _among_ranks(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks with different learning rates, at the same step of the same optimizer."""
+    """Yield a finding if ranks have different learning rates at the same step of the same optimizer."""
     rates = {note["rank"]: tuple(note["optimizers"][0]["lr"]) for note in notes if note["process_group"]}
     values = sorted({rate[0] for rate in rates.values()})
     if len({len(rate) for rate in rates.values()}) != 1 or len(values) < 2:
@@ -254,13 +254,13 @@ def _among_ranks(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Find
 
 
 def _batch(note: Note, plan: Plan) -> Finding | None:
-    """A batch of a rank that is not the planned one."""
+    """Return the finding that a rank's batch is not the planned one, or None."""
     sizes, planned = _sizes(note), int(plan["batch_size"])
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None or size == planned:
         return None
     if size * (_batches_per_step(note) or 1) == planned * int(plan.get("accum") or 1):
-        return None  # it is cut into parts by the script
+        return None  # the script splits each batch
     what = f"each rank loads {count(size, 'sample')} at a time, the plan says {planned}"
     if not_passed := _not_passed("batch_size", what, f"--batch-size {size}", plan):
         return not_passed
@@ -289,15 +289,15 @@ def _batch(note: Note, plan: Plan) -> Finding | None:
 
 
 def _sizes(note: Note) -> set[int | None]:
-    """Return how many samples each batch has, as the DataLoaders say."""
+    """Return the batch sizes of the DataLoaders."""
     return {loader["batch_size"] for loader in note["loaders"]}
 
 
 def _batches_per_step(note: Note, planned: int = 0) -> int | None:
-    """Return how many batches went into each optimizer step, the least of those seen; None where nobody can know.
+    """Return how many batches went into each optimizer step, the smallest number seen; None if it cannot be known.
 
-    Other than ``planned`` are only told of steps that agree: what fetches ahead has taken more in the first step, and
-    the last step of an epoch takes what is left.
+    A number other than ``planned`` needs several steps that agree: a loader that fetches ahead takes more batches in
+    the first step, and the last step of an epoch takes the remaining ones.
     """
     batches = [number for loader in note["loaders"] for step, number in loader["batches"] if step > 1]
     least = min(batches, default=None)
@@ -309,7 +309,7 @@ def _batches_per_step(note: Note, planned: int = 0) -> int | None:
 
 
 def _accumulated(note: Note, plan: Plan) -> Finding | None:
-    """An accumulation that is not the planned one."""
+    """Return the finding that the accumulation is not the planned one, or None."""
     planned = int(plan["accum"])
     batches, passes = _batches_per_step(note, planned), [number for number in note["passes"] or () if number]
     if batches is not None:
@@ -344,16 +344,17 @@ def _accumulated(note: Note, plan: Plan) -> Finding | None:
 
 
 def _warmup(note: Note, plan: Plan) -> Finding | None:
-    """A warmup that was passed and never begins, or ends elsewhere as the schedule is not stepped with the optimizer.
+    """Return the finding that a passed warmup never begins, or ends at another step than planned, or None.
 
-    Told where the first rates are equal, or rise by equal amounts: then the steps are known that lead to the full rate.
+    The end differs if the schedule is not stepped with the optimizer. Judged only if the first rates are equal, or rise
+    by equal amounts, which shows after how many steps the full rate is reached.
     """
     planned, optimizer = int(plan["warmup_steps"]), note["optimizers"][0]
     rates, full = optimizer["rates"], optimizer["initial_lr"][0] or plan.get("lr")
     if len(rates) < _FEW_RATES or planned <= len(rates) or not full or optimizer["restored"]:
         return None
     if "warmup_steps" in plan["missing"] or optimizer["max_lr"][0]:
-        return None  # the plan has said so; a cycle has a warmup of its own
+        return None  # the plan reported it; a cyclic schedule has its own warmup
     option, understood, place = _read(plan, _WARMUPS)
     rises = [after - before for before, after in pairwise(rates)]
     if all(_alike(rate, full) for rate in rates):
@@ -376,7 +377,7 @@ def _warmup(note: Note, plan: Plan) -> Finding | None:
 
 
 def _each(judge: Callable[[Note, Plan], Finding | None], number: str) -> Family:
-    """Return what judges each rank by itself where the plan has ``number``: each finding once, with its ranks."""
+    """Return a rule that judges each rank alone if the plan contains ``number``; each finding once, with its ranks."""
 
     def family(notes: Sequence[Note], _: int, plan: Plan) -> Iterator[Finding]:
         ranks_by_finding: dict[Finding, list[int]] = {}

@@ -1,6 +1,6 @@
-"""Where the time of steps goes, as ranks wrote it with ``--phases``: read, summed up, and put into words.
+"""Reads how steps spent their time, as ranks wrote it with ``--phases``, sums it up, and puts it into words.
 
-``agent/rank_site/ddplaunch_phases.py`` writes ``rank-N.phases.jsonl``. What a rank could not tell is None.
+``agent/rank_site/ddplaunch_phases.py`` writes ``rank-N.phases.jsonl``. Values that a rank could not measure are None.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, size_text
 
-#: The phases of a step that ranks tell apart, in the order of a step.
+#: The phases that ranks measure, in the order of a step.
 PHASES = ("data", "forward", "backward", "comm", "optimizer")
 MOST_BYTES = 1 << 26
-_MOST = 1e18  # of anything that a rank counts
-_AT_ONCE = 5  # steps whose median is one look at how long steps take
-_LIKE = 1.15  # two looks that differ by less are alike
+_MOST = 1e18  # larger numbers in a file are not a rank's
+_AT_ONCE = 5  # steps per median
+_LIKE = 1.15  # medians that differ by a smaller factor are alike
 _LATER = 1.1  # a rank that works this much longer than the others is waited for ...
 _WAITED = 0.1  # ... if they wait this share of the step more than it does
-_MOST_OF_IT = 0.5  # ... and what it takes longer is this share of what they wait
-_BOUND = 0.25  # what takes this share of the time is what holds the steps back
+_MOST_OF_IT = 0.5  # ... and its extra time is this share of their waiting
+_BOUND = 0.25  # a phase with this share of the time holds the steps back
 _COMPUTES = 0.5
-_CROWDED = 2  # times as many threads as CPUs: what ranks wait for each other is that
-_FEW, _MOMENT_S = 10, 1.0  # of fewer steps in less time a rank may be late by chance
-_ALL_WAIT = 0.5  # of what the late rank waits for data: who waits as long has the same to mend
+_CROWDED = 2  # times as many threads as CPUs: then ranks wait for each other because of that
+_FEW, _MOMENT_S = 10, 1.0  # in fewer steps and less time a rank may be late by chance
+_ALL_WAIT = 0.5  # of the late rank's wait for data: ranks that wait as long have the same problem
 
 
 class StepLine(NamedTuple):
-    """One line: one step, or sums over ``steps``; times in seconds, ``end_s`` since 1970, ``waited_s`` since step 1."""
+    """One line: a step, or sums over ``steps``; times in seconds, ``end_s`` since 1970, ``waited_s`` since step 1."""
 
     step: int
     end_s: float
@@ -56,7 +56,7 @@ class StepLine(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """What a rank wrote so far. ``facts`` are rank, world_size, device, threads, loader, gradient_bytes, backend."""
+    """A rank's file so far. ``facts`` are rank, world_size, device, threads, loader, gradient_bytes, backend."""
 
     facts: Mapping[str, Any]
     lines: tuple[StepLine, ...]
@@ -64,10 +64,10 @@ class RankFile(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPhases:
-    """What some steps of one rank took: the median step and its tenth and ninetieth percentile, and mean shares.
+    """The times of some steps of one rank: the median, tenth and ninetieth percentile, mean, and mean shares.
 
-    ``shares`` are of the time, by the names of ``PHASES`` and "rest", which has everything that is not known too.
-    ``waits`` is the share in which it waited for a CPU, None where nobody knows.
+    ``shares`` are fractions of the time, by the names in ``PHASES`` and "rest", which includes all unknown time.
+    ``waits`` is the fraction of the time that it waited for a CPU, None if unknown.
     """
 
     rank: int
@@ -84,13 +84,13 @@ class RankPhases:
 
     @property
     def own_s(self) -> float | None:
-        """How long it works in a mean step, without waiting for communication."""
+        """How long the rank works in a mean step, without waiting for communication."""
         comm = self.shares["comm"]
         return None if comm is None else self.mean_s * (1 - comm)
 
 
 def phases_path(attempt: Path, rank: int) -> Path:
-    """Return where a rank of an attempt writes its phases."""
+    """Return the path of the file to which a rank of an attempt writes its phases."""
     return attempt / f"rank-{rank}.phases.jsonl"
 
 
@@ -101,7 +101,7 @@ def phases_ranks(attempt: Path) -> list[int]:
 
 
 def read_phases(attempt: Path, ranks: Sequence[int] | None = None) -> dict[int, RankFile]:
-    """Return what those ``ranks``, all without them, wrote that wrote something."""
+    """Return the files of ``ranks`` (None: all ranks) by rank, without those that do not exist."""
     file_by_rank = {}
     for rank in phases_ranks(attempt) if ranks is None else sorted(ranks):
         with suppress(OSError), open(open_plain(phases_path(attempt, rank)), "rb") as file:
@@ -110,7 +110,7 @@ def read_phases(attempt: Path, ranks: Sequence[int] | None = None) -> dict[int, 
 
 
 def parsed(lines: Sequence[bytes]) -> RankFile:
-    """Return what whole lines of a file say; those that no rank writes are left out."""
+    """Return the contents of whole lines of a file; malformed lines are skipped."""
     facts: dict[str, Any] = {}
     steps = []
     for text in lines:
@@ -139,9 +139,10 @@ def _line(value: Any) -> StepLine | None:
 
 
 def settled(lines: Sequence[StepLine], least: int = 0) -> int | None:
-    """Return from which line on steps take what they will take, None while that is not seen yet.
+    """Return the index of the line from which step times are stable, None if they are not stable yet.
 
-    That is where the medians of the next five steps and of the five after them are alike. ``least`` steps are left out.
+    They are stable where the medians of the next five steps and of the five after those are alike. The first ``least``
+    steps are skipped.
     """
     walls = [line.wall_s / line.steps for line in lines if line.wall_s]
     unknown = len(lines) - len(walls)  # the first one
@@ -153,7 +154,7 @@ def settled(lines: Sequence[StepLine], least: int = 0) -> int | None:
 
 
 def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> RankPhases | None:
-    """Return what these steps took, None where no length of one is known."""
+    """Return the summary of these steps, None if the length of none is known."""
     timed_lines = [line for line in lines if line.wall_s]
     if not timed_lines:
         return None
@@ -187,7 +188,7 @@ def _waits(lines: Sequence[StepLine]) -> float | None:
 
 
 def _share(lines: Sequence[StepLine], name: str) -> float | None:
-    """Return a phase's share of the time, None unless most steps tell it."""
+    """Return a phase's share of the time, None unless most lines contain it."""
     known_lines = [line for line in lines if getattr(line, name) is not None]
     if len(known_lines) <= len(lines) / 2:
         return None
@@ -196,9 +197,10 @@ def _share(lines: Sequence[StepLine], name: str) -> float | None:
 
 
 def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | None:
-    """Return the rank that the others wait for, how long these work in a step, and the phase that takes it longest.
+    """Return the rank that the others wait for, how long those work in a step, and the phase in which it is late.
 
-    Ranks that end their steps together differ in how long they wait for communication: the late one hardly does.
+    None if no rank is late. Ranks end their steps together, so they differ in how long they wait for communication: the
+    late rank hardly waits.
     """
     work_by_rank = {one.rank: one.own_s for one in ranks}
     if len(ranks) < 2 or None in work_by_rank.values():
@@ -212,7 +214,7 @@ def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | N
     if (late_rank.own_s or 0) <= _LATER * usual_s or waits < _WAITED:
         return None
     communicates_s = median((one.shares["comm"] or 0) * one.mean_s for one in other_ranks)
-    if (late_rank.own_s or 0) - usual_s < _MOST_OF_IT * communicates_s:  # they would wait without it as well
+    if (late_rank.own_s or 0) - usual_s < _MOST_OF_IT * communicates_s:  # they would also wait without it
         return None
     more = {
         name: (late_rank.shares[name] or 0) * late_rank.mean_s
@@ -223,7 +225,7 @@ def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | N
     return late_rank, usual_s, max(more, key=lambda name: more[name])
 
 
-#: What each phase is called in a sentence.
+#: The name of each phase in a sentence.
 WORDS = {
     "data": "waiting for data",
     "forward": "forward",
@@ -235,7 +237,7 @@ WORDS = {
 
 
 def mean_shares(ranks: Sequence[RankPhases]) -> dict[str, float | None]:
-    """Return the shares of all ranks together, None for what some of them cannot tell."""
+    """Return the mean shares of all ranks, None for a phase that is unknown in any rank."""
     shares: dict[str, float | None] = {}
     for name in (*PHASES, "rest"):
         column = [one.shares[name] for one in ranks]
@@ -244,7 +246,7 @@ def mean_shares(ranks: Sequence[RankPhases]) -> dict[str, float | None]:
 
 
 def phase_lines(ranks: Sequence[RankPhases]) -> list[str]:
-    """Return where the time went."""
+    """Return a line on how the steps spent their time."""
     shares = mean_shares(ranks)
     known_shares = [f"{WORDS[name]} {percent(share)}" for name, share in shares.items() if share is not None]
     unknown = [WORDS[name] for name, share in shares.items() if share is None]
@@ -254,19 +256,19 @@ def phase_lines(ranks: Sequence[RankPhases]) -> list[str]:
 
 
 def threads_of(ranks: Sequence[RankPhases]) -> int:
-    """Return with how many threads the ranks compute, as far as they say so."""
+    """Return the number of threads that the ranks compute with, as far as it is known."""
     return sum(threads for one in ranks if isinstance(threads := one.facts.get("threads"), int))
 
 
 def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Finding | None:
-    """Return what holds the steps of these ranks back most, who share ``cpus``; None where nothing stands out.
+    """Return what slows down the steps of these ranks most, which share ``cpus``; None if nothing stands out.
 
-    ``workers`` is how the script takes DataLoader workers, as in ``--num-workers {}``; "" where nobody knows.
+    ``workers`` is the script's option for DataLoader workers, as in ``--num-workers {}``; "" if unknown.
     """
     shares = mean_shares(ranks)
     threads = threads_of(ranks)
     computes = sum(shares[name] or 0 for name in ("forward", "backward", "optimizer"))
-    # First, because such ranks are late in turn, and the others wait for them.
+    # First, because with too many threads each rank is late at times, and the others wait for it.
     waits_for_ranks = shares["comm"] or 0
     mostly_computes = computes >= _COMPUTES * (1 - waits_for_ranks)
     explains_waiting = computes >= waits_for_ranks or threads >= _CROWDED * cpus
@@ -284,13 +286,13 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
         )
     if (late_rank := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late_rank[0]):
         waits = late_rank[0].shares["data"] or 0
-        if late_rank[2] == "data" and waits >= _BOUND and _workers(ranks):  # which get ahead while their rank waits
+        if late_rank[2] == "data" and waits >= _BOUND and _workers(ranks):  # workers catch up while their rank waits
             who = f"the others wait for rank {late_rank[0].rank}, and it waits"
             return _input_bound(ranks, waits, cpus, workers, who)
         return _rank_late(*late_rank)
     if (shares["data"] or 0) >= _BOUND:
         return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
-    single_process = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP works all the same
+    single_process = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP also works alone
     if waits_for_ranks >= _BOUND and not single_process:
         return _communication_bound(ranks, waits_for_ranks)
     return None
@@ -302,7 +304,7 @@ def _all_wait_for_data(ranks: Sequence[RankPhases], late_rank: RankPhases) -> bo
     return min(shares) >= _BOUND and min(waits_s) >= _ALL_WAIT * (late_rank.shares["data"] or 0) * late_rank.mean_s
 
 
-#: What may be done about a late rank, by the phase that takes it longer.
+#: The fix for a late rank, by the phase in which it is late.
 _OF_A_LATE_ONE = {
     "data": "look at what it loads: longer samples, a slower disk, workers without a CPU; `ddplaunch top` shows them",
     "rest": "look at what only this rank does beside its steps: logging, saving, validation, `if rank == 0:`",
@@ -331,7 +333,7 @@ def _workers(ranks: Sequence[RankPhases]) -> int:
 
 def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: str, who: str) -> Finding:
     workers, most = _workers(ranks), max(1, cpus // len(ranks))
-    most *= 1 + (workers >= most)  # a worker that waits for a disk leaves its CPU to another one
+    most *= 1 + (workers >= most)  # a worker that waits for a disk leaves its CPU to another
     cheaper = "load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
     more = f"`{typed.replace('{}', str(most))}` of the script" if typed else f"`num_workers={most}` in the DataLoader"
     return warning(
@@ -358,7 +360,7 @@ def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a length of a step with three digits."""
+    """Return a duration in ms or s with three digits."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -368,7 +370,7 @@ def percent(share: float) -> str:
 
 
 def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -> str:
-    """Return where the time of this node's last ``attempt`` went, for stderr; "" if that was not asked for."""
+    """Return for stderr how the last ``attempt`` on this node spent its time; "" without ``--phases``."""
     if not settings.phases or settings.node_directory is None or attempt is None:
         return ""
     files = read_phases(Path(settings.node_directory) / f"attempt-{attempt}", ranks)

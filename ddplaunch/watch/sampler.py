@@ -1,7 +1,7 @@
-"""Takes samples of a run on this host: what each rank, its DataLoader workers and the host use, once a second.
+"""Samples a run on this host once a second: the usage of each rank, its DataLoader workers and the host.
 
-Fields are those of proc_pid_stat(5). The host's load comes from psutil, that of processes does not: for what
-``read_stat`` takes 0.015 ms, psutil takes 0.10 ms, and it knows neither the session nor the wait for a CPU.
+Fields are those of proc_pid_stat(5). The host's load comes from psutil. That of processes does not, because psutil
+takes 0.10 ms where ``read_stat`` takes 0.015 ms, and gives neither the session nor the wait for a CPU.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ddplaunch.values.resolved import known
 
 
 class RankUsage:
-    """Reads the ranks of one attempt; each call tells what was used since the call before."""
+    """Samples the ranks of one attempt; each sample covers the time since the previous one."""
 
     def __init__(self, ranks: Mapping[int, Process], proc: str = "/proc") -> None:
         """``ranks`` are processes by rank. Read nothing yet."""
         self.ranks = dict(ranks)
-        self.rank_by_pid: dict[int, int] = {}  # of the ranks and their children, as of the last call
+        self.rank_by_pid: dict[int, int] = {}  # ranks and their children at the last call
         self._proc = proc
-        self._used_s: dict[tuple[int, int], tuple[float, float]] = {}  # pid and start → on a CPU, waiting for one
+        self._used_s: dict[tuple[int, int], tuple[float, float]] = {}  # (pid, start) → (time on a CPU, waiting for one)
         self._at_s = 0.0
 
     def sample(self) -> tuple[RankSample, ...]:
-        """Return the ranks that still run. Processes that end while they are read count as ended."""
+        """Return a sample of each running rank. Processes that end while they are read count as ended."""
         now_s = time.monotonic()
         since_s = now_s - self._at_s if self._at_s else 0.0
         families = self._families()
@@ -57,7 +57,7 @@ class RankUsage:
         return tuple(self._rank(rank, family, percents) for rank, family in families.items())
 
     def _families(self) -> dict[int, list[ProcessStat]]:
-        """Return, for each rank that runs, its process and then the others of the session that it leads."""
+        """Return, for each running rank, its process followed by the others in its session."""
         families: dict[int, list[ProcessStat]] = {}
         for rank, process in self.ranks.items():
             stat = read_stat(process.pid, self._proc)
@@ -65,7 +65,7 @@ class RankUsage:
                 families[rank] = [stat]
         rank_by_session = {self.ranks[rank].pid: rank for rank in families}
         for pid in pids(self._proc):
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 leader = os.getsid(pid)
                 if leader != pid and leader in rank_by_session and (stat := read_stat(pid, self._proc)) and stat.alive:
                     families[rank_by_session[leader]].append(stat)
@@ -100,8 +100,8 @@ def _rounded(percent: float | None) -> float | None:
 
 
 def host_sample() -> HostSample:
-    """Return the state of this host; its CPU percentage is the mean since the last call, or the import of psutil."""
-    import psutil  # 17 ms, once: `stacks` needs only the ranks
+    """Return the usage of this host; its CPU percentage is the mean since the last call, or since psutil's import."""
+    import psutil  # takes 17 ms; `stacks` samples only ranks
 
     percent = psutil.cpu_percent()
     memory = known(probe_memory(), None)

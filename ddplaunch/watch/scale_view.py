@@ -1,4 +1,4 @@
-"""What `ddplaunch scale` answers: one table with a column for each size, the verdicts, and JSON."""
+"""The answer of `ddplaunch scale`: a table with a column for each size, the verdicts, and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddplaunch.watch.phases import PHASES, milliseconds, percent
 from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
 
 _SCHEMA = 2
-_LONGER = 0.02  # what is less is no rank's own
+_LONGER = 0.02  # a smaller share is chance
 _TITLES = {
     "data": "data",
     "forward": "forward",
@@ -27,7 +27,7 @@ _TITLES = {
 
 
 def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
-    """Return the line of one trial that is over."""
+    """Return the line of one finished trial."""
     if one.step_s is None:
         what = one.problem.what if one.problem is not None else "not measured"
     else:
@@ -39,7 +39,7 @@ def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
 def scale_text(
     sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: bool, dataset_size: int | None = None
 ) -> str:
-    """Return the table, what makes it unsure, and a verdict for each size."""
+    """Return the table, reasons why it is unsure, and a verdict for each size."""
     base, lines = base_of(sizes), list[str]()
     if measured := [one for one in sizes if one.ranks]:
         names = [_name(one) for one in measured]
@@ -54,7 +54,7 @@ def scale_text(
         lines += [
             line for size, why in unsure.items() if why for line in terminal.lines(f"{size} is unsure: {why}", "  ")
         ]
-    shown: set[str] = set()  # what several sizes show stands at the first of them
+    shown: set[str] = set()  # findings of several sizes are shown at the first one only
     for one in sizes:
         lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
         more_findings = [finding for finding in one.observed if finding is not one.apart and finding.what not in shown]
@@ -80,7 +80,7 @@ def _rate(rate: float) -> str:
 
 
 def _slowest(one: SizeMeasured) -> str:
-    """Return the rank that works longest in a step, and how much longer than the median of all; "" if none does."""
+    """Return the rank that works longest in a step, and how much longer than the median; "" if none stands out."""
     slowest, usual_s = one.slowest, median([rank.own_s or 0.0 for rank in one.ranks] or [0.0])
     longer = 0.0 if slowest is None or not usual_s else (slowest.own_s or 0.0) / usual_s - 1
     return f"{slowest.rank}: +{percent(longer)}" if slowest is not None and longer >= _LONGER else ""

@@ -1,4 +1,7 @@
-"""What the notes of ranks show of how they share the work: the process group, the GPUs of their node, the data."""
+"""Checks in ranks' notes how they share the work: the process group, the node's GPUs, the data.
+
+Each function yields its findings from the ``notes`` of a node with this number of ``ranks``.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from ddplaunch.values.words import count
 
 Note = Mapping[str, Any]
 Plan = Mapping[str, Any]
-_EQUAL = 1e-4  # of the sum of magnitudes: ranks with other GPUs may round otherwise
-# Their steps end before the ranks have the same parameters again, or leave them apart on purpose.
+_EQUAL = 1e-4  # of the sum of magnitudes: ranks with different GPUs may round differently
+# Optimizers whose steps end before the ranks' parameters are equal again, or leave them different on purpose.
 _APART = frozenset(["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "OSS"])
-_STEPS = 4  # that every rank has noted: fewer may be those in which a script accumulates
+_STEPS = 4  # that every rank must have noted: fewer may all be accumulation steps
 
 
 def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks that train each for itself."""
+    """Yield a finding if the ranks have no process group, so that each trains alone."""
     world = notes[0]["world_size"] if notes else 1
     ungrouped = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
     if world < 2 or len(ungrouped) < ranks:
@@ -34,9 +37,9 @@ def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
 
 
 def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks that share a process group, through which nothing went between their first steps, and the data.
+    """Yield a finding if ranks have a process group but exchanged nothing in their first steps.
 
-    They divide the data, or each takes all of them: what else they may do without each other, nobody knows.
+    Only if they divide the data, or each takes all of it: otherwise they may be meant to train separately.
     """
     world = notes[0]["world_size"] if notes else 1
     loaders = [loader for note in notes for loader in note["loaders"]]
@@ -57,11 +60,11 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
 
 
 def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks that make the same steps and do not have the same parameters, in DistributedDataParallel or not."""
+    """Yield a finding if parameters differ after the same steps, in DistributedDataParallel or outside of it."""
     steps = {(note["steps"], *(one["kind"] for one in note["optimizers"])) for note in notes}
     rates = {tuple(one["lr"][0] for one in note["optimizers"]) for note in notes}
     if len(notes) < max(2, ranks) or len(steps) != 1 or len(rates) != 1 or _APART & {*map(str, *steps)}:
-        return  # with other rates they differ, as is told of the rates
+        return  # different rates make them differ, and are reported themselves
     if any(not note["ddp"] or note["others"] for note in notes):
         return
     if shown := _unlike_first(notes, "sums"):
@@ -84,7 +87,7 @@ def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
 
 
 def _unlike_first(notes: Sequence[Note], key: str) -> str:
-    """Return which ranks' sums of parameters are not those of the first note; "" where not all are known."""
+    """Return the ranks whose sums of parameters differ from the first note's; "" if none do or not all are known."""
     if any(not note.get(key) or not all(map(math.isfinite, note[key])) for note in notes):
         return ""
     first, size = notes[0][key]
@@ -95,7 +98,7 @@ def _unlike_first(notes: Sequence[Note], key: str) -> str:
 
 
 def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """A process group that has not all ranks."""
+    """Yield a finding if the process group does not contain all ranks."""
     sizes = {note["process_group"]["size"] for note in notes if note["process_group"]}
     world = notes[0]["world_size"] if notes else 1
     if len(sizes) == 1 and (size := sizes.pop()) != world:
@@ -108,7 +111,7 @@ def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
 
 
 def on_cpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks of a launch on GPUs that all have their parameters on the CPU."""
+    """Yield a finding if all parameters are on the CPU in a launch on GPUs."""
     devices = {device for note in notes for one in note["optimizers"] for device in one["devices"]}
     if devices == {"cpu"} and len(notes) == ranks and plan["device"]["value"] == "cuda":
         yield warning(
@@ -120,14 +123,14 @@ def on_cpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
 
 
 def same_gpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks of a node that all have their parameters on one GPU, though they see several."""
+    """Yield a finding if all ranks of a node have their parameters on one GPU, though they see several."""
     gpus_seen = {
         (*note["optimizers"][0].get("devices", ()), note.get("visible"), note.get("gpus", 0)) for note in notes
     }
     if len(notes) < max(2, ranks) or len(gpus_seen) != 1:
         return
     *devices, _, number = gpus_seen.pop()
-    if len(devices) != 1 or not devices[0].startswith("cuda") or number < 2:  # 2: one GPU is all that they have
+    if len(devices) != 1 or not devices[0].startswith("cuda") or number < 2:  # fewer than 2: they have only one GPU
         return
     yield warning(
         "gpu-of-all-ranks",
@@ -138,7 +141,7 @@ def same_gpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
 
 
 def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Samplers that give every rank all samples."""
+    """Yield a finding if every rank gets all samples, or all ranks get the same part."""
     joined = [note for note in notes if note["ddp"] and note["process_group"]]
     world = notes[0]["world_size"] if notes else 1
     if world < 2 or len(joined) < 2 or len(joined) < ranks or not all(note["loaders"] for note in joined):
@@ -148,7 +151,7 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
     sampler = loaders[0]["sampler"].removeprefix("torch.")
     same_part = {(each["replicas"], each["replica"]) for each in loaders}
     if {loader["batch_size"] for loader in loaders} == {world * (plan.get("batch_size") or 0)}:
-        return  # it may be the batch of all ranks, of which each takes its part: told as a batch
+        return  # may be the batch of all ranks, from which each takes its part: reported as a batch
     if all(_gives_all(loader) for loader in loaders) and len(samples) == 1 and None not in samples:
         what = f"each of {world} ranks trains on all {samples.pop()} samples: its DataLoader has a {sampler}"
         fix = "`DataLoader(dataset, sampler=DistributedSampler(dataset))` and `sampler.set_epoch(epoch)`; nothing, if "
@@ -163,7 +166,7 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
 
 
 def same_order(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """A DistributedSampler that was not told of the epoch."""
+    """Yield a finding if `set_epoch` of a DistributedSampler was not called."""
     if passes := max(note.get("passes_in_order", 0) for note in notes):
         yield warning(
             "sampler-epoch-not-set",

@@ -1,4 +1,4 @@
-"""What short trainings with several numbers of processes say: speed-up, efficiency, and what holds each size back."""
+"""Judges short trainings with several numbers of processes: speed-up, efficiency, and what slows each size down."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count
 from ddplaunch.watch.phases import WORDS, RankPhases, held_back, mean_shares, milliseconds, percent, threads_of
 
-_AS_IT_SHOULD = 0.8  # of the ideal speed-up, which guides promise of good scaling
-_GREW = 1.25  # computing that takes this many times as long as at the smallest size
+_AS_IT_SHOULD = 0.8  # of the ideal speed-up: what guides call good scaling
+_GREW = 1.25  # computing that takes this many times as long as at the smallest size has grown
 _COMPUTE = ("forward", "backward", "optimizer")
-_COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
-_WAITING = 0.25  # of the time a rank waits for a CPU, where each has one of its own or has not
-#: What ranks look like of which some have no CPU.
+_COMPUTES = 0.2  # of the time: with less, ranks do not wait for CPUs
+_WAITING = 0.25  # a rank that waits for a CPU this share of the time lacks one
+#: Findings that may only mean that there are more ranks than CPUs.
 _OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late"})
-#: What says that ranks do not train together: their samples are those of so many trainings.
+#: Findings that ranks do not train together: their samples are those of separate trainings.
 _SEPARATE = frozenset({"no-process-group", "gradients-not-averaged"})
-#: How a step that took so many times as long at one end of its spread as at the other is judged.
+#: If the slow end of the spread of steps is this many times the fast end, the figures are unsure.
 _NOISY = 1.5
 
 
 @dataclass(frozen=True)
 class SizeMeasured:
-    """One size, of so many ``processes``.
+    """The measurement of one size, a number of ``processes``.
 
-    ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
-    ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
-    the ranks share. ``settled`` is False where step times still moved.
-    ``workers`` is how the script takes DataLoader workers (``--num-workers {}``), "" where it does not. ``observed`` is
-    what its ranks were found to do at their first steps, as `run` tells it.
+    ``ranks`` is empty if nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
+    ``effective_batch`` and ``lr`` are what this size would train with, None if not given. ``cpus`` is the number of
+    CPUs that the ranks share. ``settled`` is False if step times were not stable yet.
+    ``workers`` is the script's option for DataLoader workers (``--num-workers {}``), "" without one. ``observed`` are
+    the findings from its ranks' first steps, as `run` reports them.
     Sizes are in bytes, times in seconds.
     """
 
@@ -49,12 +49,12 @@ class SizeMeasured:
 
     @property
     def apart(self) -> Finding | None:
-        """What says that its ranks train a model each, None of one training."""
+        """The finding that each rank trains its own model, None if they train one."""
         return next((finding for finding in self.observed if finding.code in _SEPARATE), None)
 
     @property
     def waits(self) -> float:
-        """The share of its time that a rank waits for a CPU, of the median rank; 0 where nobody knows."""
+        """The share of the time that the median rank waits for a CPU; 0 if unknown."""
         shares = [one.waits for one in self.ranks if one.waits is not None]
         return median(shares) if shares else 0.0
 
@@ -70,7 +70,7 @@ class SizeMeasured:
 
     @property
     def spread_s(self) -> tuple[float, float] | None:
-        """The tenth and the ninetieth percentile of steps, in seconds."""
+        """The smallest tenth and the largest ninetieth percentile of the ranks' steps, in seconds."""
         if not self.ranks:
             return None
         return min(one.fastest_s for one in self.ranks), max(one.slowest_s for one in self.ranks)
@@ -82,19 +82,19 @@ class SizeMeasured:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Where the time goes, by the names of phases."""
+        """The mean share of the time of each phase, by name."""
         return mean_shares(self.ranks)
 
     @property
     def slowest(self) -> RankPhases | None:
-        """The rank that works longest in a step; None of one rank, or where it cannot be told."""
+        """The rank that works longest in a step; None with one rank, or if unknown."""
         if len(self.ranks) < 2 or any(one.own_s is None for one in self.ranks):
             return None
         return max(self.ranks, key=lambda one: one.own_s or 0.0)
 
     @property
     def compute_s(self) -> float | None:
-        """How long a rank computes in a mean step, without communication; None where it cannot be told."""
+        """How long the median rank computes in a mean step, without communication; None if unknown."""
         seconds_by_rank = [
             sum(one.shares[name] or 0.0 for name in _COMPUTE) * one.mean_s
             for one in self.ranks
@@ -105,28 +105,28 @@ class SizeMeasured:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How much faster a size is than the smallest one that was measured, what would be ideal, and their ratio."""
+    """How many times as fast a size is as the smallest measured one, the ideal factor, and their ratio."""
 
     speed_up: float
     ideal: float
 
     @property
     def efficiency(self) -> float:
-        """The share of the ideal that is reached."""
+        """The reached share of the ideal."""
         return self.speed_up / self.ideal
 
 
 def base_of(sizes: Sequence[SizeMeasured]) -> SizeMeasured | None:
-    """Return the size that the others are compared with: the smallest one that was measured."""
+    """Return the size to which the others are compared: the smallest measured one."""
     return min((one for one in sizes if one.ranks), key=lambda one: one.processes, default=None)
 
 
 def speed_up(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SpeedUp | None:
-    """Return how much faster ``one`` is than ``base``.
+    """Return how many times as fast ``one`` is as ``base``.
 
-    None where one of them was not measured or is no one training, and where no smaller size than several processes is.
-    By samples in a second; where ranks do not count them, by steps, which have as many samples for each rank, or with
-    ``strong`` in all.
+    None if one of them was not measured or trains separate models, or if ``one`` is the base and has several processes.
+    Compares samples per second, or steps if samples are not counted: a step has the same number of samples per rank, or
+    with ``strong`` in total.
     """
     if base is None or one.mean_s is None or base.mean_s is None or one.apart or base.apart:
         return None
@@ -140,14 +140,14 @@ def speed_up(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> S
 
 @dataclass(frozen=True)
 class SizeVerdict:
-    """What holds a size back, None where it scales as it should, in which case ``text`` says so."""
+    """The finding of what slows a size down, None if it scales as it should; ``text`` says either."""
 
     finding: Finding | None
     text: str
 
 
 def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SizeVerdict | None:
-    """Return what holds a measured size back most, None for one that was not measured."""
+    """Return the verdict on what slows a size down most, None if it was not measured."""
     if not one.ranks:
         return None
     if one.apart is not None:
@@ -157,7 +157,7 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     cpus = one.cpus
     finding = held_back(one.ranks, cpus, one.workers)
     if finding is not None and finding.code in _OF_TOO_MANY and _is_too_many(one):
-        finding = _more_than_cpus(one)  # fewer threads than one there are not
+        finding = _more_than_cpus(one)  # a rank has at least one thread
     if finding is None and not is_base and base is not None and faster is not None:
         finding = _of_speed(one, base, faster, strong=strong)
     if finding is not None:
@@ -168,9 +168,9 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
 
 
 def _is_too_many(one: SizeMeasured) -> bool:
-    """Whether more ranks compute than there are CPUs: at any time some of them wait, and the others for them.
+    """Return whether more ranks compute than there are CPUs: some always wait for a CPU, and the others for them.
 
-    Ranks that compute little need CPUs all the same, for what gloo moves between them.
+    Ranks that compute little need CPUs too, for gloo's transfers between them.
     """
     cpus = one.cpus
     if one.processes <= cpus or any(rank.facts.get("device") != "cpu" for rank in one.ranks):
@@ -190,7 +190,7 @@ def _more_than_cpus(one: SizeMeasured) -> Finding:
 
 
 def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong: bool) -> Finding | None:
-    """Return why a size is slow whose phases do not say it: computing takes longer than with fewer processes."""
+    """Return why a size is slow if its phases do not show it, such as computing that takes longer than at the base."""
     if faster.efficiency >= _AS_IT_SHOULD:
         return None
     what = f"{count(one.processes, 'process')}: {faster.speed_up:.2g} times as fast as {base.processes}"
@@ -226,7 +226,7 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
 
 
 def noise(one: SizeMeasured) -> str:
-    """Return what makes the figures of a size unsure, as a clause; "" if nothing does."""
+    """Return why the figures of a size are unsure, as a clause; "" if they are not."""
     spread = one.spread_s
     if one.waits >= _WAITING and max(threads_of(one.ranks), one.processes) <= one.cpus:
         return f"its ranks waited {percent(one.waits)} of the time for CPUs that others used"

@@ -1,6 +1,6 @@
-"""How fast each rank steps, from the last few KiB of its recorded output, or from the phases that it writes.
+"""Reads each rank's step rate from the last few KiB of its recorded output, or from the phases that it writes.
 
-What counts up is recognised by its words: ``step 12``, ``iter: 12``, ``'step': 12``, tqdm's ``12/500 [00:03<…,
+Step counters are recognised by their text: ``step 12``, ``iter: 12``, ``'step': 12``, tqdm's ``12/500 [00:03<…,
 4.1it/s]``, ``Epoch: [0][ 12/5005]`` and ``Train Epoch: 1 [640/60000``.
 """
 
@@ -22,7 +22,7 @@ from ddplaunch.records.log_files import STEP_BAR, STEPS
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.watch.phases import MOST_BYTES, PHASES, StepLine, parsed, phases_path, summed
 
-#: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; that of a validation is another one.
+#: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; but not a validation's loss.
 LOSS = re.compile(
     rb"(?i)(?<![a-z0-9_/.-])(?<!val )(?<!validation )(?<!test )"
     rb"(?:train(?:ing)?[_/ -]?|avg[_ ]?|mean[_ ]?|total[_ ]?)?loss"
@@ -35,10 +35,10 @@ _FRESH_S = 30.0
 
 @dataclass(frozen=True)
 class Progress:
-    """What a rank's output says of its steps: the last number, and how many it does in a second.
+    """A rank's last step number, and its rate in steps per second, from its output or with ``--phases`` from its file.
 
-    ``loss`` is the last that was printed, the words ``nan`` and ``inf`` where it is not a number any more.
-    With ``--phases`` ranks say it themselves; ``phases`` are percent of the time then, by the names of ``PHASES``.
+    ``loss`` is the last printed loss, "nan" or "inf" if it is not finite. With ``--phases``, ``phases`` are percent of
+    the time, by the names in ``PHASES``.
     """
 
     step: float | None = None
@@ -48,7 +48,7 @@ class Progress:
 
 
 class Steps:
-    """Follows the files of one attempt's ranks. A file that is not there yet, or any more, says nothing."""
+    """Follows the output files of one attempt's ranks. A missing file gives no progress."""
 
     def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
         """``folder`` is ``node-K/attempt-A``."""
@@ -71,7 +71,7 @@ class Steps:
 
 
 class _Counter:
-    """One thing that counts up in one file. ``points`` are (time, number) of each change in the window."""
+    """One step counter in one file. ``points`` are (time, number) of each change in the window."""
 
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque()
@@ -103,24 +103,24 @@ class _File:
 
     def __init__(self, path: str) -> None:
         self._log = self._path = path
-        self.loss: tuple[float, float | str | None] = (0.0, None)  # when it was printed, and which
+        self.loss: tuple[float, float | str | None] = (0.0, None)  # when it was printed, and its value
         self._counters = [_Counter() for _ in STEPS]
         self._position = self._size = 0
 
     def look(self, now_s: float) -> list[_Counter]:
-        pieces = pieces_of(self._log)  # a stream that fills no file any more goes on in the next
+        pieces = pieces_of(self._log)  # a stream continues in the next piece when a file is full
         if pieces and pieces[-1].path != self._path:
             self._path, self._position, self._size = pieces[-1].path, 0, 0
         with suppress(OSError):
-            status = os.stat(self._path)  # noqa: PTH116 - half the time
-            if status.st_size < self._position:  # begun anew
+            status = os.stat(self._path)  # noqa: PTH116 - pathlib takes twice as long
+            if status.st_size < self._position:  # the file was truncated
                 self._position = 0
             if status.st_size > self._position:
                 self._read(status.st_size, min(status.st_mtime, now_s))
         return self._counters
 
     def _read(self, size: int, at_s: float) -> None:
-        """Read what is new up to its last line end; an unfinished line counts when nothing was added to it."""
+        """Read new data up to its last line end; an unfinished line counts once it has stopped growing."""
         start = max(self._position, size - _TAIL_BYTES)
         with open(self._path, "rb", buffering=0) as file:
             file.seek(start)
@@ -132,14 +132,14 @@ class _File:
         if losses := list(LOSS.finditer(data)):
             self.loss = (at_s, _loss(losses[-1]["loss"]))
         for counter, pattern in zip(self._counters, STEPS, strict=True):
-            # a bar is begun by its \r, so that the newest is never ended; its unit tells that it is all there
+            # a bar starts with \r, so the newest has no line end; its unit shows that it is complete
             matches = list(pattern.finditer(data, 0, len(data) if pattern is STEP_BAR else end))
             if matches:
                 counter.note(at_s, *_numbers(matches[-1]))
 
 
 def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
-    """Return (what counts, rate); only a bar prints a rate."""
+    """Return (step, rate); only a progress bar prints a rate."""
     if match.re is not STEP_BAR:
         return _number(match[1]), None
     rate = _number(match["rate"])
@@ -149,7 +149,7 @@ def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
 
 
 def _loss(text: bytes | None) -> float | str | None:
-    """Return a loss; JSON has no number for one that is not finite."""
+    """Return a loss, as text if it is not finite, because JSON has no such number."""
     value = _number(text)
     return value if value is None or math.isfinite(value) else str(value)
 
@@ -162,15 +162,15 @@ def _number(text: bytes | None) -> float | None:
 
 
 class FollowedFile:
-    """Follows one rank's file. ``facts`` are those so far."""
+    """Follows one rank's file of phases. ``facts`` are those read so far."""
 
     def __init__(self, path: Path) -> None:
-        """A file that is not there yet says nothing."""
+        """Follow the file at ``path``, which may not exist yet."""
         self._path, self._read = path, 0
         self.facts: dict[str, Any] = {}
 
     def new(self) -> tuple[StepLine, ...]:
-        """Return the lines that came since the last call."""
+        """Return the lines that were written since the last call."""
         with suppress(OSError), open(open_plain(self._path), "rb") as file:
             file.seek(self._read)
             data = file.read(MOST_BYTES)
@@ -183,7 +183,7 @@ class FollowedFile:
 
 
 class FollowedPhases:
-    """Follows the files of one attempt's ranks while they train."""
+    """Follows the files of phases of one attempt's ranks while they train."""
 
     def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
         """``folder`` is ``node-K/attempt-A``."""
@@ -191,7 +191,7 @@ class FollowedPhases:
         self._recent: dict[int, deque[StepLine]] = {rank: deque() for rank in ranks}
 
     def progress(self, now_s: float) -> dict[int, Progress]:
-        """Return the progress of each rank that steps; ``now_s`` is in seconds since 1970."""
+        """Return the progress of each rank with timed steps; ``now_s`` is in seconds since 1970."""
         progress = {}
         for rank, recent in self._recent.items():
             recent += self._files[rank].new()

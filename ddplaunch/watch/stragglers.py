@@ -1,8 +1,8 @@
-"""Which rank of a running job holds the others back, or takes more than its share.
+"""Finds the rank of a running job that slows the others down, or takes more than its share.
 
-Every rule is a function of the samples of one host over some time. Medians decide, because a checkpoint or an
-evaluation in between must not; no rule speaks before a rank has ten samples. The values that rules compare take a rank
-and its GPU at one moment, and return None where they are not known.
+Every rule is a function of the samples of one host over some time. Rules compare medians, so that a checkpoint or an
+evaluation in between does not matter, and find nothing before a rank has ten samples. A ``Value`` function takes a rank
+and its GPU at one moment, and returns None if the value is unknown.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _RECENT = 10
 _SLOWED_SHARE = 0.3
 _BUSY_PERCENT, _IDLE_GPU_PERCENT, _IDLE_RANK_PERCENT = 85, 60, 50
 
-#: A rank at one moment with its GPU, and what can be read off that.
+#: A rank with its GPU at one moment, and a function that reads a value from both.
 Point = tuple[RankSample, GpuSample | None]
 Value = Callable[[RankSample, GpuSample | None], float | None]
 
 
 def _typical(points: Iterable[Point], value: Value) -> float | None:
-    """Return the median of what is known of ``value``, None where nothing is."""
+    """Return the median of the known ``value`` of ``points``, None if none is known."""
     values = [number for rank, gpu in points if (number := value(rank, gpu)) is not None]
     return median(values) if values else None
 
 
 def _points_by_rank(samples: Iterable[Sample], attempt: int | None) -> dict[int, list[Point]]:
-    """Return the moments of each rank in the order of ``samples``, ranks ascending."""
+    """Return the points of each rank in the order of ``samples``, ranks ascending."""
     points: dict[int, list[Point]] = {}
     for sample in samples:
         for rank in sample.ranks if sample.attempt == attempt else ():
@@ -43,9 +43,9 @@ def _points_by_rank(samples: Iterable[Sample], attempt: int | None) -> dict[int,
 
 
 def _training(samples: Sequence[Sample]) -> dict[int, list[Point]]:
-    """Return the ranks of the last attempt that have enough samples, in order.
+    """Return the points of the last attempt's ranks that have enough samples, in order.
 
-    Where they tell their steps it is the moments from the first to the last: imports and the end are another matter.
+    If a rank's steps are known, only the points from its first to its last step count, without imports and its end.
     """
     all_points = _points_by_rank(samples, max((sample.attempt for sample in samples), default=0))
     points_by_rank = {rank: points for rank, points in all_points.items() if len(points) >= _LEAST_SAMPLES}
@@ -58,9 +58,9 @@ def _training(samples: Sequence[Sample]) -> dict[int, list[Point]]:
 
 
 def slowest_rank(samples: Sequence[Sample]) -> int | None:
-    """Return the rank that steps lately at less than 95 % of the others' rate; None if none does, or ranks do not tell.
+    """Return the rank whose recent step rate is below 95 % of the others'; None if none is or rates are unknown.
 
-    Ranks that wait for each other in every step have one rate: there the findings tell who is late.
+    Ranks that wait for each other in every step have the same rate; then only findings show the late one.
     """
     if not samples:
         return None
@@ -142,7 +142,7 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def _demand(percent: float | None, wait_percent: float | None, processes: int = 1) -> float | None:
-    """Return what each of some processes would use of a CPU if there were enough."""
+    """Return the percentage of a CPU that each process would use if there were enough CPUs."""
     return None if percent is None or not processes else (percent + (wait_percent or 0)) / processes
 
 
@@ -173,18 +173,18 @@ def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
-    """Return what every rule finds in the samples of one host; a rule that fails finds nothing."""
+    """Return the findings of all rules in the samples of one host; a rule that fails finds nothing."""
     findings: list[Finding] = []
     for check in CHECKS:
         try:
             findings += check.function(samples)
-        except Exception:  # nothing here is worth a user's run
+        except Exception:  # must not stop the watching program
             continue
     return tuple(findings)
 
 
 def late_rank(samples: Sequence[Sample], findings: Sequence[Finding]) -> int | None:
-    """Return the rank that the others wait for: the slowest, or the one that a finding names for being late."""
+    """Return the rank that the others wait for: the slowest, or the only one that a finding names as late."""
     slowest = slowest_rank(samples)
     named = {
         place for finding in findings if finding.code in ("gpu-throttled", "loader-starved") for place in finding.where
