@@ -1,1 +1,1 @@
-"""`doctor --comm`: real collectives between ranks and hosts, and what they tell."""
+"""`doctor --comm`: runs real collectives between ranks and hosts, and judges them."""

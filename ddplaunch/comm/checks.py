@@ -1,4 +1,4 @@
-"""The checks of `doctor --comm`: findings from what the groups of ranks measured."""
+"""The checks of `doctor --comm`: findings from the measurements of groups of ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed
 
-_SLOW = 0.4  # of what most hosts reach
-_SLOW_INSIDE = 0.3  # ranks of a host share its processors with whatever else runs there
+_SLOW = 0.4  # of the median of the hosts
+_SLOW_INSIDE = 0.3  # lower, as ranks share the host's processors with other programs
 _FAST_ETHERNET = 12.5e6  # bytes per second
-_GRADIENT_BYTES = 400e6  # 100 million of float32
+_GRADIENT_BYTES = 400e6  # 100 million float32
 _LATE_FACTOR = 10.0
 _LATE_US = 2000.0
 _TWO_HOSTS = "with two hosts nothing tells which of them it is, or what lies between them"
@@ -194,7 +194,7 @@ def _sound(groups: Iterable[GroupResult]) -> list[GroupResult]:
 def _usual(
     groups: Iterable[GroupResult], value: Callable[[GroupResult], float], best: Callable[[list[float]], float]
 ) -> float | None:
-    """Return the median over the hosts of each one's ``best`` group; None for fewer than three hosts."""
+    """Return the median over hosts of the value of each host's ``best`` group; None for fewer than three hosts."""
     values: dict[str, list[float]] = {}
     for group in _sound(groups):
         for host in group.hosts:
@@ -204,7 +204,7 @@ def _usual(
 
 @dataclass(frozen=True)
 class _Blame:
-    """Who explains bad ``groups``: one of ``hosts``, or two of which neither can be blamed alone, and why."""
+    """The cause of bad ``groups``: one host, or two if neither can be blamed alone; ``proof`` says why."""
 
     hosts: tuple[str, ...]
     groups: tuple[GroupResult, ...]
@@ -220,9 +220,9 @@ class _Blame:
 
 
 def _blamed(pairs: Sequence[GroupResult], bad: Callable[[GroupResult], bool]) -> Iterator[_Blame]:
-    """Yield who explains the bad pairs. A host with a good pair is innocent.
+    """Yield the hosts that cause the bad pairs. A host with a good pair is innocent.
 
-    One that has bad pairs only is guilty, if it had two and in one of them an innocent partner.
+    A host with only bad pairs is guilty if it has at least two, one of them with an innocent partner.
     """
     innocent = {host for pair in pairs if not bad(pair) for host in pair.hosts}
     wrong = [pair for pair in pairs if bad(pair)]
@@ -245,5 +245,5 @@ CHECKS = checks_in(globals(), "comm")
 
 
 def run_measured(comm: Comm, ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:
-    """Run every check of what `doctor --comm` measured."""
+    """Run every check on the measurements of `doctor --comm`."""
     return tuple(run_check(check, {"comm": comm}, ignore) for check in CHECKS)

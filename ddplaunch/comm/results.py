@@ -1,4 +1,4 @@
-"""What ``ddplaunch.examples.comm_test`` prints, line by line, and what became of its run: read once, with bounds."""
+"""Parses the lines that ``ddplaunch.examples.comm_test`` prints into measurements, with bounds on every number."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 Test = Literal["all", "host", "pair"]
-_LARGEST = 1e15  # bytes per second, microseconds: 30 years of either
+_LARGEST = 1e15  # of bytes per second or of microseconds (30 years)
 
 
 @dataclass(frozen=True)
 class GroupResult:
-    """One group of ranks: all of them, those of a host, or of a pair of hosts.
+    """The measurement of one group of ranks: all ranks, those of a host, or those of a pair of hosts.
 
-    ``bandwidth`` is bytes per second (nccl-tests' bus bandwidth), ``latency_us`` is of four bytes; both None where
-    ``problem`` says why nothing, or not everything, was measured.
+    ``bandwidth`` is bytes per second (nccl-tests' bus bandwidth), ``latency_us`` is for four bytes. Either may be None
+    if it was not measured; ``problem`` then says why.
     """
 
     test: Test
@@ -32,9 +32,9 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class Comm:
-    """The whole test. ``ended`` says that all groups were measured, well or not.
+    """The whole test. ``ended``: all groups were tested, successfully or not.
 
-    ``failure`` is what its run says of a failure: the error that refused it, or the diagnosis of its record.
+    ``failure`` is the error that refused the run, or the diagnosis in its record.
     """
 
     backend: str = ""
@@ -45,7 +45,7 @@ class Comm:
 
     @property
     def inside(self) -> tuple[GroupResult, ...]:
-        """The ranks of each host alone."""
+        """The groups within one host."""
         return tuple(group for group in self.groups if len(group.hosts) == 1)
 
     @property
@@ -55,7 +55,7 @@ class Comm:
 
 
 def comm_results(lines: Iterable[str]) -> Comm:
-    """Return what the lines of rank 0's stdout say; what else is printed there, as by NCCL_DEBUG, is left out."""
+    """Return the results in the lines of rank 0's stdout; other output there, as of NCCL_DEBUG, is skipped."""
     comm = Comm()
     for line in lines:
         try:
@@ -84,7 +84,7 @@ def _with_line(comm: Comm, line: dict[str, Any]) -> Comm:
 
 
 def _better(first: GroupResult, second: GroupResult) -> GroupResult:
-    """Return what a pair reached in the better of two measurements; what fails at the second has failed."""
+    """Return the better values of a pair's two measurements; if the second failed, return that."""
     if second.problem is not None or first.bandwidth is None or second.bandwidth is None:
         return second
     latency = min(first.latency_us or _LARGEST, second.latency_us or _LARGEST)
@@ -92,7 +92,7 @@ def _better(first: GroupResult, second: GroupResult) -> GroupResult:
 
 
 def _number(value: Any) -> float | None:
-    """Return a measured number, None for none. Raises ValueError for what nobody measures; NaN is in no range."""
+    """Return a measured number, None for null. Raises ValueError for a value out of range, or NaN."""
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 < value <= _LARGEST:

@@ -1,4 +1,4 @@
-"""What `doctor --comm` measured: a table with a line for each host, and JSON."""
+"""Shows the measurements of `doctor --comm`: a table with a line for each host, and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddplaunch.values.codec import plain
 
 
 def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
-    """Return a line for all ranks together, and with several hosts a table of each alone and in its best pair."""
+    """Return a line for all ranks together; for several hosts also a table of each one alone and in its best pair."""
     lines = [terminal.paint(f"collectives, by {comm.backend}" if comm.backend else "collectives", "bold")]
     whole = [_sentence(group) for group in comm.groups if group.test == "all"]
     for text in whole or (["one rank alone has nobody to talk to"] if comm.ended else ["nothing was measured"]):
@@ -50,6 +50,6 @@ def _rate(groups: list[GroupResult]) -> str:
 
 
 def comm_json(comm: Comm) -> dict[str, Any]:
-    """Return every group with its numbers: bytes per second, microseconds."""
+    """Return the whole test as JSON values, with numbers in bytes per second and microseconds."""
     shown: dict[str, Any] = plain(comm)
     return shown
