@@ -1,1 +1,1 @@
-"""``ddplaunch.launch``: a launch from a Python program or a notebook, of a script or of a function."""
+"""``ddplaunch.launch``: launches a script or a function from a Python program or a notebook."""

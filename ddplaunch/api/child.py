@@ -1,4 +1,4 @@
-"""One ``ddplaunch run`` as a child of this program: where its output goes, interrupts, and what it tells of itself."""
+"""Runs ``ddplaunch run`` as a child of this program: passes its output and interrupts on, and reads its report."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ddplaunch.cli.streams import StartReport, asked, read_told
 from ddplaunch.records.own.own_files import LOCK_SHARED, closing, try_lock
 from ddplaunch.values.variable_names import own_command
 
-_LAST_WORDS_S = 2.0  # for what is in a pipe when the child has ended; one that a rank left behind holds it open
+_LAST_WORDS_S = 2.0  # to read the rest of a pipe after the child's end; a process left by a rank may hold it open
 
 
 class Ended(NamedTuple):
-    """How it ended: a process's ``returncode`` as ``subprocess`` counts it; ``interrupted`` if by a Ctrl-C here."""
+    """How the child ended: ``returncode`` as in ``subprocess``; ``interrupted``: there was a Ctrl-C here."""
 
     returncode: int
     interrupted: bool
@@ -30,10 +30,10 @@ class Ended(NamedTuple):
 
 
 def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str] | None = None) -> Ended:
-    """Run ``ddplaunch WORDS`` to its end, with what it prints on this program's stdout and stderr if ``show``.
+    """Run ``ddplaunch WORDS`` to its end; if ``show``, its output appears on this program's stdout and stderr.
 
-    An interrupt (KeyboardInterrupt) is passed on, once for each, and the end of the ranks is awaited. If this program
-    is killed, its ranks end.
+    Each interrupt (KeyboardInterrupt) is passed on once, and the end of the ranks is awaited. If this program is
+    killed, the ranks end.
     """
     with held_folder() as folder, open(report_path := folder / "told.jsonl", "x+b") as report_file:
         command = own_command(sys.executable, "ddplaunch", *words)
@@ -44,9 +44,9 @@ def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str
 
 @contextlib.contextmanager
 def held_folder() -> Iterator[Path]:
-    """Make a folder in /tmp, or where TMPDIR says, for as long as the block takes, which may be weeks.
+    """Make a folder in /tmp or TMPDIR, and remove it after the block, which may take weeks.
 
-    What tidies /tmp by age leaves it alone while it is locked: https://systemd.io/TEMPORARY_DIRECTORIES/.
+    The folder is locked, so that programs that clean /tmp by age skip it: https://systemd.io/TEMPORARY_DIRECTORIES/.
     """
     with contextlib.ExitStack() as cleanup:
         name = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True))
@@ -56,17 +56,17 @@ def held_folder() -> Iterator[Path]:
 
 
 def _has_console() -> bool:
-    """Return whether Python's stdout and stderr are those of the process, which a child would share."""
+    """Return whether Python's stdout and stderr are descriptors 1 and 2, which a child inherits."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
-    return False  # in a notebook, or where somebody has replaced them
+    return False  # in a notebook, or if they were replaced
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str], *, show: bool) -> tuple[int, bool]:
-    """Return the status, and whether there was an interrupt.
+    """Run ``command``; return its status, and whether there was an interrupt.
 
-    Without our console it has a session of its own, so that an interrupt of a notebook's kernel and its children
-    reaches it once.
+    Unless the child shares our console, it gets its own session, so that an interrupt of a notebook's kernel and its
+    children reaches it only once.
     """
     shared = show and _has_console()
     if shared:
@@ -107,7 +107,7 @@ def _copy(pipe: IO[bytes], sink: TextIO) -> None:
 
 
 def _from_terminal() -> bool:
-    """Return whether Ctrl-C of the terminal reaches this program's children too: it is in the foreground there."""
+    """Return whether this program is in the terminal's foreground, so that Ctrl-C reaches its children too."""
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
         try:

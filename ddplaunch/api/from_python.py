@@ -1,4 +1,4 @@
-"""``ddplaunch.launch``: what ``ddplaunch run`` does, from a Python program or a notebook."""
+"""``ddplaunch.launch``: ``ddplaunch run`` from a Python program or a notebook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddplaunch.values.variable_names import RANK_CALL
 from ddplaunch.values.words import nearest
 
 T = TypeVar("T")
-#: A value of an option: one word, a sequence for one that may be repeated or takes a list, a mapping for ``env``.
+#: A value of an option: one word, a sequence if it may be repeated or takes a list, a mapping for ``env``.
 Option: TypeAlias = "str | int | float | bool | os.PathLike[str] | Sequence[object] | Mapping[str, object] | None"
 
 
@@ -33,10 +33,10 @@ _WITH_COMMAS = ("hosts", "show", "gpus", "preload")
 class Outcome:
     """How a launch ended.
 
-    ``status`` is the exit status of the command (0: all ranks succeeded), ``record`` the run's directory, None where
-    nothing could be recorded. ``diagnosis`` is the root cause of a failure, ``findings`` what was noticed before and
-    during the run. ``metrics`` has the last value of each name that rank 0 gave ``ddplaunch.log_metrics``. ``run`` has
-    all that was recorded of the end, rank by rank; None without a record.
+    ``status`` is the exit status of the command (0: all ranks succeeded), ``record`` the run's directory, None if the
+    run could not be recorded. ``diagnosis`` is the root cause of a failure, ``findings`` are from before and during the
+    run. ``metrics`` contains the last value of each name that rank 0 passed to ``ddplaunch.log_metrics``. ``run`` is
+    the recorded end, rank by rank; None without a record.
     """
 
     status: int
@@ -49,9 +49,9 @@ class Outcome:
 
 
 class LaunchRefused(DdplaunchError):
-    """Nothing was launched: ``findings`` say what is wrong, why, and what to do about each.
+    """Nothing was launched: ``findings`` say what is wrong, why, and how to fix it.
 
-    ``exit_status`` is that of the command: 2 where what was asked for is wrong, 4 where the launch would have failed.
+    ``exit_status`` is the command's: 2 if the options are wrong, 4 if the launch would have failed.
     """
 
     def __init__(self, status: int, *findings: Finding) -> None:
@@ -63,7 +63,7 @@ class LaunchRefused(DdplaunchError):
 
 
 class RunFailed(Exception):
-    """The ranks were launched and did not all succeed; ``outcome`` says how it ended."""
+    """The ranks were launched, but not all succeeded; ``outcome`` says how the launch ended."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
@@ -110,19 +110,19 @@ def launch(
     """Check, launch and wait, as ``ddplaunch run NPROC [options] -- WHAT [args]`` does.
 
     ``what`` is a script, an executable, or with ``module`` the name of a module; it gets ``args`` as words, and the
-    launch returns its ``Outcome``. Or it is a function: each rank calls it with ``args`` and ``kwargs`` in a process of
-    its own, and the launch returns what rank 0 returned, with ``all_ranks`` a list of what each returned. Function,
-    arguments and results travel by cloudpickle; results that hold CUDA tensors would take the GPU in this process, so
-    return them on the CPU.
+    launch returns its ``Outcome``. Or it is a function: each rank calls it with ``args`` and ``kwargs`` in its own
+    process, and the launch returns rank 0's result, or with ``all_ranks`` a list of all results. Function, arguments
+    and results are sent by cloudpickle. Return tensors on the CPU: CUDA tensors in a result would occupy the GPU in
+    this process.
 
     ``options`` are those of ``ddplaunch run`` with underscores: ``batch_size=8``, ``gpus="free:1"``,
     ``hosts=["a", "b"]``, ``env={"NAME": "value"}``, ``capture=False`` for ``--no-capture``. Rank 0's output is shown
-    here unless ``show_output`` is False; an interrupt ends the ranks as Ctrl-C does, and is raised again when they have
+    here unless ``show_output`` is False. An interrupt ends the ranks as Ctrl-C does, and is raised again when they have
     ended.
 
-    Raises LaunchRefused where the command would refuse, RunFailed where ranks failed (with ``check`` False a script's
-    Outcome is returned then), TypeError for an option that there is not, or for a function or arguments that cannot be
-    pickled. RunFailed of a function has the exception of the first rank that failed as its ``__cause__``.
+    Raises LaunchRefused if the command would refuse, RunFailed if ranks failed (with ``check`` False, a script's
+    Outcome is returned instead), TypeError for an unknown option, or for a function or arguments that cannot be
+    pickled. For a function, RunFailed has the exception of the first failed rank as its ``__cause__``.
     """
     words = [] if nproc is None else [str(nproc)]
     words += _option_words(options)
@@ -156,7 +156,7 @@ def _raise_failed(folder: Path, outcome: Outcome) -> NoReturn:
 
 
 def _option_words(options: Mapping[str, Option]) -> list[str]:
-    """Return options as words of the command line. Raises TypeError for a name that no option has."""
+    """Return options as words of the command line. Raises TypeError for an unknown name."""
     flag_by_name = {
         flag.name: flag for flag in options_of("run") if flag.kind != "argument" and flag.name not in NOT_HERE
     }
@@ -191,7 +191,7 @@ def _words_of(flag: Flag, value: Option) -> list[str]:
 
 
 def _outcome(ended: Ended) -> Outcome:
-    """Return how the child's launch ended. Raises LaunchRefused, KeyboardInterrupt."""
+    """Return how the child's launch ended. Raises LaunchRefused, KeyboardInterrupt, or RuntimeError if none began."""
     status = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
     report = ended.told
     if ended.interrupted and (report.run_id is None or status):

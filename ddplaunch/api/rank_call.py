@@ -1,7 +1,7 @@
 """``python -m ddplaunch.api.rank_call FOLDER NAME``: one rank of a function that ``ddplaunch.launch`` runs.
 
-NAME is the function's, which panels show. ``call.pickle`` in the folder has two pickles: ``sys.path`` of the program
-that launches, then function, arguments and keyword arguments, by cloudpickle. Each rank leaves ``rank-N.pickle``:
+NAME is the function's name, shown in panels. ``call.pickle`` in FOLDER contains two pickles: ``sys.path`` of the
+launching program, then function, arguments and keyword arguments, by cloudpickle. Each rank writes ``rank-N.pickle``:
 ``(True, result)`` or ``(False, exception)``.
 """
 
@@ -21,7 +21,7 @@ _CALL = "call.pickle"
 def write_call(
     folder: Path, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Write what the ranks call. Raises TypeError or pickle.PicklingError for what no other process can have."""
+    """Write the call for the ranks. Raises TypeError or pickle.PicklingError for objects that cannot be pickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
     with open(folder / _CALL, "wb") as file:
@@ -30,7 +30,7 @@ def write_call(
 
 
 def read_result(folder: Path, rank: int) -> tuple[bool, Any] | None:
-    """Return whether ``rank`` returned, and what it returned or raised; None where it did neither."""
+    """Return whether ``rank`` returned, and its result or exception; None if it left neither."""
     try:
         with open(folder / f"rank-{rank}.pickle", "rb") as file:
             returned, value = pickle.load(file)
@@ -40,24 +40,24 @@ def read_result(folder: Path, rank: int) -> tuple[bool, Any] | None:
 
 
 def main(folder: Path) -> None:
-    """Call the function on this rank, and keep what it returns or raises."""
+    """Call the function on this rank, and write its result or exception."""
     with open(folder / _CALL, "rb") as file:
         sys.path.extend(entry for entry in pickle.load(file) if entry not in sys.path)
         function, args, kwargs = pickle.load(file)
     try:
         result = function(*args, **kwargs)
     except Exception as error:
-        with contextlib.suppress(Exception):  # an exception may hold what cannot be pickled; its traceback is printed
+        with contextlib.suppress(Exception):  # the exception may not be picklable; its traceback is printed
             _keep(folder, (False, error))
         raise
     _keep(folder, (True, result))
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()  # the function may rely on being run again, in another launch
+        distributed.destroy_process_group()  # the function may not, as it may be launched again
 
 
 def _keep(folder: Path, value: tuple[bool, object]) -> None:
-    """Raises TypeError or pickle.PicklingError where the value cannot be taken to another process."""
+    """Write ``value`` to this rank's file. Raises TypeError or pickle.PicklingError if it cannot be pickled."""
     import cloudpickle
 
     data = cloudpickle.dumps(value)
