@@ -25,7 +25,7 @@ class EffectiveBatch:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over the data: optimizer steps, and samples dropped with or repeated without ``drop_last``."""
+    """One pass over the data: its optimizer steps, and the samples that ``drop_last`` drops or padding repeats."""
 
     steps_per_epoch: Resolved[int] | None = None
     dropped: Resolved[int] | None = None
@@ -34,15 +34,15 @@ class Epoch:
 
 
 def resolve_batch(request: NumbersRequest) -> EffectiveBatch:
-    """Return the batch such that global_batch_size = batch_size x accum x world_size, in samples.
+    """Return the batch sizes, in samples, for which global_batch_size = batch_size x accum x world_size.
 
-    Every rank must take the same whole number of samples in each micro-batch: DDP averages gradients over
-    ranks with equal weight (https://docs.pytorch.org/docs/stable/notes/ddp.html), so uneven ones would count
-    some samples more than others. Accumulation is 1 unless given or implied. With neither ``batch_size`` nor
-    ``global_batch_size`` only ``accum`` is passed on.
+    Every rank must take the same whole number of samples in each micro-batch: DDP weighs all ranks alike when it
+    averages gradients (https://docs.pytorch.org/docs/stable/notes/ddp.html), so uneven batches would count some samples
+    more than others. Accumulation is 1 unless given or implied. Without ``batch_size`` and ``global_batch_size``, only
+    ``accum`` is passed on.
 
-    Raises UsageError ``batch-does-not-divide`` if the effective batch does not split evenly and
-    ``batch-disagrees`` if all three are given and contradict each other.
+    Raises UsageError ``batch-does-not-divide`` if the effective batch does not split evenly, and ``batch-disagrees`` if
+    all three are given and contradict each other.
     """
     total, batch, accum, world = request.global_batch_size, request.batch_size, request.accum, request.world_size.value
     if batch is None and total is None:
@@ -94,20 +94,21 @@ def _does_not_divide(request: NumbersRequest, total: Resolved[int], unit: int) -
 
 
 def resolve_epoch(request: NumbersRequest, batch: EffectiveBatch) -> Epoch:
-    """Return one epoch of ``dataset_size`` = N samples over W ranks, or nothing of it without ``dataset_size``.
+    """Return one epoch of ``dataset_size`` = N samples over W ranks; an empty Epoch without ``dataset_size``.
 
-    With torch's defaults, ``drop_last=False`` in DistributedSampler and in DataLoader, per-GPU batch b, accumulation a:
+    With torch's defaults (``drop_last=False`` in DistributedSampler and DataLoader), per-GPU batch b and accumulation
+    a:
 
     - samples per rank = ceil(N / W); the sampler repeats W x ceil(N / W) - N samples (``padded``);
     - micro-batches per rank = ceil(samples per rank / b), the last one possibly smaller;
-    - steps_per_epoch = ceil(micro-batches / a), the last step possibly of fewer micro-batches.
+    - steps_per_epoch = ceil(micro-batches / a), the last step possibly with fewer micro-batches.
 
-    Nested ceilings of whole divisors collapse, so steps_per_epoch = ceil(N / G) with G = b x a x W.
+    Nested ceilings of integer divisions collapse, so steps_per_epoch = ceil(N / G) with G = b x a x W.
 
-    With ``drop_last=True`` in both, and no step for an incomplete accumulation, all three become floors, an epoch has
-    floor(N / G) steps and loses N - G x floor(N / G) samples (``dropped``).
+    With ``drop_last=True`` in both, and no step for an incomplete accumulation, all three are floors: an epoch has
+    floor(N / G) steps and drops N - G x floor(N / G) samples (``dropped``).
 
-    Raises UsageError ``batch-unknown`` without a batch and ``dataset-smaller-than-world`` if N < W.
+    Raises UsageError ``batch-unknown`` without a batch, and ``dataset-smaller-than-world`` if N < W.
     """
     size, effective, world = request.dataset_size, batch.global_batch_size, request.world_size.value
     if size is None:

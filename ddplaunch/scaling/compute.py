@@ -1,4 +1,4 @@
-"""All numbers of a launch, and of the same launch at other world sizes."""
+"""Computes all numbers of a launch, and of the same launch at other world sizes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _GOYAL = Source("default", "Goyal et al. 2017, https://arxiv.org/abs/1706.02677"
 def compute(request: NumbersRequest) -> Numbers:
     """Return the numbers of one launch, each with its source.
 
-    Sizes are samples, warmup and steps are optimizer steps. ``resolve_batch``, ``_resolve_scaling`` and
-    ``resolve_epoch`` hold the formulas and their literature. Raises UsageError with a finding for each number that is
-    out of range, or for numbers that contradict each other or are incomplete.
+    Sizes are in samples, warmup and steps in optimizer steps. The formulas and their literature are in
+    ``resolve_batch``, ``_resolve_scaling`` and ``resolve_epoch``. Raises UsageError with a finding for each number that
+    is out of range, or for numbers that are incomplete or contradict each other.
     """
     refuse_impossible(request)
     batch = resolve_batch(request)
@@ -64,14 +64,14 @@ def compare_sizes(
 ) -> tuple[Numbers, ...]:
     """Return the numbers of ``request`` at each of ``world_sizes``, in that order.
 
-    ``at`` returns the request at another world size, where more than this size differs then.
+    ``at`` returns the request at another world size; pass it if more than the world size changes.
 
-    The per-GPU batch and the accumulation stay the same, so the effective batch grows with the world size. A given
-    ``global_batch_size`` stays the same instead, and the accumulation (if ``batch_size`` is given) or the per-GPU batch
-    follows from it; the base is then that of ``request`` at its own world size, so that equal effective batches get
-    equal learning rates.
+    The per-GPU batch and the accumulation stay the same, so the effective batch grows with the world size. But a given
+    ``global_batch_size`` stays the same, and the accumulation (if ``batch_size`` is given) or the per-GPU batch follows
+    from it; the base batch is then that of ``request`` at its own world size, so that equal effective batches get equal
+    learning rates.
 
-    Raises UsageError as ``compute`` does, also if one of the world sizes cannot hold the effective batch.
+    Raises UsageError as ``compute`` does, also if the effective batch does not split over one of the world sizes.
     """
     own_size = request.world_size
     sizes = (
@@ -80,7 +80,7 @@ def compare_sizes(
     requests = [at(size) if at is not None else replace(request, world_size=size) for size in sizes]
     if request.global_batch_size is not None:
         base = compute(request).base_batch_size
-        # With all three given they agree at one world size only: the accumulation follows.
+        # If all three are given, they agree at one world size only, so the accumulation has to follow.
         freed = (
             request_at_size if request_at_size.batch_size is None else replace(request_at_size, accum=None)
             for request_at_size in requests
@@ -91,9 +91,9 @@ def compare_sizes(
 
 @dataclass(frozen=True)
 class _Scaling:
-    """The rule, the base in samples per optimizer step, the factor, and what they take for granted.
+    """The scaling rule, the base batch in samples per optimizer step, the factor, and the assumptions made.
 
-    There is no factor where nothing is to be scaled.
+    ``factor`` is None if there is nothing to scale.
     """
 
     lr_scaling: Resolved[str] | None = None
@@ -103,12 +103,12 @@ class _Scaling:
 
 
 def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling:
-    """Return the factor for ``base_lr`` and ``base_warmup``, without one where nothing is to be scaled.
+    """Return the factor for ``base_lr`` and ``base_warmup``; no factor if there is nothing to scale.
 
     linear: effective batch / base batch (Goyal et al. 2017, https://arxiv.org/abs/1706.02677); sqrt: its square
     root (https://arxiv.org/abs/1404.5997, section 5; usual for Adam-like optimizers); none: 1. ``lr_max_factor``
-    caps all of them. Without ``base_batch_size`` the base is one GPU with the same per-GPU batch and accumulation,
-    so the ratio is the world size.
+    caps all of them. Without ``base_batch_size`` the base is one GPU with the same per-GPU batch and accumulation, so
+    the ratio is the world size.
 
     Raises UsageError if flags contradict each other or have nothing to scale.
     """
@@ -151,9 +151,9 @@ def _scaled(flag: str, base: Resolved[float], scaling: _Scaling) -> Resolved[flo
 
 
 def _resolve_warmup(request: NumbersRequest, scaling: _Scaling) -> Resolved[int] | None:
-    """Return the warmup in optimizer steps: ``--warmup`` untouched, or base_warmup x factor, a half rounded up.
+    """Return the warmup in optimizer steps: ``--warmup`` as given, or base_warmup x factor, a half rounded up.
 
-    Beside a final learning rate it is not scaled, unless a rule was given.
+    With a final learning rate, base_warmup is scaled only if a scaling rule was given.
     """
     base = request.base_warmup
     if base is None:
@@ -165,13 +165,13 @@ def _resolve_warmup(request: NumbersRequest, scaling: _Scaling) -> Resolved[int]
 
 
 def _is_final(request: NumbersRequest) -> bool:
-    """Return whether the user gave a final learning rate and no rule, so that a warmup stays as it is too."""
+    """Return whether the user gave a final learning rate and no scaling rule; the warmup is then not scaled either."""
     final = request.lr is not None and request.lr.source.kind != "script"
     return final and request.lr_scaling is None and request.lr_max_factor is None and request.base_batch_size is None
 
 
 def _refuse_both(request: NumbersRequest) -> None:
-    """Raise UsageError where one learning rate, or the warmup, is said to be final and to be scaled."""
+    """Raise UsageError if the learning rate or the warmup is given both as final and as to be scaled."""
     for lr, base, flag, verb, code in (
         (request.lr, request.base_lr, "lr", "train with", "lr-given-twice"),
         (request.warmup, request.base_warmup, "warmup", "warm up for", "warmup-given-twice"),
@@ -210,7 +210,7 @@ def _refuse_contradictions(request: NumbersRequest) -> None:
 
 
 def _ratio(request: NumbersRequest, batch: EffectiveBatch) -> tuple[Resolved[int] | None, float, str]:
-    """Return the base, the ratio effective batch / base, and that fraction as text."""
+    """Return the base batch, the ratio effective batch / base batch, and that fraction as text."""
     base, effective = request.base_batch_size, batch.global_batch_size
     if effective is None or batch.batch_size is None or batch.accum is None:
         if base is not None:
@@ -249,7 +249,7 @@ def _scaling_assumptions(request: NumbersRequest, base: Resolved[int] | None, fa
     if base is None:
         text = f"{names} {was} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
         assumptions.append(Assumption(f"{text}; `--batch-size` and `--base-batch-size` say otherwise", DEFAULT))
-    elif base.source.kind == "computed":  # the default base; compare() passes it on as it is
+    elif base.source.kind == "computed":  # the default base, which compare_sizes() passes on unchanged
         text = f"{names} {was} tuned for one GPU with {base.value} samples per optimizer step"
         assumptions.append(Assumption(f"{text}; `--base-batch-size` says otherwise", DEFAULT))
     return tuple(assumptions)

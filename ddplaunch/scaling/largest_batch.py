@@ -1,7 +1,7 @@
-"""Which batch fits into memory: a model of what trials took, the largest batch by it, and the next one to try.
+"""Which batch fits into memory: models the trials so far, and chooses the next batch to try and the largest that fits.
 
-Peak memory is taken to be a fixed part, weights, gradients, optimizer state and the libraries, and a part for each
-sample: a line through the smallest and the largest batch that ran. The answer is a batch that was tried itself.
+Peak memory is modelled as a fixed part (weights, gradients, optimizer state, libraries) plus a part per sample: a line
+through the smallest and the largest batch that ran. The answer is always a batch that was tried.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 from ddplaunch.values.frozen import dataclass
 
-_ALIKE = 0.03  # two batches that differ by less are one answer
-_LEAP = 16  # times the largest batch that was tried: as far as a trial goes
-_SHRINK = 4  # a trial that ran out of memory has no peak: the next one has this part of its batch
+_ALIKE = 0.03  # batches that differ by a smaller fraction count as equal
+_LEAP = 16  # the next trial is at most this many times the largest batch that fits
+_SHRINK = 4  # running out of memory yields no peak, so the next trial divides the batch by this
 _LARGEST = 1 << 30
-_FIGURES = 32  # a batch is rounded down to a multiple of a power of two, by at most this part of it
+_FIGURES = 32  # a batch is rounded down to a multiple of a power of two, by at most 1/32 of it
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One trial: samples of a rank's forward pass, the peak of the rank that took most, and what a rank may have.
+    """One trial: samples per forward pass of a rank, the highest peak of any rank, and the memory limit per rank.
 
-    ``ran`` is False where memory ran out, and ``peak_bytes`` is None then. ``samples_per_s`` are those of all ranks.
+    If memory ran out, ``ran`` is False and ``peak_bytes`` is None. ``samples_per_s`` counts all ranks.
     """
 
     batch: int
@@ -31,22 +31,22 @@ class Tried:
     samples_per_s: float | None = None
 
     def within(self, headroom: float) -> bool:
-        """Say whether it leaves the part ``headroom`` of the memory free; True where no limit is known."""
+        """Return whether the trial left the fraction ``headroom`` of memory free; True if the limit is unknown."""
         if not self.ran:
             return False
         return None in (self.peak_bytes, self.limit_bytes) or (self.peak_bytes or 0) <= budget(self, headroom)
 
 
 def budget(tried: Tried, headroom: float) -> float:
-    """Return how many bytes of what there is may be used."""
+    """Return how many bytes of the limit may be used."""
     return (tried.limit_bytes or 0) * (1 - headroom)
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Peak memory in bytes as a fixed part and a part per sample; ``off`` is the most by which a trial differs from it.
+    """Peak memory in bytes as a fixed part plus a part per sample.
 
-    ``off`` is a part of the peak, None of a line through two points alone.
+    ``off`` is the largest deviation of a trial, as a fraction of its peak; None if only two trials define the line.
     """
 
     fixed_bytes: float
@@ -54,20 +54,21 @@ class MemoryModel:
     off: float | None
 
     def at(self, batch: int) -> float:
-        """Return the peak of a batch."""
+        """Return the predicted peak of a batch, in bytes."""
         return self.fixed_bytes + self.sample_bytes * batch
 
     def within(self, most_bytes: float) -> int:
-        """Return the largest batch below ``most_bytes``; a thousand million where a sample takes nothing."""
+        """Return the largest batch that fits into ``most_bytes``, at most 2**30."""
         if self.sample_bytes <= 0:
             return _LARGEST
         return max(0, min(_LARGEST, int((most_bytes - self.fixed_bytes) / self.sample_bytes)))
 
 
 def modelled(tried: Sequence[Tried]) -> MemoryModel | None:
-    """Return the line through the smallest and the largest batch whose peaks are known; None of fewer than two.
+    """Return the line through the smallest and the largest batch with a known peak; None if there are fewer than two.
 
-    A batch takes as much as a smaller one at least; malloc gives freed memory back at times, so that it can seem less.
+    The slope is never negative: a larger batch may seem to need less only because malloc sometimes returns freed
+    memory.
     """
     peaks = {trial.batch: trial.peak_bytes for trial in tried if trial.peak_bytes is not None}
     if len(peaks) < 2:
@@ -82,10 +83,10 @@ def modelled(tried: Sequence[Tried]) -> MemoryModel | None:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches that may be tried: ``first``, any up to ``most``; with ``total`` those that divide it.
+    """The batches that may be tried: ``first``, then any up to ``most``; with ``total``, only its divisors.
 
-    ``total`` are the samples of one rank and optimizer step, which batch times accumulation are to be exactly. Without
-    accumulation (``whole``) that is the only batch.
+    ``total`` is the samples of one rank per optimizer step: batch times accumulation has to equal it. Without
+    accumulation (``whole``) it is the only batch.
     """
 
     first: int
@@ -95,11 +96,11 @@ class Batches:
 
     @property
     def least(self) -> int:
-        """The smallest of all."""
+        """The smallest batch that may be tried."""
         return self.total if self.whole and self.total is not None else 1
 
     def at_most(self, batch: float) -> int:
-        """Return the largest that is not above ``batch``, as round as it need be; the smallest where there is none."""
+        """Return the largest allowed batch up to ``batch``, rounded if large; ``least`` if there is none."""
         if self.total is not None:
             return self.least if self.whole else max(part for part in _divisors(self.total) if part <= max(1, batch))
         batch_size = int(max(1, min(batch, self.most)))
@@ -113,15 +114,15 @@ def _divisors(number: int) -> list[int]:
 
 
 def largest(tried: Sequence[Tried], headroom: float) -> Tried | None:
-    """Return the trial with the largest batch that leaves ``headroom``; None while there is none."""
+    """Return the trial with the largest batch that leaves ``headroom``, or None."""
     return max((trial for trial in tried if trial.within(headroom)), key=lambda trial: trial.batch, default=None)
 
 
 def next_batch(tried: Sequence[Tried], batches: Batches, headroom: float) -> int | None:
-    """Return the batch to try next, None once the largest that leaves ``headroom`` of the memory is known.
+    """Return the batch to try next; None once the largest that leaves ``headroom`` of the memory is known.
 
-    It is known where the model leads to no batch that is larger by 3 % than the largest that fits and smaller than the
-    smallest that does not.
+    That is when the model predicts no batch both 3 % larger than the largest that fits and smaller than the smallest
+    that does not fit.
     """
     if not tried:
         first = min(batches.first, batches.most)
@@ -131,7 +132,7 @@ def next_batch(tried: Sequence[Tried], batches: Batches, headroom: float) -> int
     predicted = _by_model(tried, best, headroom)
     if best is None:
         return None if too_large <= batches.least else batches.at_most(min(predicted, too_large - 1))
-    if predicted >= too_large:  # what was over says more than the model
+    if predicted >= too_large:  # a trial that did not fit is more reliable than the model
         predicted = too_large - 1 if batches.total is not None else (best.batch + too_large) / 2
     batch = batches.at_most(predicted)
     alike = 1 if batches.total is not None else 1 + _ALIKE
@@ -139,7 +140,7 @@ def next_batch(tried: Sequence[Tried], batches: Batches, headroom: float) -> int
 
 
 def _by_model(tried: Sequence[Tried], best: Tried | None, headroom: float) -> float:
-    """Return which batch fits by all that was measured, as far as it can be trusted."""
+    """Return the largest batch predicted to fit, at most a leap above the largest that did."""
     model, smallest = modelled(tried), min(tried, key=lambda trial: trial.batch)
     trusted = model is not None and model.sample_bytes > 0
     if best is None:
@@ -150,15 +151,15 @@ def _by_model(tried: Sequence[Tried], best: Tried | None, headroom: float) -> fl
         return best.batch * _LEAP
     if model is not None and trusted:
         return min(best.batch * _LEAP, model.within(budget(best, headroom)))
-    peak = max(trial.peak_bytes or 1 for trial in tried)  # even if all of it is for samples, so many fit
+    peak = max(trial.peak_bytes or 1 for trial in tried)  # this many fit even if the whole peak is for samples
     return min(best.batch * _LEAP, max(best.batch * budget(best, headroom) / peak, 2 * best.batch))
 
 
 def fastest(tried: Sequence[Tried], headroom: float, samples: int = _LARGEST) -> Tried | None:
-    """Return the trial that trained most samples a second of those that leave ``headroom``, of equals the largest.
+    """Return the fastest trial that leaves ``headroom``; among about equal rates, the one with the largest batch.
 
-    Of ``samples`` for each rank a batch has to leave ten steps in an epoch: nobody wants to train with fewer, however
-    fast they are.
+    ``samples`` is the data set per rank: a batch must leave at least ten steps per epoch, because too few steps train
+    badly however fast they are.
     """
     enough = [one for one in tried if one.within(headroom) and one.batch * 10 <= samples]
     rates = {one: rate for one in enough if (rate := one.samples_per_s)}

@@ -1,4 +1,4 @@
-"""The numbers of a launch as the user gave them and as they are resolved, their ranges and their formats."""
+"""The numbers of a launch as the user gave them and as they are resolved, with their ranges and formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST_COUNT = 2**63 - 1  # torch keeps sizes in signed 64-bit integers
 
 @dataclass(frozen=True)
 class NumbersRequest:
-    """The numbers that the user gave; ``None`` is "not given". Sizes are samples, lr is dimensionless.
+    """The numbers that the user gave; ``None`` means "not given". Sizes are in samples, lr is dimensionless.
 
     ``base_batch_size`` is the *effective* batch (samples per optimizer step) that ``base_lr`` was tuned for.
     """
@@ -36,7 +36,7 @@ class NumbersRequest:
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something that the arithmetic takes for granted, in words, and its source."""
+    """An assumption of the arithmetic, in words, and its source."""
 
     text: str
     source: Source
@@ -44,10 +44,10 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The resolved numbers of one launch; ``None`` is a number that was neither given nor computed.
+    """The resolved numbers of one launch; ``None`` means neither given nor computed.
 
     ``global_batch_size`` is per optimizer step: batch_size x accum x world_size. ``lr_factor`` multiplies base_lr
-    and base_warmup. ``dropped`` and ``padded`` are samples per epoch with ``drop_last=True`` and with padding.
+    and base_warmup. ``dropped`` is samples lost per epoch with ``drop_last=True``, ``padded`` samples repeated without.
     """
 
     world_size: Resolved[int]
@@ -69,21 +69,21 @@ class Numbers:
 
 
 def computed(value: T, formula: str) -> Resolved[T]:
-    """Return ``value`` with the formula that gave it as its source."""
+    """Return ``value`` with ``formula`` as its source."""
     return Resolved(value, Source("computed", formula))
 
 
 def round_significant(x: float) -> float:
     """Return ``x`` rounded to 12 significant digits.
 
-    These are more than anybody tunes a learning rate to, and fewer than the 15 at which errors of a double show:
-    0.0004, not 0.00039999999999999996.
+    Nobody tunes a learning rate to more digits, and errors of a double only show from the 15th on: 0.0004, not
+    0.00039999999999999996.
     """
     return float(f"{x:.12g}")
 
 
 def round_half_up(x: float) -> int:
-    """Return the nearest whole number of a non-negative ``x``; a half goes up (Python's ``round`` goes to even)."""
+    """Return ``x`` >= 0 rounded to the nearest whole number, halves up (Python's ``round`` takes halves to even)."""
     return math.floor(round_significant(x) + 0.5)
 
 
@@ -93,16 +93,16 @@ def format_lr(x: float) -> str:
 
 
 def format_factor(x: float) -> str:
-    """Return ``x`` with six significant digits, for formulas that people read: ``2.82843``."""
+    """Return ``x`` with six significant digits, for formulas shown to people: ``2.82843``."""
     return f"{x:.6g}"
 
 
 def where(flag: str, resolved: Resolved[Any]) -> str:
-    """Return ``Finding.where`` of a value: the flag as it was typed, or the flag and the source of its value."""
+    """Return a value's ``Finding.where``: the flag as typed, or the flag and the source of its value."""
     return resolved.source.detail or flag if resolved.source.kind == "flag" else f"{flag} ({resolved.source})"
 
 
-#: The least that each count may be; 0 steps of warmup is a schedule without one, as in Hugging Face's default.
+#: The smallest allowed value of each count; 0 warmup steps means no warmup, as in Hugging Face's default.
 _LEAST = {
     **dict.fromkeys(("world_size", "batch_size", "accum", "global_batch_size", "base_batch_size", "dataset_size"), 1),
     **dict.fromkeys(("base_warmup", "warmup"), 0),
@@ -110,7 +110,7 @@ _LEAST = {
 
 
 def refuse_impossible(request: NumbersRequest) -> None:
-    """Raise one UsageError with a finding for every number that is out of range, whatever the others are."""
+    """Raise one UsageError with a finding for every number that is out of range."""
     findings = []
     for name, least in _LEAST.items():
         count = getattr(request, name)
