@@ -1,6 +1,6 @@
-r"""Frozen values to JSON, and JSON back to typed values, checked against the types of their fields.
+r"""Converts frozen values to JSON, and JSON back to typed values, checked against the types of their fields.
 
-Text that is not UTF-8 (paths, variables) is in Python's surrogateescape form and crosses as ``\udcXX`` escapes.
+Text that is not UTF-8 (paths, variables) is kept in Python's surrogateescape form, in JSON as ``\udcXX`` escapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddplaunch.values.resolved import Unavailable
 
 SCHEMA = 1
 _REASON = "unavailable"
-_MOST = 1 << 1000  # no larger number is a float
+_MOST = 1 << 1000  # larger numbers do not fit a float
 T = TypeVar("T")
 
 
@@ -28,10 +28,11 @@ def to_json(value: object) -> str:
 
 
 def from_json(text: str, value_type: type[T]) -> T:
-    """Return the dataclass ``value_type`` in ``text``; unknown fields, of a newer ddplaunch, are ignored.
+    """Return the dataclass ``value_type`` read from ``text``.
 
-    A missing field, of an older one, becomes None or Unavailable if its type allows. Raises ValueError, with the place,
-    for anything else that does not fit.
+    Versions may differ: unknown fields (from a newer ddplaunch) are ignored; a missing field (from an older one)
+    becomes None or Unavailable if its type allows. Raises ValueError naming the field for anything else that does not
+    fit.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
@@ -40,12 +41,12 @@ def from_json(text: str, value_type: type[T]) -> T:
 
 
 def from_plain(data: object, value_type: type[T]) -> T:
-    """Return the dataclass ``value_type`` that ``plain`` made ``data`` of. Raises ValueError as ``from_json`` does."""
+    """Return the dataclass ``value_type`` from the output of ``plain``. Raises ValueError as ``from_json`` does."""
     return cast(T, _build(data, value_type, value_type.__name__))
 
 
 def _build(data: Any, value_type: Any, place: str) -> Any:
-    """Return ``data`` as the annotated type ``value_type``."""
+    """Return ``data`` as ``value_type``; ``place`` names the field in errors."""
     origin, inner, is_class = _shape(value_type)
     if origin in (types.UnionType, typing.Union):
         return _union(data, inner, place)
@@ -70,7 +71,7 @@ def _checked(data: Any, value_type: Any, place: str) -> Any:
         return float(data)
     if isinstance(value_type, type) and issubclass(value_type, Enum):
         return value_type(data)  # raises ValueError
-    if value_type is float or type(data) is not value_type:  # not isinstance: True is no int here
+    if value_type is float or type(data) is not value_type:  # not isinstance, for which True is an int
         raise ValueError(f"{place}: {type(data).__name__} instead of {getattr(value_type, '__name__', value_type)}")
     return data
 
@@ -78,7 +79,7 @@ def _checked(data: Any, value_type: Any, place: str) -> Any:
 def _union(data: Any, arms: tuple[Any, ...], place: str) -> Any:
     if Unavailable in arms and isinstance(data, dict) and isinstance(data.get(_REASON), str):
         return Unavailable(data[_REASON])
-    if type(data) in arms and type(data) is not float:  # which may be infinite
+    if type(data) in arms and type(data) is not float:  # a float is checked below, because it may be infinite
         return data
     if data is None and Unavailable in arms:
         return Unavailable("this host's ddplaunch does not report it")
@@ -97,7 +98,7 @@ def _dataclass(data: Any, value_type: type, place: str) -> Any:
 
 @functools.cache
 def _fields(value_type: Any) -> list[tuple[str, Any, bool]]:
-    """Return names, types and whether there is no default; cached, because that is slow and a launch decodes many."""
+    """Return each field's name, type and whether it has no default; cached, because type hints are slow to resolve."""
     hints = typing.get_type_hints(value_type)
     return [
         (field.name, hints[field.name], field.default is MISSING and field.default_factory is MISSING)

@@ -16,7 +16,7 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem.
+    """One problem to tell the user.
 
     ``what`` is one line with the measured values, understandable alone. ``where`` lists hosts, ranks, flags or
     file:line. ``why`` is the mechanism. ``fix`` is complete and safe to paste. Text in backticks can be typed.
@@ -43,8 +43,8 @@ def warning(code: str, what: str, *, why: str, fix: str, where: str | tuple[str,
 class ExitStatus(IntEnum):
     """The exit statuses of ddplaunch. Scripts depend on these numbers: they must not change.
 
-    After torchrun has taken over, the status is that of the first failed rank, or 128 + a signal; TIMED_OUT, which is
-    timeout(1)'s, says that `--timeout` or `--on-hang stop` ended the run.
+    Once torchrun has taken over, the status is that of the first failed rank, or 128 + a signal. TIMED_OUT (as in
+    timeout(1)) means that `--timeout` or `--on-hang stop` ended the run.
     """
 
     DONE = 0

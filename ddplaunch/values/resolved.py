@@ -38,14 +38,14 @@ DEFAULT = Source("default")
 
 @dataclass(frozen=True)
 class Resolved(Generic[T]):
-    """A setting with its source, as every setting in a plan."""
+    """A setting with its source."""
 
     value: T
     source: Source
 
 
 def value_of(resolved: Resolved[T] | None, default: D) -> T | D:
-    """Return the value that was said, ``default`` where nothing was."""
+    """Return the value of the setting, or ``default`` if it is None."""
     return default if resolved is None else resolved.value
 
 
@@ -57,5 +57,5 @@ class Unavailable:
 
 
 def known(fact: T | Unavailable, default: D) -> T | D:
-    """Return the fact, ``default`` where it could not be read."""
+    """Return the fact, or ``default`` if it could not be read."""
     return default if isinstance(fact, Unavailable) else fact

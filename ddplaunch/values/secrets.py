@@ -1,11 +1,11 @@
-r"""What looks like a secret in names, values and command lines, and what is written in its place.
+r"""Recognizes secrets in names, values and command lines, and hides them.
 
-Names say it (`--hf-token`, `DB_PASSWORD`, `"pin": …`) or values do (a password in a URL, a webhook, letters and digits
-at random). In doubt a value is hidden: a hidden number costs a look at the shell, a printed password costs the
-password. Words that trainings use in other senses (`--eos-token`, `--pin-memory`, `--label-key`) stay readable, and so
-do hexadecimal numbers, which are mostly hashes of what is public.
+A secret is recognized by its name (`--hf-token`, `DB_PASSWORD`, `"pin": …`) or by its looks (a password in a URL, a
+webhook, random letters and digits). In doubt a value is hidden: a hidden number costs a look at the shell, a printed
+password costs the password. Words with another sense in training (`--eos-token`, `--pin-memory`, `--label-key`) stay
+readable; so do hexadecimal numbers, which are mostly hashes of public data.
 
-Variables are recorded by an allow-list: of one that decides no launch only the name is.
+Variables are recorded by an allow-list: of all others only the name is recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREFIXES = (
     *("MPI_", "SM_", "KUBERNETES_", "PYXIS_", "ENROOT_", "APPTAINER_", "SINGULARITY_", "PYTHON", "CONDA_"),
     *("HF_", "TRANSFORMERS_", "WANDB_", "TOKENIZERS_", "XLA_", "TRITON_"),
 )
-# Patterns are text: re compiles one when a word first needs it, and most launches need few.
+# Patterns are strings: re compiles one when it is first needed, and most launches need few.
 _HUMP = r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+"
 _VOCABULARY = """
 RANK WORLD_SIZE NODE_RANK NNODES HOSTNAME LD_LIBRARY_PATH LD_PRELOAD PATH VIRTUAL_ENV TMPDIR USE_LIBUV LANG LC_ALL TERM
@@ -46,8 +46,8 @@ API ACCESS SECRET PRIVATE AUTH ENCRYPTION ENCRYPT SIGNING SIGN MASTER ACCOUNT SS
 LICENSE LICENCE DEPLOY ADMIN ROOT APP SESSION HMAC AES RSA SUBSCRIPTION WANDB COMET NEPTUNE MLFLOW OPENAI ANTHROPIC AWS
 AZURE GCP HF SENTRY DATADOG NGC CLEARML
 """  # noqa: RUF001
-#: Whole names of recorded variables. Ends of a secret's name, in the singular, and whole last words of one. What stands
-#: before TOKEN or PASS where these are no secrets, and before KEY where it is one whatever its value.
+#: Whole names of recorded variables; endings of a secret's name, in the singular; last words that make a name secret;
+#: words before TOKEN and before PASS that make a name harmless; words before KEY that make any value a secret.
 _VARIABLES, _ENDINGS, _LAST_WORDS, _OF_TEXT, _PASSES, _OPENING = (
     tuple(words.split()) for words in _VOCABULARY.split(";")
 )
@@ -63,9 +63,9 @@ _LIKE_A_NAME = r"[A-Za-z_.,/-]*[0-9]{0,3}"
 
 
 def names_a_secret(name: str, value: str) -> bool:
-    """Return whether ``value`` is a secret because of the ``name`` that it goes by: a variable, an option or a key.
+    """Return whether ``value`` is a secret judging by its ``name``: a variable, an option or a key.
 
-    TOKEN ends HF_TOKEN but not TOKENIZERS_PARALLELISM, and not HF_TOKEN_PATH.
+    HF_TOKEN names a secret; TOKENIZERS_PARALLELISM and HF_TOKEN_PATH do not.
     """
     words = [word.upper() for word in re.split(_HUMP, name) if word]
     while len(words) > 1 and words[-1].isdecimal():  # HF_TOKEN_2
@@ -87,13 +87,13 @@ def names_a_secret(name: str, value: str) -> bool:
     return last in _LAST_WORDS or "".join([*words[:-1], last]).endswith((*_ENDINGS, "KEY"))
 
 
-#: Tokens that may look like words or numbers, as their makers document them.
+#: Tokens that may look like words or numbers, in the formats that their issuers document.
 _TOKENS = (
     r"(?s)(?<![A-Za-z0-9])(?:(?:hf_|gh[opsur]_|glpat-|sk-|nvapi-|AIza)[A-Za-z0-9]{16,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w.+/=-]{8,})|-----BEGIN [A-Z ]{0,30}PRIVATE KEY.*"
 )
-#: Letters of both cases, and digits, in no path. Of such characters at random two out of three differ in their kind
-#: from the next one, or are letters that words seldom have; of those of names, whose parts are words, fewer than half.
+#: Letters of both cases and digits, outside of paths. In random text, two of three characters differ in kind from the
+#: next one or are letters rare in words; in names, which consist of words, fewer than half do.
 _MIXED = r"(?<![A-Za-z0-9/])(?=[A-Z0-9]*[a-z])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{20,}(?:[\w+.=-]*[\w+=])?"
 _UNLIKE_WORDS = r"(?i:[jkqvwxyz])|[a-z](?![a-z])|[A-Z](?![A-Z])|[0-9](?![0-9])"
 _LOGIN = r"://[^\s/@:\"'<>]{0,200}:((?![0-9]{1,5}[/?])[^\s\"'<>]{1,500})@"
@@ -111,7 +111,7 @@ _BEARER = r"(?i)\bBearer\s{1,3}([\w.~+/=-]{6,})"
 _AFTER_A_WORD = (
     r"(?i)\bpassw(?:or)?d\s{1,3}((?=[a-z]*[^a-z\s])\w\S*)|\b(?:login|user)\s{1,3}\S+\s{1,3}password\s{1,3}(\S+)"
 )
-#: By the looks of the secret, with what a text has to contain for the pattern to be worth compiling.
+#: Patterns by the looks of the secret; each is compiled only if the text contains the hint before it.
 _BY_LOOKS = (
     *(("://", pattern) for pattern in (_LOGIN, _LOGIN_OF_ONE, _WEBHOOK)),
     ("@", _LOGIN_WITHOUT_SCHEME),
@@ -126,8 +126,8 @@ _NAME_HINTS = (
     r"|kennw|wachtw|senord|salasana|contrase|clave|senha|parol|has[lł]o|heslo|ifre|jelsz|adgang|matkhau|katasandi|парол|токен"
     r"|[密口令パト비암토]"
 )
-#: ``NAME=VALUE``, ``"NAME": VALUE``, ``--NAME VALUE``. The value is only looked at, because it may hold names itself. A
-#: separator ends it only if another name follows, or nothing: passwords have commas in them.
+#: ``NAME=VALUE``, ``"NAME": VALUE``, ``--NAME VALUE``. The value is matched by lookahead, because it may contain names
+#: itself. A separator ends it only if another name or nothing follows: passwords may contain commas.
 _NAMED = (
     r"(?<![\w.])(?=(--?)?)-{0,2}([^\W\d][\w.-]{0,100})(?:\\?[\"'])?\]?(?:\s{0,3}[:=]\s{0,3}|(?(1)\s{1,3}(?!-)|(?!)))"
     r"(?=\\?\"((?:[^\"\\]|\\[^\"]){0,4096})|\\?'((?:[^'\\]|\\[^']){0,4096})|([\[{(][^\])}]{0,4096}"
@@ -137,7 +137,7 @@ _ASSIGNMENT = r"(?s)-{0,2}\+{0,2}([^\W\d][\w.-]{0,100})=(.*)"
 
 
 def in_text(text: str) -> list[Span]:
-    """Return where secrets stand in ``text``, by their looks and by names in front of them, in order."""
+    """Return the spans of secrets in ``text``, in order, recognized by their looks and by the names before them."""
     spans: list[Span] = []
     for hint, pattern in _BY_LOOKS:
         if re.search(hint, text):
@@ -154,9 +154,9 @@ def in_text(text: str) -> list[Span]:
 
 
 def in_words(words: Sequence[str]) -> list[list[Span]]:
-    """Return for each word of a command line where secrets stand in it; an option may name what the next word is."""
+    """Return the spans of secrets in each word of a command line; an option may name the next word as a secret."""
     spans: list[list[Span]] = []
-    option = ""  # the one whose value may come next
+    option = ""  # the option whose value may come next
     for word in words:
         named = len(option) > 2 and not word.startswith("--") and names_a_secret(option.lstrip("-"), word)
         spans.append([(0, len(word))] if named else _in_word(word))
@@ -165,7 +165,7 @@ def in_words(words: Sequence[str]) -> list[list[Span]]:
 
 
 def _in_word(word: str) -> list[Span]:
-    """Return the spans of a word; the whole value is hidden in ``NAME=VALUE``, whatever separators are in it."""
+    """Return the spans of secrets in a word; in ``NAME=VALUE`` the whole value is hidden, with any separators."""
     at = 0
     while at < 300 and (match := re.match(_ASSIGNMENT, word[at:])):  # --env=NAME=VALUE
         name, value = match.groups()
@@ -192,37 +192,37 @@ def _written(text: str, spans: Sequence[Span]) -> str:
 
 
 def hide_text(text: str) -> str:
-    """Return ``text`` with ``***`` in the place of every secret."""
+    """Return ``text`` with every secret replaced by ``***``."""
     return _written(text, in_text(text))
 
 
 def hide_words(words: Sequence[str]) -> list[str]:
-    """Return a command line with ``***`` in the place of every secret."""
+    """Return a command line with every secret replaced by ``***``."""
     return list(map(_written, words, in_words(words)))
 
 
 def hide_value(name: str, value: str) -> str:
-    """Return the value of the variable ``name`` with ``***`` in the place of what looks like a secret."""
+    """Return the value of the variable ``name`` with everything that looks like a secret replaced by ``***``."""
     return HIDDEN if value and names_a_secret(name, value) else _written(value, _in_word(value))
 
 
 def is_recorded(name: str) -> bool:
-    """Return whether the variable ``name`` is one that decides launches, so that its value may be recorded."""
+    """Return whether the variable ``name`` affects launches, so that its value may be recorded."""
     return name in _VARIABLES or name.startswith(_PREFIXES)
 
 
 def recorded_value(name: str, value: str) -> str:
-    """Return what a record has as the value of the variable ``name``."""
+    """Return the value to record for the variable ``name``."""
     return hide_value(name, value) if is_recorded(name) else HIDDEN
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether the value of the variable ``name`` is a secret or holds one."""
+    """Return whether the value of the variable ``name`` is or contains a secret."""
     return hide_value(name, value) != value
 
 
 def hide_json(value: object) -> object:
-    """Return a JSON value with ``***`` in the place of every secret in its texts; keys are names of what they hold."""
+    """Return a JSON value with every secret in its strings replaced by ``***``; keys name their values."""
     if isinstance(value, str):
         return hide_text(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Durations, sizes, counts, lists and signals in words, and what other systems than Linux lack or call otherwise.
+"""Durations, sizes, counts, lists and signals in words, and what systems other than Linux lack or name differently.
 
-Logs and records come from Linux wherever they are read, so that numbers of signals are Linux's here.
+Logs and records come from Linux wherever they are read, so signal numbers are always Linux's.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 _AGES = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
 _DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SPANS = 8  # of ranks, before the rest is counted
+_SPANS = 8  # of ranks that are listed; the rest is counted
 
 #: A length of time as flags and profiles spell it.
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9, and the number where it has no name."""
+    """Return ``SIGKILL`` for 9; ``signal 40`` if the number has no name."""
     return SIGNAL_NAMES.get(number, f"signal {number}")
 
 
 def number_of_signal(name: str) -> int | None:
-    """Return 9 for ``SIGKILL``, 40 for ``signal 40``, as ``signal_name`` calls them; None for what is no such name.
+    """Return 9 for ``SIGKILL`` and 40 for ``signal 40``, the reverse of ``signal_name``; None for anything else.
 
     Python's own table lacks SIGSTKFLT before 3.11, and the real-time signals between the first and the last.
     """
@@ -40,14 +40,14 @@ def number_of_signal(name: str) -> int | None:
 
 
 def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the one of ``candidates`` that ``word`` may have been meant to be, None where none is like it."""
-    import difflib  # for mistakes alone
+    """Return the candidate most similar to ``word``, which may be a typing error; None if none is similar."""
+    import difflib  # needed for mistakes only
 
     return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)), None)
 
 
 def age_text(seconds: float | None) -> str:
-    """Return ``45 s``, ``12 min``, ``3 h``, ``9 d``; empty for None. Each unit begins at two of it, rounded down."""
+    """Return ``45 s``, ``12 min``, ``3 h``, ``9 d``, rounded down, each unit from two on; empty for None."""
     if seconds is None:
         return ""
     for least, unit_s, name in _AGES:
@@ -57,7 +57,7 @@ def age_text(seconds: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return ``0.8 s``, ``42 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``: to the nearest, for what was measured."""
+    """Return a measured duration, rounded: ``0.8 s``, ``42 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -70,10 +70,10 @@ def duration_text(seconds: float) -> str:
 
 
 def duration_s(flag: str, text: str, where: str | None = None) -> float:
-    """Return ``30``, ``90s``, ``10m``, ``1.5h`` or ``2d`` in seconds. Raises UsageError for anything else."""
+    """Return the seconds in ``30``, ``90s``, ``10m``, ``1.5h`` or ``2d``. Raises UsageError for anything else."""
     match = LENGTH.fullmatch(text.strip())
     if match is None:
-        from ddplaunch.values.finding import usage  # the guard has no use for findings, and starts faster without
+        from ddplaunch.values.finding import usage  # the guard needs no findings and starts faster without
 
         raise usage(
             f"`{flag} {text}` is not a length of time",
@@ -85,7 +85,7 @@ def duration_s(flag: str, text: str, where: str | None = None) -> float:
 
 
 def size_text(size_bytes: int | None) -> str:
-    """Return ``512 B``, ``64 MiB``, ``1.5 GiB``, ``2 GiB``; empty for None. Below ten of a unit it has one decimal."""
+    """Return ``512 B``, ``64 MiB``, ``1.5 GiB``, with one decimal below ten from MiB on; empty for None."""
     if size_bytes is None:
         return ""
     size, names = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -97,18 +97,18 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return ``1 error``, ``2 errors``, ``2 processes``: ``noun`` in the singular takes an s, es after an s or ch.
+    """Return ``1 error``, ``2 errors``, ``2 processes``: the plural ends in -es after s or ch, else in -s.
 
-    The ch of an epoch is a k.
+    Except "epochs", where ch is pronounced as k.
     """
     hisses = noun.endswith(("s", "ch")) and not noun.endswith("epoch")
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if hisses else 's'}"
 
 
 def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:
-    """Return ``a, b, c``; of more than ``most`` names the first, as in ``a, b and 3 more``, never ``and 1 more``.
+    """Return ``a, b, c``; for more than ``most`` names ``a, b and 3 more``, but never ``and 1 more``.
 
-    ``last`` stands between the last two names where all are told.
+    ``last`` joins the last two names if all are listed.
     """
     shown = [str(name) for name in names]
     if len(shown) > most + 1:
@@ -117,7 +117,7 @@ def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:
 
 
 def in_one(sentences: Sequence[str]) -> str:
-    """Return sentences that differ in one word as one that lists these words; of others the first, for an example."""
+    """Return sentences that differ in one word as one that lists these words; of others, the first as an example."""
     words = [sentence.split(" ") for sentence in dict.fromkeys(sentences)]
     places = [place for place, column in enumerate(zip(*words, strict=False)) if len(set(column)) > 1]
     if len(words) == 1:
@@ -129,12 +129,12 @@ def in_one(sentences: Sequence[str]) -> str:
 
 
 def tallied(names: Iterable[str]) -> str:
-    """Return ``4 × H100, 1 × A100``: each name once, with how often it comes, in order."""
+    """Return ``4 × H100, 1 × A100``: each name once with its count, in order of first appearance."""
     return ", ".join(f"{number} × {name}" for name, number in Counter(names).items())
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0-2``, ``ranks 0, 2-4``; of many scattered ranks the first, and how many more."""
+    """Return ``rank 3``, ``ranks 0-2``, ``ranks 0, 2-4``; for many scattered ranks the first, and how many more."""
     spans = _spans(sorted(ranks))
     parts = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
     more = sum(map(len, spans[_SPANS:]))
@@ -143,12 +143,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Return ``0-3,6`` for 0, 1, 2, 3, 6, as flags spell it; the order is kept."""
+    """Return ``0-3,6`` for 0, 1, 2, 3, 6, as in flags; keeps the order."""
     return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in _spans(numbers))
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
-    """Return 0, 1, 2, 3, 6 for ``0-3,6``, as the kernel lists CPUs. Raises ValueError for anything else."""
+    """Return 0, 1, 2, 3, 6 for ``0-3,6``, the kernel's format for CPU lists. Raises ValueError for anything else."""
     numbers: list[int] = []
     for span in filter(None, text.strip().split(",")):
         first, _, last = span.partition("-")
@@ -157,7 +157,7 @@ def numbers_of(text: str) -> tuple[int, ...]:
 
 
 def _spans(numbers: Iterable[int]) -> list[list[int]]:
-    """Return the numbers in runs that count up by one."""
+    """Return the numbers grouped into runs of consecutive ones."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][-1] + 1:
@@ -167,7 +167,7 @@ def _spans(numbers: Iterable[int]) -> list[list[int]]:
     return spans
 
 
-#: Numbers of Linux (signal(7)) on x86-64 and aarch64.
+#: Linux's signal numbers (signal(7)) on x86-64 and aarch64.
 SIGNAL_NAMES = dict(
     enumerate(
         (
@@ -181,14 +181,14 @@ SIGNAL_NAMES = dict(
 ) | {34: "SIGRTMIN", 64: "SIGRTMAX"}
 SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 
-#: What starts ranks, or looks after processes of this machine.
-#: What needs Linux, beside `plan` of other hosts; listing checks and showing what was recorded does not.
+#: Commands that need Linux: they start ranks or inspect this machine's processes. Listing checks and showing records
+#: do not.
 _OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top", "plan --hosts")
-_OF_UNIX = (*_OF_LINUX, "ps", "logs", "report")  # what reads records lacks it on Windows, too
+_OF_UNIX = (*_OF_LINUX, "ps", "logs", "report")  # commands that read records do not work on Windows either
 
 
 def open_flags(*names: str) -> int:
-    """Return these flags of open(2) together, without those that this system lacks."""
+    """Return these flags of open(2) combined, without those that this system lacks."""
     flags = 0
     for name in names:
         flags |= getattr(os, f"O_{name}", 0)
@@ -196,17 +196,17 @@ def open_flags(*names: str) -> int:
 
 
 def own_id() -> int:
-    """Return this user's number; 0 on Windows, where files have none either."""
+    """Return the effective user ID; 0 on Windows, where files have no owner ID."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 def host_name() -> str:
-    """Return what this machine calls itself."""
+    """Return this machine's host name."""
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "localhost")
 
 
 def needs_linux(command: str) -> Finding | None:
-    """Return why ``command`` does nothing on this system, None where it can."""
+    """Return a finding if ``command`` does not work on this operating system, otherwise None."""
     windows = sys.platform == "win32"
     if sys.platform == "linux" or command not in (_OF_UNIX if windows else _OF_LINUX):
         return None
