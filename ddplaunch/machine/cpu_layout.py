@@ -1,6 +1,6 @@
-"""Where the CPUs lie that this process may use: physical cores, NUMA nodes and sockets, and which GPUs are near them.
+"""The layout of this process's CPUs: physical cores, NUMA nodes and sockets, and the GPUs near each node.
 
-Everything is read from sysfs, as `lscpu` does; of a machine with one node nothing is asked about devices.
+Everything is read from sysfs, as `lscpu` does; on a machine with one node the GPUs' nodes are not looked up.
 https://docs.kernel.org/admin-guide/cputopology.html, https://docs.kernel.org/admin-guide/mm/numaperf.html
 """
 
@@ -23,7 +23,7 @@ _CPUS, _NODES = "sys/devices/system/cpu", "sys/devices/system/node"
 def probe_layout(
     nvml: NvmlFacts | Unavailable, root: Path = Path("/"), affinity: Iterable[int] | None = None
 ) -> CpuLayout | Unavailable:
-    """Return where the CPUs of ``affinity`` (this process's own unless given) lie, in the sysfs below ``root``."""
+    """Return the layout of the CPUs in ``affinity`` (default: this process's), from the sysfs below ``root``."""
     usable = set(os.sched_getaffinity(0) if affinity is None else affinity)
     online = set(_listed(f"{root}/{_CPUS}/online")) or usable
     nodes = _nodes(root, usable, online)
@@ -41,13 +41,13 @@ def _listed(path: str) -> tuple[int, ...]:
 
 
 def _nodes(root: Path, usable: set[int], online: set[int]) -> tuple[NumaNode, ...]:
-    """Return the nodes that have CPUs; one of all CPUs where the kernel shows none (or no NUMA at all)."""
+    """Return the NUMA nodes that have CPUs; a single node with all usable CPUs if the kernel shows none."""
     nodes = []
     folder = f"{root}/{_NODES}"
     names = (name for name in files.names(folder) if re.fullmatch(r"node[0-9]{1,6}", name))
     for index in sorted(int(name[4:]) for name in names):
         cpus = [cpu for cpu in _listed(f"{folder}/node{index}/cpulist") if cpu in online]
-        if cpus:  # others are memory alone
+        if cpus:  # a node without CPUs is memory only
             package = files.number(f"{root}/{_CPUS}/cpu{cpus[0]}/topology/physical_package_id")
             cores = _cores(root, [cpu for cpu in cpus if cpu in usable])
             nodes.append(NumaNode(index, index if package is None or package < 0 else package, cores))
@@ -55,15 +55,16 @@ def _nodes(root: Path, usable: set[int], online: set[int]) -> tuple[NumaNode, ..
 
 
 def _cores(root: Path, cpus: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the CPUs as physical cores; a CPU of which the kernel names no siblings is a core of its own."""
+    """Return the CPUs grouped into physical cores; a CPU without known siblings is a core of its own."""
     siblings = (_listed(f"{root}/{_CPUS}/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus)
     return tuple(dict.fromkeys(tuple(sorted({*core, cpu} & {*cpus})) for cpu, core in zip(cpus, siblings, strict=True)))
 
 
 def _allowed(root: Path, online: set[int]) -> set[int]:
-    """Return the CPUs that the cgroup's cpuset leaves, and the machine's first process (a container's, here) has.
+    """Return the online CPUs that the cgroup's cpuset and the affinity of process 1 (a container's first) allow.
 
-    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpuset, cpuset(7); without the controller no file is there.
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpuset, cpuset(7); without the cpuset controller its files are
+    absent.
     """
     hierarchy = levels("cpuset", root)
     names = ("cpuset.effective_cpus", "cpuset.cpus") if hierarchy.version == 1 else ("cpuset.cpus.effective",)
@@ -74,7 +75,7 @@ def _allowed(root: Path, online: set[int]) -> set[int]:
 
 
 def _gpu_nodes(root: Path, nvml: NvmlFacts | Unavailable) -> dict[str, int]:
-    """Return the node of each GPU that has one; -1 is "unknown", as in most virtual machines."""
+    """Return the NUMA node of each GPU by PCI bus ID; GPUs whose node is unknown (-1, as in most VMs) are left out."""
     node_by_gpu = {}
     for gpu in () if isinstance(nvml, Unavailable) else nvml.gpus:
         domain, _, rest = gpu.pci_bus_id.lower().partition(":")  # NVML writes a domain with 8 digits, the kernel with 4

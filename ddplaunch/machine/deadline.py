@@ -1,4 +1,4 @@
-"""Runs work that may hang for ever (a dead mount, a silent DNS server) in forked children, and kills the late ones."""
+"""Runs work that may hang forever (a dead mount, a silent DNS server) in forked children, and kills the late ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 from ddplaunch.values.frozen import dataclass
 
-_REAP_S = 0.1  # how long a killed child may take to disappear before it is abandoned
+_REAP_S = 0.1  # how long to wait for a killed child to disappear before abandoning it
 
 
 @dataclass(frozen=True)
 class Child:
-    """A forked child that will write one marshalled answer to ``fd``; ``error`` says why there is none."""
+    """A forked child that will write one marshalled answer to ``fd``; ``error`` says why no child was started."""
 
     pid: int = 0
     fd: int = -1
@@ -27,7 +27,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Answer:
-    """``value`` is what the function returned; otherwise ``error`` says why there is none."""
+    """The return value of the function, or in ``error`` the reason why there is none."""
 
     value: Any = None
     error: str | None = None
@@ -36,13 +36,13 @@ class Answer:
 def start(function: Callable[[], Any]) -> Child:
     """Run ``function`` in a forked child and return at once; never raises.
 
-    It must return what `marshal` can write: numbers, text, None, and tuples, lists and dicts of them.
-    A thread would not do: nothing can end a thread that sits in a system call on a dead mount.
+    ``function`` must return what `marshal` can write: numbers, text, None, and tuples, lists and dicts of them.
+    It does not run in a thread, because a thread blocked in a system call on a dead mount cannot be ended.
     """
     reader, writer = os.pipe()
     try:
         pid = os.fork()
-    except OSError as error:  # the limit on processes, or no memory
+    except OSError as error:  # process limit reached, or out of memory
         os.close(reader)
         os.close(writer)
         return Child(error=f"no process could be started: {error.strerror}")
@@ -53,7 +53,7 @@ def start(function: Callable[[], Any]) -> Child:
 
 
 def _answer(function: Callable[[], Any], writer: int) -> NoReturn:
-    """Be the child: never return, never run the parent's exit handlers, never flush its buffers."""
+    """Run in the child: never return, never run the parent's exit handlers, never flush its buffers."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -68,10 +68,10 @@ def _answer(function: Callable[[], Any], writer: int) -> NoReturn:
 
 
 def collect(children: Sequence[Child], deadline_s: float) -> list[Answer]:
-    """Return each child's answer in order, after ``deadline_s`` seconds for all together at most.
+    """Return each child's answer in order, after at most ``deadline_s`` seconds in total.
 
-    Children that are late get SIGKILL. One that the kernel cannot end (state D on a dead NFS server) is left
-    to the kernel: waiting for it would be the very hang that this file prevents.
+    Late children get SIGKILL. A child that the kernel cannot end (state D on a dead NFS server) is abandoned: waiting
+    for it would be the very hang that this module prevents.
     """
     until_s = time.monotonic() + deadline_s
     try:
@@ -87,7 +87,7 @@ def _answer_of(child: Child, until_s: float, deadline_s: float) -> Answer:
     poll.register(child.fd, select.POLLIN)
     if not poll.poll(max(0.0, until_s - time.monotonic()) * 1000):
         return Answer(error=f"no answer within {deadline_s:g} s")
-    data = b"".join(iter(partial(os.read, child.fd, 1 << 16), b""))  # it writes all at once, and ends
+    data = b"".join(iter(partial(os.read, child.fd, 1 << 16), b""))  # the child writes everything at once, and ends
     try:
         good, value = marshal.loads(data)
     except (EOFError, ValueError, TypeError):
@@ -109,5 +109,5 @@ def _end(children: Sequence[Child]) -> None:
 def _reaped(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:  # somebody else's SIGCHLD handling was quicker
+    except ChildProcessError:  # another SIGCHLD handler reaped it first
         return True

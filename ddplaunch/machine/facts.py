@@ -1,4 +1,4 @@
-"""One machine as frozen values: everything that checks see of it."""
+"""One machine as frozen values: everything that checks know about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_PORT = Unavailable("no port was named")
 
 @dataclass(frozen=True)
 class HostFacts:
-    """``name_addresses`` is what the host's own name resolves to (or why it does not).
+    """The machine. ``name_addresses`` is what its own host name resolves to, or why it does not resolve.
 
     ``machine`` is "x86_64", "aarch64" …
     """
@@ -29,7 +29,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class PythonFacts:
-    """The interpreter that runs ddplaunch, and torchrun."""
+    """The interpreter that runs ddplaunch and torchrun."""
 
     executable: str
     version: str
@@ -39,7 +39,7 @@ class PythonFacts:
 class TorchFacts:
     """torch as installed, read from its files without importing it (about a millisecond).
 
-    ``cuda``/``hip`` are the toolkit versions it was built for (None in a CPU build). ``torchrun_flags`` are the
+    ``cuda`` and ``hip`` are the toolkit versions it was built for (None in a CPU build). ``torchrun_flags`` are the
     long options that the installed ``torch/distributed/run.py`` declares, spelled with dashes.
     """
 
@@ -53,16 +53,14 @@ class TorchFacts:
 
 @dataclass(frozen=True)
 class PackageFacts:
-    """Installed distributions by normalised name, as the names of their ``.dist-info`` folders say; ``places`` are the
-    directories they are in.
-    """
+    """Installed distributions: versions by normalised name, from the names of ``.dist-info`` folders."""
 
     versions: dict[str, str]
 
 
 @dataclass(frozen=True)
 class TorchImport:
-    """torch as a child interpreter finds it by importing it (seconds; only ``doctor`` asks for it)."""
+    """torch as reported by a child interpreter that imports it (takes seconds; only ``doctor`` asks for it)."""
 
     version: str
     nccl_available: bool
@@ -74,7 +72,7 @@ class TorchImport:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that holds memory on a GPU; user and command are None where /proc does not tell.
+    """A process that holds memory on a GPU; user and command are None if /proc does not show them.
 
     ``orphan`` is True for a torchelastic worker whose parent is gone.
     """
@@ -109,7 +107,7 @@ class Gpu:
     memory_used_bytes: int | Unavailable = NOT_ASKED
     utilization_percent: int | Unavailable = NOT_ASKED
     processes: tuple[GpuProcess, ...] | Unavailable = NOT_ASKED
-    ecc_uncorrected: int | Unavailable = NOT_ASKED  # volatile: since the driver was loaded
+    ecc_uncorrected: int | Unavailable = NOT_ASKED  # volatile count: since the driver was loaded
     remap_pending: bool | Unavailable = NOT_ASKED
     remap_failed: bool | Unavailable = NOT_ASKED
     recovery_action: str | Unavailable = NOT_ASKED  # "none", "reset", "reboot", "drain P2P", …
@@ -124,8 +122,8 @@ class Gpu:
 class NvmlFacts:
     """GPUs and driver by NVML. ``cuda_driver_version`` is the newest CUDA that the driver supports, e.g. (12, 8).
 
-    AMD's GPUs, as the kernel shows them, are told in the same way, in HIP's order: they have no CUDA, which is (0, 0).
-    ``denied`` are device files of theirs that this user may not open.
+    AMD's GPUs, as the kernel shows them, are described in the same way, in HIP's order; their CUDA version is (0, 0).
+    ``denied`` are the AMD device files that this user may not open.
     """
 
     driver_version: str
@@ -139,9 +137,9 @@ class NvmlFacts:
 class NvidiaFacts:
     """GPUs and the driver as the kernel shows them, without NVML.
 
-    ``pci_gpus``: NVIDIA display/3D controllers on the PCI bus; ``kernel_module_version`` from
-    /proc/driver/nvidia/version; ``device_nodes``: /dev/nvidia0 … that exist; ``nvml_error`` is
-    "driver/library version mismatch" and the like, kept apart because a check names it.
+    ``pci_gpus`` counts NVIDIA's display/3D controllers on the PCI bus, ``device_nodes`` the existing /dev/nvidia0 …;
+    ``kernel_module_version`` is from /proc/driver/nvidia/version; ``nvml_error`` is "driver/library version mismatch"
+    and the like, a separate field because a check names it.
     """
 
     pci_gpus: int
@@ -152,7 +150,7 @@ class NvidiaFacts:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """``usable`` = min(affinity, quota), at least 1; ``quota_cpus`` is the cgroup's CPU quota or None."""
+    """CPU counts: ``usable`` = min(affinity, quota), at least 1; ``quota_cpus`` is the cgroup's CPU quota or None."""
 
     logical: int
     affinity: int
@@ -162,8 +160,9 @@ class CpuFacts:
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node that has CPUs: ``cores`` are the physical cores that this process may use, each as its hardware
-    threads; ``package`` is the socket that it is a part of.
+    """A NUMA node that has CPUs.
+
+    ``cores`` are the physical cores that this process may use, each as its hardware threads; ``package`` is the socket.
     """
 
     index: int
@@ -178,11 +177,11 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class CpuLayout:
-    """Where the CPUs lie that this process may use.
+    """The layout of the CPUs that this process may use.
 
-    ``allowed`` of the ``online`` CPUs is how many the cgroup's cpuset leaves (or the first process has); an affinity
-    of fewer was chosen by somebody. On a machine with several nodes, ``gpu_nodes`` holds the node of each GPU by the
-    PCI address that NVML tells, as far as the kernel knows it.
+    ``allowed`` counts those of the ``online`` CPUs that the cgroup's cpuset, or the affinity of process 1, permits; a
+    smaller affinity of this process was set on purpose. On a machine with several nodes, ``gpu_nodes`` maps each GPU's
+    PCI address (as NVML writes it) to its node, if the kernel knows it.
     """
 
     nodes: tuple[NumaNode, ...]
@@ -207,7 +206,7 @@ class CpuLayout:
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """``limit_bytes`` is the cgroup's limit or None; ``available_bytes`` already respects it."""
+    """Main memory: ``limit_bytes`` is the cgroup's limit or None; ``available_bytes`` already respects it."""
 
     total_bytes: int
     available_bytes: int
@@ -216,7 +215,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class ShmFacts:
-    """/dev/shm."""
+    """Size and free space of /dev/shm."""
 
     size_bytes: int
     free_bytes: int
@@ -224,7 +223,7 @@ class ShmFacts:
 
 @dataclass(frozen=True)
 class LimitFacts:
-    """Soft and hard resource limits of this process; None is unlimited."""
+    """Soft and hard resource limits of this process; None means unlimited."""
 
     open_files_soft: int | None
     open_files_hard: int | None
@@ -235,7 +234,7 @@ class LimitFacts:
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface; ``speed_mbps`` is None where the kernel does not tell."""
+    """A network interface; ``speed_mbps`` is None if the kernel does not report it."""
 
     name: str
     up: bool
@@ -261,16 +260,16 @@ class Route:
     destination: str
     interface: str | None
     local_address: str
-    is_local: bool  # the destination is an address of this very host
+    is_local: bool  # the destination is an address of this host
 
 
 @dataclass(frozen=True)
 class PortFact:
-    """A TCP port that was asked for explicitly; ``holder_*`` say who listens on it as far as /proc tells."""
+    """A TCP port that was given explicitly; ``holder_*`` describe the process that listens on it, if /proc shows it."""
 
     port: int
     free: bool
-    error: str | None = None  # the OSError's text of the trial bind
+    error: str | None = None  # the OSError's text from trying to bind it
     holder_pid: int | None = None
     holder_user: str | None = None
     holder_command: str | None = None
@@ -278,7 +277,7 @@ class PortFact:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """Interfaces, InfiniBand and, where a master address was named, the route to it."""
+    """Interfaces, InfiniBand ports and, if a master address was given, the route to it."""
 
     interfaces: tuple[Interface, ...]
     infiniband: tuple[InfinibandPort, ...]
@@ -287,7 +286,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class PathFact:
-    """A data or output path, looked at by a short-lived child with a deadline.
+    """A data or output path, inspected by a short-lived child with a deadline.
 
     ``kind`` is "file", "directory", "other", "missing" or "unreachable" (the deadline passed: a dead mount).
     For an output that does not exist yet, ``writable`` and the sizes are those of the nearest existing parent.
@@ -309,7 +308,7 @@ class PathFact:
 
 @dataclass(frozen=True)
 class Facts:
-    """One machine. A field that could not be had is ``Unavailable``; checks that need it become skips."""
+    """All facts of one machine. A fact that could not be read is ``Unavailable``; checks that need it are skipped."""
 
     host: HostFacts | Unavailable
     python: PythonFacts | Unavailable
@@ -329,16 +328,15 @@ class Facts:
     environment: dict[str, str] = field(default_factory=dict)  # as ddplaunch found it, secrets replaced by "***"
     packages: PackageFacts | Unavailable = NOT_ASKED
     cpu_layout: CpuLayout | Unavailable = NOT_ASKED
-    launch_lines: tuple[str, ...] = ()  # of the shell script that the ranks would run, as ddplaunch says them
+    launch_lines: tuple[str, ...] = ()  # in the shell script that the ranks would run, translated to ddplaunch's own
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What to look at beyond the machine itself. ``path_deadline_s`` bounds each look at a path.
+    """What to inspect besides the machine itself. ``path_deadline_s`` limits the time for the paths.
 
-    Of ``record_paths`` an empty one is where records go by default.
-    ``torch_needs_gpu`` lets ``import_torch`` be skipped where there is no driver of a GPU: what the import tells beyond
-    torch's files is about GPUs.
+    An empty string in ``record_paths`` is the default place of records. ``torch_needs_gpu`` skips ``import_torch`` on
+    machines without a GPU driver: beyond what torch's files say, the import only tells about GPUs.
     """
 
     data_paths: tuple[str, ...] = ()
@@ -346,7 +344,7 @@ class ProbeRequest:
     master_addr: str | None = None
     master_port: int | None = None
     import_torch: bool = False
-    gpu_details: bool = True  # health, processes, utilisation; False asks for count, names and memory only
+    gpu_details: bool = True  # health, processes, utilisation; False: only count, names and memory
     path_deadline_s: float = 2.0
     torch_needs_gpu: bool = False
     packages: bool = False

@@ -1,7 +1,7 @@
-"""Reads small files of /proc, /sys and /etc, and the ends of large ones; what cannot be read is None or empty.
+"""Reads small files of /proc, /sys and /etc, and the ends of large ones; returns None or nothing for unreadable files.
 
-A log that grew beyond its limit is kept in pieces: its head has the name, and what came last is in ``NAME.from-N``
-beside it, N being the byte of the log at which the piece begins.
+A log that outgrew its limit is kept in pieces: the head keeps the name, and later output is in ``NAME.from-N`` next to
+it, where N is the byte of the log at which the piece begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read(path: str) -> str | None:
 
 
 def number(path: str) -> int | None:
-    """Return the file's whole number, or None if there is none ("max", empty, absent)."""
+    """Return the whole number in the file, or None if it contains none ("max", empty, absent)."""
     text = read(path)
     try:
         return int(text) if text else None
@@ -38,7 +38,7 @@ def number(path: str) -> int | None:
 
 
 def names(path: str) -> list[str]:
-    """Return a folder's entries in order of name; none if it cannot be listed."""
+    """Return a folder's entries sorted by name; an empty list if it cannot be listed."""
     try:
         with os.scandir(path) as entries:
             return sorted(entry.name for entry in entries)
@@ -47,7 +47,7 @@ def names(path: str) -> list[str]:
 
 
 def unescape(field: str) -> str:
-    r"""Undo the octal escapes of /proc/mounts (``\040`` is a blank; see getmntent(3))."""
+    r"""Undo the octal escapes of /proc/mounts (``\040`` is a space; see getmntent(3))."""
     if "\\" not in field:
         return field
     # the kernel escapes bytes, not characters, so the digits always stand for one ASCII character
@@ -55,9 +55,9 @@ def unescape(field: str) -> str:
 
 
 def user_name(uid: int, root: str = "/", environ: Mapping[str, str] | None = None) -> str:
-    """Return the user's name from /etc/passwd, else USER if ``uid`` is ours, else the number.
+    """Return the user's name from /etc/passwd; else USER if ``uid`` is this user; else the number.
 
-    The name service is left out on purpose: with LDAP or sssd it is a network request that can hang.
+    The name service is not asked on purpose: with LDAP or sssd it is a network request that can hang.
     """
     for line in (read(f"{root}/etc/passwd") or "").splitlines():
         fields = line.split(":")
@@ -68,7 +68,7 @@ def user_name(uid: int, root: str = "/", environ: Mapping[str, str] | None = Non
 
 
 def owner_name(uid: int) -> str:
-    """Return the user's name as the name service tells it, which may take a while; ``uid 1234`` if it has none."""
+    """Return the user's name from the name service, which may be slow; ``uid 1234`` if it has none."""
     try:
         import pwd
 
@@ -78,7 +78,7 @@ def owner_name(uid: int) -> str:
 
 
 def read_bytes(path: str) -> bytes | None:
-    """Return the whole file, None if it is gone or may not be read; half the time that a file object takes."""
+    """Return the whole file, or None if it is gone or unreadable; twice as fast as a file object."""
     try:
         descriptor = os.open(path, open_flags("RDONLY", "CLOEXEC", "BINARY"))
     except OSError:
@@ -88,14 +88,14 @@ def read_bytes(path: str) -> bytes | None:
         while part := os.read(descriptor, 1 << 17):
             parts.append(part)
         return b"".join(parts)
-    except OSError:  # ESRCH: it ended while it was read
+    except OSError:  # ESRCH: the process ended while it was read
         return None
     finally:
         os.close(descriptor)
 
 
 def open_plain(path: str | Path) -> int:
-    """Open a plain file to read; a pipe or a device is not waited for. Raises OSError."""
+    """Open a regular file for reading and return its descriptor. Raises OSError for others; never blocks on a pipe."""
     descriptor = os.open(path, open_flags("RDONLY", "NONBLOCK", "NOCTTY", "CLOEXEC", "BINARY"))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -104,7 +104,7 @@ def open_plain(path: str | Path) -> int:
 
 
 def read_plain(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
-    """Return what a plain file holds. Raises OSError where it is none, or holds more."""
+    """Return the contents of a regular file. Raises OSError if it is not regular, or larger than ``most_bytes``."""
     with open(open_plain(path), "rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -113,7 +113,7 @@ def read_plain(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
 
 
 class Piece(NamedTuple):
-    """A file that holds a log from its byte ``start`` up to ``end``."""
+    """A file with the bytes of a log from ``start`` up to ``end``."""
 
     path: str
     start: int
@@ -124,18 +124,18 @@ _CONTINUED = ".from-"
 
 
 def piece_path(path: str, start: int) -> str:
-    """Return what the piece of the log ``path`` that begins at its byte ``start`` is called."""
+    """Return the path of the piece of the log ``path`` that begins at byte ``start``."""
     return f"{path}{_CONTINUED}{start}"
 
 
 def pieces_of(path: str | Path) -> list[Piece]:
-    """Return the files of a log, in order; one that is in one file has one piece, one that is gone has none."""
+    """Return the files that make up a log, in order: one for a log in one file, none if it is gone."""
     folder, name = os.path.split(os.fspath(path))
     return pieces_in(folder or ".", name).get(name, [])
 
 
 def pieces_in(folder: str | Path, name: str = "") -> dict[str, list[Piece]]:
-    """Return the pieces of every log in ``folder``, or of that called ``name``, by the log's name."""
+    """Return the pieces of every log in ``folder`` whose name begins with ``name``, by the log's name."""
     pieces_by_log: dict[str, list[Piece]] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -154,7 +154,7 @@ def pieces_in(folder: str | Path, name: str = "") -> dict[str, list[Piece]]:
 
 
 def read_end(path: str | Path, most_bytes: int) -> bytes:
-    """Return the last ``most_bytes`` of a log, all of a shorter one; nothing if it cannot be read."""
+    """Return the last ``most_bytes`` of a log, or all of a shorter one; nothing if it cannot be read."""
     data, next_start = b"", None
     for piece in reversed(pieces_of(path)):
         if len(data) >= most_bytes or next_start not in (None, piece.end):
@@ -173,7 +173,7 @@ def _end_of(path: str, most_bytes: int) -> bytes:
 
 
 def is_same_file(first: int, second: int) -> bool:
-    """Say whether two descriptors lead to the same terminal, pipe or file; False where one of them is closed."""
+    """Return whether two descriptors refer to the same terminal, pipe or file; False if one of them is closed."""
     try:
         return os.path.samestat(os.fstat(first), os.fstat(second))
     except OSError:
@@ -181,7 +181,7 @@ def is_same_file(first: int, second: int) -> bool:
 
 
 def gpu_devices(pid: int | str, proc: str = "/proc") -> list[str]:
-    """Return the devices of NVIDIA's or AMD's compute driver that a process has open; none where nobody may look.
+    """Return NVIDIA's and AMD's compute devices that a process has open; none if this user may not see its files.
 
     CUDA and NVML open /dev/nvidiactl and /dev/nvidiaN, on WSL2 /dev/dxg; HIP opens /dev/kfd. They stay open.
     """
@@ -193,5 +193,5 @@ def gpu_devices(pid: int | str, proc: str = "/proc") -> list[str]:
 
 
 def boot_id() -> str | None:
-    """Return the id of this boot, within which a pid and a start time name one process; None where it is not told."""
+    """Return the ID of this boot, or None; within one boot, pid and start time together identify a process."""
     return read("/proc/sys/kernel/random/boot_id")

@@ -32,10 +32,10 @@ _MASTER_NAME_DEADLINE_S = 3.0
 
 
 def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> Facts:
-    """Look at this machine and return its facts; never raises.
+    """Inspect this machine and return its facts; never raises.
 
-    A probe that fails in a way it did not foresee becomes ``Unavailable("probe failed: …")``. What may take
-    long (torch's import, names, paths) is started first and collected last.
+    A probe that fails unexpectedly becomes ``Unavailable("probe failed: …")``. The slow ones (torch's import, names,
+    paths) are started first and collected last.
     """
     env = dict(os.environ if environ is None else environ)
     torch_import = _begin(lambda: _import(request))
@@ -76,7 +76,7 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
 
 
 def _ask(probe: Callable[[], T]) -> T | Unavailable:
-    """Return what ``probe`` returns, or its unexpected exception as a value."""
+    """Return the result of ``probe``, or its unexpected exception as ``Unavailable``."""
     try:
         return probe()
     except Exception as error:
@@ -84,7 +84,7 @@ def _ask(probe: Callable[[], T]) -> T | Unavailable:
 
 
 def _begin(start: Callable[[], Callable[[], T | Unavailable]]) -> Callable[[], T | Unavailable]:
-    """Start what takes long, and return what collects its answer later; each may break, as in ``_ask``."""
+    """Start a slow probe, and return a function that collects its answer; both may fail, as in ``_ask``."""
     finish = _ask(start)
     return (lambda: finish) if isinstance(finish, Unavailable) else lambda: _ask(finish)
 
@@ -92,7 +92,7 @@ def _begin(start: Callable[[], Callable[[], T | Unavailable]]) -> Callable[[], T
 def _import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
     if not request.import_torch or (request.torch_needs_gpu and not any(os.access(path, os.F_OK) for path in _DRIVERS)):
         return lambda: NOT_ASKED
-    from ddplaunch.machine import torch_child  # subprocess costs milliseconds that a launch does not pay
+    from ddplaunch.machine import torch_child  # here: subprocess costs a launch milliseconds
 
     child = torch_child.start_import()
     return lambda: torch_child.finish(child)
@@ -115,7 +115,7 @@ def _network(master: str | None, addresses: tuple[str, ...] | Unavailable) -> Ne
 
 
 def _port(request: ProbeRequest, network_facts: NetworkFacts | Unavailable) -> PortFact | Unavailable:
-    """Probe the port where it will be bound: on the master itself, or here if no master is named."""
+    """Probe the port on the host that binds it: the master, or this host if no master is named."""
     if request.master_port is None:
         return NO_PORT
     route = network_facts.route_to_master if isinstance(network_facts, NetworkFacts) else network_facts

@@ -1,7 +1,8 @@
-"""What this process may use of the machine's CPUs, memory, /dev/shm and limits: affinity, cgroups v1 and v2, rlimits;
-and the GPUs that the kernel itself shows, NVIDIA's on the PCI bus and AMD's in sysfs.
+"""CPUs, memory, /dev/shm and limits that this process may use, and the GPUs that the kernel shows.
 
-psutil knows the machine's CPUs and memory, but no cgroup, and its import takes 17 ms of the 100 ms that `run` has.
+Limits are from affinity, cgroups v1 and v2, and rlimits; GPUs are NVIDIA's on the PCI bus and AMD's in sysfs.
+
+psutil reports the machine's CPUs and memory but no cgroups, and importing it takes 17 ms of the 100 ms that `run` has.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ddplaunch.values.resolved import Unavailable
 
 @dataclass(frozen=True)
 class CgroupLevels:
-    """``folders`` run from this process's own cgroup up to the mount; limits of all of them apply."""
+    """The cgroup folders from this process's own up to the mount; the limits of all of them apply."""
 
     version: int  # 1 or 2
     folders: tuple[str, ...]
@@ -29,10 +30,11 @@ class CgroupLevels:
 def levels(controller: str, root: Path = Path("/")) -> CgroupLevels:
     """Return the cgroups whose ``controller`` ("cpu", "memory", "pids") governs this process.
 
-    A v1 hierarchy that carries the controller wins over v2, as in the kernel: a controller lives in one of them.
+    A v1 hierarchy with the controller takes precedence over v2, as in the kernel: a controller is in one hierarchy
+    only.
     See cgroups(7), /proc/self/cgroup and proc_pid_mountinfo(5).
     """
-    paths: dict[str, str] = {}  # in each v1 hierarchy by its controllers, in that of v2 by an empty name
+    paths: dict[str, str] = {}  # keyed by controller for v1 hierarchies, by an empty name for v2
     for line in (files.read(f"{root}/proc/self/cgroup") or "").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         paths |= dict.fromkeys(controllers.split(","), path)
@@ -43,7 +45,7 @@ def levels(controller: str, root: Path = Path("/")) -> CgroupLevels:
 
 
 def _folders(controller: str, path: str, root: Path) -> tuple[str, ...]:
-    """Return the folders of ``path`` up to the mount of its hierarchy; none if that is not mounted."""
+    """Return the folders from ``path`` up to the mount of its hierarchy; none if it is not mounted."""
     for line in (files.read(f"{root}/proc/self/mountinfo") or "").splitlines():
         mount_fields, _, filesystem_fields = line.partition(" - ")
         kind, _, options = filesystem_fields.partition(" ")
@@ -56,7 +58,7 @@ def _folders(controller: str, path: str, root: Path) -> tuple[str, ...]:
 
 
 def _below(path: str, inside: str) -> str:
-    """Return ``path`` as seen below a mount that shows the part ``inside`` of the hierarchy (Docker with v1)."""
+    """Return ``path`` relative to a mount that shows only the part ``inside`` of the hierarchy (Docker with v1)."""
     if inside == "/":
         return path
     if path == inside or path.startswith(inside + "/"):
@@ -66,14 +68,14 @@ def _below(path: str, inside: str) -> str:
 
 def _upwards(base: str, path: str) -> list[str]:
     parts = [part for part in path.split("/") if part]
-    if ".." in parts:  # outside of our cgroup namespace: nothing below the mount is ours but its top
+    if ".." in parts:  # outside of our cgroup namespace: only the top of the mount is ours
         parts = []
     candidates = ["/".join([base, *parts[:length]]) for length in range(len(parts), -1, -1)]
     return [folder for folder in candidates if Path(folder).is_dir()]
 
 
 def probe_cpu(root: Path = Path("/")) -> CpuFacts:
-    """Return the CPUs of the machine, of this process's affinity mask and of its cgroup quota."""
+    """Return how many CPUs the machine has, and how many the affinity mask and the cgroup quota leave this process."""
     affinity = len(os.sched_getaffinity(0))
     quota = _quota(levels("cpu", root))
     usable = affinity if quota is None else min(affinity, math.floor(quota))
@@ -81,7 +83,7 @@ def probe_cpu(root: Path = Path("/")) -> CpuFacts:
 
 
 def _quota(levels: CgroupLevels) -> float | None:
-    """Return the tightest quota on the way up; a parent's quota binds its children too.
+    """Return the smallest quota of all levels; a parent's quota binds its children too.
 
     v1 has cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us, v2 has "QUOTA PERIOD" in cpu.max
     (https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files).
@@ -103,7 +105,7 @@ _MEMORY_FILES = {  # cgroup version: limit, usage, the reclaimable page cache's 
 
 
 def probe_memory(root: Path = Path("/")) -> MemoryFacts | Unavailable:
-    """Return total, limit and available bytes; a cgroup limit at or above the machine's memory counts as none."""
+    """Return total, limit and available bytes; a cgroup limit at or above the machine's memory is ignored."""
     meminfo = _table(f"{root}/proc/meminfo")
     if not {"MemTotal", "MemAvailable"} <= meminfo.keys():
         return Unavailable("/proc/meminfo does not tell MemTotal and MemAvailable")
@@ -123,12 +125,12 @@ def probe_memory(root: Path = Path("/")) -> MemoryFacts | Unavailable:
 
 
 def _table(path: str) -> dict[str, int]:
-    """Return the lines ``name number`` or ``name: number kB`` of a file as numbers; nothing if it cannot be read."""
+    """Return the numbers in a file with lines ``name number`` or ``name: number kB``; nothing if it cannot be read."""
     return {name: int(number) for name, number in _NAMED_NUMBER.findall(files.read(path) or "")}
 
 
 def probe_shm(root: Path = Path("/")) -> ShmFacts | Unavailable:
-    """Return the size and the free space of /dev/shm, where NCCL and DataLoader workers share memory."""
+    """Return the size and free space of /dev/shm, where NCCL and DataLoader workers share memory."""
     try:
         status = os.statvfs(f"{root}/dev/shm")
     except OSError as error:
@@ -137,9 +139,9 @@ def probe_shm(root: Path = Path("/")) -> ShmFacts | Unavailable:
 
 
 def probe_limits(root: Path = Path("/")) -> LimitFacts:
-    """Return soft and hard limits (None is unlimited); ranks inherit them through torchrun."""
-    pids = [files.number(f"{folder}/pids.max") for folder in levels("pids", root).folders]  # None is "max"
-    import resource  # not on Windows
+    """Return soft and hard limits (None means unlimited); ranks inherit them through torchrun."""
+    pids = [files.number(f"{folder}/pids.max") for folder in levels("pids", root).folders]  # None for "max"
+    import resource  # not available on Windows
 
     files_soft, files_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LimitFacts(
@@ -162,7 +164,7 @@ _MODULE_VERSION = re.compile(r"Kernel Module\b.*?\s(\d+\.\d+(?:\.\d+)?)\s")
 
 
 def probe_nvidia(nvml_error: str | None = None, root: Path = Path("/")) -> NvidiaFacts:
-    """Count GPUs on the PCI bus and device nodes under ``root``; ``nvml_error`` is handed through."""
+    """Return the GPUs on the PCI bus, device nodes and driver version under ``root``, with the given ``nvml_error``."""
     version = _MODULE_VERSION.search((files.read(f"{root}/proc/driver/nvidia/version") or "") + "\n")
     return NvidiaFacts(
         pci_gpus=_pci_gpus(f"{root}/sys/bus/pci/devices"),
@@ -182,9 +184,9 @@ def _pci_gpus(devices: str) -> int:
 
 @dataclass(frozen=True)
 class AmdDevice:
-    """One of AMD's GPUs as Linux shows it: ``index`` and ``uuid`` are HIP's, ``folder`` is that of its device in sysfs.
+    """One of AMD's GPUs as Linux shows it: ``index`` and ``uuid`` are HIP's, ``folder`` is its device in sysfs.
 
-    ``kfd_id`` is the name by which the kernel's compute driver calls it.
+    ``kfd_id`` is the kernel compute driver's number for it.
     """
 
     index: int
@@ -196,15 +198,15 @@ class AmdDevice:
 
 
 def amd_devices(root: str = "") -> tuple[AmdDevice, ...]:
-    """Return AMD's GPUs that this machine or container may use, in the order in which HIP counts.
+    """Return AMD's GPUs that this machine or container may use, in HIP's order.
 
-    That is the order of the topology in sysfs, without the GPUs whose device file is not there.
+    That is the order of the topology in sysfs, without GPUs whose device file is absent.
     https://github.com/ROCm/ROCR-Runtime/blob/master/libhsakmt/src/topology.c
     """
     nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
     devices: list[AmdDevice] = []
     for name in sorted(filter(str.isdigit, files.names(nodes)), key=int):
-        kfd_id = files.number(f"{nodes}/{name}/gpu_id")  # 0: a CPU; not to be read: a GPU of another container
+        kfd_id = files.number(f"{nodes}/{name}/gpu_id")  # 0: a CPU; unreadable: a GPU of another container
         properties = dict(line.split()[:2] for line in (files.read(f"{nodes}/{name}/properties") or "").splitlines())
         render = f"renderD{properties.get('drm_render_minor', 0)}"
         if not kfd_id or not os.access(f"{root}/dev/dri/{render}", os.F_OK):
@@ -218,7 +220,7 @@ def amd_devices(root: str = "") -> tuple[AmdDevice, ...]:
 
 
 def amd_denied(devices: Iterable[AmdDevice], root: str = "") -> tuple[str, ...]:
-    """Return the device files of AMD's GPUs that this user may not open, of those that HIP opens.
+    """Return the device files that HIP opens and this user may not.
 
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html
     """
@@ -228,7 +230,7 @@ def amd_denied(devices: Iterable[AmdDevice], root: str = "") -> tuple[str, ...]:
 
 
 def amd_holders(devices: Sequence[AmdDevice], root: str = "") -> dict[int, dict[int, int | None]]:
-    """Return pid → index of a GPU → bytes of its memory that the process holds; pids are those of the host.
+    """Return pid → GPU index → bytes of its memory that the process holds; pids are those of the host.
 
     https://github.com/torvalds/linux/blob/master/drivers/gpu/drm/amd/amdkfd/kfd_process.c (kfd_procfs_show)
     """

@@ -1,6 +1,6 @@
-"""This host's network: interfaces, InfiniBand ports, the route to a master, whether a port is free, names to addresses.
+"""This host's network: interfaces, InfiniBand ports, the route to a master, whether a port is free, name resolution.
 
-Nothing is sent, but for the resolver's own requests, which run in a child with a deadline: a DNS server may be silent.
+Nothing is sent except the resolver's requests, which run in a child with a deadline, as a DNS server may not answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddplaunch.values.secrets import hide_words
 
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40  # linux/if.h
-#: Of containers and virtual machines; no other host is behind them.
+#: Prefixes of interfaces for containers and virtual machines; they lead to no other host.
 _BRIDGES = ("docker", "br-", "virbr", "cni", "flannel", "cali", "veth", "podman", "lxc", "lxd")
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
 
@@ -29,8 +29,8 @@ _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
 def probe_interfaces(root: Path = Path("/")) -> tuple[Interface, ...]:
     """Return this network namespace's interfaces in the kernel's order; ``up`` means that it carries traffic.
 
-    /proc/net and ioctls follow the process's namespace; a /sys mounted elsewhere may not, so only the speed
-    (Mbit/s) is read there.
+    /proc/net and ioctls follow the process's namespace; /sys, which may be mounted from another, is only read for the
+    speed (Mbit/s).
     """
     addresses: dict[str, list[str]] = {}
     for name, address in [*ipv4_addresses(), *_ipv6_addresses(root)]:
@@ -53,7 +53,7 @@ def probe_interfaces(root: Path = Path("/")) -> tuple[Interface, ...]:
 
 
 def _interface_flags(name: str) -> int:
-    """Return the IFF_ flags of an interface (netdevice(7)), 0 if it is gone."""
+    """Return the IFF_ flags of an interface (netdevice(7)), or 0 if it is gone."""
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
@@ -65,7 +65,7 @@ def _interface_flags(name: str) -> int:
 
 
 def ipv4_addresses() -> list[tuple[str, str]]:
-    """Return (interface, address) for every IPv4 address; a label such as ``eth0:1`` counts for ``eth0``."""
+    """Return (interface, address) for every IPv4 address; a label such as ``eth0:1`` belongs to ``eth0``."""
     import fcntl
 
     room = array.array("B", bytes(_IFREQ_BYTES * 256))
@@ -90,7 +90,7 @@ def _ipv6_addresses(root: Path) -> list[tuple[str, str]]:
 
 
 def probe_infiniband(root: Path = Path("/")) -> tuple[InfinibandPort, ...]:
-    """Return the ports of InfiniBand and RoCE adapters; state is the word of "4: ACTIVE"."""
+    """Return the ports of InfiniBand and RoCE adapters; of a state like "4: ACTIVE", only the word is kept."""
     base = f"{root}/sys/class/infiniband"
     return tuple(
         InfinibandPort(
@@ -108,10 +108,10 @@ def probe_infiniband(root: Path = Path("/")) -> tuple[InfinibandPort, ...]:
 def probe_route(
     destination: str, addresses: tuple[str, ...] | Unavailable, interfaces: tuple[Interface, ...]
 ) -> Route | Unavailable:
-    """Return how the kernel would reach the first reachable of ``addresses``, which ``destination`` resolves to.
+    """Return the kernel's route to the first reachable one of ``addresses``, to which ``destination`` resolves.
 
-    Connecting a UDP socket only looks up the route; nothing is sent (connect(2)). A name that means 127.0.1.1 to this
-    host means its network to others: where there is only one, it is taken.
+    Connecting a UDP socket only looks up the route and sends nothing (connect(2)). This host may resolve its own name
+    to 127.0.1.1 while others resolve it to its network address: if the host has only one network, that one is returned.
     """
     if isinstance(addresses, Unavailable):
         return addresses
@@ -126,7 +126,7 @@ def probe_route(
             return Route(destination, *network, True)
         own_addresses = {own_address for interface in interfaces for own_address in interface.addresses}
         bare = address.partition("%")[0]
-        # 127.0.1.1 and the like are local without being listed
+        # 127.0.1.1 and similar addresses are local without being listed
         loopback = "lo" if local.startswith("127.") else None
         holder = next((interface.name for interface in interfaces if local in interface.addresses), loopback)
         is_local = bare in own_addresses or bare == "::1" or bare.startswith("127.")
@@ -135,12 +135,12 @@ def probe_route(
 
 
 def _means_loopback(destination: str) -> bool:
-    """Whether ``destination`` is loopback, not a host name that only the host itself resolves so, as Debian does."""
+    """Return whether ``destination`` means loopback; False for a host name that resolves to it (as on Debian)."""
     return destination.startswith(("127.", "localhost", "ip6-l")) or ":" in destination
 
 
 def _only_network(interfaces: tuple[Interface, ...]) -> tuple[str, str] | None:
-    """Return interface and address of the one network by which others can reach this host; None unless it is one."""
+    """Return interface and address of this host's only network that others can reach; else None."""
     networks = [
         (interface.name, address)
         for interface in interfaces
@@ -163,7 +163,7 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
 
 
 def probe_port(port: int, root: Path = Path("/")) -> PortFact:
-    """Return whether a store could listen on ``port`` on all addresses; if not, whose it is as far as /proc tells.
+    """Return whether a store could listen on ``port`` on all addresses; if not, also the holder, if /proc shows it.
 
     Connections in TIME_WAIT do not count. The port is free again on return.
     """
@@ -176,7 +176,7 @@ def probe_port(port: int, root: Path = Path("/")) -> PortFact:
         first = files.number(f"{root}/proc/sys/net/ipv4/ip_unprivileged_port_start") or 1024
         text = f"{error.strerror}: ports below {first} need root or CAP_NET_BIND_SERVICE"
         return PortFact(port, free=False, error=text)
-    from ddplaunch.machine.processes.process_table import read_process  # as rarely needed
+    from ddplaunch.machine.processes.process_table import read_process  # rarely needed
 
     text, pid = error.strerror or str(error), _holder(port)
     holder = None if pid is None else read_process(pid)
@@ -187,9 +187,9 @@ def probe_port(port: int, root: Path = Path("/")) -> PortFact:
 
 
 def bound(port: int, backlog: int | None = None) -> socket.socket:
-    """Bind ``port`` of all addresses as torch's TCPStore will: IPv6 for both families, else IPv4; listen if asked to.
+    """Return a socket bound to ``port`` on all addresses like torch's TCPStore: IPv6 for both families, else IPv4.
 
-    Raises OSError where the port cannot be had. torch/csrc/distributed/c10d/socket.cpp
+    Listens if ``backlog`` is given. Raises OSError if the port is not available. torch/csrc/distributed/c10d/socket.cpp
     """
     problem = OSError()
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
@@ -213,7 +213,7 @@ def bound(port: int, backlog: int | None = None) -> socket.socket:
 
 def _holder(port: int) -> int | None:
     """Return the pid of a process that listens on the port, else of one with a connection from it."""
-    import psutil  # 17 ms, which only a taken port costs
+    import psutil  # 17 ms, paid only if the port is taken
 
     try:
         sockets = [
@@ -226,12 +226,12 @@ def _holder(port: int) -> int | None:
 
 
 def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[], tuple[str, ...] | Unavailable]:
-    """Begin to resolve ``name``; an address or a name in /etc/hosts is answered without a resolver.
+    """Begin to resolve ``name``, and return a function that waits for the answer at most ``deadline_s`` seconds.
 
-    What is returned waits at most ``deadline_s`` seconds, and gives the addresses in the resolver's order or why there
-    are none.
+    It returns the addresses in the resolver's order, or why there are none. An IP address or a name in /etc/hosts needs
+    no resolver.
     """
-    _, numeric = _ask(os.fsencode(name), socket.AI_NUMERICHOST)  # bytes: for text it imports idna
+    _, numeric = _ask(os.fsencode(name), socket.AI_NUMERICHOST)  # as bytes: with text it imports idna
     addresses_at_hand = (name,) if numeric else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
     if addresses_at_hand:
         return lambda: addresses_at_hand
@@ -248,7 +248,7 @@ def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[]
 
 
 def in_hosts_file(text: str, name: str) -> tuple[str, ...]:
-    """Return the addresses that hosts(5) text gives ``name``, in order, each once."""
+    """Return the addresses of ``name`` in hosts(5) text, in order, each once."""
     addresses: dict[str, None] = {}
     for line in text.splitlines():
         words = line.partition("#")[0].split()

@@ -1,4 +1,4 @@
-"""GPUs as NVML describes them, and AMD's as the kernel does."""
+"""Reads GPUs from NVML, and AMD's GPUs from the kernel."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 LIBRARY = "libnvidia-ml.so.1"
 
-# Numbers of NVML's interface, which never change, where older nvidia-ml-py has no name for them.
+# Constants of NVML's interface for which older nvidia-ml-py has no name; they never change.
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlFieldValueEnums.html
 _FIELD_RECOVERY_ACTION = 230
 _VERSION_MISMATCH = 18
-_GONE = (15, 16)  # GPU_IS_LOST, RESET_REQUIRED: no other question to this GPU makes sense
+_GONE = (15, 16)  # GPU_IS_LOST, RESET_REQUIRED: further questions to this GPU are pointless
 _RECOVERY_ACTIONS = (
     *("none", "reset", "reboot", "drain P2P", "drain and reset"),
     *("recover IMEX domain", "bus reset", "system reboot"),
 )
 _COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
-# Of all reasons only these mean that something is wrong; an idle GPU or one at its power limit is as it should be.
+# Only these reasons mean that something is wrong; idle, or at the power limit, is normal.
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 _SLOWDOWNS = (
     (0x08, "hardware slowdown"),
@@ -39,12 +39,12 @@ _SLOWDOWNS = (
 
 
 def start_nvml() -> tuple[Any | Unavailable, str | None]:
-    """Return nvidia-ml-py with NVML started, and NVML's own error text if it is there but does not work.
+    """Return nvidia-ml-py with NVML started, or why not; and NVML's error text if it is installed but broken.
 
-    Whoever gets it calls ``nvmlShutdown`` when done.
+    The caller has to call ``nvmlShutdown`` when done.
     """
     try:
-        ctypes.CDLL(LIBRARY)  # 0.1 ms; importing pynvml costs 30 ms, which machines without a driver need not pay
+        ctypes.CDLL(LIBRARY)  # 0.1 ms; importing pynvml takes 30 ms, which machines without a driver are spared
     except OSError as error:
         missing = "cannot open shared object file" in str(error)
         reason = f"`{LIBRARY}` of the NVIDIA driver is not installed" if missing else f"NVML does not load: {error}"
@@ -62,10 +62,10 @@ def start_nvml() -> tuple[Any | Unavailable, str | None]:
 
 
 def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | None]:
-    """Return what NVML knows, and NVML's own error text if its library is there but does not work.
+    """Return NVML's facts, or why there are none; and NVML's error text if it is installed but does not work.
 
-    ``details=False`` asks for uuid, name, memory, compute capability and MIG only. A question that one GPU does not
-    answer is ``Unavailable`` there; a GPU that answers nothing carries ``fault``. Never raises for a broken driver.
+    ``details=False`` asks only for uuid, name, memory, compute capability and MIG. A fact that one GPU does not answer
+    is ``Unavailable``; a GPU that answers nothing has ``fault``. Never raises for a broken driver.
     """
     api, error = start_nvml()
     if isinstance(api, Unavailable):
@@ -91,7 +91,7 @@ def _facts(api: Any, details: bool) -> NvmlFacts:
 
 
 def _gpu(api: Any, number: int, index: int, details: bool) -> Gpu | None:
-    """Describe one GPU; None if this user may not use it, in which case CUDA does not count it either."""
+    """Return one GPU; None if this user may not use it, in which case CUDA does not count it either."""
     gpu = Gpu(index=index, uuid="", name=f"GPU {number}")
     try:
         handle = api.nvmlDeviceGetHandleByIndex(number)
@@ -139,7 +139,7 @@ def _processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _described(running: Iterable[tuple[int, int | None]]) -> tuple[GpuProcess, ...]:
-    from ddplaunch.machine.processes.orphans import gpu_process  # not needed where nobody asks for processes
+    from ddplaunch.machine.processes.orphans import gpu_process  # imported only if processes are asked for
 
     return tuple(gpu_process(pid, size) for pid, size in running)
 
@@ -150,7 +150,7 @@ def _uncorrected_errors(api: Any, handle: Any) -> int:
 
 
 def memory_of(api: Any, handle: Any) -> tuple[int, int]:
-    """Return total and used bytes; for ``ask``, because it raises NVML's errors."""
+    """Return total and used bytes. Raises NVML's errors; to be called through ``ask``."""
     try:  # version 1 counts what the driver reserves (hundreds of MiB) as used
         memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
     except (api.NVMLError, AttributeError):
@@ -165,14 +165,14 @@ def _pci_bus_id(api: Any, handle: Any) -> str:
 def _mig_enabled(api: Any, handle: Any) -> bool:
     try:
         return bool(api.nvmlDeviceGetMigMode(handle)[0])
-    except api.NVMLError_NotSupported:  # a GPU that cannot be split is not split
+    except api.NVMLError_NotSupported:  # the GPU does not support MIG
         return False
 
 
 def _mig_devices(api: Any, handle: Any) -> tuple[MigDevice, ...]:
     slots = known(ask(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(handle))), 0)
     answers = (ask(api, lambda slot=slot: _mig_device(api, handle, slot)) for slot in range(slots))  # type: ignore[misc]
-    return tuple(device for device in answers if isinstance(device, MigDevice))  # slots may be empty between others
+    return tuple(device for device in answers if isinstance(device, MigDevice))  # empty slots may lie between others
 
 
 def _mig_device(api: Any, handle: Any, slot: int) -> MigDevice:
@@ -190,13 +190,14 @@ def _recovery_action(api: Any, handle: Any) -> str:
 
 
 def _slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
-    """Return why the clocks are lowered where something is wrong; for ``ask``, because it raises NVML's errors."""
-    mask = api.nvmlDeviceGetCurrentClocksEventReasons(handle)  # since release 535 of the driver
+    """Return the harmful reasons for lowered clocks. Raises NVML's errors; to be called through ``ask``."""
+    mask = api.nvmlDeviceGetCurrentClocksEventReasons(handle)  # since driver 535
     return tuple(name for bit, name in _SLOWDOWNS if mask & bit)
 
 
-#: What changes while a GPU works, by its name in ``Gpu``; for ``ask``. Constants are looked up inside the questions, so
-#: that a name missing in an old nvidia-ml-py costs one fact only.
+#: Facts that change while a GPU works, by field of ``Gpu``; to be called through ``ask``. Constants are looked up
+#: inside
+#: the functions, so that a name missing in an old nvidia-ml-py costs one fact only.
 LIVE_FACTS: Mapping[str, Callable[[Any, Any], Any]] = {
     "utilization_percent": lambda api, handle: int(api.nvmlDeviceGetUtilizationRates(handle).gpu),
     "throttle_reasons": _slowdowns,
@@ -209,7 +210,7 @@ def _named(names: tuple[str, ...], number: int) -> str:
 
 
 def ask(api: Any, question: Callable[[], T]) -> T | Unavailable:
-    """Return the answer, or why there is none; a GPU that is gone raises, since nothing else will answer."""
+    """Return the answer, or why there is none; raises if the GPU is gone and will answer nothing."""
     try:
         return question()
     except api.NVMLError as error:
@@ -221,8 +222,7 @@ def ask(api: Any, question: Callable[[], T]) -> T | Unavailable:
 
 
 def nvml_text(api: Any, error: Any) -> str:
-    """Return NVML's error as people search for it."""
-    # pynvml words this one differently from `nvidia-smi` and from what people search for.
+    """Return NVML's error text, with the wording of `nvidia-smi` (which people search for) where pynvml's differs."""
     return "Driver/library version mismatch" if error.value == _VERSION_MISMATCH else str(error)
 
 
@@ -230,14 +230,14 @@ AMD_DRIVER = "/dev/kfd"
 
 
 def probe_amd(details: bool = True, root: str = "") -> NvmlFacts | Unavailable:
-    """Return what the kernel shows of AMD's GPUs below ``root``, as ``probe_nvml`` does of NVIDIA's, in HIP's order.
+    """Return what the kernel below ``root`` shows of AMD's GPUs, in the form of ``probe_nvml`` and in HIP's order.
 
-    It needs no library of ROCm, and knows neither a count of ECC errors nor temperatures.
+    No ROCm library is needed; ECC errors and temperatures are not available.
     """
     devices = amd_devices(root)
     if not devices:
         return Unavailable("the kernel shows no GPU of AMD's that this user may use")
-    driver = files.read(f"{root}/sys/module/amdgpu/version")  # of AMD's package alone
+    driver = files.read(f"{root}/sys/module/amdgpu/version")  # only AMD's own driver package has it
     release = files.read(f"{root}/proc/sys/kernel/osrelease") or "unknown"
     gpus = tuple(_amd_gpu(device, details, root) for device in devices)
     return NvmlFacts(driver or f"of Linux {release}", (0, 0), gpus, "amd", amd_denied(devices, root))

@@ -1,4 +1,4 @@
-"""Looks at data and output paths, each in a child with a deadline: file system, space.
+"""Inspects data and output paths (file system, space, access), each in a child with a deadline.
 
 A dead NFS mount blocks every system call on it, `os.path.exists` included, and cannot be interrupted.
 """
@@ -19,10 +19,10 @@ from ddplaunch.machine.facts import PathFact
 
 
 def filesystem(path: str, root: Path = Path("/")) -> str | None:
-    """Return the type of the mount that holds ``path``, by the longest prefix in /proc/mounts.
+    """Return the type of the mount that contains ``path``, by the longest prefix in /proc/mounts.
 
-    Links are resolved, which can block on a dead mount: call it in a child with a deadline. Where two mounts
-    share a mount point, the later one covers the earlier.
+    Resolves links, which can block on a dead mount: call it in a child with a deadline. If two mounts share a mount
+    point, the later one covers the earlier.
     """
     real = os.path.realpath(path)
     best, kind = -1, None
@@ -38,15 +38,15 @@ def filesystem(path: str, root: Path = Path("/")) -> str | None:
 
 Role = Literal["data", "output"]
 
-# what a mount says whose server is gone, where it says anything (soft NFS, a crashed FUSE daemon, a lost disk)
+# errors from a mount whose server is gone, if it reports any (soft NFS, a crashed FUSE daemon, a lost disk)
 _DEAD = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENODEV}
 _GLOB = set("*?[")
 
 
 def begin_looks(paths_with_roles: Sequence[tuple[str, Role]], deadline_s: float) -> Callable[[], tuple[PathFact, ...]]:
-    """Look at each path in a child of its own, so that one dead path does not hide the others.
+    """Start to inspect each path in its own child, so that one dead path does not hide the others.
 
-    What is returned collects the facts in order; all paths together get ``deadline_s`` seconds, late ones are
+    The returned function collects the facts in order. All paths together get ``deadline_s`` seconds; late ones are
     "unreachable".
     """
     children = [deadline.start(partial(describe_path, path, role)) for path, role in paths_with_roles]
@@ -64,13 +64,13 @@ def begin_looks(paths_with_roles: Sequence[tuple[str, Role]], deadline_s: float)
 def describe_path(path: str, role: Role) -> dict[str, Any]:
     """Return the fields of a PathFact; runs in the child and may block.
 
-    A data path that is missing and holds ``* ? [`` is expanded, and its first match stands for it.
+    A missing data path that contains ``* ? [`` is expanded, and its first match is described instead.
     """
     try:
         status = os.stat(path)  # noqa: PTH116  Path("") would be the working folder
     except OSError as error:
         return _without_status(path, role, error)
-    except ValueError as error:  # a zero byte in the path
+    except ValueError as error:  # a NUL byte in the path
         return {"kind": "missing", "error": str(error)}
     return _described(path, status)
 
@@ -86,14 +86,14 @@ def _without_status(path: str, role: Role, error: OSError) -> dict[str, Any]:
         return describe_path(match, role) if match else {"kind": "missing", "error": error.strerror}
     parent = _nearest(path)
     fields = _described(parent, Path(parent).stat())
-    # a file where a folder should be: nothing can be created below it
+    # if a file is where a folder should be, nothing can be created below it
     return {**fields, "kind": "missing", "readable": False, "empty": False} | (
         {"writable": False, "error": f"{parent} is not a directory"} if fields["kind"] != "directory" else {}
     )
 
 
 def _nearest(path: str) -> str:
-    """Return the nearest existing parent of a path that does not exist; links are followed."""
+    """Return the nearest existing parent of a path that does not exist, following links."""
     parent = os.path.realpath(path)
     while not os.path.lexists(parent):
         parent = str(Path(parent).parent)
@@ -118,7 +118,7 @@ def _described(path: str, status: os.stat_result) -> dict[str, Any]:
 
 
 def _empty(folder: str) -> bool:
-    """Return whether a folder has no entries, without listing a million of them."""
+    """Return whether a folder is empty, without listing all its entries."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is None

@@ -1,6 +1,6 @@
 """One moment of a run as frozen values: its ranks, the GPUs and this host.
 
-None means "not known", never zero. Rates and percentages are means since the sample before, so a first sample has none.
+None means "not known", never zero. Rates and percentages are averages since the previous sample; the first has none.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ddplaunch.values.frozen import dataclass
 
 @dataclass(frozen=True)
 class RankSample:
-    """One rank with the processes of its session. ``cpu_percent`` is of one CPU: 200 is two CPUs' worth.
+    """One rank with the processes of its session. ``cpu_percent`` is relative to one CPU: 200 means two CPUs.
 
-    ``cpu_percent`` and ``rss_bytes`` are the rank's own process; ``workers`` counts its child processes that work for
-    it (DataLoader workers), ``workers_cpu_percent`` is their sum. ``state`` is the kernel's letter. ``wait_percent`` is
-    the share of the time in which the main thread could have run and had no CPU, the workers' again their sum.
-    ``phases`` are percent of a step, which ranks tell with ``--phases``. ``loss`` is the last that was printed, the
-    words ``nan`` and ``inf`` where it is not a number any more.
+    ``cpu_percent`` and ``rss_bytes`` are of the rank's own process; ``workers`` counts its child processes (DataLoader
+    workers), ``workers_cpu_percent`` is their sum. ``state`` is the kernel's letter. ``wait_percent`` is the share of
+    time in which the main thread was ready to run but had no CPU; ``workers_wait_percent`` is the sum over the workers.
+    ``phases`` are percentages of a step, reported by ranks with ``--phases``. ``loss`` is the last one printed, or the
+    word ``nan`` or ``inf``.
     """
 
     rank: int
@@ -44,10 +44,10 @@ class RankSample:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU by NVML's index. ``slowdowns`` name why its clocks are lowered; ``clock_mhz`` is the SMs'.
+    """One GPU by NVML's index. ``slowdowns`` are the reasons for lowered clocks; ``clock_mhz`` is the SM clock.
 
-    ``ranks`` are those that hold memory on it, ``others`` counts further processes that do. ``fault`` says why it
-    answers nothing.
+    ``ranks`` are those that hold memory on it, ``others`` counts other processes that do. ``fault`` says why the GPU
+    does not answer.
     """
 
     index: int
@@ -67,7 +67,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class HostSample:
-    """This host: ``cpus`` are those that may be used, ``cpu_percent`` is the whole machine's, 0 to 100."""
+    """This host: ``cpus`` counts the usable CPUs; ``cpu_percent`` is of the whole machine, 0 to 100."""
 
     cpus: int
     cpu_percent: float | None = None
@@ -77,7 +77,7 @@ class HostSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """Everything at one moment. ``at_s`` is in seconds since the epoch; ``no_gpus`` says why there are none."""
+    """Everything at one moment. ``at_s`` is in seconds since the epoch; ``no_gpus`` says why there are no GPUs."""
 
     at_s: float
     name: str
@@ -88,12 +88,12 @@ class Sample:
     no_gpus: str | None = None
 
     def gpu_of(self, rank: RankSample) -> GpuSample | None:
-        """Return the GPU that the rank works on, None where it uses none or that is not known."""
+        """Return the GPU that the rank uses; None if it uses none or that is unknown."""
         return next((gpu for gpu in self.gpus if gpu.index == rank.gpu), None)
 
 
 def sample_of(value: object) -> Sample | None:
-    """Return the sample that ``plain`` made JSON of, None if it is none; fields of later versions are left out."""
+    """Return the sample from the output of ``plain``; None if it is not one. Fields of later versions are ignored."""
     with suppress(ValueError):
         return from_plain(value, Sample)
     return None

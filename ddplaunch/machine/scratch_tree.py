@@ -1,9 +1,9 @@
-"""``python -m ddplaunch.machine.scratch_tree``: runs a command where it cannot change anything of the user's.
+"""``python -m ddplaunch.machine.scratch_tree``: runs a command so that it cannot change the user's files.
 
-The command sees the working tree as it is, through an overlay in a mount namespace of its own where the kernel gives
-one to this user (https://docs.kernel.org/filesystems/overlayfs.html), else as a copy in which large files and full
-folders are links. Landlock keeps it from writing elsewhere, but to the folders that it is given
-(https://docs.kernel.org/userspace-api/landlock.html). ``changes_in`` tells what it has written and removed.
+The command sees the working tree as it is: through an overlay in its own mount namespace, if the kernel allows this
+user one (https://docs.kernel.org/filesystems/overlayfs.html), else as a copy in which large files and large folders are
+links. Landlock keeps it from writing anywhere except to the folders it is given
+(https://docs.kernel.org/userspace-api/landlock.html). ``changes_in`` reports what it wrote and removed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-#: The exit status where the command was not started.
+#: The exit status if the command was not started.
 NOT_STARTED = 125
 
 _NEWNS, _NEWUSER = 0x20000, 0x10000000  # unshare(2)
 _BIND, _REC, _PRIVATE = 0x1000, 0x4000, 0x40000  # mount(2)
 _NO_NEW_PRIVS = 38  # prctl(2)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
-#: Rights of Landlock that change files: all but executing and reading, as far as version 3 has them.
+#: Landlock's rights that change files: all except executing and reading, as of version 3.
 _ALL_WRITES = 0x7FF2
-_REFER, _TRUNCATE = 0x2000, 0x4000  # since versions 2 and 3
+_REFER, _TRUNCATE = 0x2000, 0x4000  # added in versions 2 and 3
 _OF_FILES = 0x4002
-_COPIED_BYTES = 32 << 20  # a file beyond this is data or a checkpoint: linked, and cannot be written
-_COPIED_ENTRIES = 2000  # a folder with more is a dataset
-_MOST_COPIED = 50_000  # files; to copy more takes longer than a trial
+_COPIED_BYTES = 32 << 20  # a larger file is data or a checkpoint: it is linked, and cannot be written
+_COPIED_ENTRIES = 2000  # a folder with more entries is a dataset
+_MOST_COPIED = 50_000  # files; copying more takes longer than a trial
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -49,9 +49,10 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def lay_over(tree: Path, folder: Path, through: Iterable[Path]) -> None:
-    """Show ``tree`` to this process and its children through an overlay, whose changes go to ``folder``/upper.
+    """Show ``tree`` to this process and its children through an overlay that keeps changes in ``folder``/upper.
 
-    ``through``, below it, stays what it is. Raises OSError where the kernel does not give that to this user.
+    Paths of ``through``, which are below ``tree``, are not overlaid. Raises OSError if the kernel does not allow this
+    user an overlay.
     """
     uid, gid, working_directory = os.getuid(), os.getgid(), Path.cwd()
     options = f"lowerdir={tree},upperdir={folder / 'upper'},workdir={folder / 'work'}"
@@ -71,7 +72,7 @@ def lay_over(tree: Path, folder: Path, through: Iterable[Path]) -> None:
     open_paths = [(path, os.open(path, os.O_PATH)) for path in (*through, *_mounts_below(tree))]
     try:
         _mount("overlay", str(tree), "overlay", 0, f"{options},redirect_dir=on")
-    except OSError:  # only root may have it: without, who renames a folder gets EXDEV
+    except OSError:  # redirect_dir may need root; without it, renaming a folder fails with EXDEV
         _mount("overlay", str(tree), "overlay", 0, options)
     for path, descriptor in open_paths:
         _mount(f"/proc/self/fd/{descriptor}", str(path), "none", _BIND | _REC)
@@ -87,9 +88,9 @@ def _mounts_below(tree: Path) -> Iterator[Path]:
 
 
 def copy(tree: Path, folder: Path, shared: Path) -> None:
-    """Copy ``tree`` to ``folder``, large files and full folders as links; its parent gets links beside the copy.
+    """Copy ``tree`` to ``folder``, large files and folders as links; link its siblings beside the copy.
 
-    ``shared`` is a link as well. Raises OSError where there is no room, or where there are more than 50,000 files.
+    ``shared`` is also linked. Raises OSError if there is no space, or if there are more than 50,000 files.
     """
     folder.mkdir(parents=True)
     for sibling in _entries(tree.parent):
@@ -99,7 +100,7 @@ def copy(tree: Path, folder: Path, shared: Path) -> None:
 
 
 def _copy(source: Path, target: Path, shared: Path, copied: int) -> int:
-    """Return how many files are copied, ``copied`` of them before."""
+    """Copy ``source``; return how many files were copied in total, including the ``copied`` ones before."""
     for entry in _entries(source):
         if copied > _MOST_COPIED:
             raise OSError(errno.EFBIG, f"more than {_MOST_COPIED} files", str(source))
@@ -131,7 +132,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def allow_writes_below(folders: Iterable[Path]) -> None:
-    """Let this process and its children change files below ``folders`` only. Raises OSError without Landlock."""
+    """Restrict writes of this process and its children to ``folders`` and below. Raises OSError without Landlock."""
     version = _checked(_LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
     handled = _ALL_WRITES & ~(0 if version > 1 else _REFER) & ~(0 if version > 2 else _TRUNCATE)
     ruleset = _checked(_LIBC.syscall(_CREATE_RULESET, struct.pack("Q", handled), ctypes.c_size_t(8), 0), "landlock")
@@ -148,16 +149,16 @@ def allow_writes_below(folders: Iterable[Path]) -> None:
 
 
 def changes_in(folder: Path, tree: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a command in ``folder`` wrote and what it removed of ``tree``, as paths below it."""
+    """Return the paths in ``tree`` that a command with ``folder`` wrote, and those that it removed."""
     copied, written, removed = folder / "copy" / tree.name, set[str](), set[str]()
-    top = copied if copied.is_dir() else folder / "upper"  # which stays empty where the overlay was refused late
+    top = copied if copied.is_dir() else folder / "upper"  # upper stays empty if the overlay was refused late
     for place, folders, names in os.walk(top):
         below = Path(place).relative_to(top)
         links = {name for name in folders if Path(place, name).is_symlink()}
         written |= {str(below / name) for name in folders if _has_mark(Path(place, name), "redirect")}
         for name in (*names, *links):
             now = Path(place, name)
-            if stat.S_ISCHR(now.lstat().st_mode):  # overlayfs marks what was removed by a device 0:0
+            if stat.S_ISCHR(now.lstat().st_mode):  # overlayfs marks removed files by a device 0:0
                 removed.add(str(below / name))
             elif not _is_same(now, tree / below / name):
                 written.add(str(below / name))
@@ -179,7 +180,7 @@ def _is_same(path: Path, original: Path) -> bool:
 
 
 def _has_mark(path: Path, mark: str) -> bool:
-    """Return whether a folder of an overlay stands in the place of one that was removed (opaque) or was renamed."""
+    """Return whether a folder of an overlay replaces one that was removed ("opaque"), or was renamed ("redirect")."""
     for attributes in ("trusted", "user"):
         with suppress(OSError):
             return bool(os.getxattr(path, f"{attributes}.overlay.{mark}"))
@@ -187,17 +188,17 @@ def _has_mark(path: Path, mark: str) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove ``folder`` with all in it, as far as that is possible."""
+    """Remove ``folder`` and its contents, as far as possible."""
     with suppress(OSError):
-        (folder / "work" / "work").chmod(0o700)  # overlayfs leaves it without any permission
+        (folder / "work" / "work").chmod(0o700)  # overlayfs creates it without permissions
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run ``FOLDER TREE RECORDS TEMPORARY [WRITABLE…] -- COMMAND``; changes of TREE go to FOLDER.
+    """Run ``FOLDER TREE RECORDS TEMPORARY [WRITABLE…] -- COMMAND``; changes to TREE go to FOLDER.
 
-    RECORDS, which may be below TREE, is shared. Returns only where the command was not started: TEMPORARY/problem says
-    why.
+    RECORDS, which may be below TREE, is shared. Returns only if the command was not started; TEMPORARY/problem then
+    says why.
     """
     at = words.index("--")
     folder, tree, records, temporary, *writable = map(Path, words[:at])

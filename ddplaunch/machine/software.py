@@ -1,8 +1,7 @@
-"""What is installed on this host, read from files: Python, torch, packages, ddplaunch's plug-in; the host itself,
-and the environment variables that decide a launch.
+"""What is installed here (Python, torch, packages, ddplaunch's plug-in), facts of the host, and its environment.
 
-Nothing is imported or run. torchrun asks ``importlib.metadata`` for the group ``torchrun.logs_specs``, which reads
-every distribution there is; looking for ddplaunch's own takes a fraction of a millisecond.
+Files are read; nothing is imported or run. torchrun looks up the group ``torchrun.logs_specs`` with
+``importlib.metadata``, which reads every distribution; looking only for ddplaunch's takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,15 +25,17 @@ def probe_python() -> PythonFacts:
     return PythonFacts(executable=sys.executable, version=".".join(map(str, sys.version_info[:3])))
 
 
-# name-version.dist-info; names hold no dash there, and .egg-info (Debian, conda) may add Python's version:
+# name-version.dist-info; the name part has no dash, and .egg-info (Debian, conda) may append Python's version:
 # https://packaging.python.org/en/latest/specifications/recording-installed-packages/
 _FOLDER = re.compile(r"^([A-Za-z0-9][\w.]*?)-([^-]+)(?:-py\d[\d.]*)?\.(?:dist|egg)-info$")
 _SEPARATORS = re.compile(r"[-_.]+")
 
 
 def probe_packages(search: Iterable[str] | None = None) -> PackageFacts:
-    """Return what is installed in ``search``, the directories of ``sys.path`` by default; the first one of a name wins,
-    as it does for an import. An egg-info folder without a version in its name, as a source tree has, does not count.
+    """Return the distributions installed in ``search``, by default ``sys.path``.
+
+    Of several with one name the first counts, as for an import. An egg-info folder without a version in its name, as in
+    a source tree, is ignored.
     """
     versions: dict[str, str] = {}
     for place in dict.fromkeys(sys.path if search is None else search):
@@ -45,7 +46,7 @@ def probe_packages(search: Iterable[str] | None = None) -> PackageFacts:
 
 
 def normalised(name: str) -> str:
-    """Return a distribution's name as pip compares it, `huggingface-hub` for `huggingface_hub`.
+    """Return a distribution's name in the form that pip compares: `huggingface-hub` for `huggingface_hub`.
 
     https://packaging.python.org/en/latest/specifications/name-normalization/
     """
@@ -56,10 +57,10 @@ _GROUP = "[torchrun.logs_specs]"
 
 
 def probe_plugin(search: Iterable[str] | None = None) -> str | Unavailable:
-    """Return the file that declares the entry point, or why torchrun would not find one.
+    """Return the file that declares the plug-in's entry point, or why torchrun would not find one.
 
-    ``search`` are the directories of ``sys.path``; the working directory is none of them, since torchrun is started
-    with ``-P`` where Python has it.
+    ``search`` defaults to ``sys.path``. The working directory is skipped, because torchrun is started with ``-P`` where
+    Python has it.
     """
     places = [place for place in (sys.path if search is None else search) if place]
     folders = (
@@ -78,18 +79,18 @@ def _declared(directory: str) -> str | None:
     return path if re.search(r"^ddplaunch\s*=", section, re.MULTILINE) else None
 
 
-#: Packages that `import torch.distributed.run` imports, some of them only where they are installed.
+#: Packages that `import torch.distributed.run` imports, some of them only if installed.
 _OF_TORCH = {
     *("filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "networkx", "numpy", "packaging", "psutil"),
     *("pynvml", "setuptools", "sympy", "torch", "torchgen", "tqdm", "triton", "typing_extensions", "yaml"),
 }
-#: Of the standard library, but nothing that a library imports; a `test.py` is in many directories.
+#: In the standard library, but not imported by libraries; many directories contain a `test.py`.
 _HARMLESS = {"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"}
 _SUFFIXES = (".py", ".pyc", ".so")
 
 
 def shadowing_file(directory: str) -> str | None:
-    """Return the name of the first file or package in ``directory`` that is named like what torchrun imports."""
+    """Return the first file or package in ``directory`` whose name hides a module that torchrun imports, or None."""
     libraries = (sys.stdlib_module_names | _OF_TORCH) - _HARMLESS
     for name in sorted(files.names(directory)):
         stem, dot, _ = name.partition(".")
@@ -105,13 +106,13 @@ _LONG_OPTION = re.compile(r"""["']--([a-z0-9][a-z0-9_-]*)["']""")
 
 
 def probe_torch() -> TorchFacts | Unavailable:
-    """Return what the torch that this interpreter would import says of itself.
+    """Return the version and options of the torch that this interpreter would import.
 
-    The import system finds it (so editable installs and .pth files count) but does not run it.
+    The import system locates it (so editable installs and .pth files count) but does not run it.
     """
     try:
         spec = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):  # ValueError: a half-imported or faked torch in sys.modules
+    except (ImportError, ValueError):  # ValueError: a half-imported or fake torch in sys.modules
         spec = None
     folders = list(spec.submodule_search_locations or ()) if spec else []
     if spec is None or not folders:
@@ -130,13 +131,13 @@ def probe_torch() -> TorchFacts | Unavailable:
         cuda=values.get("cuda"),
         hip=values.get("hip"),
         torchrun_flags=torchrun_flags(files.read(f"{folder}/distributed/run.py") or ""),
-        nccl_version=next(nccl, None),  # None if NCCL came another way than as a wheel
+        nccl_version=next(nccl, None),  # None if NCCL was not installed as a wheel
     )
 
 
 def torchrun_flags(source: str) -> frozenset[str]:
     """Return the long options that the source of ``torch/distributed/run.py`` declares, with dashes."""
-    _, _, parser = source.partition("def get_args_parser")  # around it are examples that declare nothing
+    _, _, parser = source.partition("def get_args_parser")  # the rest of the file has examples only
     parser = parser.partition("\ndef ")[0]
     return frozenset("--" + name.replace("_", "-") for name in _LONG_OPTION.findall(parser or source))
 
@@ -153,7 +154,7 @@ _CONTAINER_FILES = (("run/.containerenv", "podman"), (".dockerenv", "docker"))
 def probe_host(
     addresses: tuple[str, ...] | Unavailable, environ: Mapping[str, str], root: Path = Path("/")
 ) -> HostFacts:
-    """Return the host's facts; ``addresses`` is what its own name resolves to (see `names`)."""
+    """Return the host's facts; ``addresses`` is what its own name resolves to (``network.look_up``)."""
     system = os.uname()
     return HostFacts(
         name=system.nodename,
@@ -168,8 +169,8 @@ def probe_host(
 def container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
     """Return the kind of container around this process, or None.
 
-    The environment is asked first: it names the outermost manager (Kubernetes runs Docker, not the other way
-    round). ``container=`` is the convention of https://systemd.io/CONTAINER_INTERFACE.
+    The environment is checked first: it names the outermost manager (Kubernetes runs Docker, not the other way round).
+    ``container=`` is the convention of https://systemd.io/CONTAINER_INTERFACE.
     """
     if any(name.startswith(("PYXIS_", "ENROOT_")) for name in environ):
         return "slurm-pyxis" if "SLURM_JOB_ID" in environ else "enroot"
@@ -183,5 +184,5 @@ def container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
 
 
 def probe_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that matter to a launch, in order of name, secrets replaced by "***"."""
+    """Return the variables that matter to a launch, sorted by name, with secrets replaced by "***"."""
     return {name: hide_value(name, environ[name]) for name in filter(is_recorded, sorted(environ))}

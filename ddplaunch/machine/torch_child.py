@@ -20,7 +20,7 @@ DEADLINE_S = 120.0
 
 
 def start_import() -> subprocess.Popen[bytes]:
-    """Start the child interpreter, in a session of its own so that its whole group can be ended."""
+    """Start the child interpreter in its own session, so that its whole process group can be killed."""
     return subprocess.Popen(
         own_command(sys.executable, "ddplaunch.machine.torch_child"),
         stdin=subprocess.DEVNULL,
@@ -31,13 +31,13 @@ def start_import() -> subprocess.Popen[bytes]:
 
 
 def finish(child: subprocess.Popen[bytes], deadline_s: float = DEADLINE_S) -> TorchImport | Unavailable:
-    """Wait at most ``deadline_s`` seconds for the child's report; a late child is killed with its group."""
+    """Return the child's report, or why there is none; after ``deadline_s`` seconds the child's group is killed."""
     try:
         output, errors = child.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         _kill(child)
         return Unavailable(f"`import torch` in {sys.executable} did not finish within {deadline_s:g} s")
-    except BaseException:  # Ctrl-C does not reach the child's own session
+    except BaseException:  # Ctrl-C does not reach the child, which has its own session
         _kill(child)
         raise
     try:
@@ -52,7 +52,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     for pipe in (child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible system call: the kernel's to end
+    with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible system call; the kernel will end it
         child.wait(timeout=1.0)
 
 
@@ -64,7 +64,7 @@ def _last_words(status: int, errors: bytes) -> str:
 
 
 def import_report() -> dict[str, Any]:
-    """Import torch here and describe it in JSON's types; the child's whole work."""
+    """Import torch and return what it reports, in JSON's types; this is all the child does."""
     import torch
     import torch.distributed
 
@@ -83,7 +83,7 @@ def import_report() -> dict[str, Any]:
 
 
 def _cuda_error(torch: Any) -> str | None:
-    """Return why CUDA does not start. ``is_available()`` swallows the reason; ``init()`` raises it."""
+    """Return why CUDA does not start, or None. ``is_available()`` swallows the reason; ``init()`` raises it."""
     try:
         torch.cuda.init()
     except Exception as error:
@@ -92,7 +92,7 @@ def _cuda_error(torch: Any) -> str | None:
 
 
 def main() -> None:
-    """Write the report to stdout; whatever torch and its plug-ins print meanwhile goes to stderr."""
+    """Write the report to stdout; whatever torch and its plug-ins print goes to stderr."""
     data_fd = os.dup(1)
     os.dup2(2, 1)
     os.write(data_fd, json.dumps(import_report()).encode())

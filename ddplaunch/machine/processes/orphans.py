@@ -1,4 +1,4 @@
-"""Finds the processes of a table whose launcher is gone, the owners of those on GPUs, the holders of /dev/shm."""
+"""Finds orphans, processes whose launcher is gone, and describes the processes that hold memory on GPUs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _ADOPTERS = (
 
 @dataclass(frozen=True)
 class Orphans:
-    """The processes that one dead launcher left: ranks that were adopted, and everything below them."""
+    """The processes that one dead launcher left behind: its adopted ranks and all their descendants."""
 
-    run_id: str  # ddplaunch's, else torchelastic's, which is "none" unless it was named
+    run_id: str  # ddplaunch's run ID, else torchelastic's, which is "none" unless given
     kind: str  # "ddplaunch" or "torchrun"
     processes: tuple[Process, ...]
 
 
 class _Run(NamedTuple):
-    """The key of a run on this machine; ``which`` is the token of ddplaunch's launch, the port of another's."""
+    """The key of a run on this machine; ``which`` is ddplaunch's launch token, or the master port for torchrun."""
 
     uid: int
     kind: str
@@ -39,11 +39,11 @@ class _Run(NamedTuple):
 
 
 def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[Orphans, ...]:
-    """Return what dead launchers left, by run. ``adopts`` tells whether a parent is one that adopts orphans.
+    """Return what dead launchers left behind, by run. ``adopts`` tells whether a parent adopts orphans.
 
-    In doubt a process is no orphan: it has to be a Python process that torchelastic started, adopted by
-    somebody who is no launcher, and no rank of the same run may have its launcher still. A terminal multiplexer or
-    another program that a rank started and detached is left alone; a Python server cannot be told from an orphan.
+    In doubt a process is not an orphan: it must be a Python process started by torchelastic and adopted by a process
+    that is not a launcher, and no rank of its run may still have its launcher. Other programs that a rank started and
+    detached, such as a terminal multiplexer, are left alone; a detached Python server cannot be told from an orphan.
     """
     roots: dict[_Run, list[Process]] = {}
     looked_after: set[_Run] = set()
@@ -63,7 +63,7 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
 
 
 def _run_of(process: Process) -> _Run | None:
-    """Return the run of the rank or DataLoader worker that this is, None if it is neither."""
+    """Return the run if the process is a rank or a rank's DataLoader worker, else None."""
     elastic_id, run_id = process.mark("TORCHELASTIC_RUN_ID"), process.mark(RUN_ID)
     if elastic_id is None or process.mark("LOCAL_RANK") is None or is_launcher(process):
         return None
@@ -81,9 +81,9 @@ def _orphans(run: _Run, roots: list[Process], table: ProcessTable) -> Orphans:
 
 
 def adopts_orphans(process: Process, proc: str = "/proc") -> bool:
-    """Return whether orphans are given to this process: init, here or of a container, or a known subreaper.
+    """Return whether the kernel gives orphans to this process: init of the host or a container, or a known subreaper.
 
-    One that has loaded torch is a launcher of somebody's own making instead, also where it is process 1 of a container.
+    A process that has loaded torch is a custom launcher instead, even as process 1 of a container.
     """
     status = files.read(f"{proc}/{process.pid}/status") or ""
     innermost = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid")), "")
@@ -96,7 +96,7 @@ COMMAND_LENGTH = 160
 
 
 def gpu_process(pid: int, memory_bytes: int | None, proc: str = "/proc") -> GpuProcess:
-    """Return what /proc tells of ``pid``; nothing but the number if it is gone or in another pid namespace."""
+    """Return what /proc shows of ``pid``; only the number if it is gone or in another pid namespace."""
     process = read_process(pid, proc)
     if process is None:
         return GpuProcess(pid, memory_bytes, None, None)
@@ -107,9 +107,9 @@ def gpu_process(pid: int, memory_bytes: int | None, proc: str = "/proc") -> GpuP
 
 
 def _is_orphan(process: Process, proc: str) -> bool:
-    """Return whether this is a rank, or a DataLoader worker of one, that was adopted because its parent is gone.
+    """Return whether the process is a rank, or a rank's DataLoader worker, that was adopted because its parent is gone.
 
-    In a container torchrun itself may be process 1, and then parent 1 is as it should be.
+    In a container torchrun itself may be process 1; a rank whose parent is 1 is then no orphan.
     """
     if process.mark("TORCHELASTIC_RUN_ID") is None:
         return False

@@ -12,13 +12,15 @@ from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
 _GUARD = "ddplaunch.agent.guard.guard"
-_SPARE = "ddplaunch-warm"  # waits to become a rank, with --start warm
+_SPARE = "ddplaunch-warm"  # a process that waits to become a rank, with --start warm
 
 
 @dataclass(frozen=True)
 class RunProcesses:
-    """The live processes of one run on this machine. ``ranks`` are what its launchers started (one for each node that
-    this machine is), ``children`` what those did (DataLoader workers); ``guards`` show and record what ranks print.
+    """The live processes of one run on this machine.
+
+    ``ranks`` were started by its launchers (one per node; a machine may be several nodes), ``children`` by the ranks
+    (DataLoader workers); ``guards`` show and record what the ranks print.
     """
 
     run_id: str
@@ -27,21 +29,21 @@ class RunProcesses:
     ranks: tuple[Process, ...] = ()
     children: tuple[Process, ...] = ()
     guards: tuple[Process, ...] = ()
-    launch: str = ""  # the launch's random token, which no other has; empty where nobody says it
+    launch: str = ""  # the launch's unique random token; empty if unknown
 
     @property
     def all(self) -> tuple[Process, ...]:
-        """Everything, launchers first."""
+        """All processes, launchers first."""
         return (*self.launchers, *self.ranks, *self.children, *self.guards)
 
     @property
     def first(self) -> Process:
-        """The process that tells most of the run."""
+        """The most informative process of the run: a launcher if there is one."""
         return self.all[0]
 
 
 def is_launcher(process: Process) -> bool:
-    """Return whether the command line is that of something that starts ranks, as opposed to a rank."""
+    """Return whether the command line is that of a program that starts ranks."""
     words = process.command
     if not words:
         return process.name == "pt_elastic"
@@ -51,27 +53,27 @@ def is_launcher(process: Process) -> bool:
         if word == "-m":
             module = words[position + 1] if position + 1 < len(words) else ""
             return module.startswith(_LAUNCHING_MODULES) and not module.startswith("ddplaunch.examples")
-        if not word.startswith("-"):  # the script; an option's value (-W x) is not worth knowing
+        if not word.startswith("-"):  # the script, or the value of an option (-W x), which does no harm
             return word.rpartition("/")[2] in _LAUNCHING_PROGRAMS
     return False
 
 
 def is_guard(process: Process) -> bool:
-    """Return whether it is what ddplaunch starts beside torchrun to show and record what the ranks print."""
+    """Return whether the process is a guard, which ddplaunch starts beside torchrun to show and record the output."""
     return any(_GUARD in word for word in process.command)
 
 
 def is_python(process: Process) -> bool:
-    """Return whether the program is Python, as far as its name tells: a rank, and no tool that one detached."""
+    """Return whether the program is Python by its name: a rank, not another program that a rank detached."""
     program = process.command[0].rpartition("/")[2] if process.command else process.name
     return program.startswith(("python", "pypy", "pt_"))
 
 
 def runs_in(table: ProcessTable) -> tuple[RunProcesses, ...]:
-    """Return ddplaunch's runs, as the environment of their processes names them; the youngest first.
+    """Return ddplaunch's runs, identified by the environment of their processes; the newest first.
 
-    A shell in which the variables of a plan were exported is not part of the run: only launchers, ranks, and what
-    they started. Runs of the same id are told apart by user and launch.
+    Only launchers, ranks and what they started belong to a run, not a shell in which a plan's variables were exported.
+    Runs with the same ID are distinguished by user and launch.
     """
     named = [process for process in table.values() if process.alive and _run_id(process)]
     launchers = {
@@ -99,7 +101,7 @@ def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
     for process in sorted(parts["ranks"], key=lambda member: member.start_ticks):
         number = process.number("RANK")
         of_its_own = rank_of(process) if number is None else (number, 0)
-        if ranks.setdefault(of_its_own, process) is not process:  # a program that its rank has detached
+        if ranks.setdefault(of_its_own, process) is not process:  # a program that the rank has detached
             children.append(process)
     return RunProcesses(
         run_id,
@@ -112,7 +114,7 @@ def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
     )
 
 
-_Key = tuple[int, str, str]  # user, run id, and what tells the launch from another of this id: its token
+_Key = tuple[int, str, str]  # user, run ID, and the launch's token, which distinguishes launches with the same ID
 
 
 def _key(process: Process) -> _Key:
@@ -120,9 +122,9 @@ def _key(process: Process) -> _Key:
 
 
 def _run_id(process: Process) -> str:
-    """Return ddplaunch's run id, empty where there is none.
+    """Return ddplaunch's run ID, or an empty string.
 
-    Another user's environment may not be read, but command lines may: there the launcher's own names it.
+    Another user's environment cannot be read, but command lines can: the launcher's contains the ID.
     """
     if process.environment is not None:
         return process.mark(RUN_ID) or ""
@@ -132,11 +134,12 @@ def _run_id(process: Process) -> str:
 
 
 def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key], keys: Iterable[_Key]) -> _Key | None:
-    """Return the run that a process below a launcher, or with a run's variables, belongs to."""
+    """Return the run of a process that is below a launcher or has a run's variables; None if there is none."""
     own_key = _key(process)
     for ancestor in ancestors(table, process.pid):
         key = launchers.get(ancestor.pid)
-        # without readable marks (setproctitle overwrites them) descent decides; other marks are a run within this one
+        # without readable marks (setproctitle overwrites them) ancestry decides; different marks mean a run inside this
+        # one
         if key is not None and own_key[1] in ("", key[1]) and own_key[2] in ("", key[2]):
             return key
     if not own_key[1]:  # below a rank whose launcher is gone
@@ -146,13 +149,13 @@ def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key],
 
 
 def _copied(process: Process, table: ProcessTable) -> bool:
-    """Whether it is a copy of the launcher made by fork, which is how ranks start with ``--start-method fork``."""
+    """Return whether the process is the launcher's fork, which is how ranks start with ``--start-method fork``."""
     parent = table.get(process.parent)
     return parent is not None and parent.command == process.command
 
 
 def _is_rank(process: Process, table: ProcessTable, launchers: Mapping[int, _Key]) -> bool:
-    """Whether a launcher started it: each rank leads a session; a DataLoader worker stays in that of its rank."""
+    """Return whether a launcher started it: a rank leads a session, and its DataLoader workers stay in that session."""
     if process.parent in launchers:
         return process.session == process.pid and process.name != _SPARE and not is_guard(process)
     if process.mark("LOCAL_RANK") is None or process.session != process.pid:
@@ -162,11 +165,11 @@ def _is_rank(process: Process, table: ProcessTable, launchers: Mapping[int, _Key
 
 
 def rank_of(process: Process) -> tuple[int, int]:
-    """Return the rank for sorting and naming, a large number where it is not known; then the pid."""
+    """Return a sort key: the rank (a large number if unknown), then the pid."""
     rank = process.number("RANK")
     return (1 << 30 if rank is None else rank, process.pid)
 
 
 def within(table: ProcessTable, pid: int) -> set[int]:
-    """Return ``pid`` and its ancestors: what a command must never end, because it runs inside of them."""
+    """Return ``pid`` and its ancestors; a command that runs inside of them must never end them."""
     return {pid, *(process.pid for process in ancestors(table, pid))}

@@ -1,8 +1,8 @@
-"""Ends processes of this machine that were read before: signals, a grace, the wait until they are gone.
+"""Ends processes of this machine that were found earlier: sends signals, grants a grace period, waits until they end.
 
-Each signal goes through a pidfd, which pins the process between the last look at it and the signal:
-https://man7.org/linux/man-pages/man2/pidfd_open.2.html. psutil's `send_signal` compares the start time too, but the pid
-may be given out again between its look and its `os.kill`.
+Each signal goes through a pidfd, so that the pid cannot be reused between the check and the signal:
+https://man7.org/linux/man-pages/man2/pidfd_open.2.html. psutil's `send_signal` compares the start time too, but leaves
+that gap between its check and its `os.kill`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 from ddplaunch.machine.processes.process_table import Process, ProcessStat, read_process, read_stat
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 
-#: A process by pid and start time, which name it within a boot.
+#: A process by pid and start time, which together are unique within a boot.
 _AnyProcess = TypeVar("_AnyProcess", Process, ProcessStat)
 
 #: "sent"; "gone": no such process; "other": the pid belongs to another process by now; "denied": no permission.
@@ -26,19 +26,19 @@ Sent = Literal["sent", "gone", "other", "denied"]
 _RUN_IDS = (RUN_ID, LAUNCH, "TORCHELASTIC_RUN_ID")
 _PAUSE_S = 0.02
 _PR_SET_PDEATHSIG = 1
-KILLED_S = 5.0  # from SIGKILL to the end; a process that takes longer waits in the kernel for a device or a file server
+KILLED_S = 5.0  # a process that takes longer to end after SIGKILL waits in the kernel for a device or a file server
 
 
 def send_signal(process: Process | ProcessStat, number: int) -> Sent:
-    """Signal ``process`` if its pid still means the same process: start time, and for a `Process` run id, as they were.
+    """Signal ``process`` if its pid still means the same process: same start time and, for a `Process`, same run ID.
 
-    The run id changes where a launcher became that of another run by exec.
+    The run ID changes if a launcher execs the launcher of another run.
     """
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return "gone"
-    except OSError:  # a kernel before 5.3, or a sandbox: nothing better than the number is to be had
+    except OSError:  # a kernel before 5.3, or a sandbox: only the pid is left to use
         descriptor = -1
     try:
         if not is_same(process):
@@ -58,11 +58,11 @@ def send_signal(process: Process | ProcessStat, number: int) -> Sent:
 
 
 def asked_first(processes: Iterable[_AnyProcess]) -> list[_AnyProcess]:
-    """Return those of ``processes`` that a signal to end is meant for: all but what a Python process has started.
+    """Return the processes to signal first: all except those that a Python process among them started.
 
-    A rank whose DataLoader workers die raises `DataLoader worker ... killed by signal` before it has saved, so
-    workers go only after their rank. What is started by another program, a shell or a profiler, is the training
-    itself, and that program may not pass the signal on.
+    If DataLoader workers die first, their rank raises `DataLoader worker ... killed by signal` before it has saved, so
+    workers end after their rank. But what a shell or a profiler started is the training itself, and such programs may
+    not pass the signal on.
     """
     by_pid = {process.pid: process for process in processes}
     started_by_python: set[int] = set()
@@ -76,10 +76,10 @@ def asked_first(processes: Iterable[_AnyProcess]) -> list[_AnyProcess]:
 
 
 def runs_python(pid: int) -> bool:
-    """Return whether the program of a process is a Python interpreter, whatever the process calls itself."""
+    """Return whether the executable of a process is a Python interpreter, whatever the process is named."""
     try:
         program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - the guard imports no pathlib
-    except OSError:  # gone, or another user's
+    except OSError:  # the process is gone, or another user's
         return False
     return program.rpartition("/")[2].startswith(("python", "pypy"))
 
@@ -93,19 +93,19 @@ def is_same(process: Process | ProcessStat) -> bool:
     if now is None or now.start_ticks != process.start_ticks:
         return False
     then = process.environment
-    if then is None or now.environment is None:  # not readable, as before
+    if then is None or now.environment is None:  # unreadable now; the same if it was unreadable before
         return then is now.environment
     return all(then.get(name) == now.environment.get(name) for name in _RUN_IDS) or not now.environment
 
 
 def remaining(processes: Iterable[Process | ProcessStat]) -> list[Process]:
-    """Return those that still run, as they are now; a zombie does not."""
+    """Return the processes that still run, as they are now; zombies do not count."""
     current = ((read_process(process.pid), process.start_ticks) for process in processes)
     return [now for now, start_ticks in current if now is not None and now.start_ticks == start_ticks and now.alive]
 
 
 def wait_gone(processes: Iterable[Process | ProcessStat], deadline_s: float) -> list[Process]:
-    """Wait until none of them runs, at most ``deadline_s`` seconds; return those that still do."""
+    """Wait at most ``deadline_s`` seconds until all have ended; return those that still run."""
     end = time.monotonic() + deadline_s
     running = remaining(processes)
     while running and time.monotonic() < end:
@@ -115,7 +115,7 @@ def wait_gone(processes: Iterable[Process | ProcessStat], deadline_s: float) -> 
 
 
 class ProcessEnds(NamedTuple):
-    """How processes ended: by SIGTERM or otherwise, by SIGKILL, or not at all."""
+    """Which processes ended by SIGTERM or otherwise, which by SIGKILL, and which remain."""
 
     ended: tuple[Process, ...]
     killed: tuple[Process, ...]
@@ -123,7 +123,7 @@ class ProcessEnds(NamedTuple):
 
 
 def ends_of(processes: Iterable[Process], killed: Iterable[Process], remaining: Sequence[Process]) -> ProcessEnds:
-    """Sort ``processes``, of which SIGKILL was sent to ``killed``, by how they ended."""
+    """Sort ``processes`` by how they ended; ``killed`` were sent SIGKILL, ``remaining`` still run."""
     running_pids = {process.pid for process in remaining}
     hard = tuple(process for process in killed if process.pid not in running_pids)
     not_soft = running_pids | {process.pid for process in hard}
@@ -131,7 +131,7 @@ def ends_of(processes: Iterable[Process], killed: Iterable[Process], remaining: 
 
 
 def end_processes(processes: Sequence[Process], grace_s: float) -> ProcessEnds:
-    """Send SIGTERM, after ``grace_s`` seconds SIGKILL to those that still run, and wait for their end."""
+    """Send SIGTERM, after ``grace_s`` seconds SIGKILL to those that still run, and return how all ended."""
     for process in processes:
         send_signal(process, signal.SIGTERM)
     killed = wait_gone(processes, grace_s)
@@ -141,12 +141,12 @@ def end_processes(processes: Sequence[Process], grace_s: float) -> ProcessEnds:
 
 
 def signal_at_parents_end(number: int) -> None:
-    """Have the kernel send ``number`` to this process when its parent is gone (PR_SET_PDEATHSIG, prctl(2)).
+    """Have the kernel send ``number`` to this process when its parent ends (PR_SET_PDEATHSIG, prctl(2)).
 
-    The parent is the thread that started this process, or the process that adopted it; it may be gone already. To be
-    called by the main thread, or between fork and exec, which keeps it. Raises OSError.
+    The parent is the thread that started this process, or the process that adopted it; it may have ended already. Call
+    this in the main thread, or between fork and exec (exec keeps the setting). Raises OSError.
     """
-    import ctypes  # which takes as long as all else of this module
+    import ctypes  # imported here: it takes as long as the rest of this module
 
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), *[ctypes.c_ulong(0)] * 3) != 0:
@@ -154,15 +154,16 @@ def signal_at_parents_end(number: int) -> None:
         raise OSError(failed, os.strerror(failed))
 
 
-_PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, what is not asked for, the status
+_PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, unused fields, the status
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
 
 
 def status_of_reaped(handle: int) -> int | None:
-    """Return the status (waitpid(2)) of the ended process behind a pidfd, though its parent has taken it already.
+    """Return the waitpid(2) status of an ended process by its pidfd, even after its parent has reaped it.
 
-    Linux 6.15 and later keep it for whoever holds a pidfd (PIDFD_INFO_EXIT in linux/pidfd.h); None before that.
+    Linux 6.15 and later keep the status for holders of a pidfd (PIDFD_INFO_EXIT in linux/pidfd.h); None on older
+    kernels.
     """
     info = bytearray(_PIDFD_INFO.size)
     _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
