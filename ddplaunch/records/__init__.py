@@ -1,1 +1,1 @@
-"""What runs leave on disk: records, logs, outcomes; and the locks of GPUs. Nothing here stops or slows a training."""
+"""What runs leave on disk (records, logs, outcomes), and GPU locks. Nothing here stops or slows a training."""

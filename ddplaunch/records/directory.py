@@ -1,4 +1,4 @@
-"""Where the records of runs lie, what a run is called, and how a path is named to the user."""
+"""Where records of runs are stored, how runs are named, and how paths are shown to the user."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ddplaunch.values.frozen import dataclass
 _STOP_NOTE = "stop.json"
 
 
-_LONGEST_ID_BYTES = 200  # file systems take names of 255, and links to a run have longer ones
+_LONGEST_ID_BYTES = 200  # file systems allow 255 bytes, and links to a run have longer names
 
 
 def runs_directory(
     run_dir_option: str | None, environ: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Path:
-    """Return what holds ``runs/``: ``--run-dir``, else ``DDPLAUNCH_DIR``, else ``.ddplaunch`` in ``cwd``.
+    """Return the parent of ``runs/``: ``--run-dir``, else ``DDPLAUNCH_DIR``, else ``.ddplaunch`` in ``cwd``.
 
-    Without ``cwd`` it is that of this process.
+    ``cwd`` defaults to the working directory of this process.
     """
     return (cwd or Path.cwd()) / (run_dir_option or environ.get("DDPLAUNCH_DIR") or ".ddplaunch")
 
@@ -32,7 +32,7 @@ def runs_directory(
 def run_directory(base: Path, run_id: str) -> Path:
     """Return the directory of one run.
 
-    Raises ValueError if ``run_id`` is not the name of one directory, so that no name leads outside of ``base``.
+    Raises ValueError if ``run_id`` cannot be the name of a directory; so no ID leads outside of ``base``.
     """
     if run_id in ("", ".", "..", "latest") or "/" in run_id or "\0" in run_id:
         raise ValueError(f"the run id {run_id!r} cannot be the name of a directory")
@@ -43,7 +43,7 @@ def run_directory(base: Path, run_id: str) -> Path:
 
 @dataclass(frozen=True)
 class StopNote:
-    """Who ended a run: ``user`` by `ddplaunch stop`, or, with ``launcher_lost``, its host without a launcher.
+    """Who ended a run: ``user`` by `ddplaunch stop`, or, with ``launcher_lost``, the host because it lost the launcher.
 
     ``at_s`` is in seconds since the epoch.
     """
@@ -54,39 +54,40 @@ class StopNote:
 
 
 def note_stop(directory: Path, launcher_lost: bool = False) -> None:
-    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
+    """Note in the run's record who ends it, for its final report; does nothing to another user's record."""
     from ddplaunch.machine.files import owner_name
     from ddplaunch.values.codec import to_json
 
     note = StopNote(owner_name(os.geteuid()), round(time.time(), 3), launcher_lost)
-    with suppress(OSError):  # another user's among them
+    with suppress(OSError):  # for example, another user's record
         replace_file(directory / _STOP_NOTE, to_json(note) + "\n")
 
 
 def read_stop(directory: Path, since_s: float) -> StopNote | None:
-    """Return who ended the run since the epoch ``since_s``, which is noted before the first signal; None for nobody."""
+    """Return who ended the run since ``since_s`` (epoch), or None. The note is written before the first signal."""
     from ddplaunch.values.codec import from_plain
 
     with suppress(OSError, ValueError):
         data = read_object(directory / _STOP_NOTE)
-        note = from_plain({"launcher_lost": data.get("lost_s") is not None, **data}, StopNote)  # older versions' word
+        note = from_plain({"launcher_lost": data.get("lost_s") is not None, **data}, StopNote)  # as in older versions
         return note if note.at_s >= since_s else None
     return None
 
 
 def note_path(attempt: Path, rank: int) -> Path:
-    """Return where a rank of an attempt leaves its note of its first optimizer steps."""
+    """Return the path of a rank's note on its first optimizer steps."""
     return attempt / f"rank-{rank}.observed.json"
 
 
 def through_path(attempt: Path, rank: int) -> Path:
-    """Return where a rank of an attempt notes that its program was through before its libraries were taken down."""
+    """Return the path where a rank notes that its program has finished, before its libraries are shut down."""
     return attempt / f"rank-{rank}.through"
 
 
 def read_through(path: str | Path) -> str | None:
-    """Return what a rank noted there at the end of its program: "group" if its process group still existed, "through"
-    if it did not, None without a note.
+    """Return what a rank noted at the end of its program: "group" if its process group still existed, else "through".
+
+    None without a note.
     """
     with suppress(OSError, ValueError):
         return read_file(path, 16).decode("ascii", "replace") or None
@@ -94,7 +95,7 @@ def read_through(path: str | Path) -> str | None:
 
 
 def path_text(path: Path) -> str:
-    """Return ``path`` as it is best named: from the working directory if it lies below."""
+    """Return ``path`` for display: relative to the working directory if it is below it."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):  # the working directory is gone
@@ -103,7 +104,7 @@ def path_text(path: Path) -> str:
 
 
 def not_yours(problem: NotOursError, fix: str) -> Finding:
-    """Return the finding for a record, or what holds it, that is another user's, or is a link to who knows where."""
+    """Return the finding for a record or parent folder that is another user's, or a link."""
     path = path_text(Path(os.fsdecode(problem.filename)))
     return error(
         "record-not-yours",
@@ -115,19 +116,19 @@ def not_yours(problem: NotOursError, fix: str) -> Finding:
 
 
 def metrics_path(attempt: Path) -> Path:
-    """Return where rank 0 of an attempt writes what its script reports by ``ddplaunch.log_metrics``."""
+    """Return the path where rank 0 of an attempt writes what its script reports with ``ddplaunch.log_metrics``."""
     return attempt / "rank-0.metrics.jsonl"
 
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
-_SUFFIX = 6  # 36^6: 64 launches in one second meet with a probability of one in a million
+_SUFFIX = 6  # 36^6: two of 64 launches in one second collide with a probability of one in a million
 
 
 def new_run_id(now: float | None = None) -> str:
-    """Return a name such as ``20261121-143012-x7k2q9``. ``now`` is in seconds since the epoch; the name is in UTC.
+    """Return a run ID such as ``20261121-143012-x7k2q9``, in UTC. ``now`` is in seconds since the epoch.
 
-    UTC, because nodes of one job may live in different time zones, and because names have to sort through the hour
-    that daylight saving repeats.
+    UTC, because nodes of one job may be in different time zones, and because IDs must sort correctly through the hour
+    that daylight saving time repeats.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     suffix = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_SUFFIX))

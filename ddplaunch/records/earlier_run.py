@@ -1,4 +1,4 @@
-"""How the newest earlier run of the same command ended, and which of the script's files have changed since."""
+"""Finds how the newest earlier run of the same command ended, and which of the script's files changed since."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from ddplaunch.records.find import RunRecord, read_record, run_directories
 from ddplaunch.records.outcome import Ended, PreviousRun, RunOutcome
 
-_LOOKED_AT = 50  # records of earlier runs
+_LOOKED_AT = 50  # records of earlier runs to look at
 
 
 def run_before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
-    """Return how the newest earlier run of the same command ended, None where there is none that ended by itself.
+    """Return how the newest earlier run of the same command ended; None if no earlier run succeeded or failed.
 
-    ``directory`` is that of the run whose ``outcome`` is given.
+    ``directory`` is that of the current run, which ended with ``outcome``.
     """
     this = read_record(directory)
     if not this.run:
@@ -45,6 +45,6 @@ def _command(record: RunRecord) -> tuple[Any, ...]:
 
 
 def _code(record: RunRecord) -> dict[str, str]:
-    """Return the script's files by name, each with what tells its versions apart."""
+    """Return the script's files by name, each with a value that identifies its version."""
     code = record.value("code")
     return {str(name): str(value) for name, value in code.items()} if isinstance(code, dict) else {}

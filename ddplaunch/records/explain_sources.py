@@ -1,4 +1,4 @@
-"""What ``explain`` reads: the logs of a recorded run with the facts beside them, files, or a stream."""
+"""What ``explain`` reads: the logs of a recorded run with its facts, files, or a stream."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ddplaunch.values.frozen import dataclass
 _OUTPUT = re.compile(r"rank-(\d+)\.(out|err)")
 _TORCHRUN = re.compile(r"std(?:out|err)\.log")  # <log-dir>/<run-id>_<random>/attempt_N/<local_rank>/stdout.log
 _LOGS = (".log", ".out", ".err", ".txt")
-#: First bytes of compressed files, and what unpacks them.
+#: First bytes of compressed files, and the program that unpacks them.
 _PACKED = {b"\x1f\x8b": "zcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
 _SAMPLE_BYTES = 1 << 16
 _TEXT_CONTROLS = frozenset(b"\a\b\t\n\v\f\r\x1b")
-_BINARY_SHARE = 0.03  # control characters among the bytes that are not zero; of random bytes 8 %
-_MOST_ENTRIES = 200_000  # files and folders that are looked at below a folder
+_BINARY_SHARE = 0.03  # of control characters among the nonzero bytes; random bytes have 8 %
+_MOST_ENTRIES = 200_000  # files and folders to visit below a folder
 _WHY = "`explain` reads a log, a recorded run, or describes a code"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is explained: logs, what is known beside them, and the record if it is a run's."""
+    """What to explain: logs, known facts, and the record if the logs are a run's."""
 
     names: str
     sources: tuple[LogSource, ...]
@@ -46,7 +46,7 @@ class Subject:
 
 
 def recorded_run(directory: Path) -> Subject:
-    """Return a run's logs of its last attempt on every node, with the facts that its record holds."""
+    """Return the logs of the last attempt on every node of a run, with the facts in its record."""
     record = read_record(directory)
     sources: list[LogSource] = []
     parts = log_parts(directory)
@@ -61,9 +61,9 @@ def recorded_run(directory: Path) -> Subject:
 
 
 def log_sources(directory: Path, name: str, rank: int | None, host: str | None, last: bytes = b"") -> list[LogSource]:
-    """Return what to read of the log ``name`` of a record: each of its files; none where there is none.
+    """Return the files of the log ``name`` of a record, to be read; none if there is no such log.
 
-    ``last`` is what comes behind the end of the last one, and is in no file.
+    ``last`` is appended to the last file: output that is not in any file.
     """
     sources = _sources(directory, pieces_of(directory / name), rank, host)
     if last:
@@ -78,7 +78,7 @@ def _sources(directory: Path, pieces: Sequence[Piece], rank: int | None, host: s
 
 
 class _Joined(io.RawIOBase):
-    """A file, and what should be behind its end."""
+    """A file followed by more bytes."""
 
     def __init__(self, file: Path | BinaryIO, last: bytes) -> None:
         self._parts: list[BinaryIO] = [file.open("rb") if isinstance(file, Path) else file, io.BytesIO(last)]
@@ -107,7 +107,7 @@ def _facts(record: RunRecord) -> RunFacts | None:
 
 
 def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
-    """Return what run.json knows: the plan, the command as typed, the job of Slurm that it ran in, and its memory."""
+    """Return the facts in run.json: the plan, the command as typed, the Slurm job and its memory limit."""
     plan, argv, environment = run.get("plan"), run.get("argv"), run.get("environment")
     memory_mib = as_text(environment.get("SLURM_MEM_PER_NODE")) if isinstance(environment, dict) else None
     return RunFacts(
@@ -121,9 +121,9 @@ def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
 
 
 def named_files(words: Sequence[str]) -> Subject:
-    """Return the files, pipes, folders of logs, and stdin (``-``) that were named.
+    """Return the named logs: files, pipes, folders of logs, and stdin (``-``).
 
-    Raises UsageError for what cannot be read, is not there, or is no log.
+    Raises UsageError for a name that is missing, unreadable, or not a log.
     """
     sources: list[LogSource] = []
     for word in words:
@@ -151,7 +151,7 @@ def _buffered(stream: Any) -> BinaryIO:
 
 
 def _file(word: str, path: Path) -> LogSource:
-    """Return a file to be read later, a pipe to be read now."""
+    """Return a file to be read later, or a pipe, which is opened now."""
     try:
         if stat.S_ISFIFO(path.stat().st_mode):
             return LogSource(word, _log(word, path.open("rb")))
@@ -172,7 +172,7 @@ _NAMES = "name a file that holds text; `ddplaunch ps` lists the recorded runs"
 
 
 def _log(word: str, file: BinaryIO) -> BinaryIO:
-    """Return ``file``, of which nothing was read. Raises UsageError where it is compressed, or begins like no text."""
+    """Return ``file`` with nothing consumed. Raises UsageError if it is compressed, or does not begin like text."""
     start = file.peek() if isinstance(file, io.BufferedReader) else b""
     if program := next((command for magic, command in _PACKED.items() if start.startswith(magic)), None):
         name = "FILE" if word == "stdin" else shlex.quote(word)
@@ -183,9 +183,10 @@ def _log(word: str, file: BinaryIO) -> BinaryIO:
 
 
 def _is_binary(start: bytes) -> bool:
-    """Return whether a file that begins with ``start`` is no text, in whatever encoding.
+    """Return whether a file that begins with ``start`` is not text, in any encoding.
 
-    Zero bytes alone do not count: a log that was cut while it was written has a run of them, UTF-16 every other one.
+    Zero bytes do not count: a log that was truncated while it was written contains a run of them, and in UTF-16 every
+    second byte is zero.
     """
     shown = start.replace(b"\0", b"")
     controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in shown)
@@ -197,7 +198,7 @@ def _folder(folder: Path) -> list[LogSource]:
     for path in sorted(_logs_below(folder)):
         try:
             logs.append(_file(path_text(path), path))
-        except UsageError:  # a log of a dozen in a folder may be none, or somebody else's
+        except UsageError:  # one of many files in a folder may not be a log, or be unreadable
             continue
     if not logs:
         raise usage(
@@ -209,7 +210,7 @@ def _folder(folder: Path) -> list[LogSource]:
 
 
 def _logs_below(folder: Path) -> Iterator[Path]:
-    """Yield what is called like a log. Raises UsageError for a folder of far too many things."""
+    """Yield the files below ``folder`` that are named like logs. Raises UsageError if there are too many entries."""
     entries = 0
     for directory, folders, files in os.walk(folder):
         entries += len(folders) + len(files)
@@ -226,7 +227,7 @@ def _logs_below(folder: Path) -> Iterator[Path]:
 
 
 def _rank_of(path: Path) -> int | None:
-    """Return the rank in the paths of torchrun's ``--log-dir`` and of our records; on one node local is global."""
+    """Return the rank from a path in torchrun's ``--log-dir`` or in our records; local ranks count as global."""
     if match := _OUTPUT.match(path.name):
         return int(match.group(1))
     return int(path.parent.name) if _TORCHRUN.match(path.name) and path.parent.name.isdecimal() else None

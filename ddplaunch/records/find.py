@@ -1,4 +1,4 @@
-"""Finds the records of runs and reads them, whatever state they are in."""
+"""Finds and reads the records of runs, in whatever state they are."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MOST_METRICS = 1 << 28  # bytes
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as its directory tells it. ``run`` is run.json, ``outcomes`` are by node; both may lack anything.
+    """One run as recorded in its directory. ``run`` is run.json, ``outcomes`` are by node; both may be incomplete.
 
-    ``created_s`` is in seconds since the epoch. ``problem`` says in a clause why something could not be read.
+    ``created_s`` is in seconds since the epoch. ``problem`` is a clause that says why something could not be read.
     """
 
     run_id: str
@@ -38,7 +38,7 @@ class RunRecord:
     problem: str | None = None
 
     def value(self, *path: str) -> Any:
-        """Return what stands at ``path`` in run.json, None where there is nothing."""
+        """Return the value at ``path`` in run.json, or None."""
         value: Any = self.run
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
@@ -46,12 +46,12 @@ class RunRecord:
 
     @property
     def host(self) -> str | None:
-        """The host that was launched from."""
+        """The host where the run was launched."""
         return as_text(self.value("host", "host", "name"))
 
     @property
     def script(self) -> str | None:
-        """What the ranks run, as it was typed; ``name()`` for a Python function."""
+        """The script of the ranks, as it was typed; ``name()`` for a Python function."""
         name, words = as_text(self.value("plan", "target", "name")), self.value("plan", "target", "args")
         if name == RANK_CALL and isinstance(words, list) and len(words) > 1:
             return f"{words[1]}()"
@@ -59,10 +59,11 @@ class RunRecord:
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """Node 0's outcome if it failed, or all succeeded, or Slurm told it why it ended; else that of the node that
-        failed first, else the first one.
+        """The outcome that speaks for the run.
 
-        Node 0's is that of all nodes in a launch over ssh; elsewhere it names another node's failure that it knew of.
+        Node 0's if it failed, or if Slurm told it why the job ended: in a launch over ssh it covers all nodes,
+        elsewhere it names another node's failure if it knew of one. Otherwise that of the node that failed first, else
+        the first outcome.
         """
         if not self.outcomes:
             return None
@@ -74,13 +75,13 @@ class RunRecord:
 
     @property
     def slurm_job(self) -> str | None:
-        """The Slurm job as squeue names it: ``12``, or ``3_0`` for an element of an array; None outside of one."""
+        """The Slurm job as squeue shows it: ``12``, or ``3_0`` for an element of an array; None outside of a job."""
         array, task = (as_text(self.value("environment", f"SLURM_ARRAY_{name}_ID")) for name in ("JOB", "TASK"))
         return f"{array}_{task}" if array and task else as_text(self.value("environment", "SLURM_JOB_ID"))
 
 
 def run_directories(base: Path) -> list[Path]:
-    """Return the directories of all of this user's runs under ``base``, the newest first, by when each was begun."""
+    """Return the directories of this user's runs under ``base``, most recently started first."""
     begun: list[tuple[float, str, Path]] = []
     for name in own_folders(base / "runs"):
         with suppress(OSError):
@@ -89,9 +90,9 @@ def run_directories(base: Path) -> list[Path]:
 
 
 def _begun_s(directory: Path) -> float:
-    """Return when run.json was written, which happens once; a directory's own time moves with every new file.
+    """Return when run.json was written; a directory's own time would change with every new file.
 
-    Raises OSError where the directory is gone.
+    Without run.json, the directory's time is returned. Raises OSError if the directory is gone.
     """
     try:
         return (directory / "run.json").lstat().st_mtime
@@ -100,16 +101,16 @@ def _begun_s(directory: Path) -> float:
 
 
 def read_record(directory: Path) -> RunRecord:
-    """Return the record in ``directory``; what is missing, broken or newer is named in ``problem``. Never raises.
+    """Return the record in ``directory``; ``problem`` says what is missing, broken or too new. Never raises.
 
-    An id may be used again: what another launch left of a node is not this run's outcome.
+    A run ID may be reused: an outcome that another launch left for a node is ignored.
     """
     problems: list[str] = []
     shared = run = _read(directory / "run.json", problems)
     outcomes = {}
     for node in sorted({0, *(node for node, _ in numbered(directory, "node"))}):
         run_of_node = _read(directory / f"node-{node}" / "run.json", [] if run else problems)
-        run = run or run_of_node  # this node's record is all that this host has
+        run = run or run_of_node  # on this host there may be only this node's record
         outcome = read_outcome(directory, node)
         if isinstance(outcome, Unavailable):
             problems.append(outcome.reason)
@@ -126,21 +127,21 @@ def read_record(directory: Path) -> RunRecord:
 
 
 def read_run(directory: Path, node: int) -> dict[str, Any]:
-    """Return run.json as ``node`` wrote it, else that of node 0; empty where there is none that can be read."""
+    """Return run.json as ``node`` wrote it, else node 0's; empty if neither can be read."""
     return _read(directory / f"node-{node}" / "run.json", []) or _read(directory / "run.json", [])
 
 
 def numbered(directory: Path, kind: str) -> list[tuple[int, Path]]:
-    """Return what is called ``KIND-K`` in ``directory`` with its numbers, in order: nodes of a run, attempts of one."""
+    """Return the folders ``KIND-K`` in ``directory`` and their numbers, in order: nodes, or attempts of a node."""
     matches = (re.fullmatch(rf"{kind}-(\d{{1,9}})", name) for name in own_folders(directory))
     return sorted((int(match[1]), directory / match[0]) for match in matches if match)
 
 
 def last_metrics(directory: Path) -> dict[str, float]:
-    """Return the last value of each name that rank 0 gave ``ddplaunch.log_metrics`` in the run's last attempt.
+    """Return the last value of each metric that rank 0 passed to ``ddplaunch.log_metrics`` in the run's last attempt.
 
-    The file has lines such as ``{"metrics": {"val_loss": 0.31}, "step": 1200, "at_s": 1763870000.1}``, ``step`` only
-    where it was given, ``at_s`` in seconds since the epoch; one that is half written is left out.
+    The file has lines such as ``{"metrics": {"val_loss": 0.31}, "step": 1200, "at_s": 1763870000.1}``; ``step`` is
+    optional, ``at_s`` is in seconds since the epoch. Incomplete lines are skipped.
     """
     found: dict[str, float] = {}
     attempts = numbered(directory / "node-0", "attempt")
@@ -170,7 +171,7 @@ def _read(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def yours(directory: Path) -> Path:
-    """Return ``directory``. Raises UsageError where it is a record of somebody else's."""
+    """Return ``directory``. Raises UsageError if it is another user's record."""
     reason = foreign(directory)
     if reason is None:
         return directory
@@ -179,10 +180,10 @@ def yours(directory: Path) -> Path:
 
 
 def runs_of_job(base: Path, job: str) -> dict[str, Path]:
-    """Return the newest run of a Slurm job, or of each element of a job array, by their names as squeue has them.
+    """Return the newest run of a Slurm job, or of each element of a job array, by the name that squeue shows.
 
-    ``job`` is ``12``, ``3_0``, or 3 for all elements of an array. Elements have numbers of their own, too, which the
-    ids of their runs begin with; the last one has the number of the array.
+    ``job`` is ``12``, ``3_0``, or ``3`` for all elements of an array. Each element also has its own job number, with
+    which its run ID begins; the last element's is the number of the array.
     """
     newest: dict[str, Path] = {}
     for path in run_directories(base):

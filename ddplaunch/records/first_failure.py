@@ -1,13 +1,13 @@
-"""The one policy of who failed first and which exit status follows, from the first rank's end to a run on many hosts.
+"""Decides who failed first and which exit status follows, from the first rank's end to a run on many hosts.
 
 Each step knows more than the one before:
 
-1. The guard sees ranks end, in order: `first_to_fail`, `ended_by`.
-2. At the end of a node's run torchrun's messages tell which ranks it ended (`failed_by_itself`), and the logs may
-   accuse a rank (`first_failed`). `run_state` and `exit_status` follow; a plug-in whose guard is gone asks the same
+1. The guard sees ranks end, in order: `first_to_fail`, `who_ended`.
+2. When a node's run ends, torchrun's messages tell which ranks torchrun ended (`failed_by_itself`), and the logs may
+   accuse a rank (`first_failed`). `run_state` and `exit_status` follow; if the guard is gone, the plug-in calls
    `exit_status` with what torchrun alone knows.
-3. Over several hosts, every node's own failure (`node_failure`) is compared by one clock (`first_node_to_fail`), and
-   `status_of_all` is the exit status of the whole launch. Under Slurm `first_failed_node` does both.
+3. Over several hosts, the nodes' own failures (`node_failure`) are compared by one clock (`first_node_to_fail`), and
+   `status_of_all` returns the exit status of the whole launch. Under Slurm `first_failed_node` does both.
 
 The guard, a light interpreter without site-packages, imports this module: no dataclasses here.
 """
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 SIGHUP, SIGINT, SIGQUIT = SIGNALS["SIGHUP"], SIGNALS["SIGINT"], SIGNALS["SIGQUIT"]
 SIGKILL, SIGTERM = SIGNALS["SIGKILL"], SIGNALS["SIGTERM"]
 
-#: What torchrun says at its end. "signal": it was told to end. "error": an exception of its own.
+#: torchrun's state at its end. "signal": a signal told it to end. "error": an exception of its own.
 TorchrunState = Literal["succeeded", "failed", "signal", "error"]
 #: The code of the diagnosis of a run that ``--timeout`` ended.
 TIME_LIMIT = "time-limit"
 
-_TIMED_OUT = 124  # ExitStatus.TIMED_OUT, whose module is too heavy for the guard
+_TIMED_OUT = 124  # ExitStatus.TIMED_OUT; importing it is too slow for the guard
 _TORCHRUN_KILLED = 128 + SIGKILL
-#: A rank that was told to end ends by one of these, or exits with 128 + one of them, as shells do.
+#: A rank that is told to end is ended by one of these signals, or exits with 128 + its number, as shells do.
 _ORDERS = (SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT)
-_BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while a laptop sleeps; Linux alone has it
+_BOOT = getattr(time, "CLOCK_BOOTTIME", None)  # continues while a laptop sleeps; Linux only
 
 
 def _passed_s() -> float:
@@ -47,19 +47,19 @@ _OFFSET_S = time.time() - _passed_s()
 
 
 def steady_s() -> float:
-    """Return seconds since the epoch, for when something happened in a run and how long that took.
+    """Return seconds since the epoch from a steady clock, for times and durations of events in a run.
 
-    It is the clock as it was when this process began, and what passed since: a clock is set while runs go on, by hand
-    or when NTP reaches it, and a run would end before it began.
+    It is the wall clock at the start of this process plus the time passed since. The wall clock itself may be set
+    during a run, by hand or by NTP, and a run could seem to end before it began.
     """
     return _OFFSET_S + _passed_s()
 
 
 class SeenEnd(NamedTuple):
-    """One rank as its guard saw it. ``ended_s`` is None while it runs, ``signal`` is a number.
+    """The end of one rank as its guard saw it. ``ended_s`` is None while it runs; ``signal`` is a number.
 
-    ``told_to_end``: it ended after the guard knew that ranks are being ended. ``seen_alive`` is False for a rank that
-    had ended when the guard looked at it first.
+    ``told_to_end``: it ended after the guard knew that ranks were being ended. ``seen_alive`` is False for a rank that
+    had already ended when the guard first looked.
     """
 
     rank: int
@@ -74,12 +74,12 @@ class SeenEnd(NamedTuple):
 
 
 def first_to_fail(in_order: Sequence[SeenEnd], unordered: Iterable[SeenEnd]) -> SeenEnd | None:
-    """Return the rank that failed first, None where none did. ``in_order`` are the ranks that were seen to end.
+    """Return the rank that failed first, or None. ``in_order`` are the ranks that were seen to end.
 
-    - Ranks that nobody saw end follow, by the time that torchrun gives them.
-    - Of ranks that were gone when they were looked at first, those with SIGTERM come last: torchrun sends it.
+    - Ranks that were not seen to end follow, by torchrun's time.
+    - Ranks already gone at the first look come last if they ended by SIGTERM: torchrun sends it.
     - A rank that ended as it was told to has not failed.
-    - A rank whose status nobody knows is first if the next one was ended for it, by SIGTERM.
+    - A rank with unknown status is first if the next one was ended because of it, by SIGTERM.
     """
     order = [*in_order, *sorted(unordered, key=lambda end: (end.ended_s or math.inf, end.rank))]
     unseen = None
@@ -94,7 +94,7 @@ def first_to_fail(in_order: Sequence[SeenEnd], unordered: Iterable[SeenEnd]) -> 
 
 
 def who_ended(one: SeenEnd, first: SeenEnd | None) -> EndedBy | None:
-    """Say who ended a rank, None while it runs: torchrun ends the others as soon as ``first`` has failed."""
+    """Return who ended a rank, None while it runs; torchrun ends the other ranks as soon as ``first`` has failed."""
     if one.ended_s is None:
         return None
     first_s = math.inf if first is None else first.ended_s or math.inf
@@ -104,7 +104,7 @@ def who_ended(one: SeenEnd, first: SeenEnd | None) -> EndedBy | None:
 
 def _obeyed(one: SeenEnd) -> bool:
     if one.told_to_end and one.exit_code == 0:
-        return True  # it saved what it had to
+        return True  # it saved its state first
     return one.signal in _ORDERS or (one.exit_code or 0) - 128 in _ORDERS
 
 
@@ -112,14 +112,14 @@ def _obeyed(one: SeenEnd) -> bool:
 
 
 def failed_by_itself(end: RankOutcome) -> bool:
-    """Whether the rank failed before anybody asked it to end."""
+    """Return whether the rank failed before it was told to end."""
     return end.ended_by != "launcher" and bool(end.exit_code or end.signal)
 
 
 def first_failed(ends: Iterable[RankOutcome], accused: int | None, seen_first: int | None) -> RankOutcome | None:
-    """Return the rank that failed first: the ``accused`` by the evidence, else ``seen_first``, else the earliest end.
+    """Return the rank that failed first: ``accused`` by the evidence, else ``seen_first``, else the earliest.
 
-    Each of them counts only if it failed by itself. None where no rank did.
+    Only ranks that failed by themselves count; None if there are none.
     """
     failed = {end.rank: end for end in ends if failed_by_itself(end)}
     for rank in (accused, seen_first):
@@ -129,10 +129,10 @@ def first_failed(ends: Iterable[RankOutcome], accused: int | None, seen_first: i
 
 
 def run_state(state: TorchrunState, *, launcher_died: bool = False, stopped: str | None = None) -> RunState:
-    """Return how the run ended: torchrun's word counts; where it said nothing it was killed.
+    """Return how the run ended, as torchrun says; a run whose torchrun died without a word was killed.
 
-    ``stopped`` is the code of the diagnosis with which the guard ended the run: `--timeout` terminates it, a hang that
-    `--on-hang stop` ended is a failure.
+    ``stopped`` is the code of the diagnosis with which the guard ended the run: after `--timeout` the state is
+    "terminated", after a hang with `--on-hang stop` it is "failed".
     """
     if stopped is not None:
         return "terminated" if stopped == TIME_LIMIT else "failed"
@@ -152,14 +152,14 @@ def exit_status(
     launcher_died: bool = False,
     stopped: bool = False,
 ) -> int:
-    """Return what torchrun's process exits with. The first rule that fits decides:
+    """Return the exit status of torchrun's process. The first rule that applies decides:
 
-    - 124, as timeout(1), for a run that `--timeout` or `--on-hang stop` ended (``stopped``);
-    - 137 where torchrun was killed;
-    - 0 for success, 128 + ``signal`` where torchrun was told to end;
+    - 124, as timeout(1), if `--timeout` or `--on-hang stop` ended the run (``stopped``);
+    - 137 if torchrun was killed;
+    - 0 for success, 128 + ``signal`` if a signal told torchrun to end;
     - the exit status of ``first``, the rank that failed first;
-    - that of the earliest of torchrun's own ``failures``, (time in s, exit code) pairs in which a signal is negative;
-      SIGTERM counts only if there is nothing else, because torchrun sends it;
+    - the earliest of torchrun's own ``failures``, pairs of time in s and exit code (negative for a signal); SIGTERM
+      only counts if there is nothing else, because torchrun sends it;
     - 1.
     """
     if stopped:
@@ -178,11 +178,11 @@ def exit_status(
 
 
 def own_status(end: RankOutcome) -> int:
-    """Return a rank's exit code, or 128 + the signal that ended it, as a shell says it."""
+    """Return a rank's exit code, or 128 + the signal that ended it, as in a shell."""
     if end.exit_code:
         return end.exit_code
     name = end.signal or ""
-    number = name.removeprefix("signal ")  # where it has no name
+    number = name.removeprefix("signal ")  # a signal without a name
     return 128 + (int(number) if number.isdecimal() else SIGNALS.get(name, 0))
 
 
@@ -190,7 +190,7 @@ def own_status(end: RankOutcome) -> int:
 
 
 class NodeFailure(NamedTuple):
-    """One node's own failure: when, by a clock that all nodes share, and what failed there."""
+    """One node's own failure: when, by a clock shared by all nodes, and what failed."""
 
     at_s: float
     node: int
@@ -206,16 +206,16 @@ def node_failure(
     lost: bool = False,
     heard_s: float = 0.0,
 ) -> NodeFailure | None:
-    """Return a node's own failure; None where it succeeded, or ended because it was told to.
+    """Return a node's own failure; None if it succeeded, or ended because it was told to.
 
-    ``status`` is its exit status, ``told`` the signal that the launcher had sent there before, ``lost`` whether the
-    launcher lost the host, ``heard_s`` when it last heard of it. In order:
+    ``status`` is its exit status, ``told`` the signal that the launcher had sent it before, ``lost`` whether the
+    launcher lost the host, ``heard_s`` when it last heard from it. The first that applies:
 
-    - a host that was lost failed when it was last heard;
-    - ranks of the last attempt that failed by themselves: the earliest of them;
-    - a torchrun that was killed, unless the launcher killed it: a second before its ranks ended, which the guard ended
-      then, because nobody records when torchrun died; ranks that had ended well do not count;
-    - any other end with a status that nobody asked for.
+    - the host was lost: it failed when it was last heard;
+    - ranks of the last attempt failed by themselves: the earliest of them;
+    - torchrun was killed, but not by the launcher: one second before the guard ended its ranks, because the time of
+      torchrun's death is not recorded; ranks that ended well do not count;
+    - any other end with a nonzero status, unless it was told to end.
     """
     if lost:
         return NodeFailure(heard_s, node, "lost")
@@ -227,7 +227,7 @@ def node_failure(
     if own_ends:
         return NodeFailure(min(own_ends), node, "ranks")
     if outcome.state == "killed":
-        bad_ranks = [rank for rank in outcome.last_ranks if rank.exit_code or rank.signal]  # others had ended before it
+        bad_ranks = [rank for rank in outcome.last_ranks if rank.exit_code or rank.signal]  # others ended earlier
         ends = [rank.ended_s for rank in bad_ranks if rank.ended_s is not None]
         died_s = min(ends, default=outcome.ended_s) - 1.0
         return None if told == SIGKILL else NodeFailure(died_s, node, "torchrun")
@@ -237,7 +237,7 @@ def node_failure(
 
 
 def first_node_to_fail(failures: Iterable[NodeFailure], interrupted: bool = False) -> NodeFailure | None:
-    """Return the earliest failure. In a launch that was ``interrupted`` only ranks' own failures let it count."""
+    """Return the earliest failure, or None; if the launch was ``interrupted``, None unless a rank failed by itself."""
     in_order = sorted(failures, key=lambda failure: (failure.at_s, failure.node))
     if interrupted and not any(failure.kind == "ranks" for failure in in_order):
         return None
@@ -249,7 +249,7 @@ def status_of_all(
 ) -> int:
     """Return the exit status of a launch on all nodes: that of the ``accused`` rank, else ``status``, the first node's.
 
-    The evidence accuses a rank of any node, but only where ranks failed.
+    The accused rank may be on any node; it only counts if ranks failed.
     """
     ends = (rank for outcome in outcomes.values() for rank in outcome.last_ranks)
     for rank in ends if first.kind == "ranks" and accused is not None else ():
@@ -259,11 +259,11 @@ def status_of_all(
 
 
 def first_failed_node(outcomes: Mapping[int, RunOutcome]) -> RunOutcome | None:
-    """Return the outcome of the node that failed first in a Slurm job, None where no node says that it failed.
+    """Return the outcome of the node that failed first in a Slurm job; None if no node failed.
 
-    srun exits with the highest status of its tasks, which is often that of a node that it ended itself (143), and Slurm
-    kills torchrun at its limits: so a node counts whose state is "failed". Times of several hosts are compared as they
-    are, and clocks that differ by more than the end of a job takes can mislead.
+    srun exits with the highest status of its tasks, often that of a node that srun ended itself (143), and Slurm kills
+    torchrun at its limits; so only nodes whose state is "failed" count. Times of different hosts are compared as they
+    are; clocks that differ by more than the job takes to end can mislead.
     """
     failed = [
         (node, outcome) for node, outcome in outcomes.items() if outcome.state == "failed" and outcome.exit_status

@@ -1,7 +1,7 @@
-"""Locks that keep two launches from choosing the same idle GPU; where locking is impossible, a launch goes on without.
+"""Locks that keep two launches from choosing the same idle GPU; a launch that cannot lock goes on without.
 
-One file per GPU under a directory that all users of the machine share. A lock is an flock(2): it belongs to the open
-file, so it survives exec into torchrun, goes with the process however that ends, and leaves nothing stale.
+There is one file per GPU, in a directory shared by all users of the machine. A lock is an flock(2): it belongs to the
+open file, so it survives exec into torchrun, ends with the process in any case, and is never stale.
 https://man7.org/linux/man-pages/man2/flock.2.html
 """
 
@@ -21,16 +21,16 @@ from ddplaunch.planning.gpus import Exported, Selection, select
 from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, closing, try_lock
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
-_DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
-_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # not on Windows
+_DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between users
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # missing on Windows
 _PAUSE_S = 0.01
 _ROUNDS = 100
 
 
 class GpuLocks:
-    """The GPUs that this process holds, in ``directory`` or where ``lock_directory`` says.
+    """The GPUs that this process has locked, in ``directory`` (default: ``lock_directory``).
 
-    ``notes`` say in clauses why locking did not work, if it did not.
+    ``notes`` are clauses that say why locking failed, if it did.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -44,9 +44,9 @@ class GpuLocks:
             self._give_up(directory, error)
 
     def try_hold(self, uuid: str) -> bool:
-        """Take the lock of a GPU; False only if another process has it. Where locking is impossible, True and a note.
+        """Lock a GPU; False only if another process has locked it, True with a note if locking is impossible.
 
-        The descriptor is inheritable: torchrun keeps it after exec, its workers (``close_fds``) do not get it.
+        The descriptor is inheritable: torchrun keeps it after exec, but its workers (``close_fds``) do not get it.
         """
         if uuid in self.held or self._directory is None:
             return True
@@ -57,10 +57,10 @@ class GpuLocks:
             return True
         try:
             locked = try_lock(descriptor, LOCK_ALONE)
-            if not locked:  # a launch that only looks who holds it has it for a moment
+            if not locked:  # another launch may hold the lock for a moment, just to check it
                 time.sleep(_PAUSE_S)
                 locked = try_lock(descriptor, LOCK_ALONE)
-        except OSError as error:  # a file system without locks
+        except OSError as error:  # the file system has no locks
             os.close(descriptor)
             self._give_up(Path(_file_name(uuid)), error)
             return True
@@ -72,11 +72,11 @@ class GpuLocks:
         return True
 
     def locked(self, uuids: Iterable[str]) -> frozenset[str]:
-        """Return those that another process holds."""
+        """Return the GPUs that another process has locked."""
         return frozenset(uuid for uuid in uuids if uuid not in self.held and self._is_locked(uuid))
 
     def release(self) -> None:
-        """Let go of everything; the files stay, since removing a lock file lets two processes hold "it"."""
+        """Release all locks. The files stay: if a lock file were removed, two processes could lock "the same" file."""
         for descriptor in self.held.values():
             os.close(descriptor)
         self.held.clear()
@@ -96,15 +96,15 @@ class GpuLocks:
 
 
 def lock_directory(environment: Mapping[str, str]) -> Path:
-    """Return where this machine's lock files are: DDPLAUNCH_LOCK_DIR, or a directory that all users share."""
+    """Return the directory of the lock files: DDPLAUNCH_LOCK_DIR, or one that all users share."""
     return Path(environment.get(_DIRECTORY_VARIABLE) or _DEFAULT_DIRECTORY)
 
 
 def pick_free(requested: str, nvml: NvmlFacts, within: Exported | None, locks: GpuLocks, need: int | None) -> Selection:
-    """Resolve ``--gpus`` and hold what it resolves to; GPUs named one by one are used even if another launch has them.
+    """Resolve ``--gpus`` and lock the chosen GPUs; GPUs named one by one are used even if another launch has them.
 
-    Launches that choose the same GPUs at the same moment let go of theirs and choose again, until each has its own or
-    too few are left. Raises what ``select`` raises, with no lock held.
+    Launches that choose the same GPUs at the same moment release them and choose again, until each has its own or too
+    few are left. Raises what ``select`` raises, with no lock held.
     """
     uuids = [name for gpu in nvml.gpus for name in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices)) if name]
     for _ in range(_ROUNDS):
@@ -117,14 +117,14 @@ def pick_free(requested: str, nvml: NvmlFacts, within: Exported | None, locks: G
             return replace(selection, notes=selection.notes + locks.notes)
         locks.release()
         time.sleep(_PAUSE_S * os.urandom(1)[0] / 255)
-    return select(requested, nvml, within, frozenset(uuids), need)  # raises: all that is idle is contended
+    return select(requested, nvml, within, frozenset(uuids), need)  # raises: others keep taking them
 
 
 def _open_directory(path: Path) -> int:
-    """Create the directory for everybody, and open it; a symbolic link in its place is refused."""
+    """Open the directory, creating it for all users; a symbolic link is refused."""
     try:
         path.mkdir()
-        path.chmod(0o1777)  # past the umask; sticky, so that nobody removes the files of others
+        path.chmod(0o1777)  # regardless of the umask; sticky, so that users cannot remove each other's files
     except FileExistsError:
         pass
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ def _open_directory(path: Path) -> int:
 def _open_file(directory: int, name: str) -> int:
     """Open or create a lock file that all users can lock.
 
-    Opened without O_CREAT first: fs.protected_regular forbids O_CREAT on the files of others in a sticky directory,
+    First without O_CREAT: fs.protected_regular forbids O_CREAT on other users' files in a sticky directory,
     https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-regular
     """
     flags = os.O_RDWR | _FLAGS
@@ -143,10 +143,10 @@ def _open_file(directory: int, name: str) -> int:
         try:
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=directory)
             os.fchmod(descriptor, 0o666)
-        except FileExistsError:  # another launch was quicker
+        except FileExistsError:  # another launch was faster
             descriptor = os.open(name, flags, dir_fd=directory)
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # a pipe, or a hard link to a file to be overwritten
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # a pipe, or a hard link to another file
         os.close(descriptor)
         raise OSError(f"{name} is not a plain file")
     return descriptor

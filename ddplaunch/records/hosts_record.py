@@ -1,6 +1,6 @@
-"""The records of all hosts of a launch in one directory: their files as they are brought, and one outcome for all.
+"""Collects the records of all hosts of a launch in one directory: copies their files and merges their outcomes.
 
-Each host wrote ``node-K`` and its outcome on its own disk. Where all see one file system, nothing has to be brought.
+Each host writes ``node-K`` and its outcome to its own disk. On a shared file system nothing has to be copied.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _Timed = TypeVar("_Timed", RunOutcome, AttemptOutcome, RankOutcome)
 
 
 class Pieces:
-    """Archives of the hosts' records as they arrive, kept in the run's directory until they are whole."""
+    """Archives of the hosts' records, kept in the run's directory until they have arrived completely."""
 
     def __init__(self, directory: Path) -> None:
-        """Files are made when the first piece of a node comes."""
+        """Files are created when a node's first piece arrives."""
         self._directory = directory
         self._files: dict[int, BinaryIO] = {}
         self.problem: str | None = None
 
     def keep(self, node: int, data: bytes) -> None:
-        """Add a piece. A full disk is noted, and costs the record alone."""
+        """Add a piece. If the disk is full, ``problem`` says so, and further pieces are dropped."""
         if self.problem is not None:
             return
         try:
@@ -45,13 +45,13 @@ class Pieces:
             self.problem = error.strerror or str(error)
 
     def unpack(self) -> None:
-        """Put what came in its place: of node 0 all files but run.json, of node K those below ``node-K``."""
+        """Extract the archives: for node 0 all files but run.json, for node K those below ``node-K``."""
         for node, file in self._files.items():
             with file:
                 try:
                     file.seek(0)
                     self._unpack(node, file)
-                except (OSError, tarfile.TarError) as error:  # a host that was cut off: what came is there
+                except (OSError, tarfile.TarError) as error:  # a lost host: keep what arrived
                     self.problem = self.problem or f"node {node}: {error}"
 
     def _unpack(self, node: int, file: BinaryIO) -> None:
@@ -73,7 +73,7 @@ class Pieces:
 
 
 def without_skew(outcome: RunOutcome, ahead_s: float) -> RunOutcome:
-    """Return a node's outcome with its times by the launcher's clock."""
+    """Return a node's outcome with its times converted to the launcher's clock."""
 
     def moved(value: _Timed, **changes: Any) -> _Timed:
         times = {name: getattr(value, name) for name in ("started_s", "ended_s")}
@@ -85,9 +85,10 @@ def without_skew(outcome: RunOutcome, ahead_s: float) -> RunOutcome:
 
 
 def merged_attempts(outcomes: Iterable[RunOutcome], diagnosis: Diagnosis | None) -> tuple[AttemptOutcome, ...]:
-    """Return the attempts of all nodes, attempt A with the ranks of every node's A; ``diagnosis`` is the last one's.
+    """Return the attempts of all nodes: attempt A contains the ranks of every node's A. The last gets ``diagnosis``.
 
-    That of an attempt before is what the node found whose rank failed first in it; the others were ended for it.
+    An earlier attempt gets the diagnosis of the node whose rank failed first in it; the other nodes were ended because
+    of that failure.
     """
     merged: dict[int, AttemptOutcome] = {}
     failed: dict[int, tuple[float, Diagnosis]] = {}
@@ -118,9 +119,9 @@ def merged_attempts(outcomes: Iterable[RunOutcome], diagnosis: Diagnosis | None)
 
 
 def write_for_all(directory: Path, outcome: RunOutcome) -> str | None:
-    """Write the outcome of all nodes; node 0's own goes into ``node-0``. Returns why that was impossible. Never raises.
+    """Write the outcome of all nodes, moving node 0's own to ``node-0``; return why that failed, or None. Never raises.
 
-    An outcome that names node K as the one that failed is still the run's.
+    The outcome goes to the run's path even if it names node K as the one that failed.
     """
     path = outcome_path(directory, 0)
     try:

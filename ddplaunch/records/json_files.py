@@ -1,6 +1,6 @@
-"""JSON files of a record: read with bounds, their values taken only if they have the right type, written in one step.
+"""JSON files of a record: read with a size limit, values accepted only with the right type, written atomically.
 
-The guard, a light interpreter, imports this module: no dataclasses and no pathlib here.
+The guard, whose interpreter must stay light, imports this module: no dataclasses and no pathlib here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEWEST_SCHEMA = 1
-LARGEST = 1 << 28  # bytes; the outcome of 10,000 ranks with 20 long lines each has 100 MB
+LARGEST = 1 << 28  # bytes; the outcome of 10,000 ranks with 20 long lines each takes 100 MB
 
 
 def read_object(path: Path, most_bytes: int = LARGEST >> 3) -> dict[str, Any]:
-    """Return the JSON object in ``path``, which may be half written or of any schema: what it lacks is not there.
+    """Return the JSON object in ``path``, of any schema up to ours; it may lack keys.
 
-    Raises OSError if it cannot be read or is not this user's, ValueError with a clause if it is no object, its schema
-    is newer, or it is larger than any that ddplaunch writes.
+    Raises OSError if it cannot be read or is not this user's; ValueError with a clause if it is not an object, its
+    schema is newer, or it is larger than any that ddplaunch writes.
     """
     text = read_file(path, most_bytes)
     try:
@@ -45,7 +45,7 @@ def as_text(value: Any) -> str | None:
 
 
 def as_whole(value: Any) -> int | None:
-    """Return ``value`` if it is a whole number of 64 bits, else None."""
+    """Return ``value`` if it is an integer of 64 bits, else None."""
     return value if type(value) is int and abs(value) < 1 << 63 else None
 
 
@@ -55,14 +55,14 @@ def as_number(value: Any) -> float | None:
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; none if ``value`` is no list."""
+    """Return the objects in a list; an empty list if ``value`` is not a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def replace_file(path: str | Path, text: str, errors: str = "strict") -> None:
-    """Write ``path`` in one step: a reader sees the old file or the new one. Raises OSError, and leaves no draft then.
+    """Write ``path`` atomically: a reader sees the old file or the new one. Raises OSError and then removes the draft.
 
-    Folders that are missing are made; only the owner may look into them, and read the file.
+    Missing folders are created. Folders and file are accessible to their owner only.
     """
     folder, name = os.path.split(path)
     draft = f".{name}.{os.getpid()}"

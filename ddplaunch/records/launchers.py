@@ -1,8 +1,8 @@
-"""The processes that a record names: those of each node, and the launcher of a run on other hosts; which still live.
+"""The processes that a record names: those of each node, and the launcher of a run on other hosts; which are alive.
 
-A node's are in ``node-K/processes.json``, the launcher that stays on this machine is in ``launcher.json``.
-Such a launcher keeps ``runs/ID/launcher.json`` open as long as it lives. No ranks run below it, and its environment
-says nothing of the run, so that open file is what ties the process to the run id.
+A node's processes are in ``node-K/processes.json``, a launcher that stays on this machine is in ``launcher.json``. Such
+a launcher keeps ``runs/ID/launcher.json`` open while it lives: it has no ranks below it, and its environment does not
+name the run, so only the open file connects the process with the run ID.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Place:
-    """One host of a run: its node rank, what ssh is given, the interpreter there, and the run's directory there.
+    """One host of a run: its node rank, its name for ssh, its Python interpreter, and the run's directory there.
 
-    ``clock_ahead_s`` is how far its clock is before the launcher's. Notes of earlier versions do not say the directory.
+    ``clock_ahead_s`` is how far its clock is ahead of the launcher's. ``record`` is empty in notes of earlier versions.
     """
 
     node: int
@@ -43,10 +43,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher noted of itself. ``pid`` means something on ``host`` in the boot ``boot_id`` only.
+    """A launcher's note on itself. ``pid`` is only valid on ``host``, in the boot ``boot_id``.
 
-    ``start_ticks`` is as in ``Process``; ``grace_s`` is how long it lets ranks take to end, in seconds.
-    ``launch`` is the token by which its processes are known on every host. ``begun_s`` is when the launch began.
+    ``start_ticks`` is as in ``Process``; ``grace_s`` is how many seconds ranks get to end; ``launch`` is the token that
+    identifies the launch's processes on every host; ``begun_s`` is when the launch began.
     """
 
     run_id: str
@@ -69,7 +69,7 @@ def launched_by_me(
     launch: str = "",
     begun_s: float = 0.0,
 ) -> Launched:
-    """Return what this process notes of itself as the launcher of a run."""
+    """Return the note of this process as the launcher of a run."""
     me = read_process(os.getpid())
     start = me.start_ticks if me is not None else 0
     identity = (os.uname().nodename, boot_id() or "", os.getpid(), start)
@@ -78,9 +78,9 @@ def launched_by_me(
 
 @contextmanager
 def holding(launched: Launched) -> Iterator[None]:
-    """Note the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted.
+    """Write the launcher's note and keep it open during the block; if it cannot be written, go on without.
 
-    Children do not inherit it.
+    Children do not inherit the open file.
     """
     with suppress(OSError):
         _write(launched)
@@ -106,7 +106,7 @@ def _write(launched: Launched) -> None:
 
 
 def read_launched(directory: Path) -> Launched | None:
-    """Return what the launcher of a run over several hosts noted, None where there is none or it cannot be read."""
+    """Return the note of the launcher of a run over several hosts; None if there is none or it cannot be read."""
     try:
         data = read_object(directory / FILE)
         launcher = from_plain(data.get("launcher"), RecordedProcess)
@@ -127,15 +127,15 @@ def read_launched(directory: Path) -> Launched | None:
 
 
 def is_of_launch(directory: Path, token: str) -> bool:
-    """Return whether a host has the launcher's own directory: one file system. The note of that launch is in it."""
+    """Return whether this launch's note is in ``directory``: then this host shares the launcher's file system."""
     launched = read_launched(directory)
     return launched is not None and launched.launch == token
 
 
 def launcher_of(launched: Launched, table: ProcessTable, boot: str | None, host: str) -> Process | None:
-    """Return the launcher if it still lives: host, boot, pid and start time agree, and it holds this run's file open.
+    """Return the launcher if it is alive: host, boot, pid and start time match, and it holds this run's file open.
 
-    None otherwise, and where another user's process may not be looked at.
+    Otherwise None; also for another user's process that may not be inspected.
     """
     process = table.get(launched.pid)
     if process is None or not process.alive or boot is None:
@@ -146,9 +146,9 @@ def launcher_of(launched: Launched, table: ProcessTable, boot: str | None, host:
 
 
 def residents_in(table: ProcessTable, host: str) -> tuple[tuple[Launched, Process], ...]:
-    """Return the launchers of runs on several hosts that live here, wherever their records are; the youngest first.
+    """Return the launchers of multi-host runs that live on this machine, wherever their records are; newest first.
 
-    Those of other users are found by root alone.
+    Only root finds those of other users.
     """
     boot = boot_id()
     residents = []
@@ -177,14 +177,14 @@ def _held(pid: int) -> list[Path]:
 
 
 def held_by(process: Process) -> Path | None:
-    """Return the record of the run that this process is the launcher of, None if it holds none."""
+    """Return the record of the run that this process launched, or None."""
     return next(iter(_held(process.pid)), None) if is_launcher(process) else None
 
 
 def with_residents(
     alive: Sequence[RunProcesses], residents: Sequence[tuple[Launched, Process]]
 ) -> tuple[RunProcesses, ...]:
-    """Return the runs together with those whose launcher lives here; what else lives here of one joins it."""
+    """Return the runs, including those whose launcher lives here, each merged with its other processes here."""
     rest, joined = list(alive), []
     for launched, process in residents:
         run = RunProcesses(launched.run_id, process.uid, (process,), launch=launched.launch)
@@ -202,12 +202,12 @@ def with_residents(
     return (*joined, *rest)
 
 
-# What a record names on this machine
+# Processes on this machine that a record names
 
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """One process as a record names it: ``start_time`` is its ``start_ticks``; ``rank`` is None for no rank."""
+    """One process as a record names it: ``start_time`` is its ``start_ticks``; ``rank`` is None if it is not a rank."""
 
     pid: int
     start_time: int
@@ -216,7 +216,7 @@ class RecordedProcess:
 
 @dataclass(frozen=True)
 class NodeProcesses:
-    """``node-K/processes.json``: what ran on one node. Pids mean something on ``host`` in the boot ``boot_id`` only."""
+    """``node-K/processes.json``: what ran on one node. Pids are only valid on ``host``, in the boot ``boot_id``."""
 
     node: int
     run_id: str | None
@@ -228,7 +228,7 @@ class NodeProcesses:
 
 
 def read_processes(directory: Path, without: Container[int] = ()) -> tuple[NodeProcesses, ...]:
-    """Return what every node of a run noted, ``without`` some; a file that is missing, broken or newer says nothing."""
+    """Return the recorded processes of each node, ``without`` some nodes; unreadable or newer files are skipped."""
     nodes = []
     for node, folder in numbered(directory, "node"):
         if node not in without:
@@ -240,10 +240,10 @@ def read_processes(directory: Path, without: Container[int] = ()) -> tuple[NodeP
 def still_running(
     recorded: RecordedProcess | None, node: NodeProcesses, table: ProcessTable, boot: str | None
 ) -> Process | None:
-    """Return the live process that the record means: boot, pid, start time and run id all agree; None otherwise.
+    """Return the recorded process if it is alive: boot, pid, start time and run ID all match; otherwise None.
 
-    A pid alone means nothing: it is given out again. The run id is read in the process's environment, or, where that
-    cannot be read, in that of a parent.
+    A pid alone is not enough, because pids are reused. The run ID is read from the environment of the process or, if
+    that was overwritten, of an ancestor.
     """
     if recorded is None or boot is None or node.boot_id != boot:
         return None
@@ -251,6 +251,6 @@ def still_running(
     if process is None or not process.alive or process.start_ticks != recorded.start_time:
         return None
     named = process.mark(RUN_ID)
-    if named is None and process.environment == {}:  # setproctitle writes its title over the environment
+    if named is None and process.environment == {}:  # setproctitle overwrites the environment with its title
         named = next((mark for ancestor in ancestors(table, process.pid) if (mark := ancestor.mark(RUN_ID))), None)
     return process if named == node.run_id else None

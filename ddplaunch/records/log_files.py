@@ -1,4 +1,4 @@
-"""What the ranks of a run printed: the files of its record, their lines in order of time, new lines as they come."""
+"""The output of a run's ranks: the files of its record, their lines ordered by time, and new lines as they come."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ddplaunch.records.find import numbered
 from ddplaunch.values.frozen import dataclass
 
 _FILE = re.compile(r"rank-(\d+)\.(out|err)")
-_RANK = rb"(?:\[rank\d+\]:? ?)?"  # as torch's own handler puts in front
+_RANK = rb"(?:\[rank\d+\]:? ?)?"  # the prefix of torch's own log handler
 _ISO = re.compile(
     _RANK + rb"[\[(<]?(?:[A-Z]{4,8}[ :|\]-]{1,4})?(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
     rb" ?(Z|[+-]\d\d:?\d\d)?"
 )
-# I1121 14:30:12.123456 of glog, in which torch and NCCL's C++ sides log; it names no year.
+# I1121 14:30:12.123456, the format of glog, used by torch's C++ side and NCCL; it has no year.
 _GLOG = re.compile(_RANK + rb"\[?[DIWEFV](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
-# 11/21/2026 14:30:12, as examples of transformers and diffusers have it; [11/21 14:30:12 of detectron2
+# 11/21/2026 14:30:12, as in examples of transformers and diffusers; [11/21 14:30:12 of detectron2
 _US = re.compile(_RANK + rb"[\[(]?(\d\d)/(\d\d)(?:/(\d{4}))? (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _POLL_S = 0.1
 _NEW_FILES_S = 0.5
@@ -39,8 +39,8 @@ _TRIED_LINES = 200
 _EARLIEST = float("-inf")
 
 
-#: What counts up in a line, in order of preference where the output of one rank has several; the number is the group
-#: ``step``, or the first one.
+#: Step counters in a line, in order of preference if the output of one rank has several; the number is the group
+#: ``step``, or else the first group.
 STEP_BAR = re.compile(
     rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
 )
@@ -66,12 +66,12 @@ class LogFile:
 
     @property
     def order(self) -> tuple[int, int, bool, int]:
-        """By attempt, then rank; stderr last, because a traceback is."""
+        """Sort key: attempt, then rank; stderr last, because it ends with the traceback."""
         return (self.attempt, self.rank, self.stream == "err", self.node)
 
 
 def log_file(directory: Path, node: int, attempt: int, name: str) -> LogFile:
-    """Return the file of this name in a run's directory. Raises ValueError for a name that no such file has."""
+    """Return the file with this name in a run's directory. Raises ValueError if ranks have no such file."""
     match = _FILE.fullmatch(name)
     if match is None:
         raise ValueError(f"`{name}` is no file of a rank's output")
@@ -79,12 +79,12 @@ def log_file(directory: Path, node: int, attempt: int, name: str) -> LogFile:
 
 
 def log_files(directory: Path, ranks: frozenset[int] | None = None) -> list[LogFile]:
-    """Return the files of these ranks (None: all) in order of attempt and rank; none where the record is gone."""
+    """Return the files of these ranks (None: all) ordered by attempt and rank; none if the record is gone."""
     return [file for file, _ in _with_pieces(directory, ranks)]
 
 
 def log_parts(directory: Path, ranks: frozenset[int] | None = None, lines: int | None = None) -> list[LogPart]:
-    """Return the files that ``log_files`` returns, or the last ``lines`` lines of those of each rank's last attempt."""
+    """Return the files of these ranks as parts: whole, or with ``lines`` the end of each rank's last attempt."""
     files = _with_pieces(directory, ranks)
     newest = {(file.node, file.rank): file.attempt for file, _ in files}
     return [
@@ -108,9 +108,9 @@ def _with_pieces(directory: Path, ranks: frozenset[int] | None) -> list[tuple[Lo
 
 @dataclass(frozen=True)
 class LogPart:
-    """The bytes of a stream from ``start`` up to ``end``: what was there when somebody looked.
+    """The bytes of a stream from ``start`` to ``end``, as of the time when it was looked up.
 
-    They count what is not kept any more too. ``pieces`` are the files that hold it.
+    Positions also count bytes that are no longer kept. ``pieces`` are the files that contain the rest.
     """
 
     file: LogFile
@@ -120,12 +120,12 @@ class LogPart:
 
     @property
     def cut_bytes(self) -> int:
-        """How many bytes between ``start`` and ``end`` are not kept."""
+        """The number of bytes between ``start`` and ``end`` that are not kept."""
         return sum(later.start - earlier.end for earlier, later in pairwise(self.pieces) if later.start > self.start)
 
     @property
     def written_s(self) -> float:
-        """When the last of it was written, in seconds since the epoch; 0 for what is gone."""
+        """When the part was last written to, in seconds since the epoch; 0 if it is gone."""
         with suppress(OSError):
             return os.stat(self.pieces[-1].path).st_mtime if self.pieces else 0.0  # noqa: PTH116
         return 0.0
@@ -135,7 +135,7 @@ Block = tuple[LogFile, bytes]
 
 
 def part_of(file: LogFile, lines: int | None, pieces: tuple[Piece, ...] | None = None) -> LogPart:
-    """Return the last ``lines`` lines of a stream, all of it for None. A file that is gone is empty."""
+    """Return the last ``lines`` lines of a stream; all of it for None; an empty part if the file is gone."""
     pieces = tuple(pieces_of(file.path)) if pieces is None else pieces
     if not pieces:
         return LogPart(file, 0, 0)
@@ -143,7 +143,7 @@ def part_of(file: LogFile, lines: int | None, pieces: tuple[Piece, ...] | None =
 
 
 def _start_of_last(pieces: Sequence[Piece], lines: int) -> int:
-    """Return where the last ``lines`` lines begin; a line without its newline counts."""
+    """Return where the last ``lines`` lines begin; a last line without newline counts."""
     end, missing = pieces[-1].end, lines
     if missing == 0:
         return end
@@ -164,17 +164,17 @@ def _start_of_last(pieces: Sequence[Piece], lines: int) -> int:
 
 
 def has_stamps(part: LogPart) -> bool:
-    """Return whether one of the first lines begins with a time."""
+    """Return whether any of the first lines begins with a time."""
     year = _year(part)
     lines = next(_chunks(part), b"").split(b"\n", _TRIED_LINES)[:_TRIED_LINES]
     return any(stamp_s(line, year) is not None for line in lines)
 
 
 def blocks(parts: Sequence[LogPart]) -> Iterator[Block]:
-    """Yield the lines of all parts: attempt by attempt, within one in the order of the times that lines begin with.
+    """Yield the lines of all parts, attempt by attempt, in the order of the times at their beginnings.
 
-    A line without a time stays behind the one before it in its file. Files without any time come first, one after the
-    other, in order of rank: the record does not know when their lines were printed.
+    A line without a time follows the line before it in its file. Files without any times come first, one after another
+    by rank, because it is unknown when their lines were printed.
     """
     for attempt in sorted({part.file.attempt for part in parts}):
         timed: list[LogPart] = []
@@ -192,10 +192,10 @@ def blocks(parts: Sequence[LogPart]) -> Iterator[Block]:
 
 
 def _timed(part: LogPart, number: int) -> Iterator[tuple[float, int, bytes]]:
-    """Yield each line with the latest time up to it, so that the merge sees every file in order."""
+    """Yield each line with the latest time so far, so that every file is sorted for the merge."""
     latest, year = _EARLIEST, _year(part)
     for chunk in _chunks(part):
-        for line in BytesIO(chunk):  # ends lines at newlines only: ``splitlines`` would also split a progress bar
+        for line in BytesIO(chunk):  # splits at newlines only; ``splitlines`` would also split progress bars
             when = stamp_s(line, year)
             if when is not None and when > latest:
                 latest = when
@@ -203,7 +203,7 @@ def _timed(part: LogPart, number: int) -> Iterator[tuple[float, int, bytes]]:
 
 
 def _chunks(part: LogPart) -> Iterator[bytes]:
-    """Yield the part in pieces that end with a line, except the last; a line of more than 16 MiB is cut."""
+    """Yield the part in chunks of whole lines, except the last; a line of more than 16 MiB is split."""
     rest = b""
     for data in _read(part):
         cut = data.rfind(b"\n") + 1
@@ -222,7 +222,7 @@ def _chunks(part: LogPart) -> Iterator[bytes]:
 def _read(part: LogPart) -> Iterator[bytes]:
     for piece in part.pieces:
         position, end = max(part.start, piece.start), min(part.end, piece.end)
-        with suppress(OSError), open(piece.path, "rb") as source:  # it may have been removed meanwhile
+        with suppress(OSError), open(piece.path, "rb") as source:  # it may have been removed
             source.seek(max(0, position - piece.start))
             while position < end and (data := source.read(min(_CHUNK_BYTES, end - position))):
                 position += len(data)
@@ -234,9 +234,9 @@ def _year(part: LogPart) -> int:
 
 
 def stamp_s(line: bytes, year: int) -> float | None:
-    """Return the time at the start of ``line`` in seconds since the epoch, None if it does not begin with one.
+    """Return the time at the start of ``line`` in seconds since the epoch, or None if there is none.
 
-    A time without a zone is taken as local, one without a year as of ``year``.
+    A time without a zone is local, one without a year is in ``year``.
     """
     match = _ISO.match(line)
     if match:
@@ -261,7 +261,7 @@ def _seconds(moment: tuple[int, ...], zone: bytes | None) -> float:
     return timegm(moment) - offset_s
 
 
-@lru_cache(maxsize=16)  # mktime() takes longer than the rest, and most lines share a minute
+@lru_cache(maxsize=16)  # mktime() takes most of the time, and most lines share a minute
 def _minute_s(moment: tuple[int, ...]) -> float:
     try:
         return time.mktime((*moment, 0, 0, 0, -1))  # type: ignore[arg-type]
@@ -281,11 +281,11 @@ def follow_logs(
     poll_s: float = _POLL_S,
     over_s: float = _OVER_S,
 ) -> Iterator[tuple[LogFile | None, bytes]]:
-    """Yield what ranks print from now on, in the order in which it arrives, across restarts.
+    """Yield what ranks print from now on, in order of arrival, across restarts.
 
-    ``positions`` are where files that were read already go on; one that is not named there is new and read from its
-    start. An empty item ``(None, b"")`` comes after each round. It ends when the directory is gone, or when ``over()``
-    says that nothing more will come and nothing more came, which is asked every ``over_s`` seconds.
+    ``positions`` says where to continue in files that were read already; other files are new and read from their start.
+    An empty item ``(None, b"")`` comes after each round. Ends after a round without output once the directory is gone
+    or ``over()``, which is called every ``over_s`` seconds, says that nothing more will come.
     """
     files: dict[str, tuple[LogFile, BinaryIO]] = {}
     looked_s = asked_s = float("-inf")
@@ -316,10 +316,10 @@ def _open_new(
     there: Sequence[tuple[LogFile, tuple[Piece, ...]]],
     positions: Mapping[Path, int],
 ) -> None:
-    """Add the pieces of logs that are not in ``files`` yet, each at where it goes on."""
+    """Open the pieces of logs that are not in ``files`` yet, each at the position where reading continues."""
     for file, pieces in there:
         for piece in pieces:
-            with suppress(OSError):  # it may have been removed meanwhile
+            with suppress(OSError):  # it may have been removed
                 if piece.path not in files:
                     stream = opened.enter_context(open(piece.path, "rb", buffering=0))  # noqa: SIM115
                     stream.seek(max(0, min(piece.end, positions.get(file.path, 0)) - piece.start))
@@ -327,7 +327,7 @@ def _open_new(
 
 
 def _round(files: Mapping[str, tuple[LogFile, BinaryIO]]) -> Iterator[tuple[LogFile, bytes]]:
-    """Yield what came since the last round; 16 MiB of one file, then the others get their turn."""
+    """Yield what came since the last round, at most 16 MiB per file, so that every file gets its turn."""
     for file, stream in files.values():
         for _ in range(_ROUND_CHUNKS):
             if not (data := stream.read(_CHUNK_BYTES)):

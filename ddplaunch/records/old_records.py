@@ -1,7 +1,6 @@
-"""Which records of ended runs are old enough to be removed, and their removal.
+"""Finds records of ended runs that are old enough to be removed, and removes them.
 
-What is removed is a record by its own words: its run.json names the run as the directory does. A run that may live
-keeps its record.
+Only a directory whose run.json names it as its run is removed. A run that may be alive keeps its record.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ddplaunch.values.frozen import dataclass
 
 @dataclass(frozen=True)
 class OldRecords:
-    """``removable`` are those beyond the newest ``keep``, the oldest last; ``kept`` would be, for the reason beside.
+    """``removable`` are the records beyond the newest ``keep``, oldest last; ``kept`` are old too, each with a reason.
 
-    ``problem`` says in a sentence why nothing there may be removed.
+    ``problem`` says in a sentence why nothing may be removed.
     """
 
     removable: tuple[Path, ...]
@@ -34,7 +33,7 @@ class OldRecords:
 
 
 def old_records(base: Path, keep: int, busy: Collection[Path], host: str) -> OldRecords:
-    """Return the records that are not among the newest ``keep``. ``busy`` are directories of runs that live here."""
+    """Return the records beyond the newest ``keep``. ``busy`` are directories of runs that are alive here."""
     try:
         with closing(open_place(base / "runs", links=False)) as runs:
             claims = {name: _claims(base / "runs" / name) for name in own_folders(runs)}
@@ -58,7 +57,7 @@ def old_records(base: Path, keep: int, busy: Collection[Path], host: str) -> Old
 
 
 def _claims(directory: Path) -> set[str]:
-    """Return the run ids that run.json files in ``directory`` name, "" for one that cannot be read."""
+    """Return the run IDs in the run.json files of ``directory``, "" for one that cannot be read."""
     claims = set()
     for path in (directory / "run.json", *(folder / "run.json" for _, folder in numbered(directory, "node"))):
         try:
@@ -75,7 +74,7 @@ def _reason_to_keep(directory: Path, busy: Collection[Path], host: str) -> str |
         return "it runs"
     with suppress(OSError, ValueError):
         read_object(directory / "outcome.json")
-        return None  # it has ended, and how is not asked: reading that takes most of the time of thousands
+        return None  # it has ended; reading how would take most of the time for thousands
     record = read_record(directory)
     if state_of(record, None, read_processes(directory), host) == "elsewhere":
         return "it was started on another host, and has no outcome"
@@ -83,10 +82,10 @@ def _reason_to_keep(directory: Path, busy: Collection[Path], host: str) -> str |
 
 
 def remove_record(directory: Path) -> str | None:
-    """Remove one record and a ``latest`` that points to it; return why not, None if it is gone.
+    """Remove one record and a ``latest`` that points to it; return why not, or None if it is gone.
 
-    What is removed is looked at once more: between a list and the answer to a question somebody may put another there,
-    or launch with the same id.
+    The record is checked again here: after it was listed and the user confirmed, it may have been replaced, or a launch
+    may have begun with the same ID.
     """
     base, name = directory.parent.parent, directory.name
     lock = hold_ended(directory)

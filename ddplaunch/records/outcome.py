@@ -1,7 +1,7 @@
-"""``outcome.json``: how a run ended, rank by rank, as frozen values, which are written as JSON and read back.
+"""``outcome.json``: how a run ended, rank by rank, as frozen values that are written as JSON and read back.
 
-Node 0 writes it into the run's directory, node K into ``node-K``; a launcher over several hosts writes one for all of
-them in place of node 0's. Paths in it are relative to the run's directory. Whoever reads an outcome reads it here.
+Node 0 writes it into the run's directory, node K into ``node-K``; a launcher over several hosts replaces node 0's with
+one for all nodes. Its paths are relative to the run's directory. All reading of outcomes is in this module.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ SCHEMA = 1
 _TOLD_RANKS = 64
 _OBSERVED = "observed.json"  # in the folder of a node
 
-#: "terminated": torchrun was told to end by a signal. "killed": torchrun itself died without a word.
+#: "terminated": a signal told torchrun to end. "killed": torchrun itself died without a message.
 RunState = Literal["succeeded", "failed", "terminated", "killed"]
-#: How an earlier run ended: "alike" and "otherwise" compare its failure with the one that is looked at.
+#: How an earlier run ended: "alike" and "otherwise" compare its failure with the current one.
 Ended = Literal["succeeded", "alike", "otherwise"]
-#: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
+#: "itself": before it was told to end. "launcher": after torchrun or the guard began to end the ranks.
 EndedBy = Literal["itself", "launcher"]
 
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """One rank of one attempt. ``exit_code`` and ``signal`` ("SIGKILL") are both None where nobody could see.
+    """One rank of one attempt. ``exit_code`` and ``signal`` ("SIGKILL") are both None if unknown.
 
-    Times are seconds since the epoch. ``out`` and ``err`` are files of the record, ``err`` None where both were one.
-    ``through``: what the rank noted when its program was through, "group" where its process group still existed.
+    Times are seconds since the epoch. ``out`` and ``err`` are files of the record; ``err`` is None if both go to one
+    file.
+    ``through`` is the rank's note at the end of its program: "group" if its process group still existed, else
+    "through".
     """
 
     rank: int
@@ -58,7 +60,7 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """One start of a node's ranks, with the reason of its failure if it failed."""
+    """One start of a node's ranks, and why it failed, if it did."""
 
     attempt: int
     started_s: float
@@ -70,7 +72,7 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """How the run of the same command before ended, and which files of the script were ``changed`` since."""
+    """How the previous run of the same command ended, and which of the script's files have ``changed`` since."""
 
     run_id: str
     ended: Ended
@@ -81,10 +83,9 @@ class PreviousRun:
 class RunOutcome:
     """How a run ended on one node, or on all. ``diagnosis`` is the last attempt's, ``exit_status`` the launcher's own.
 
-    ``findings`` are where the ranks did not train as planned, ``previous`` the run of the same command before one that
-    failed.
-    ``launch`` is the token of its launch (``LAUNCH``), empty where an older version wrote it.
-    ``explained`` is False where the file that it was read from has no explanation that this version knows.
+    ``findings`` say where the ranks did not train as planned; ``previous`` is the previous run of the same command, if
+    this one failed. ``launch`` is the launch's token (``LAUNCH``), empty from older versions. ``explained`` is False if
+    the file has no explanation that this version understands.
     """
 
     run_id: str
@@ -110,38 +111,35 @@ class RunOutcome:
         return self.attempts[-1].ranks if self.attempts else ()
 
     def is_of(self, launch: str) -> bool:
-        """Whether it is how the launch of this token ended; of two, one may be without, from an older version."""
+        """Return whether this is the outcome of the launch with this token; True if either has no token."""
         return not (launch and self.launch) or launch == self.launch
 
     @property
     def explanation(self) -> Explanation | None:
-        """What was found when the run ended, None where it is not known."""
+        """What was found when the run ended; None if unknown."""
         return Explanation(self.diagnosis, self.cascade) if self.explained else None
 
 
 def rank_end(rank: RankOutcome) -> RankEnd:
-    """Return how a rank ended as the explanation takes it."""
+    """Return a rank's end in the form that the explanation uses."""
     values = (rank.exit_code, rank.signal, rank.ended_s, rank.ended_by, rank.through)
     return RankEnd(rank.rank, rank.host or None, *values)
 
 
 def outcome_path(directory: Path, node: int) -> Path:
-    """Return where the outcome of ``node`` is, in the directory of its run."""
+    """Return the path of a node's outcome in the run's directory."""
     return directory / "outcome.json" if node == 0 else directory / f"node-{node}" / "outcome.json"
 
 
 def outcome_json(outcome: RunOutcome) -> dict[str, Any]:
     """Return the outcome as JSON values, schema 1."""
     value = {"schema": SCHEMA, **plain(outcome)}
-    del value["explained"]  # it is about the reading
+    del value["explained"]  # not part of the file
     return value
 
 
 def write_outcome(directory: Path, outcome: RunOutcome, path: Path | None = None) -> str | None:
-    """Write it in one step, to ``path`` or where its node does; return why that was impossible, else None.
-
-    Never raises.
-    """
+    """Write the outcome atomically, to ``path`` or its node's place; return why that failed, or None. Never raises."""
     path = path or outcome_path(directory, outcome.node)
     try:
         replace_file(path, json.dumps(outcome_json(outcome), indent=1) + "\n")
@@ -151,7 +149,7 @@ def write_outcome(directory: Path, outcome: RunOutcome, path: Path | None = None
 
 
 def read_outcome(directory: Path, node: int = 0) -> RunOutcome | Unavailable | None:
-    """Return what ``node`` wrote of its end, None where it wrote nothing, why it cannot be read otherwise."""
+    """Return the outcome of ``node``, None if it wrote none, ``Unavailable`` if it cannot be read."""
     path = outcome_path(directory, node)
     try:
         return _outcome(read_object(path, LARGEST), directory.name, node)
@@ -164,7 +162,7 @@ def read_outcome(directory: Path, node: int = 0) -> RunOutcome | Unavailable | N
 
 
 def outcome_of(data: Mapping[str, Any]) -> RunOutcome | None:
-    """Return the outcome that another node told, None for what is none."""
+    """Return the outcome that another node sent; None if it is invalid."""
     try:
         return _outcome(data, "", 0)
     except ValueError:
@@ -172,7 +170,7 @@ def outcome_of(data: Mapping[str, Any]) -> RunOutcome | None:
 
 
 def short_outcome(outcome: RunOutcome) -> dict[str, Any]:
-    """Return what other nodes are told of a node's end: all but the attempts before the last, and ranks' last lines."""
+    """Return the outcome as sent to other nodes: last attempt, first 64 ranks, no last lines or findings."""
     attempts = tuple(
         replace(attempt, ranks=tuple(replace(rank, last_lines=()) for rank in attempt.ranks[:_TOLD_RANKS]))
         for attempt in outcome.attempts[-1:]
@@ -181,9 +179,10 @@ def short_outcome(outcome: RunOutcome) -> dict[str, Any]:
 
 
 def _outcome(data: Mapping[str, Any], run_id: str, node: int) -> RunOutcome:
-    """Raises ValueError where state, exit status or the time of the end is missing, or a value has another type.
+    """Return the outcome in ``data``.
 
-    What another version wrote may lack more, and explain a failure in terms that this one does not know.
+    Raises ValueError if state, exit status or end time is missing, or a value has another type. An outcome of another
+    version may lack other fields, and explain a failure in terms that this version does not know.
     """
     least: dict[str, Any] = {
         "run_id": run_id,
@@ -203,13 +202,13 @@ def _outcome(data: Mapping[str, Any], run_id: str, node: int) -> RunOutcome:
 
 
 def write_findings(node: str, findings: Sequence[Finding]) -> None:
-    """Keep in the folder ``node-K`` what was found while the run goes on, for `ps`; what cannot be written is not."""
+    """Keep findings about a running run in the folder ``node-K``, for `ps`; do nothing if that is impossible."""
     with suppress(OSError, ValueError):
         replace_file(f"{node}/{_OBSERVED}", json.dumps({"schema": SCHEMA, "findings": plain(tuple(findings))}) + "\n")
 
 
 def read_findings(directory: Path) -> tuple[Finding, ...]:
-    """Return what was found of a run that goes on; nothing where nobody has written anything that can be read."""
+    """Return the findings about a running run; none if nothing readable was written."""
     try:
         return findings_from_json(read_object(directory / "node-0" / _OBSERVED).get("findings"))
     except (OSError, ValueError):
@@ -217,5 +216,5 @@ def read_findings(directory: Path) -> tuple[Finding, ...]:
 
 
 def findings_from_json(value: Any) -> tuple[Finding, ...]:
-    """Return the findings that ``plain`` made ``value`` of; none of None. Raises ValueError for other values."""
+    """Return the findings from the output of ``plain``; none for None. Raises ValueError for other values."""
     return from_plain(value or [], tuple[Finding, ...])

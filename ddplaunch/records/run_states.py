@@ -1,4 +1,4 @@
-"""What is known of each run of this machine, from records and live processes together: its state and its summary."""
+"""The state and summary of each run of this machine, from records and live processes together."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import SETTINGS, TRIAL
 from ddplaunch.values.words import own_id
 
-#: "running": its launcher lives here. "orphaned": ranks live here, their launcher does not. "elsewhere": no outcome,
-#: and it was started on another host. "ended": nothing of it runs here, and nobody wrote how it ended. "unreadable":
-#: the record was written by a newer ddplaunch or is damaged.
+#: "running": its launcher lives here. "orphaned": ranks live here, but not their launcher. "elsewhere": no outcome, and
+#: started on another host. "ended": nothing of it runs here, and how it ended was not written. "unreadable": the record
+#: was written by a newer ddplaunch or is damaged.
 State = Literal[
     "running", "orphaned", "succeeded", "failed", "terminated", "killed", "ended", "elsewhere", "unreadable"
 ]
@@ -39,7 +39,7 @@ State = Literal[
 def state_of(
     record: RunRecord | None, processes: RunProcesses | None, nodes: tuple[NodeProcesses, ...], host: str
 ) -> State:
-    """Return the state. What runs outranks what is written: a node may end before the others do."""
+    """Return the state. Live processes outrank the outcome: a node may end before the others do."""
     if processes is not None:
         return "running" if processes.launchers or processes.guards else "orphaned"
     if record is None:
@@ -53,7 +53,7 @@ def state_of(
 
 
 def _hosts_of(record: RunRecord | None, nodes: tuple[NodeProcesses, ...], host: str) -> tuple[str, ...]:
-    """Return the hosts of a run by node, as far as the record names them; this host where it names none."""
+    """Return the hosts of a run by node, as far as the record names them; if it names none, the launching host."""
     named = {node.node: node.host for node in nodes if node.host}
     for number, outcome in (record.outcomes if record is not None else {}).items():
         if outcome.host:
@@ -66,7 +66,7 @@ def _hosts_of(record: RunRecord | None, nodes: tuple[NodeProcesses, ...], host: 
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A rank that lives here; ``rank`` is None where its environment does not tell."""
+    """A rank that lives here; ``rank`` is None if its environment does not tell."""
 
     rank: int | None
     pid: int
@@ -74,11 +74,11 @@ class RankProcess:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run in a line. Times are in seconds since the epoch; None and empty mean "not known".
+    """One run, for a line of a table. Times are in seconds since the epoch; None and empty mean "not known".
 
-    ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
-    ``findings`` are where its ranks do not train as planned. ``trial`` is group and name (``scale-x7k2q9/2``) of one
-    that was measured and ended. ``sizes`` are the ranks of each node where these differ.
+    ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` are those on this
+    host. ``findings`` say where its ranks do not train as planned. ``trial`` is group and name (``scale-x7k2q9/2``), if
+    the run is a trial. ``sizes`` are the numbers of ranks per node, if they differ.
     """
 
     run_id: str
@@ -106,10 +106,10 @@ class RunSummary:
 
 
 def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
-    """Return what runs here, of all users as far as /proc tells, that of ``base`` first, then the newest records under
-    ``base``, and how many more there are.
+    """Return the runs on this machine, then the newest records under ``base``; and how many more records there are.
 
-    At most ``most`` runs that have ended are read, the trials of one command as one; None is all.
+    Running ones come first, of all users as far as /proc tells, those of ``base`` before others. At most ``most`` ended
+    runs are read (None: all), where the trials of one command count as one.
     """
     directories, runs = run_directories(base), (base / "runs").resolve()
     alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
@@ -129,8 +129,10 @@ def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> t
 
 
 def recorded_at(run: RunProcesses) -> Path | None:
-    """Return the run's directory as its processes name it: what its resident launcher holds, what the launch told its
-    plug-in, else their working directory; None where none may be read or nothing is there. It is resolved.
+    """Return the run's resolved directory as its processes name it, or None if it cannot be found.
+
+    It is the one that its launcher on this machine holds open, else the one that the launch passed to its plug-in, else
+    it is derived from their working directory.
     """
     for process in run.launchers:
         if (record := held_by(process)) is not None and record.name == run.run_id:
@@ -147,9 +149,10 @@ def recorded_at(run: RunProcesses) -> Path | None:
 
 
 def live_run(directory: Path, launcher: int, launch: str = "") -> RunProcesses | None:
-    """Return what lives here of the run of ``directory``: its ``launcher``'s, that token's, or recorded there.
+    """Return the live processes of the run of ``directory``, or None.
 
-    A run of the same id may be another user's, or of another directory.
+    A run with the same ID may be another user's, or of another directory: this one has ``launcher`` as its pid,
+    ``launch`` as its token, or ``directory`` as its record.
     """
     for run in runs_in(process_table()):
         if run.run_id == directory.name and run.uid == own_id():
@@ -160,7 +163,7 @@ def live_run(directory: Path, launcher: int, launch: str = "") -> RunProcesses |
 
 
 def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunSummary:
-    """Return one run; ``directory`` (of its record) or ``run`` may be missing, not both."""
+    """Return the summary of one run; ``directory`` (of its record) or ``run`` may be None, but not both."""
     record = None if directory is None else read_record(directory)
     if run is not None and record is not None and record.outcome is not None and _is_detached(run):
         run = None
@@ -168,7 +171,7 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
     launched = None if directory is None else read_launched(directory)
     state = state_of(record, run, nodes, host)
     if state == "elsewhere" and launched is not None and launched.host == host:
-        state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
+        state = "ended"  # its launcher was here and is gone: the hosts do not continue without it
     hosts = () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
     outcome = None if run is not None or record is None else record.outcome
     recorded: dict[str, Any] = {} if record is None else _recorded(record)
@@ -194,12 +197,12 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
 
 
 def _is_detached(run: RunProcesses) -> bool:
-    """Whether all that lives was detached by a rank, as ``setsid tensorboard`` is: then the run itself is over."""
+    """Return whether only programs are left that a rank detached (``setsid tensorboard``): the run itself is over."""
     return not (run.launchers or run.guards or any(map(is_python, run.ranks)))
 
 
 def _no_record(run: RunProcesses | None) -> str | None:
-    """Return why a run that lives has no record here; another user's is not looked at."""
+    """Return why a live run has no record here; None for another user's run, whose record is not looked for."""
     return "its record is missing" if run is None or run.uid == own_id() else None
 
 
@@ -221,7 +224,7 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
 
 
 def _from_processes(run: RunProcesses) -> dict[str, Any]:
-    """Return what processes tell of a run whose record cannot be found."""
+    """Return what processes tell about a run, for fields that no record provides."""
     return {
         "script": _script_of(run.ranks[0].command) if run.ranks else None,
         "started_s": start_s(run.first.start_ticks),
@@ -230,7 +233,7 @@ def _from_processes(run: RunProcesses) -> dict[str, Any]:
 
 
 def _script_of(command: Sequence[str]) -> str | None:
-    """Return what a rank's command line runs: the word behind the interpreter and its options."""
+    """Return the script in a rank's command line: the first word after the interpreter and its options."""
     for position, word in enumerate(command[1:], 1):
         if word == "-m" and position + 1 < len(command):
             return command[position + 1]

@@ -1,6 +1,6 @@
-"""The user's own key, 32 random bytes in a file of the home directory that nobody else can read, and what it is for.
+"""The user's own key, 32 random bytes in a file of the home directory that only the user can read.
 
-Where the home directory is on a shared disk, it tells nodes that they belong to the same user.
+If the home directory is on a shared disk, nodes use it to prove that they belong to the same user.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _BYTES = 32
 
 
 def user_key(environ: Mapping[str, str]) -> bytes | None:
-    """Return the key in ``$XDG_STATE_HOME/ddplaunch/key``, by default below ``~/.local/state``, made if there is none.
+    """Return the key in ``$XDG_STATE_HOME/ddplaunch/key`` (default: ``~/.local/state``), creating it if missing.
 
-    https://specifications.freedesktop.org/basedir-spec/latest/. None where there is no home of this user's, it cannot
-    be written, or the file is not this user's alone.
+    https://specifications.freedesktop.org/basedir-spec/latest/. None if the user has no home directory, the key cannot
+    be written, or the file is accessible to others.
     """
     home = environ.get("HOME", "")
     state = environ.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
@@ -54,12 +54,12 @@ def _read(path: str) -> bytes | None:
 
 
 def _make(path: str, home: str) -> None:
-    """Write a new key in one step: of several launches at once the first one's counts. Raises OSError."""
+    """Create the key atomically: if several launches do it at once, the first one's counts. Raises OSError."""
     if os.stat(home).st_uid != os.geteuid():  # noqa: PTH116
-        raise PermissionError(f"{home} belongs to somebody else")  # sudo: the user could not read it later
+        raise PermissionError(f"{home} belongs to somebody else")  # under sudo, the user could not read it later
     folder = os.path.dirname(path)  # noqa: PTH120
     os.makedirs(folder, 0o700, exist_ok=True)  # noqa: PTH103
-    draft = f"{folder}/.key.{os.urandom(8).hex()}"  # hosts that share it may have the same pid
+    draft = f"{folder}/.key.{os.urandom(8).hex()}"  # hosts that share the folder may have the same pid
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, os.urandom(_BYTES))
@@ -71,5 +71,5 @@ def _make(path: str, home: str) -> None:
 
 
 def derived(key: bytes, purpose: str) -> bytes:
-    """Return the key for one purpose, from which neither ``key`` nor that of another purpose can be found."""
+    """Return the key for one purpose; it reveals neither ``key`` nor the keys for other purposes."""
     return blake2b(key=key, person=purpose.encode()[:16], digest_size=_BYTES).digest()

@@ -1,4 +1,4 @@
-"""``run.json``, the record that a launch leaves: what was typed, decided and found. A launch goes on without it."""
+"""``run.json``, a launch's record of what was typed, decided and found. A launch goes on if it cannot be written."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def write_record(
     code: Sequence[tuple[str, str]] = (),
     token: str = "",
 ) -> Path | str:
-    """Write ``runs/<run-id>/run.json`` under ``base`` and return the run's directory, or the reason why not.
+    """Write ``runs/<run-id>/run.json`` under ``base`` and return the run's directory, or why that failed. Never raises.
 
-    ``argv`` is the command as typed, ``environment`` what torchrun gets, ``code`` has the script's files with a digest
-    each, ``token`` is the launch's (``LAUNCH``). Never raises. Only the owner can read the file, since command lines
-    and paths say more than a group needs to know. Nodes beyond the first write ``node-K/run.json``: all nodes may share
-    the run's directory.
+    ``argv`` is the command as typed, ``environment`` is torchrun's, ``code`` has the script's files with their digests,
+    ``token`` is the launch's (``LAUNCH``). Only the owner can read the file, since command lines and paths say more
+    than a group needs to know. Nodes after the first write ``node-K/run.json``, because all nodes may share the run's
+    directory.
     """
     try:
         directory = run_directory(base, launch.run_id)
         rank = launch.topology.node_rank
-        # Nodes that torchrun numbers share one run.json.
+        # Nodes that are numbered by torchrun share one run.json.
         one_writer = rank is not None or launch.topology.nnodes.value == 1
         record = {**_record(launch, argv, environment, facts, findings), "code": dict(code)}
         record["launch"] = token if one_writer else ""
@@ -58,14 +58,14 @@ def write_record(
         replace_file(holder / "run.json", _lines(record))
     except OSError as error:
         return f"{error.strerror or error}: {error.filename or base}"
-    except Exception as error:  # a record is worth less than the training that it is about
+    except Exception as error:  # a record is worth less than the training it describes
         return f"{type(error).__name__}: {error}"
     _point_latest(base, launch.run_id)
     return directory
 
 
 def _lines(record: Mapping[str, Any]) -> str:
-    """Return JSON with one line for each key; with ``indent`` json would do without its encoder in C (5 ms, not 1)."""
+    """Return JSON with one line per key; ``indent`` would not use json's C encoder (5 ms instead of 1)."""
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()) + "\n}\n"
 
 
@@ -97,7 +97,7 @@ def _record(
 
 
 def _plan(launch: Launch) -> dict[str, Any]:
-    """Every decided value with its source; the options are left out, because what became of them is here."""
+    """Return every decided value with its source; without the options, because their results are here."""
     names = ("target", "topology", "device", "gpus", "numbers", "passed", "missing", "receives")
     plan = {name: plain(getattr(launch, name)) for name in names}
     plan["numbers"] = {key: value for key, value in plan["numbers"].items() if value is not None}
@@ -111,18 +111,18 @@ def _variable(variable: Variable) -> dict[str, Any]:
 
 
 def _own(base: Path) -> None:
-    """Create ``base`` and keep git away from it; a directory that the user already had is left as it is."""
+    """Create ``base`` with a .gitignore for everything in it; leave a custom directory that already exists as it is."""
     elsewhere = base.name != ".ddplaunch" and os.path.lexists(base)
     with closing(open_base(base, create=True)) as folder:
         if not elsewhere:
-            with contextlib.suppress(OSError):  # it is there, or cannot be: the record is worth more
+            with contextlib.suppress(OSError):  # it exists, or cannot be written: go on with the record
                 descriptor = open_file(folder, ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 with closing(descriptor):
                     os.write(descriptor, b"*\n")
 
 
 def _point_latest(base: Path, run_id: str) -> None:
-    """Move the ``latest`` link to this run; the record counts without it, so failing is silent."""
+    """Point the ``latest`` link to this run; failures are ignored, because the record does not need it."""
     latest, draft = "latest", f".latest.{run_id}.{os.getpid()}"
     with contextlib.suppress(OSError), closing(open_base(base)) as folder:
         with contextlib.suppress(FileNotFoundError):
@@ -136,9 +136,10 @@ def _point_latest(base: Path, run_id: str) -> None:
 
 
 def git_commit(cwd: Path) -> str | None:
-    """Return the commit of the work tree around ``cwd``, or None. Changes that are not committed are not looked for.
+    """Return the commit of the work tree around ``cwd``, or None. Uncommitted changes are not looked for.
 
-    It is read from git's files, because starting git would cost milliseconds. The layout is https://git-scm.com/docs/gitrepository-layout.
+    It is read from git's files (https://git-scm.com/docs/gitrepository-layout), because starting git takes
+    milliseconds.
     """
     try:
         git = _git_directory(cwd)
@@ -168,7 +169,7 @@ def _git_directory(cwd: Path) -> Path | None:
 
 
 def _reference(git: Path, name: str) -> str | None:
-    """Look a branch up in ``git``, in what it shares with other work trees, and among the packed ones."""
+    """Return the commit of a branch from ``git``, the folder shared with other work trees, or the packed references."""
     common_file = git / "commondir"
     common = git / _text(common_file) if common_file.is_file() else git
     for root in (git, common):

@@ -1,1 +1,1 @@
-"""What makes a record this user's and one run's: how its files are opened, and the locks that hold its id."""
+"""What makes a record belong to this user and to one run: how its files are opened, and the locks on its ID."""

@@ -1,7 +1,7 @@
-"""The file that `report --output` names: only a missing file, or an earlier page, is written.
+"""The file of `report --output`: only a new file is written, or an earlier page replaced.
 
-A page begins with a mark. A training script at that path has none, and is refused before
-anything is gathered; ``--force`` replaces it.
+A page begins with a mark. Any other file at that path, such as a training script, has none and is refused before
+anything is gathered, unless ``--force`` is given.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MARK = b'<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" cont
 
 
 class OutputFile(NamedTuple):
-    """A file that may be written: its real path, and what the user called it.
+    """A file that may be written: its real path, and its name as typed. ``output_file`` creates these.
 
-    ``mode`` is that of the file there, None where there is none. ``output_file`` makes these.
+    ``mode`` is that of the existing file, or None.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class OutputFile(NamedTuple):
     mode: int | None
 
     def write(self, text: str) -> None:
-        """Write the file in one step, in place of what is there, with its mode. Raises UsageError."""
+        """Write the file atomically, replacing the existing one and keeping its mode. Raises UsageError."""
         draft = self.path.with_name(f".ddplaunch-{os.getpid()}")
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666)
@@ -53,9 +53,10 @@ class OutputFile(NamedTuple):
 
 
 def output_file(named: str, *, force: bool) -> OutputFile | None:
-    """Return the file that is ``named``; None for ``-``, which is stdout.
+    """Return the file to write; None for ``-``, which is stdout.
 
-    Links are followed. Raises UsageError for a file that is no page, unless ``force``, and for all that is not a file.
+    Links are followed. Raises UsageError for anything that is not a regular file, and without ``force`` for an existing
+    file that is not a page.
     """
     if named == "-":
         return None
@@ -81,7 +82,7 @@ def output_file(named: str, *, force: bool) -> OutputFile | None:
 
 
 def _is_page(path: Path) -> bool:
-    """Whether a file begins as a page does; False of one that cannot be read."""
+    """Return whether a file begins like a page; False if it cannot be read."""
     with contextlib.suppress(OSError), open(open_plain(path), "rb") as file:
         return file.read(len(_MARK)) == _MARK
     return False

@@ -1,8 +1,8 @@
-"""Folders and files of a record, opened by descriptor: nobody else's are used, no link is followed, no pipe waited for.
+"""Opens folders and files of a record by descriptor: only this user's, no links, and never waiting for a pipe.
 
 The working directory of a run may be shared, and whoever can write there can put a link or a pipe where a record will
-be. So every folder has to belong to who asks for it, and every file has to be a plain one. The guard, a light
-interpreter, imports this module: no dataclasses and no pathlib here.
+be. So every folder has to belong to the current user, and every file has to be a regular file. The guard, whose
+interpreter must stay light, imports this module: no dataclasses and no pathlib here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ddplaunch.values.words import open_flags, own_id
 _FOLDER = open_flags("RDONLY", "DIRECTORY", "CLOEXEC")
 _NOFOLLOW = open_flags("NOFOLLOW")
 _FILE = open_flags("NOFOLLOW", "NONBLOCK", "NOCTTY", "CLOEXEC", "BINARY")
-_PLACE = open_flags("PATH", "DIRECTORY", "CLOEXEC")  # which may be a folder that cannot be listed
+_PLACE = open_flags("PATH", "DIRECTORY", "CLOEXEC")  # also opens a folder that cannot be listed
 _ROOT, _NOBODY = 0, 65534
-#: Operations of ``try_lock``, as flock(2) counts them.
+#: Operations of ``try_lock``, with the numbers of flock(2).
 LOCK_SHARED, LOCK_ALONE = 1, 2
 
 
 class NotOursError(PermissionError):
     """A folder or file of a record that is not this user's, or is a link, a pipe or a device; ``strerror`` says which.
 
-    ``owner`` is the other user's id, None where the owner is not what is wrong.
+    ``owner`` is the other user's ID; None if the owner is not the problem.
     """
 
     def __init__(self, reason: str, path: str, owner: int | None = None) -> None:
@@ -35,10 +35,11 @@ class NotOursError(PermissionError):
 
 
 def open_place(directory: str | os.PathLike[str], *, create: bool = False, links: bool = True) -> int:
-    """Open ``BASE/runs``, ``BASE/runs/ID`` or a folder below it, and return its descriptor; each on the way is ours.
+    """Open ``BASE/runs``, ``BASE/runs/ID`` or a folder below, and return its descriptor; all of them must be ours.
 
-    ``BASE`` may be root's, and, with ``links``, a link that this user made. One that is in no ``runs`` is looked at by
-    itself. With ``create`` what is missing is made. Raises NotOursError where any of it is somebody else's; OSError.
+    ``BASE`` may also be root's and, with ``links``, a link that this user made. A folder outside of any ``runs`` is
+    checked by itself. ``create`` creates missing folders. Raises NotOursError if any of them belongs to another user;
+    OSError.
     """
     parts = os.path.abspath(directory).split("/")
     if "runs" not in parts:
@@ -52,7 +53,7 @@ def open_place(directory: str | os.PathLike[str], *, create: bool = False, links
 
 
 def open_to_write(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file of a record to write, made for its owner alone, with the folders above it that are missing.
+    """Open a file of a record for writing, creating it for its owner alone, with missing parent folders.
 
     Raises NotOursError and OSError.
     """
@@ -62,7 +63,7 @@ def open_to_write(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool = True, links: bool = True) -> int:
-    """Open what holds the records: a folder of this user, or of root with ``roots``, or a link of theirs to one."""
+    """Open the folder that contains ``runs``: this user's, with ``roots`` also root's, or a link of theirs to one."""
     if create:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -82,7 +83,7 @@ def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool
 
 
 def open_folder(parent: int, name: str, path: str = "", *, create: bool = False) -> int:
-    """Open the folder ``name`` below the descriptor ``parent``; ``path`` is how errors call it."""
+    """Open the folder ``name`` below the descriptor ``parent``; errors call it ``path``."""
     if create:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -96,9 +97,10 @@ def open_folder(parent: int, name: str, path: str = "", *, create: bool = False)
 
 
 def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
-    """Open the plain file ``name`` below ``parent`` as open(2) does, made for its owner alone; it never waits.
+    """Open the regular file ``name`` below ``parent`` without ever waiting; a new file is accessible to its owner only.
 
-    Raises NotOursError for a link, a pipe or a device, and where a file to write has another owner or name as well.
+    Raises NotOursError for a link, a pipe or a device, and for writing also if the file has another owner or a second
+    name.
     """
     cut, flags = flags & os.O_TRUNC, flags & ~os.O_TRUNC
     try:
@@ -126,7 +128,7 @@ def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
 
 @contextlib.contextmanager
 def closing(descriptor: int) -> Iterator[int]:
-    """Close ``descriptor`` at the end."""
+    """Close ``descriptor`` at the end of the block."""
     try:
         yield descriptor
     finally:
@@ -134,8 +136,8 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def try_lock(descriptor: int, operation: int) -> bool:
-    """Return whether an flock(2) of an open file could be taken at once. Raises OSError where there are no locks."""
-    import fcntl  # which Windows lacks
+    """Try to take an flock(2) on an open file; return whether it succeeded. Raises OSError if there are no locks."""
+    import fcntl  # not available on Windows
 
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
@@ -145,7 +147,7 @@ def try_lock(descriptor: int, operation: int) -> bool:
 
 
 def read_file(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return what a plain file of this user holds. Raises NotOursError, OSError, and ValueError where it holds more."""
+    """Return this user's regular file ``path``. Raises NotOursError, OSError, and ValueError beyond ``most_bytes``."""
     folder, name = os.path.split(os.fspath(path))
     with closing(os.open(folder or ".", _PLACE)) as parent, closing(open_file(parent, name, os.O_RDONLY)) as file:
         if not _is_ours(os.fstat(file)):
@@ -161,13 +163,13 @@ def read_file(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 
 def other_owner(path: str | os.PathLike[str]) -> str | None:
-    """Return the name of the user that a file belongs to if that is neither this one nor root. Raises OSError."""
+    """Return the owner of a file; None if it is this user or root. Raises OSError."""
     status = os.stat(path)
     return None if status.st_uid == _ROOT or _is_ours(status) else _user(status.st_uid)
 
 
 def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
-    """Return the names of this user's folders in ``folder``, a descriptor or a path; none where it cannot be read."""
+    """Return the names of this user's folders in ``folder``, a descriptor or a path; none if it cannot be read."""
     folders = []
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         descriptor = folder if isinstance(folder, int) else stack.enter_context(closing(os.open(folder, _FOLDER)))
@@ -180,7 +182,7 @@ def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
 
 
 def foreign(directory: str | os.PathLike[str]) -> str | None:
-    """Say in a clause why a run's directory is not this user's; None where it is, and where there is none."""
+    """Return a clause that says why a run's directory is not this user's; None if it is, or does not exist."""
     try:
         os.close(open_base(directory, roots=False, links=False))
     except NotOursError as error:
@@ -191,9 +193,9 @@ def foreign(directory: str | os.PathLike[str]) -> str | None:
 
 
 def remove_folder(parent: int, name: str, last: str = "") -> None:
-    """Remove this user's folder ``name`` below ``parent`` with all in it; what is called ``last`` there goes last.
+    """Remove this user's folder ``name`` below ``parent`` with its contents, the entry ``last`` after all others.
 
-    Links are removed, not followed. Raises NotOursError and OSError; what could not be removed is still there then.
+    Links are removed, not followed. Raises NotOursError and OSError; what could not be removed is left.
     """
     with closing(open_folder(parent, name)) as folder:
         names = os.listdir(folder)
@@ -206,7 +208,7 @@ def remove_folder(parent: int, name: str, last: str = "") -> None:
 
 
 def _kind(parent: int, name: str) -> int:
-    """Return the mode of ``name`` itself, 0 where there is nothing."""
+    """Return the mode of ``name`` itself without following a link; 0 if there is no such file."""
     try:
         return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except OSError:
@@ -223,7 +225,7 @@ def _checked(descriptor: int, path: str, *, roots: bool = False) -> int:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether a file of ``status`` is this user's. What root makes on NFS belongs to nobody there (root_squash)."""
+    """Return whether the file is this user's; files that root creates on NFS belong to nobody (root_squash)."""
     return status.st_uid == own_id() or (own_id() == _ROOT and status.st_uid == _NOBODY)
 
 

@@ -1,8 +1,8 @@
-"""One run id, one run: a live launch holds its id by locks in the record, and what an ended one left is set aside.
+"""Keeps a run ID to one live run: the launch holds locks in the record, and records of ended runs are moved aside.
 
-A lock is an flock(2): it belongs to an open file, so it survives exec into torchrun, whose guard holds it too, and it
-goes with them however they end. ``.lock-K`` is node K's, so that all nodes of a launch may share a directory; ``.lock``
-is taken by the launcher of several hosts for itself, and by nodes that were started one by one together.
+A lock is an flock(2): it belongs to an open file, so it survives exec into torchrun and ends with torchrun and the
+guard, which holds it too, however they end. ``.lock-K`` belongs to node K, so that all nodes of a launch may share a
+directory; ``.lock`` is taken exclusively by the launcher of several hosts, and shared by nodes started one by one.
 https://man7.org/linux/man-pages/man2/flock.2.html
 """
 
@@ -33,10 +33,10 @@ from ddplaunch.records.own.own_files import (
 from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
-#: Who holds: a node that was started by itself, the launcher of several hosts, or one of its hosts.
+#: Who holds the ID: a node that was started by itself, the launcher of several hosts, or one of its hosts.
 Holder = Literal["node", "launcher", "host"]
 
-_WAIT_S = 3.0  # the guard of a run that has just ended lets go a moment after torchrun
+_WAIT_S = 3.0  # the guard of a run that has just ended releases it a moment after torchrun
 _PAUSE_S = 0.02
 _TRIES = 3
 _HOLDER_LENGTH = 200
@@ -46,9 +46,9 @@ _NODE = re.compile(r"node-\d{1,9}")
 
 @dataclass(frozen=True)
 class HeldRun:
-    """A run id that is held as long as ``locks`` are open. ``aside`` is where an older record of it is now.
+    """A run ID that is held while ``locks`` are open. ``aside`` is the new place of an older record with this ID.
 
-    ``unlocked`` says in a clause why the id could not be locked.
+    ``unlocked`` is a clause that says why the ID could not be locked.
     """
 
     locks: tuple[int, ...] = ()
@@ -56,37 +56,37 @@ class HeldRun:
     unlocked: str | None = None
 
     def pass_on(self) -> None:
-        """Let the program that this process becomes hold it too."""
+        """Let the program that this process execs keep the locks."""
         for lock in self.locks:
             os.set_inheritable(lock, True)
 
     def __enter__(self) -> HeldRun:
-        """Hold it until the end of the block."""
+        """Hold the ID until the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of it."""
+        """Release the ID."""
         for lock in self.locks:
             os.close(lock)
 
     def told(self, record: str) -> str:
-        """Return the panel's line about the ``record`` with what is to know of it."""
+        """Return the panel's line: the ``record``, where the previous one went, and why the ID is not locked."""
         if self.aside is not None:
             record += f"; the previous one is now in {'/'.join(self.aside.parts[-2:])}"
         return record if self.unlocked is None else f"{record}; not locked: {self.unlocked}"
 
 
 def refuse_taken(base: Path, launch: Launch, holder: Holder = "node") -> None:
-    """Raise RefusedError where the run's directory is somebody else's, or a live run has its id. Nothing is made."""
+    """Raise RefusedError if the run's directory is another user's, or a live run has its ID. Creates nothing."""
     locks, _ = _locked(base, launch, holder, create=False)
     _release(list(locks))
 
 
 def hold_run(base: Path, launch: Launch, holder: Holder = "node", *, shared: bool = False) -> HeldRun:
-    """Take the run's id for this launch, and set aside what an ended run of this id has left.
+    """Take the run ID for this launch, and move aside what an ended run with this ID left.
 
-    ``shared`` says that a launcher has done the latter in the same directory. Where nothing can be written or locked, a
-    launch goes on without. Raises RefusedError where somebody else has it.
+    ``shared``: a launcher has already moved it, in the same directory. If nothing can be written or locked, the launch
+    goes on without. Raises RefusedError if another launch holds the ID, or the directory is another user's.
     """
     locks, unlocked = _locked(base, launch, holder, create=True)
     directory, node = base / "runs" / launch.run_id, _node(launch)
@@ -103,9 +103,9 @@ def hold_run(base: Path, launch: Launch, holder: Holder = "node", *, shared: boo
 
 
 def _set_rest_aside(directory: Path) -> None:
-    """Set aside what an ended run of this id left of nodes that do not live: they may never come to do it themselves.
+    """Move aside what an ended run with this ID left for nodes that are not alive: they may never start and do it.
 
-    A node that is about to begin waits for its lock meanwhile.
+    A node that is about to start waits for its lock in the meantime.
     """
     for number in _recorded_nodes(directory) - {0}:
         with suppress(OSError), closing(open_to_write(directory / f".lock-{number}", os.O_RDWR)) as lock:
@@ -118,9 +118,9 @@ def _recorded_nodes(directory: Path) -> set[int]:
 
 
 def _locked(base: Path, launch: Launch, holder: Holder, *, create: bool) -> tuple[tuple[int, ...], str | None]:
-    """Return the locks that ``holder`` got, and why the id could not be locked, if it could not.
+    """Return the locks that ``holder`` got, and why the ID could not be locked, or None.
 
-    Raises RefusedError where somebody else has it.
+    Raises RefusedError if another launch holds the ID, or the directory is another user's.
     """
     locks: list[int] = []
     unlocked = None
@@ -129,7 +129,7 @@ def _locked(base: Path, launch: Launch, holder: Holder, *, create: bool) -> tupl
         for _ in range(_TRIES):
             with closing(open_place(directory, create=create)) as folder:
                 with suppress(OSError):
-                    os.fchmod(folder, 0o700)  # an older version may have made it
+                    os.fchmod(folder, 0o700)  # an older version may have created it with another mode
                 _take(locks, folder, directory, _wanted(_node(launch), holder), create=create)
             if all(os.fstat(lock).st_nlink for lock in locks):
                 break
@@ -138,14 +138,14 @@ def _locked(base: Path, launch: Launch, holder: Holder, *, create: bool) -> tupl
         raise _not_yours(problem) from None
     except (OSError, ValueError) as problem:
         unlocked = getattr(problem, "strerror", None) or str(problem)
-    if (pid := _living(base / "runs" / launch.run_id, _node(launch))) is not None:  # without locks, or without ours
+    if (pid := _living(base / "runs" / launch.run_id, _node(launch))) is not None:  # one without locks
         _release(locks)
         raise _taken(base / "runs" / launch.run_id, f"pid {pid} on this host")
     return tuple(locks), unlocked
 
 
 def _node(launch: Launch) -> int | None:
-    """Return the number of this node; None for one of several whose numbers torchrun gives them."""
+    """Return the number of this node; None for one of several nodes that torchrun will number."""
     rank = launch.topology.node_rank
     if rank is not None:
         return rank.value
@@ -153,7 +153,7 @@ def _node(launch: Launch) -> int | None:
 
 
 def _wanted(node: int | None, holder: Holder) -> list[tuple[str, int]]:
-    """Return the names of the locks that ``holder`` takes, each alone or together with others."""
+    """Return the names of the locks that ``holder`` takes, each with its operation: exclusive or shared."""
     names: list[tuple[str, int]] = []
     if holder != "host":
         names.append((".lock", LOCK_ALONE if holder == "launcher" else LOCK_SHARED))
@@ -163,7 +163,7 @@ def _wanted(node: int | None, holder: Holder) -> list[tuple[str, int]]:
 
 
 def _take(locks: list[int], folder: int, directory: Path, names: list[tuple[str, int]], *, create: bool) -> None:
-    """Add the locks as they are had. Raises RefusedError, and lets go of all, where another launch has one."""
+    """Take the locks and add them to ``locks``. Raises RefusedError, releasing all, if another launch has one."""
     until_s = time.monotonic() + _WAIT_S
     for name, operation in names:
         try:
@@ -189,10 +189,10 @@ def _release(locks: list[int]) -> None:
 
 
 def _living(directory: Path, node: int | None) -> int | None:
-    """Return the pid of a torchrun that the record names as this node's and that still lives, None if none does."""
+    """Return the pid of this node's torchrun in the record if it is still alive, else None."""
     if not any(directory.glob("node-*/processes.json")):
         return None
-    from ddplaunch.machine.processes.process_table import read_process  # for the few launches that use an id again
+    from ddplaunch.machine.processes.process_table import read_process  # imported for the few launches that reuse an ID
     from ddplaunch.records.launchers import read_processes, still_running
 
     boot = boot_id()
@@ -205,9 +205,9 @@ def _living(directory: Path, node: int | None) -> int | None:
 
 
 def end_with_this_program() -> None:
-    """Keep the locks that this program was given from the programs that it starts from now on.
+    """Do not pass the locks of this program on to programs that it starts from now on.
 
-    What a rank leaves behind on purpose, such as TensorBoard, would otherwise hold the id of an ended run.
+    Otherwise a program that outlives a rank on purpose, such as TensorBoard, would hold the ID of an ended run.
     """
     for path in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):
@@ -216,9 +216,9 @@ def end_with_this_program() -> None:
 
 
 def hold_ended(directory: Path) -> HeldRun | None:
-    """Hold an ended run against launches that would use its id again; None where a live launch holds it.
+    """Lock an ended run so that no launch can use its ID; None if a live launch holds it.
 
-    What cannot be locked is not held.
+    Locks that cannot be opened are skipped.
     """
     locks: list[int] = []
     with suppress(OSError), closing(open_place(directory)) as folder:
@@ -233,7 +233,7 @@ def hold_ended(directory: Path) -> HeldRun | None:
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a live launch holds the run of ``directory``; False where that cannot be seen."""
+    """Return whether a live launch holds the run of ``directory``; False if that cannot be determined."""
     lock = hold_ended(directory)
     if lock is None:
         return True
@@ -267,12 +267,11 @@ _OF_A_LAUNCH = ("run.json", "launcher.json")
 
 
 def set_aside(directory: Path, node: int, *, launched: bool = False) -> Path | None:
-    """Move what an ended run of this id left of ``node`` into ``node-K/before-N``; return that, None if nothing was.
+    """Move what an ended run with this ID left of ``node`` into ``node-K/before-N``; return that path, or None.
 
-    Node 0 has what is about all nodes. A ``--run-id`` that is used again, or a command that is pasted twice, would
-    otherwise go on in the files of the run before, and its errors would be taken for this run's. ``launched``: a launch
-    does so before it writes its run.json; without, torchrun is all that was started. Raises OSError if they cannot be
-    moved.
+    Node 0 includes the files about all nodes. Otherwise a reused ``--run-id``, or a command pasted twice, would append
+    to the files of the previous run, and its errors would be taken for this run's. ``launched``: called by a launch
+    before it writes its run.json; without it, only torchrun was started. Raises OSError if files cannot be moved.
     """
     own_folder = directory / f"node-{node}"
     launch = _OF_A_LAUNCH if launched else ()
@@ -294,7 +293,7 @@ def set_aside(directory: Path, node: int, *, launched: bool = False) -> Path | N
         for path in sorted(old, key=lambda entry: entry.parent == directory):
             name = path.name
             if path.parent == directory and name in _OF_ALL and (kept_in / name).exists():
-                name = f"all-{name}"  # of several hosts: node 0's own has been moved already
+                name = f"all-{name}"  # of several hosts; node 0's own outcome was moved before
             with suppress(FileNotFoundError), closing(open_place(path.parent)) as place:
                 os.rename(path.name, name, src_dir_fd=place, dst_dir_fd=folder)
     return kept_in
