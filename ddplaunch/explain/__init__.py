@@ -1,1 +1,1 @@
-"""From the text of logs to the root cause of a failure: read, decide, word."""
+"""Finds the root cause of a failure in the text of logs: read, decide, word."""

@@ -1,4 +1,4 @@
-"""Why a run failed and what is known about it outside its logs, as values and as the JSON of ``outcome.json``."""
+"""Why a run failed and what is known about it outside its logs, as values and as JSON for ``outcome.json``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, BinaryIO, Literal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.frozen import dataclass
 
-#: "observed": a line says it. "likely": the lines fit this best. "unknown": nothing decides.
+#: "observed": a line says it. "likely": it fits the lines best. "unknown": nothing decides.
 Certainty = Literal["observed", "likely", "unknown"]
 
-#: Codes that tell so little that another node, Slurm or a cluster may know more.
+#: Codes that say so little that another node, Slurm or a cluster may know more.
 VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
-#: What comes from outside or needs luck: coming twice, it says nothing.
+#: Codes of failures from outside or by chance: their repetition means nothing.
 _BY_CHANCE = frozenset(
     {"unknown", "killed", "terminated", "time-limit", "scheduler-error", "rendezvous-failed", "port-taken"}
     | {"host-name-unresolvable", "infiniband-error", "gpu-fault", "download-failed", "dataset-race"}
     | {"host-out-of-memory"}
 )
-#: Addresses, sizes, times, process ids, hosts and folders of a run.
+#: Addresses, sizes, times, process IDs, hosts and folders, which differ between runs.
 _VARIES = re.compile(
     r"0x[0-9a-fA-F]+|\b\d+(?:\.\d+)? ?(?:[KMGT]i?B|bytes|m?s|min|h)\b|\bpid:? ?\d+|\bport:? ?\d+"
     r"|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|(?<=:)\d{4,5}\b|/tmp/\S+|\S*/runs/\S+"
@@ -33,9 +33,9 @@ _LIBRARY = re.compile(
     r"|[\\/]ddplaunch[\\/](?:agent[\\/]|api[\\/]rank_call\.py$)"
 )
 _PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
-_IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))  # of multiprocessing
+_IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))  # functions of multiprocessing
 _MOST_CALLS = 40
-_SOURCE = 160  # characters of a line of source
+_SOURCE = 160  # characters of a source line
 _OF_PATH = re.compile(r"^\[Errno \d+\] .*: '([^']+)'$")
 
 
@@ -50,7 +50,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Echo:
-    """What followed from the root cause: one kind of line, the first such line, and who printed it."""
+    """A consequence of the root cause: one kind of line, the first such line, and who printed it."""
 
     what: str
     rank: int | None
@@ -63,7 +63,7 @@ class Echo:
 class Raised:
     """An exception as its traceback shows it; ``frame`` is the last one in the user's own code.
 
-    ``notes``: the lines below it, which Python prints of notes (PEP 678) and of messages that go on.
+    ``notes`` are the lines below it: Python's notes (PEP 678) and further lines of the message.
     """
 
     type: str
@@ -72,16 +72,16 @@ class Raised:
     notes: tuple[str, ...] = ()
 
     def below(self, following: Raised) -> bool:
-        """Return whether a file is missing, and what failed then is a folder above it."""
+        """Return whether a file is missing, and ``following`` failed on a folder above it."""
         paths = [match[1] for raised in (self, following) if (match := _OF_PATH.match(raised.message))]
         return self.type == "FileNotFoundError" and len(paths) == 2 and paths[0].startswith(f"{paths[1]}/")
 
 
 @dataclass(frozen=True)
 class UserCall:
-    """A call in the user's code on the way to a failure, with the text of its line where it is known.
+    """A call in the user's code on the way to a failure, with the text of its line if known.
 
-    ``folded`` calls in ``library`` follow it.
+    It is followed by ``folded`` calls in ``library``.
     """
 
     place: str  # "train.py:31 in main"
@@ -92,7 +92,7 @@ class UserCall:
 
 @dataclass(frozen=True)
 class Rival:
-    """What a log supports beside its diagnosis: another ``code``, "none" where ``evidence`` shows that work went on."""
+    """What a log supports besides its diagnosis: another ``code``, or "none" if work continued after ``evidence``."""
 
     code: str
     what: str
@@ -101,10 +101,10 @@ class Rival:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A root cause. ``rank`` is global, None if several ranks show the cause, none is meant, or nothing tells.
+    """A root cause. ``rank`` is global; None if several ranks show the cause, or if it is no rank's or unknown.
 
     ``what`` is one line, understandable alone; ``why`` is the mechanism; each of ``fixes`` can be done, best first.
-    ``calls`` are those that led there, outermost first, of one rank where several are meant. ``rival`` is less likely.
+    ``calls`` led to the failure, outermost first, on one rank if several failed. ``rival`` is less likely.
     """
 
     code: str
@@ -120,9 +120,10 @@ class Diagnosis:
     rival: Rival | None = None
 
     def is_like(self, other: Diagnosis | None) -> bool:
-        """Return whether both are one failure that came twice: the same line, or else rank, and the same words.
+        """Return whether both are the same failure: same code and exception, or else same code, rank and text.
 
-        Sizes and addresses may differ. Of ranks that all meet an exception, now one is the first and now another.
+        Sizes and addresses may differ; failures by chance never count. An exception's rank is ignored: if all ranks
+        meet the exception, any of them may be first.
         """
         return other is not None and self.code not in _BY_CHANCE and self._kernel() == other._kernel()
 
@@ -134,10 +135,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The root cause of a log or run, None if nothing failed, and what followed from it.
+    """The root cause of a log or run (None if nothing failed), and what followed from it.
 
-    ``stops_at``: the last line of a log in which nothing failed, where it reports a step before the last one.
-    ``passed_over``: the last error that would have ended a run whose work went on after it.
+    ``stops_at``: the last line of a log without failures, if it reports a step before the last one. ``passed_over``:
+    the last error that would have ended the run if the work had not continued.
     """
 
     diagnosis: Diagnosis | None
@@ -158,9 +159,9 @@ class LogSource:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended. ``exit_code`` and ``signal`` ("SIGKILL") exclude each other; ``ended_s`` is an epoch.
+    """How one rank ended. ``exit_code`` and ``signal`` ("SIGKILL") exclude each other; ``ended_s`` is since the epoch.
 
-    ``through``: its program had ended without an exception; "group" where the process group still existed then.
+    ``through``: set if its program finished without an exception; "group" if the process group still existed then.
     """
 
     rank: int
@@ -174,13 +175,13 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known about a run outside its logs; None for what is unknown.
+    """What is known about a run outside its logs; None means unknown.
 
     ``state`` is from ``outcome.json``, ``signal`` the number that the launcher got, ``plan`` from ``run.json``,
     ``argv`` the command as typed, ``oom_kills`` from the cgroup's ``memory.events``, ``dmesg`` the kernel's lines since
-    the run began, ``slurm_job`` from the environment of the launch, ``stopped_by`` the user who typed `ddplaunch stop`.
-    ``launcher_lost``: its host ended it because the launcher over ssh was gone. ``full_disks``: folders of the run
-    without room, and how much is left. ``just_ended``: files of this machine are as the ranks saw them.
+    the run began, ``slurm_job`` from the launch's environment, ``stopped_by`` the user who typed `ddplaunch stop`.
+    ``launcher_lost``: its host ended it because it lost the launcher over ssh. ``full_disks``: folders of the run
+    without free space, and how much is left. ``just_ended``: files on this machine are still as the ranks saw them.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -200,18 +201,18 @@ class RunFacts:
     just_ended: bool = False
 
 
-#: Of a log without a record.
+#: The facts of a log without a record.
 NOTHING_KNOWN = RunFacts()
 SCHEMA = 1
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
-    """Return ``{"schema": 1, "diagnosis": …|None, "cascade": […]}``."""
+    """Return the explanation as JSON values: ``{"schema": 1, "diagnosis": …|None, "cascade": […], …}``."""
     return {"schema": SCHEMA, **plain(explanation)}
 
 
 def own_frame(frames: Sequence[tuple[str, int, str]]) -> str | None:
-    """Return the last frame of the user's own code, "train.py:31 in main", or None."""
+    """Return the last frame in the user's own code, "train.py:31 in main", or None."""
     return next((_place(frame) for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
 
 
@@ -222,17 +223,17 @@ def _place(frame: tuple[str, int, str]) -> str:
 
 
 def of_process(frames: Sequence[tuple[str, int, str]]) -> bool:
-    """Return whether an exception ended a process that multiprocessing had started, which its frames tell."""
+    """Return whether, by its frames, an exception ended a process that multiprocessing had started."""
     return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in frames)
 
 
 def line_of(place: str) -> str:
-    """Return "train.py:31" of the place "train.py:31 in main"; a file's name may have spaces, as that of a cell has."""
+    """Return "train.py:31" for "train.py:31 in main"; file names may contain spaces, as notebook cells' do."""
     return place.split(" in ")[0]
 
 
 def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -> tuple[UserCall, ...]:
-    """Return the calls in the user's own code, outermost first, those in libraries between them counted."""
+    """Return the calls in the user's own code, outermost first, with the number of library calls after each."""
     calls: list[UserCall] = []
     for frame, source in zip(frames, (*sources, *("" for _ in frames)), strict=False):
         if not _LIBRARY.search(frame[0]):

@@ -1,7 +1,7 @@
-"""Where the last of several runs begins that were appended to one log: what came before failed on its own account.
+"""Finds where the last of several runs appended to one log begins; earlier runs failed for reasons of their own.
 
-A run that a file starts with leaves no mark that is certain; a launch typed at a prompt does, and so does the line of
-nohup, of `script`, or of a shell script that writes a ruler with the time around each start.
+The start of a run leaves no certain mark in a file, except a launch typed at a prompt, a line of nohup or `script`, or
+the rule with a date that shell scripts print around each start.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.explain.read.lines import Line
 
-#: A launch typed into a shell, with its prompt, where a whole session was recorded.
+#: A launch typed at a shell prompt, in a recorded session.
 _TYPED = re.compile(
     r"(?:\([\w.-]+\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^$#]{0,80}[$#]|[~/][\w./~-]* ?\$|\$) (?:[A-Z_][A-Z0-9_]*=\S* )*"
     r"(?:(?:torchrun|ddplaunch run|deepspeed|accelerate launch|horovodrun|python\S*) \S"
     r"|(?:srun|mpirun) .*(?:torchrun|ddplaunch|deepspeed|accelerate|python|\.(?:py|sh)\b))"
 )
-#: What nohup, `script` and people's own shell scripts write once as they start a program whose output is appended.
+#: Lines that nohup, `script` and shell scripts write once when they start a program whose output is appended.
 _STARTED = re.compile(
     r"nohup: (?:ignoring input|appending output)|Script started on \d"
     r"|[=#*-]{2,} ?(?!.*\b(?:end|ended|done|exit|status)\b)[^=]"
@@ -27,7 +27,7 @@ _FAILS = re.compile(r"Traceback|^E\d{4} |closing signal|\(exitcode|(?:\w+\.)*[A-
 
 
 def last_episode(lines: Sequence[Line], says_something: Callable[[str], bool]) -> int:
-    """Return the place in ``lines`` where the last run begins, 0 where one run is all that shows."""
+    """Return the index in ``lines`` where the last run begins; 0 if there is only one run."""
     texts = [line.text for line in lines]
     typed = [at for at, text in enumerate(texts) if _TYPED.match(text)]
     if len(typed) > 1 and any(map(says_something, texts[typed[-1] + 1 :])):

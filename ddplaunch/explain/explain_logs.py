@@ -1,4 +1,4 @@
-"""The way from logs and facts of a run to its explanation: read, episodes, fate, choose, words."""
+"""Explains a run from its logs and facts, in stages: read, episodes, fate, choose, wording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddplaunch.values.words import ranks_text
 
 
 def stages(scanned: Scanned, case: Case, cause: RootCause | None) -> Iterator[str]:
-    """Yield a line for what was read, for each failure with its fate, and for what was chosen."""
+    """Yield a line on what was read, on each failure with its fate, and on what was chosen."""
     lines = scanned.lines
     ranks = sorted({line.speaker.rank for line in lines if line.speaker.rank is not None})
     yield (
@@ -53,8 +53,8 @@ def explain_texts(
 ) -> Explanation:
     """Return the root cause that ``sources`` and ``facts`` support, and what followed from it.
 
-    Of several runs that were appended to one file, the last one counts. ``why`` gets what each stage decided. Raises
-    OSError if a file cannot be read.
+    Of several runs appended to one file, only the last is explained. Each stage appends its decisions to ``why``.
+    Raises OSError if a file cannot be read.
     """
     lines = list(_lines(numbered_lines(sources)))
     if len(sources) != 1 or facts is not None:
@@ -63,7 +63,7 @@ def explain_texts(
 
 
 def read_logs(sources: Sequence[LogSource]) -> Scanned:
-    """Return what the last run in ``sources`` printed. Raises OSError if a file cannot be read."""
+    """Return the contents of the last run in ``sources``. Raises OSError if a file cannot be read."""
     lines = list(_lines(numbered_lines(sources)))
     return scan(lines[last_episode(lines, says_something) :])
 
@@ -91,7 +91,7 @@ def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]]) -> Iterator[Line]:
 
 
 def _echoes(cause: RootCause) -> tuple[Echo, ...]:
-    """Return what followed, one entry for each kind of line and speaker, in the order of their first lines."""
+    """Return the consequences, one entry per kind of line and speaker, in the order of their first lines."""
     entries = [
         (hit.line, hit.line.speaker, filled(hit.signature.what, hit.groups))
         for hit in cause.case.echoes
@@ -99,7 +99,7 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
     ]
     for loser in cause.losers:
         if loser.code == cause.code or loser is cause.rival or (loser.fate != "fatal" and loser.reason not in FOLLOWED):
-            continue  # what a rank only quoted, or printed before its own exception, follows from nothing
+            continue  # nothing made it follow: a rank only quoted it, or printed it before its own exception
         entries.append((loser.line, loser.speaker, loser.words))
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}
     for line, speaker, what in sorted(entries, key=lambda entry: entry[0].at):

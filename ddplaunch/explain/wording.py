@@ -1,4 +1,4 @@
-"""The chosen root cause in words: what, why, fixes and evidence of the diagnosis that people read."""
+"""Writes the diagnosis that people read for the chosen root cause: what, why, fixes and evidence."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from ddplaunch.explain.signatures import (
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name, size_text
 
-_LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word wider than a terminal
-#: Fixes of signatures that a whole command replaces.
+_LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word that is wider than a terminal
+#: General fixes that are dropped if a complete command replaces them.
 _GENERAL = re.compile(
     r"start the script with a launcher|in a notebook or test"
     r"|`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`df -h \.|`--master-port|py-spy dump"
 )
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
-_REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is not there
+_REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is missing in the log
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
 _VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
 _TYPED = re.compile(r"`(-[^`]+)` after `--`")
-_SIZE = re.compile(r"([\d.]+) (?:([KMGTPE]?)i?B|bytes?)")  # torch writes bytes below a KiB
-_OF_DRIVER = 0.05  # of a GPU's memory, which nobody else holds
-#: What is said of a run that was ended so.
+_SIZE = re.compile(r"([\d.]+) (?:([KMGTPE]?)i?B|bytes?)")  # torch prints sizes below a KiB in bytes
+_OF_DRIVER = 0.05  # fraction of a GPU's memory that the driver takes, not another process
+#: Said of a run that was ended this way.
 STOPPED = "the run was ended by `ddplaunch stop`"
-_SOURCE = 60  # characters of a line of the script
+_SOURCE = 60  # characters of a source line
 _QUOTED = 160  # characters of a rank's last words in one line
 
 
 def worded(cause: RootCause) -> Diagnosis:
-    """Return the diagnosis of a root cause; the fixes for this very run come first."""
+    """Return the diagnosis of a root cause; fixes for this particular run come first."""
     facts, scanned = cause.case.facts, cause.case.scanned
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
@@ -100,7 +100,7 @@ def worded(cause: RootCause) -> Diagnosis:
 
 
 def _awaits_nobody(cause: RootCause) -> dict[str, str] | None:
-    """Return the rank that the script waits for, where the launch has none of this number."""
+    """Return which rank the script waits for although the launch has fewer ranks; None if it does not."""
     candidate = cause.candidate
     waits = candidate is not None and candidate.code == "rendezvous-failed"
     awaited = candidate.groups.get("culprit", "") if candidate is not None and waits else ""
@@ -111,14 +111,14 @@ def _awaits_nobody(cause: RootCause) -> dict[str, str] | None:
 
 
 def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:
-    """Return what is known of a rank whose libraries aborted after its program was through."""
+    """Return the facts about a rank whose libraries aborted after its program had finished."""
     in_group = end.through == "group"
     still = "; its process group still existed" if in_group else ""
     return {"who": _who(cause, "the ranks"), "still": still} | ({"in_group": ""} if in_group else {})
 
 
 def _rival(cause: RootCause) -> Rival | None:
-    """Return what else may have ended the run, None where nothing speaks for it."""
+    """Return what else may have ended the run, or None if nothing supports it."""
     if isinstance(cause.rival, Line):
         return Rival("none", "it ended nothing, and the work went on", cause.rival.evidence)
     other = cause.rival
@@ -144,7 +144,7 @@ def _words(cause: RootCause) -> Words:
         return _exception(cause, candidate.raised)
     if (never := _awaits_nobody(cause)) is not None:
         return say("awaits-nobody", **never)
-    if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
+    if signature.code != cause.code:  # the timeouts of all ranks together say more than the first one found
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     sizes = _by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
     words = words_of(*(sizes or (signature, readable(candidate.groups))))
@@ -153,7 +153,7 @@ def _words(cause: RootCause) -> Words:
 
 
 def _waiting(cause: RootCause, waits: Stuck) -> Words | None:
-    """Return the words for ranks that timed out, None where the line of the time-out says as much."""
+    """Return the texts for ranks that timed out; None if the line of the time-out says as much."""
     first, rank = waits.waited[0], cause.rank
     waiting = ranks_text([wait.rank for wait in waits.waited])
     if cause.mismatched is not None:
@@ -183,7 +183,7 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
     name = raised.type.rpartition(".")[2]
     said = _LONG.sub(r"\1…\2", f"{name}: {raised.message}" if raised.message else name)
     said = said if len(said) <= _QUOTED else f"{said[: _QUOTED - 1]}…"
-    ends = said.endswith(".") and not said.endswith("..")  # as a sentence, which goes on here
+    ends = said.endswith(".") and not said.endswith("..")  # a period would end the sentence, which continues here
     what = f"{said[:-1] if ends else said} at {raised.frame}" if raised.frame else said
     who = _who(cause, "the script")
     where = "look at the traceback above this line: the script's own frames are not in it"
@@ -194,13 +194,13 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
     for known, groups in words_for(name, raised.message):
         words = words_of(known, {"who": who, **groups})
-        place = () if known.name == "message-worker-left" else (where,)  # it is raised wherever the rank is then
+        place = () if known.name == "message-worker-left" else (where,)  # it is raised wherever the rank happens to be
         return words._replace(what=what, fixes=(*words.fixes, *place))
     return Words(what, _uncaught(cause, raised, who), (where,))
 
 
 def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
-    """Return why a rank ended by an exception of which nothing more is known."""
+    """Return why a rank ended by an exception about which nothing more is known."""
     if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         return f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
     others = any(hit.signature.kind != "noise" for hit in cause.case.echoes)
@@ -211,7 +211,7 @@ def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
 
 
 def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
-    """Return the words for a rank whose exit no line explains."""
+    """Return the texts for a rank whose exit no line explains."""
     status, seen, text = ended.exit.code, ended.exit.seen, reason_text(ended.said)[:_QUOTED]
     at = f", at {cause.frame}" if cause.frame else ""
     signal = -status if status < 0 else status - 128
@@ -244,7 +244,7 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
 
 
 def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
-    """Return the name of the words for an exit that no line explains."""
+    """Return the name of the texts for an exit that no line explains."""
     status = ended.exit.code
     signal = f"signal-{signal_name(-status)}"
     echo = cause.own_echo
@@ -265,21 +265,21 @@ def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
 
 
 def _outside(cause: RootCause, line: Line) -> Words:
-    """Return the words for an end that only the kernel or the cgroup explains."""
+    """Return the texts for an end that only the kernel or the cgroup explains."""
     by = f" by {status_text(cause.ended.exit.code, cause.ended.exit.seen)}" if cause.ended is not None else ""
     limit = memory_limit(cause.case.facts) if cause.code == "host-out-of-memory" else None
     reason = limit or f"{line.file} says: {line.text.strip()[:120]}"
     words = say("ended-outside", who=_who(cause, "a process of the run"), by=by, reason=reason)
-    shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # what the kernel says, else any
+    shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # the kernel's line, else any
     fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), words.fixes)
     return words._replace(fixes=tuple(fix for fix in fixes if not FIELD.search(fix))[:3])
 
 
 def _left_early(left: Left, waits: Stuck) -> Words:
-    """Return the words for ranks that ended with status 0 while another one still waited for them.
+    """Return the texts for ranks that ended with status 0 while another one still waited for them.
 
-    A collective that the script itself calls has a place that these ranks did not come to. In `backward`, and where
-    nothing tells the call, ranks meet once a batch.
+    If the script itself called the collective, the texts name the place that these ranks did not reach. In `backward`,
+    and if the call is unknown, ranks meet once per batch.
     """
     waited = next((each for each in waits.waited if each.rank == left.waiting), None)
     call = waited.described if waited is not None and waited.op else left.call
@@ -297,7 +297,7 @@ def _left_early(left: Left, waits: Stuck) -> Words:
 
 
 def _unknown(cause: RootCause) -> Words:
-    """Return the words where only survivors report, or where the log just ends."""
+    """Return the texts if only survivors report, or the log just ends."""
     spoken = [hit for hit in cause.case.echoes if hit.signature.kind != "noise"]
     told = [hit.line for hit in spoken] if cause.witness is None else [cause.witness.line]
     if told and all(OF_CUDA.search(line.text) for line in told):
@@ -316,13 +316,13 @@ def _unknown(cause: RootCause) -> Words:
     return say("closes-badly" if closes else "cut-off", line=cause.cut.text.strip()[:80])
 
 
-# GPUs that are full
+# Full GPUs
 
 
 def _by_sizes(groups: Mapping[str, str]) -> tuple[Signature, Mapping[str, str]] | None:
-    """Return the words for an allocation of which the line has all sizes, and their groups; None where it has not.
+    """Return the texts for a failed allocation if the log line has all sizes, and their groups; otherwise None.
 
-    They tell a tensor that no GPU holds, and whether others hold the memory.
+    They distinguish a tensor larger than the GPU, memory held by other processes, and memory held by this one.
     """
     wanted_bytes, free, total, used = (_bytes(groups.get(name, "")) for name in ("wanted", "free", "total", "used"))
     if total and wanted_bytes and wanted_bytes > total:
@@ -340,16 +340,16 @@ def _bytes(text: str) -> float | None:
     return float(match[1]) * (1 << 10 * " KMGTPE".index(match[2] or " ")) if match else None
 
 
-# A launcher that was ended
+# A launcher that was ended by a signal
 
 
 def stopped_by(user: str) -> Words:
-    """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
+    """Return what, why and fixes for a run that ``user`` ended with `ddplaunch stop`."""
     return say("stopped", user=user)
 
 
 def _signal_to_launcher(code: str, facts: RunFacts) -> Words:
-    """Return what, why and the fixes of a run whose launcher was ended by a signal."""
+    """Return what, why and fixes for a run whose launcher was ended by a signal."""
     if code == "killed" or facts.launcher_lost:
         return say("launcher-killed" if code == "killed" else "launcher-lost")
     if facts.stopped_by is not None:
@@ -360,29 +360,29 @@ def _signal_to_launcher(code: str, facts: RunFacts) -> Words:
 
 
 def _who_asked(facts: RunFacts) -> str:
-    """Return how to find out who ended a run by SIGTERM: from Slurm only where it ran in a job."""
+    """Return how to find out who ended a run by SIGTERM; it mentions Slurm only if the run was in a job."""
     known = {"job": facts.slurm_job} if facts.slurm_job else {"run": ""} if facts.argv else {}
     return say("who-asked", **known).fixes[0]
 
 
-# Whole commands: the run's own command line with a smaller batch, another port or one more setting
+# Complete commands: the run's own command line with a smaller batch, another port or one more setting
 
 
 def _command_fixes(code: str, facts: RunFacts, dumped: bool) -> Iterator[str]:
-    """Yield what can be typed after a failure with ``code``; nothing unless the command was a `run` that a user typed.
+    """Yield what to type after a failure with ``code``; nothing unless a user typed a `run` command.
 
-    ``dumped``: the stack of Python is in the log.
+    ``dumped``: the Python stack is in the log.
     """
     argv = facts.argv or ()
     if argv[1:2] != ("run",) or any(word.startswith(f"{TRIAL}=") for word in argv):
-        return  # `scale` and `fit` say themselves what to type after their trials
+        return  # `scale` and `fit` say what to type after their trials
     words = ("ddplaunch", *argv[1:])
-    own_words = words[: words.index("--")] if "--" in words else words  # the words after it are the script's
+    own_words = words[: words.index("--")] if "--" in words else words  # the words after it belong to the script
     script_words, topology = words[len(own_words) :], _at(facts.plan, "topology")
     if code == "disk-full":
         for path, full in facts.full_disks:
             yield f"make room on `{path}`: {full}; `du -xh {shlex.quote(path)} | sort -h | tail`"
-    # a thread's stack counts as well, and the kernel refuses it by the words for too many threads (pthread_create(3))
+    # threads' stacks count too; pthread_create(3) reports their refusal like the limit on the number of threads
     limit = _value(own_words, "--memory") if code in ("host-out-of-memory", "process-limit") else None
     if limit:
         yield f"more for each rank than `--memory {limit}`, if the machine has it"
@@ -400,9 +400,9 @@ def _command_fixes(code: str, facts: RunFacts, dumped: bool) -> Iterator[str]:
 
 
 def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterator[str]:
-    """Yield ``fixes`` without those that the run had followed; ``dumped``: the stack of Python is in the log.
+    """Yield ``fixes`` without those that the run already followed; ``dumped``: the Python stack is in the log.
 
-    Where that stack is known already, the native one is the next measurement.
+    If that stack is known already, the native one is the next thing to get.
     """
     is_run = facts.plan is not None or bool(facts.ranks)
     for fix in fixes:
@@ -416,10 +416,10 @@ def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterato
 
 
 def _smaller_batch(own_words: Sequence[str], script_words: Sequence[str], facts: RunFacts) -> Iterator[str]:
-    """Yield the command with a smaller batch per process: of the same effective batch if the script can accumulate.
+    """Yield the command with a smaller batch per process, and the same effective batch if the script can accumulate.
 
-    The batch is changed where the script gets it: by ddplaunch, or by its own option, which may be a total of several
-    processes and changes in proportion.
+    The batch is changed where the script gets it: from ddplaunch, or from its own option, which may be a total over
+    several processes and changes in proportion.
     """
     batch, world = _number(facts, "batch_size"), _number(facts, "world_size")
     accum, takes = _number(facts, "accum") or 1, _at(facts.plan, "receives")
@@ -449,7 +449,7 @@ def _smaller_batch(own_words: Sequence[str], script_words: Sequence[str], facts:
 
 
 def _at(value: object, *names: str) -> Any:
-    """Return what stands at these names in a record, None where it has no such place."""
+    """Return the value at this path in a record, or None."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
@@ -461,14 +461,14 @@ def _number(facts: RunFacts, name: str) -> int | None:
 
 
 def _sets(facts: RunFacts, name: str, value: str = "") -> bool:
-    """Return whether the launch set a variable of the ranks, to ``value`` if that is given."""
+    """Return whether the launch set this variable for the ranks, to ``value`` if given."""
     entries = _at(facts.plan, "environment")
     named_so = [entry for entry in (entries if isinstance(entries, list) else []) if _at(entry, "name") == name]
     return any(_at(entry, "value") == value if value else _at(entry, "value") for entry in named_so)
 
 
 def _value(own_words: Sequence[str], flag: str) -> str | None:
-    """Return what was typed after ``flag`` or attached to it, None where it was not given."""
+    """Return the value typed after ``flag`` or attached to it; None if the flag was not given."""
     for word, next_word in zip(own_words, [*own_words[1:], ""], strict=True):
         name, equals, attached = word.partition("=")
         if name == flag:
@@ -477,7 +477,7 @@ def _value(own_words: Sequence[str], flag: str) -> str | None:
 
 
 def _with(own_words: Sequence[str], flag: str, value: str | None) -> list[str]:
-    """Return the words with ``flag`` set to ``value`` where it stands, else at the end; without it for None."""
+    """Return the words with ``flag`` set to ``value``, in place or at the end; for None, without the flag."""
     words = list(own_words)
     at = next((at for at, word in enumerate(words) if word.partition("=")[0] == flag), len(words))
     until = at + (1 if "=" in "".join(words[at : at + 1]) else 2)

@@ -1,1 +1,1 @@
-"""From what the logs hold to the root cause and its rank."""
+"""Decides from the contents of logs which failure is the root cause, and on which rank."""

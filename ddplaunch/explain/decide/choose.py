@@ -1,4 +1,4 @@
-"""The root cause: the best tier, then what came first, the record before text; else an exit and its last words."""
+"""Chooses the root cause: the best tier, then the earliest, facts before text; else an exit and its last words."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
 _WORD = re.compile(r"[^\W\d]{2,}")
-#: What a last line has that gives a reason.
+#: Words in a last line that gives a reason.
 _REASON = re.compile(
     r"(?i)\b(?:error|fatal|fail(?:s|ed|ure)?|cannot|can't|could not|unable|unknown|invalid|unsupported|missing|must"
     r"|below|not (?:found|a)|no \w+|nothing|denied|refus\w+|abort\w*|panick?ed|exception|expect\w*"
     r"|wrong|bad|corrupt(?:ed)?|illegal|broken|too (?:small|large|big|few|many|long|short)|do(?:es)?(?: not|n't)"
     r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^panic: |^[EF]\d{4} "
 )
-#: A level, or the place of an error in a shell script.
+#: An error level, or the position of an error in a shell script.
 _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: line \d+: ")
-#: What loggers put in front of lines that are no error.
+#: Levels of log lines that are not errors.
 _RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
-#: Lines of launchers that nobody signs, and that give no reason.
+#: Lines of launchers that carry no rank's prefix and give no reason.
 _REPORTS = re.compile(r"^Traceback |NCCL INFO |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
-#: What a shell and `env` mean by an exit status, and their words for it.
+#: Exit statuses of a shell and `env` with their code, and their words for them.
 _OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
-_SIGNALLED = 129  # where a status may be that of a signal
-_LAST, _QUOTED = 8, 4  # lines among which a reason is looked for; lines from there on that are quoted
-_ABOVE = 20  # lines among which the exception of a program is looked for, above what its launcher prints
+_SIGNALLED = 129  # from here on, a status may be that of a signal
+_LAST, _QUOTED = 8, 4  # last lines to search for a reason; lines to quote from there on
+_ABOVE = 20  # lines above a launcher's output to search for a program's exception
 
 
 @dataclass(frozen=True)
 class BareExit:
-    """An exit that no line explains, the code that its status alone gives, and the rank's last lines.
+    """An exit that no line explains, with the code for its status and the rank's last lines.
 
-    ``gives_reason``: the first of ``said`` reads like the reason for the end.
+    ``gives_reason``: the first of the ``said`` lines reads like the reason for the end.
     """
 
     code: str
@@ -57,10 +57,10 @@ class BareExit:
 def unexplained(
     exits: Sequence[RankExit], ends: Mapping[int | None, float], complaining: frozenset[int | None]
 ) -> BareExit | None:
-    """Return the exit that says most, None if the agent itself ended all ranks.
+    """Return the most telling exit, or None if the agent itself ended all ranks.
 
-    Signals come first. Of other exits, those of ranks that do not complain of others; then, by the times of a record
-    (``ends``), the earliest.
+    Signals come first. Among other exits, ranks that do not complain about others come first; then, by the times in the
+    record (``ends``), the earliest.
     """
 
     def order(ended: BareExit) -> tuple[int, bool, float, bool, int]:
@@ -74,10 +74,10 @@ def unexplained(
 
 
 def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> BareExit:
-    """Return the exit with the last lines of its rank: of stderr, where both streams have a file and it has any.
+    """Return the exit with the last lines of its rank; only of stderr, if it has its own file and is not empty.
 
-    In a log of all ranks it is the last line before the launcher's report, else one that no rank has signed and that
-    reads like a reason. ``complains``: the rank says that it lost another one.
+    In a log of all ranks, that is the rank's last line before the launcher's report, or else a line without a rank that
+    reads like a reason. ``complains``: the rank reports that it lost another one.
     """
     rank_exit = ended.exit
     earlier = [line for line in lines if rank_exit.seen or line.at < rank_exit.line.at]
@@ -88,7 +88,7 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
         unsigned = _spoken(line for line in earlier if line.speaker.rank is None)[-_LAST:]
         return replace(ended, said=tuple(line for line in unsigned if _gives_reason(line.text))[-1:])
     last = [line for line in own_lines if ".err" in line.file] or own_lines
-    last = last[-_LAST:] if rank_exit.seen else last[-1:]  # what stands above it may be another rank's
+    last = last[-_LAST:] if rank_exit.seen else last[-1:]  # without a record, lines above it may be another rank's
     reason = _reason(last)
     by_sys_exit = not reason and rank_exit.seen and rank_exit.code == 1 and not complains
     gives_reason = bool(reason) or (by_sys_exit and any(map(_is_message, last[-1:])))
@@ -96,7 +96,7 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
 
 
 def _spoken(lines: Iterable[Line]) -> list[Line]:
-    """Return the lines that a program may have left as its last words."""
+    """Return the lines that may be a program's last words: without chatter and reports."""
     return [
         line
         for line in lines
@@ -105,7 +105,7 @@ def _spoken(lines: Iterable[Line]) -> list[Line]:
 
 
 def _reason(last: Sequence[Line]) -> tuple[Line, ...]:
-    """Return the first line that reads like a reason, with those below it; none where no line does."""
+    """Return the first line that reads like a reason and the lines that follow it; none if there is no such line."""
     first = next((at for at, line in enumerate(last) if _gives_reason(line.text)), len(last))
     return tuple(last[first : first + _QUOTED])
 
@@ -115,7 +115,7 @@ def _gives_reason(text: str) -> bool:
 
 
 def _is_message(line: Line) -> bool:
-    """Return whether a last line reads like what `sys.exit("…")` leaves: a sentence, or some words on stderr."""
+    """Return whether a last line reads like the output of `sys.exit("…")`: a sentence, or some words on stderr."""
     words = len(_WORD.findall(line.text))
     sentence = words >= 4 and len(COUNT.findall(line.text)) <= 1  # "the loss diverged at epoch 3"
     on_stderr = words >= 2 and ".err" in line.file and not PROGRESS.search(line.text)
@@ -123,9 +123,9 @@ def _is_message(line: Line) -> bool:
 
 
 def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
-    """Return what stands above the traceback that ends at ``line`` and reads like a reason: a program's own words.
+    """Return the lines above the traceback at ``line`` that read like a reason: a program's own words.
 
-    Programs that a rank starts print into the rank's files; an exception of theirs says more than what is below it.
+    Programs that a rank starts print into the rank's files; their exception says more than the rank's own below it.
     """
     parts = (part for item in scanned.tracebacks for part in item.parts if part.line.at == line.at)
     first = next((part.first for part in parts), line.at)
@@ -136,10 +136,10 @@ def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
 
 
 def code_with_words(ended: BareExit) -> str:
-    """Return the code of an exit: that of its signal, else what a rank's last words and its status say together.
+    """Return the code of an exit: that of its signal, else what the last words and the status say together.
 
-    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there. In a log without a
-    record last words count that call themselves an error, or that fit to such a status.
+    126 and 127 are the statuses of a shell and `env` for a command that cannot be executed or does not exist. In a log
+    without a record, last words only count if they call themselves an error or match such a status.
     """
     first_words = ended.said[0].text if ended.said else ""
     of_shell, words = _OF_SHELL.get(ended.exit.code, ("script-exception", ""))
@@ -149,9 +149,9 @@ def code_with_words(ended: BareExit) -> str:
     return of_shell if is_told and 0 < ended.exit.code < _SIGNALLED else ended.code
 
 
-#: Codes of what ranks print that wait for one that does not come.
+#: Codes of what ranks print while they wait in vain for another rank.
 _WAITING = frozenset(("collective-timeout", "collective-mismatch", "gpu-p2p-broken", "rendezvous-failed"))
-#: Codes that ranks have in common with others, which a failure elsewhere leads to as well.
+#: Codes that several ranks may show at once, and that a failure elsewhere causes as well.
 _SHARED = BARE | {"collective-timeout", "collective-mismatch"}
 
 
@@ -159,12 +159,12 @@ _SHARED = BARE | {"collective-timeout", "collective-mismatch"}
 class RootCause:
     """The chosen cause: a ``candidate``, an exit that nothing explains (``ended``), or neither.
 
-    ``case`` has the echoes, and all failures in the order in which they count. ``told``: the record of the run says it.
-    ``outside``: what the kernel or the cgroup says, which is in no log. ``witness``: the exception of a survivor, where
-    nothing else is known. ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed
-    below the cause. ``left``: the ranks that left early. ``cut``: an uncaught exception is reported there, and the
-    report is cut off. ``doubtful``: the log does not decide, maybe because of a ``rival``: another cause, or a line
-    that shows that the work went on.
+    ``case`` has the echoes, and all failures in the order in which they count. ``told``: it is known from the run's
+    record. ``outside``: a message of the kernel or the cgroup, which is in no log. ``witness``: the exception of a
+    survivor, if nothing else is known. ``dumped``: the user's calls that the rank was in, from the stack that
+    faulthandler printed below the cause. ``left``: the ranks that left early. ``cut``: the line where the report of an
+    uncaught exception is cut off. ``doubtful``: the log does not decide, maybe because of a ``rival``: another cause,
+    or a line that shows that the work continued.
     """
 
     code: str
@@ -190,7 +190,7 @@ class RootCause:
 
     @property
     def certainty(self) -> Certainty:
-        """How sure it is."""
+        """How certain the cause is."""
         if self.code == "unknown":
             return "unknown"
         if self.candidate is not None:
@@ -201,7 +201,7 @@ class RootCause:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The lines that show the cause, the most telling first."""
+        """The lines that show the cause, most telling first."""
         lines = [item.line for item in (self.candidate, self.own_echo) if item is not None]
         lines += [] if self.ended is None else [self.ended.exit.line]
         lines += [item.line for item in self.mismatched or ()]
@@ -213,7 +213,7 @@ class RootCause:
 
     @property
     def own_echo(self) -> Hit | None:
-        """How a rank whose end nothing explains reported that it had lost another one."""
+        """The line in which a rank whose end nothing explains reported that it had lost another one."""
         if self.code != "unknown" or self.ended is None:
             return None
         whose = () if self.rank is None else (self.rank, None) if self.ended.exit.code == 1 else (self.rank,)
@@ -221,31 +221,31 @@ class RootCause:
 
     @property
     def frame(self) -> str | None:
-        """Where in the user's code the rank was, where a stack was dumped."""
+        """Where in the user's code the rank was, if a stack was dumped."""
         return self.dumped[-1].place if self.dumped else None
 
     @property
     def calls(self) -> tuple[UserCall, ...]:
-        """The user's calls that led to the cause, by its traceback or the dumped stack."""
+        """The user's calls that led to the cause, from its traceback or the dumped stack."""
         return self.dumped or (self.candidate.calls if self.candidate is not None and self.speaks else ())
 
     @property
     def speaks(self) -> bool:
-        """Whether the candidate's line is of the rank that is to blame, and not of one that waited for it."""
+        """Whether the candidate's line is from the rank to blame, not from one that waited for it."""
         ranks = {self.rank, None if self.candidate is None else self.candidate.speaker.rank}
         return len(ranks - {None}) < 2
 
 
 def choose(scanned: Scanned, facts: RunFacts = NOTHING_KNOWN) -> tuple[RootCause | None, Case]:
-    """Return the root cause, None where nothing failed, and the case that it was chosen in."""
+    """Return the root cause, or None if nothing failed; and the case in which it was chosen."""
     case = with_fates(recorded.with_facts(scanned, facts), facts)
     if facts.state == "succeeded":
         return None, case
     candidates = _own_where_nobody_else_failed(case)
-    if facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
+    if facts.state in ("terminated", "killed"):  # a signal ended the launcher
         return RootCause(facts.state, case._replace(failures=candidates), told=True), case
     ends = recorded.end_times(facts)
-    first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
+    first_end = min(ends.values(), default=0.0)  # the launcher reports a failure after it happened
     candidates.sort(
         key=lambda failure: (
             failure.standing,
@@ -258,7 +258,7 @@ def choose(scanned: Scanned, facts: RunFacts = NOTHING_KNOWN) -> tuple[RootCause
 
 
 def _chosen(case: Case) -> RootCause | None:
-    """Return what comes first of: a rank that left early, the best failure, an exit, a report of one."""
+    """Return the first that applies: a rank that left early, the best failure, an exit, a report of an exit."""
     scanned, facts, candidates = case.scanned, case.facts, case.failures
     if (early := _left_early(case)) is not None:
         return early
@@ -274,9 +274,9 @@ def _chosen(case: Case) -> RootCause | None:
         spoken = with_last_words(ended, own_words, ended.exit.rank in case.complaining)
         return _with_memory_facts(_of_exit(spoken, case))
     cut = unfinished_report(scanned, case.work)
-    spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # others, which may be "finished"
+    spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # of others, maybe "finished"
     own_lines = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
-    codes = {hit.signature.code for hit in scanned.hits}  # an agent whose ranks succeeded; an interpreter that ends
+    codes = {hit.signature.code for hit in scanned.hits}  # an agent whose ranks succeeded; an interpreter shutting down
     left = "rendezvous-shutdown" in codes or ("teardown-noise" in codes and not case.complaining)
     if not (case.failed or cut) and (left or ended_well(own_lines, bool(case.complaining))):
         return None
@@ -284,16 +284,17 @@ def _chosen(case: Case) -> RootCause | None:
 
 
 def passed_over(case: Case) -> Failure | None:
-    """Return the last error that would have ended a run, had its work not gone on; for logs in which nothing failed."""
+    """Return the last error that would have ended the run if its work had not continued; for logs without a failure."""
     survived = (failure for failure in case.failures if failure.fate == "survived" and failure.tier <= Tier.GENERAL)
     ends = (failure for failure in survived if not (failure.logged or failure.survivor or failure.quoted))
     return max(ends, key=lambda failure: failure.line.at, default=None)
 
 
 def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> RootCause:
-    """Return a cause that no record tells with what speaks against it: another failure, or a step made after it.
+    """Return a cause that is not from a record, with the evidence against it: another failure, or a later step.
 
-    Ranks that wait for another one print the same, and make steps until then.
+    The latter does not count for shared causes: ranks that wait for another one print the same, and make steps until
+    then.
     """
     best, shared = candidates[0], cause.code in _SHARED
     others = (failure for failure in candidates[1:] if failure.code != cause.code and _is_rival(failure))
@@ -306,14 +307,17 @@ def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> Roo
 
 
 def _is_rival(failure: Failure) -> bool:
-    """Return whether it may be the cause as well; an end without a reason is only how the cause ended a rank."""
+    """Return whether the failure may be the cause too; an end without a reason may only be its consequence."""
     least = Tier.UNCERTAIN if failure.is_known else Tier.GENERAL
     says_less = failure.code in BARE | ABORTS or failure.logged or failure.survivor or failure.is_hint
     return failure.fate == "fatal" and failure.tier <= least and not says_less
 
 
 def _left_early(case: Case) -> RootCause | None:
-    """Return the rank that by the record left with status 0, where the first to fail only lost or awaited another."""
+    """Return the cause "rank-left-early", or None.
+
+    By the record, a rank ended with status 0 before the first one failed, and that one only lost or awaited another.
+    """
     first, candidates = recorded.first_by_itself(case.facts), case.failures
     ranks_that_left = recorded.left_before(case.facts, first) if first is not None else ()
     if first is None or not ranks_that_left or (first.signal and first.signal != "SIGABRT"):
@@ -340,10 +344,10 @@ def _left_early(case: Case) -> RootCause | None:
 
 
 def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
-    """Return whether an exit is the cause and not ``best``.
+    """Return whether the exit, not the failure ``best``, is the cause.
 
     A rank that died of a signal explains timeouts and lost connections of the others, and an uncertain cause that was
-    printed after it. An abort or a plain exit status says less than any line that is more than a hint.
+    printed later. An abort or a plain exit status says less than any line that is more than a hint.
     """
     if ended is None:
         return False
@@ -366,7 +370,7 @@ def _of_failure(case: Case) -> RootCause:
         only = waits.absent[0] if len(waits.absent) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else only
     elif (code == "collective-mismatch" and "other" in best.groups) or code in OUTSIDE | {"nccl-version-mismatch"}:
-        rank = None  # either, or it is from outside
+        rank = None  # it is either rank's fault, or comes from outside
     else:
         rank = _rank_of(best, case)
     dumped = () if best.calls else dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended)
@@ -378,7 +382,7 @@ def _of_exit(ended: BareExit, case: Case) -> RootCause:
     same = (end for end in scanned.exits if end.code == ended.exit.code and not end.by_agent)
     alike = {recorded.exit_rank(end, scanned) for end in same}
     if ended.exit.seen and ended.exit.rank not in case.complaining:
-        alike -= case.complaining  # those ended because of this one
+        alike -= case.complaining  # those ended because of this rank
     rank = recorded.exit_rank(ended.exit, scanned) if len(alike) <= 1 else None
     first = scanned.lines[0].at if scanned.lines else 0
     own_calls = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
@@ -387,7 +391,7 @@ def _of_exit(ended: BareExit, case: Case) -> RootCause:
 
 
 def _with_memory_facts(cause: RootCause) -> RootCause:
-    """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
+    """Return memory as the cause of SIGKILL or SIGBUS if the kernel, the cgroup or /dev/shm says that it ran out."""
     exit_code = None if cause.ended is None else cause.ended.exit.code
     memory_words = recorded.memory_says(cause.code, exit_code, cause.case.facts)
     return cause if memory_words is None else replace(cause, code=memory_words[0], outside=memory_words[1])
@@ -396,8 +400,8 @@ def _with_memory_facts(cause: RootCause) -> RootCause:
 def _own_where_nobody_else_failed(case: Case) -> list[Failure]:
     """Return the failures that the work did not survive.
 
-    A lost connection or process is the rank's own failure where no other rank can be the reason: by the record, of the
-    rank that failed first; by a log alone, of the only one that complains.
+    A lost connection or process is the rank's own failure if no other rank can be the reason: by the record, if this
+    rank failed first; by a log alone, if only this rank complains.
     """
     candidates = [failure for failure in case.failures if failure.fate != "survived"]
     first = recorded.first_by_itself(case.facts)
@@ -418,7 +422,7 @@ def _own_where_nobody_else_failed(case: Case) -> list[Failure]:
 
 
 def _rank_of(best: Failure, case: Case) -> int | None:
-    """Return the one rank that shows the cause, None where several do, or where nothing tells."""
+    """Return the only rank that shows the cause; None if several do, or none is known."""
     same = [failure for failure in case.failures if (failure.code, failure.standing) == (best.code, best.standing)]
     ranks = {_own_rank(failure, case.scanned) for failure in same} - {None}
     if ranks:
@@ -430,7 +434,7 @@ def _rank_of(best: Failure, case: Case) -> int | None:
 
 
 def _own_rank(failure: Failure, scanned: Scanned) -> int | None:
-    """Return the rank that a failure names, or that printed it."""
+    """Return the rank that a failure names, or else that printed it."""
     speaker, groups = failure.speaker, failure.groups
     if groups.get("culprit", "").isdecimal():
         return int(groups["culprit"])

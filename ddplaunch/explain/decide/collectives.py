@@ -1,7 +1,7 @@
-"""Which rank waited in which collective: from the timeouts of all ranks, and from the dumps of torch's flight recorder.
+"""Which rank waited in which collective: from the timeouts of all ranks, and from dumps of torch's flight recorder.
 
-A dump is a pickle (``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, texts and numbers. Anything
-else is refused, because loading a pickle may run code:
+A dump is a pickle (``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, strings and numbers. Any other
+type is refused, because loading a pickle may run code:
 https://docs.python.org/3/library/pickle.html#restricting-globals.
 """
 
@@ -31,15 +31,16 @@ _WORLD = re.compile(
     r"world_size[=:] ?(\d+)|nranks (\d+)|worker_count=\d+.*world_size=(\d+)|nproc[_-]per[_-]node[ =](\d+)"
 )
 _WAITS = re.compile(r"Timed out waiting \d+ ?ms for (?:send|recv) operation")
-_MOST_RANKS = 1_000_000  # of a world size that is believed
+_MOST_RANKS = 1_000_000  # the largest world size that is believed
 _HUGE = 1 << 40  # some versions print -1 as an unsigned number
 
 
 @dataclass(frozen=True)
 class Waited:
-    """The collective that a rank timed out in.
+    """The collective in which a rank timed out.
 
-    ``call`` is the Python function, ``frame`` the line of the script and ``source`` its text, where a traceback tells.
+    ``call`` is the Python function, ``frame`` the line of the script and ``source`` its text, if a traceback shows
+    them.
     """
 
     rank: int
@@ -54,7 +55,7 @@ class Waited:
 
     @property
     def described(self) -> str:
-        """The collective in words, with its number and size where they are known."""
+        """The collective in words, with its number and size if known."""
         call = "a collective of backward" if self.call == "backward" else self.call
         name = call or self.op or "the collective"
         if self.seq is None:
@@ -65,20 +66,20 @@ class Waited:
 
 @dataclass(frozen=True)
 class Stuck:
-    """The first timeout of every rank that had one, and how many collectives each had completed."""
+    """The first timeout of every rank that timed out, and how many collectives each had completed."""
 
     waited: tuple[Waited, ...]
     completed: dict[int, int]
     world_size: int | None
 
     def only_silent(self, complaining: Collection[int | None]) -> int | None:
-        """Return the only rank that neither timed out nor is ``complaining`` of others, None for several."""
+        """Return the only rank that neither timed out nor is ``complaining`` about others, or None."""
         silent = [rank for rank in self.absent if rank not in complaining]
         return silent[0] if len(silent) == 1 and self.world_size != 1 else None
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """Ranks that did not time out; empty if the world size is not known."""
+        """Ranks that did not time out; empty if the world size is unknown."""
         if self.world_size is None:
             return ()
         present = {wait.rank for wait in self.waited}
@@ -106,16 +107,16 @@ def stuck(scanned: Scanned) -> Stuck:
     for wait in _gloo(scanned):
         waited.setdefault(wait.rank, wait)
     named = set(groups.values())
-    only = named.pop() if len(named) == 1 else ""  # not every line of a rank names its group
+    only = named.pop() if len(named) == 1 else ""  # some lines of a rank do not name its group
     ordered = tuple(replace(waited[rank], group=groups.get(rank, only)) for rank in sorted(waited))
     return Stuck(ordered, completed, world_size(scanned))
 
 
 @dataclass(frozen=True)
 class Left:
-    """Ranks that ended with status 0 while ``waiting`` still needed them; ``before_s`` seconds passed until it failed.
+    """Ranks that ended with status 0 while rank ``waiting`` still needed them; it failed ``before_s`` seconds later.
 
-    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``line`` is its own last word.
+    ``call`` is what it waited in and ``frame`` where, both empty if unknown; ``line`` is its own last message.
     """
 
     ranks: tuple[int, ...]
@@ -127,7 +128,7 @@ class Left:
 
 
 def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
-    """Return the call in which a rank failed because of others, the user's frame, and the line that says so."""
+    """Return the call in which a rank failed because of others, the user's frame, and the line that reports it."""
     own_tracebacks = [
         traceback
         for traceback in scanned.tracebacks
@@ -141,7 +142,7 @@ def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
 
 
 def _called_by_user(frames: Sequence[tuple[str, int, str]]) -> str:
-    """Return the collective that the user's line called, which may go through others; empty for none."""
+    """Return the collective that the user's line called (maybe through others); empty if there is none."""
     calls = [function for file, _, function in frames if is_collective(file, function)]
     if calls:
         return calls[0]
@@ -159,7 +160,7 @@ def _gloo(scanned: Scanned) -> Iterable[Waited]:
 
 
 def world_size(scanned: Scanned) -> int | None:
-    """Return the number of ranks: as printed, else from the highest rank that a line or a summary names."""
+    """Return the number of ranks: as printed, else from the highest rank that a line or a report names."""
     for line in scanned.lines:
         if ("world" in line.text or "nranks" in line.text or "nproc" in line.text) and (
             match := _WORLD.search(line.text)
@@ -175,7 +176,7 @@ def _plausible(size: int) -> int | None:
 
 
 def mismatch(waits: Stuck) -> tuple[Waited, Waited] | None:
-    """Return two ranks that waited in different collectives, None if all were in the same one or nothing tells."""
+    """Return two ranks that waited in different collectives; None if all were in the same one or it is unknown."""
     by_call: dict[str, Waited] = {}
     by_number: dict[tuple[str, int | None], Waited] = {}
     for wait in waits.waited:
@@ -205,10 +206,10 @@ LARGEST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Flight:
-    """``what`` in one line; ``missing`` are the ranks that did not join the first collective that did not end.
+    """The first collective that did not end, described by ``what`` in one line; ``missing`` ranks did not join it.
 
-    ``last`` says where each rank of the group called its last collective, as far as the dumps tell. ``everyone`` is how
-    many ranks the run has, if all of them had called this one, else 0.
+    ``last`` says where each rank of the group called its last collective, as far as the dumps tell. ``everyone`` is the
+    number of ranks of the run if all of them called this one, else 0.
     """
 
     what: str
@@ -219,15 +220,15 @@ class Flight:
 
 class _PlainValues(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse every class and function: the recorder's dumps need none."""
+        """Refuse every class and function, because the recorder's dumps need none."""
         raise pickle.UnpicklingError(f"a dump with {module}.{name}")
 
 
 def read_dump(data: bytes) -> list[dict[str, Any]]:
-    """Return the entries of one rank's dump, oldest first. Raises ValueError for anything else."""
+    """Return the entries of one rank's dump, oldest first. Raises ValueError if it is not a dump."""
     try:
         value = _PlainValues(io.BytesIO(data)).load()
-    except Exception as error:  # whatever broken bytes bring about
+    except Exception as error:  # broken data may raise anything
         raise ValueError(f"no dump of a flight recorder: {error}") from error
     entries = value.get("entries") if isinstance(value, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -238,13 +239,13 @@ def read_dump(data: bytes) -> list[dict[str, Any]]:
 def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> Flight | None:
     """Return the first collective that some rank began and did not end; ``dumps`` are the entries of each rank.
 
-    None where all have ended, or nothing was recorded. Ranks whose dump is missing are not judged. ``ranks`` is how
-    many the run has, 0 if that is not known.
+    None if all have ended, or nothing was recorded. Ranks whose dump is missing are not judged. ``ranks`` is the number
+    of ranks of the run, 0 if unknown.
     """
     if len(dumps) < min(ranks or 2, 2):
         return None
     reached: dict[tuple[int, str], dict[int, Mapping[str, Any]]] = {}
-    last: dict[str, dict[int, int]] = {}  # number of each group and rank
+    last: dict[str, dict[int, int]] = {}  # highest number by group and rank
     for rank, entry in (
         (rank, entry) for rank, entries in dumps.items() for entry in entries if not entry.get("is_p2p")
     ):
@@ -259,7 +260,7 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> 
         if ends_known and all(entry.get("state") == _DONE for entry in by_rank.values()):
             continue
         if not ends_known and number < max(members.values()) and not missing:
-            continue  # gloo's do not say what has ended: only the last one can be open, and any that some never joined
+            continue  # gloo records no ends: only the last, and those that some rank did not join, can be open
         called = [(rank, _called(reached[upto, group][rank])) for rank, upto in sorted(members.items())]
         operation = _open(number, by_rank, missing, ranks if ends_known else 0)
         return replace(operation, last=tuple((rank, at) for rank, at in called if at is not None))
@@ -267,7 +268,7 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> 
 
 
 def _called(entry: Mapping[str, Any]) -> CodePlace | None:
-    """Return the place that called this collective; its frames are the innermost first."""
+    """Return the place in the code that called this collective; its frames are innermost first."""
     frames = entry.get("frames")
     calls = tuple(
         Frame(str(frame.get("filename")), line, str(frame.get("name")))
@@ -312,7 +313,7 @@ _NAME = re.compile(r"flight-recorder-rank-_?(\d+)")
 
 
 def flight_dumps(directory: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return the entries of each rank's dump; missing, broken and too large ones are left out."""
+    """Return the entries of each rank's dump; missing, broken and too large dumps are left out."""
     dumps: dict[int, list[dict[str, Any]]] = {}
     try:
         paths = list(directory.iterdir())

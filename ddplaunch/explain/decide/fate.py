@@ -1,8 +1,8 @@
-"""What may have ended a run, and whether it did: a failure for each signature and exception, one ordered list of rules.
+"""Decides what may have ended a run, and whether it did: one failure per signature or exception, judged by rules.
 
-The first rule that holds for a failure decides its fate. A rule is given the case, with the fates that the rules above
-it have decided, and returns the question that it asks of each failure that is still taken for fatal. Its name is the
-reason that ``ddplaunch explain --why`` prints.
+The rules are an ordered list; the first one that holds for a failure decides its fate. A rule gets the case, with the
+fates decided by the rules before it, and returns a predicate for the failures that are still considered fatal. Its name
+is the reason that ``ddplaunch explain --why`` prints.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from ddplaunch.explain.read.traceback import ChainedException, Traceback
 from ddplaunch.explain.signatures import Signature, Tier, filled
 from ddplaunch.values.frozen import dataclass
 
-#: "fatal": it may have ended its rank. "doubtful": it counts where nothing fatal is known. "survived": the work went
-#: on. "echo": it follows from another failure.
+#: "fatal": it may have ended its rank. "doubtful": it only counts if nothing fatal is known. "survived": the work
+#: continued. "echo": it follows from another failure.
 Fate = Literal["fatal", "doubtful", "survived", "echo"]
 
 #: Exceptions that a launcher raises because ranks failed.
 _LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "TuneError"))
-#: Exceptions that a launcher raises because ranks failed, and a rank because of a process that it had started itself.
+#: Exceptions that a launcher raises because ranks failed, or a rank because of a process that it started itself.
 _STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
-#: Exceptions that a rank raises because another process is gone, which need not be a rank.
+#: Exceptions that a rank raises because another process, not necessarily a rank, is gone.
 _LOST = frozenset(f"Connection{how}Error" for how in ("Reset", "Aborted", "Refused")) | {"BrokenPipeError", "EOFError"}
 #: Exceptions that a rank raises because another rank is gone.
 _LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError", "HorovodInternalError"])
 _LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
-#: Exceptions that end a process which was asked to end, or whose input ended.
+#: Exceptions that end a process which was told to end, or whose input ended.
 _ENDED_BY_OTHERS = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
-#: Codes of echoes that may as well be of a process that the rank had started itself.
+#: Codes of echoes that may also be about a process that the rank started itself.
 _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
 _NAMES_A_PROGRAM = re.compile(
     r"(?!nvcc|ninja|ld|[\w.]*(?:Error|Exception)\b)(?:[a-z][\w.+-]*|[A-Z]{3,}\w* (?:ERROR|WARNING|INFO)): "
 )
 _MESSAGE_LINES, _SAID = 12, 160
-#: Of an exception that no rule of the families knows.
+#: The signature of an exception that no rule of the families matches.
 UNKNOWN = Signature("script-exception", Tier.GENERAL)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One possible root cause: what a ``signature`` matched, or an exception that none knows (``UNKNOWN``).
+    """One possible root cause: a match of a ``signature``, or an exception that no signature knows (``UNKNOWN``).
 
-    ``speaker`` is the rank that failed, which may be another one than printed ``line``. ``groups`` are those of the
-    signature's pattern, ``raised`` is the exception, ``calls`` led to it; ``reason`` is that of the fate. ``quoted``:
-    the line repeats what somebody else printed. ``side``: raised in a thread, or possibly because of other ranks.
-    ``survivor``: raised because of other ranks, or of another process where it is ``maybe_own``. ``logged``: printed as
-    a warning. ``bare``: its traceback is not in the log.
+    ``speaker`` is the rank that failed, which may not be the rank that printed ``line``. ``groups`` are those of the
+    signature's pattern; ``raised`` is the exception and ``calls`` led to it; ``reason`` explains the fate. ``quoted``:
+    the line repeats another program's output. ``side``: raised in a thread, or possibly because of other ranks.
+    ``survivor``: raised because of other ranks, or, if ``maybe_own``, because of another process. ``logged``: printed
+    as a warning. ``bare``: its traceback is not in the log.
     """
 
     tier: Tier
@@ -80,17 +80,17 @@ class Failure:
 
     @property
     def code(self) -> str:
-        """The code of the signature, ``script-exception`` for an exception that no signature knows."""
+        """The code of the signature; ``script-exception`` for an exception that no signature knows."""
         return self.signature.code
 
     @property
     def is_known(self) -> bool:
-        """Whether a signature knows it."""
+        """Whether a signature matches the failure."""
         return self.signature is not UNKNOWN
 
     @property
     def words(self) -> str:
-        """What its signature says of it, or its exception in at most 160 characters."""
+        """The signature's text for it, or the exception in at most 160 characters."""
         if self.raised is None or self.is_known:
             return filled(self.signature.what, self.groups)
         return f"{self.raised.type}: {self.raised.message}"[:_SAID]
@@ -102,7 +102,7 @@ class Failure:
 
     @property
     def standing(self) -> Tier:
-        """How far it can be trusted: its tier, less where its fate is not "fatal"."""
+        """How far the failure can be trusted: its tier, reduced if its fate is not "fatal"."""
         if self.fate == "fatal" or self.tier > Tier.SURVIVED:
             return self.tier if self.fate == "fatal" else Tier.ECHO
         if self.fate == "echo":
@@ -111,12 +111,12 @@ class Failure:
 
 
 def of_peers(echoes: Sequence[Hit]) -> list[Hit]:
-    """Return the echoes that speak of a lost or missing rank."""
+    """Return the echoes that are about a lost or missing rank."""
     return [hit for hit in echoes if hit.signature.kind != "noise"]
 
 
 def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
-    """Return what may have ended the run, and the echoes."""
+    """Return the failures that may have ended the run, and the echoes."""
     by_line: dict[int, list[Hit]] = {}
     for hit in scanned.hits:
         by_line.setdefault(hit.line.at, []).append(hit)
@@ -142,7 +142,7 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
 
 
 def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
-    """Yield the places of a traceback's lines, without the lines of other speakers between them."""
+    """Yield the positions of a traceback's lines, without lines of other speakers in between."""
     base = scanned.lines[0].at
     who = traceback.parts[0].line.speaker
     for part in traceback.parts:
@@ -154,12 +154,12 @@ def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
 def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Failure | Hit | None:
     """Return the best signature in a chain of exceptions, else its echo, else the exception itself.
 
-    None for what launchers raise because ranks failed.
+    None for exceptions that launchers raise because ranks failed.
     """
     roots: list[tuple[Hit, ChainedException]] = []
     echo: Hit | None = None
     for part in traceback.parts:
-        cleans_up = part.link == "during" and part is not traceback.root  # as `finally: dist.barrier()` waits in vain
+        cleans_up = part.link == "during" and part is not traceback.root  # `finally: dist.barrier()` waits in vain
         for hit in _hits_in(part, by_line):
             if cleans_up and hit.signature.tier >= Tier.SYMPTOM:
                 continue
@@ -178,7 +178,7 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Failur
 
 
 def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:
-    """Yield what signatures see in an exception's message, then in the calls that it went through."""
+    """Yield the signatures that match an exception's message, then those that match the calls in its traceback."""
     who = part.line.speaker
     for at in range(part.line.at, part.first - 1, -1):
         for hit in by_line.get(at, ()):
@@ -187,7 +187,7 @@ def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[
 
 
 def _in_source(hit: Hit) -> bool:
-    """Return whether a line of source inside a traceback only quotes what the signature describes, or raises it."""
+    """Return whether a source line in a traceback only quotes the text that the signature matches, or raises it."""
     text = hit.line.text.lstrip()
     text_before = text[: max(0, text.find(hit.groups["line"]))]
     quotes = not text.startswith('File "') and (text_before.count('"') % 2 or text_before.count("'") % 2)
@@ -195,7 +195,7 @@ def _in_source(hit: Hit) -> bool:
 
 
 def _of_exception(traceback: Traceback) -> Failure | None:
-    """Return the failure that an exception shows which no signature knows."""
+    """Return the failure for an exception that no signature knows."""
     raised = traceback.raised
     name = raised.type.rpartition(".")[2]
     if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | _STARTED | _ENDED_BY_OTHERS):
@@ -224,7 +224,7 @@ def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None) -> Failure:
 
 
 class _RaisedBefore:
-    """Looks up what else a speaker raised; built once, because a long log has many hits."""
+    """Looks up earlier exceptions of the same speaker; built once, because a long log has many hits."""
 
     def __init__(self, scanned: Scanned) -> None:
         self._raised: dict[Speaker, list[tuple[int, Traceback]]] = {}
@@ -235,7 +235,7 @@ class _RaisedBefore:
             entries.sort(key=lambda entry: entry[0])
 
     def of(self, hit: Hit) -> Raised | None:
-        """Return the exception whose message ``hit`` is a later line of; another program begins with its name."""
+        """Return the exception to whose message ``hit`` belongs as a later line; None if another program printed it."""
         if _NAMES_A_PROGRAM.match(hit.line.text):
             return None
         entries = self._raised.get(hit.line.speaker, [])
@@ -246,43 +246,43 @@ class _RaisedBefore:
         return None if traceback.handled else traceback.parts[-1].raised
 
 
-#: Codes of ends that tell nothing of their reason.
+#: Codes of ends that do not tell their reason.
 BARE = frozenset(("killed", "aborted", "terminated"))
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 OUTSIDE = frozenset(("terminated", "time-limit"))
 #: Codes that may be printed after an end from outside and still be its reason.
 _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
-#: What an interpreter may print after its exception, where native threads still run.
+#: Codes of what an interpreter may print after its exception if native threads are still running.
 ABORTS = frozenset(("aborted", "aborted-at-exit"))
-#: How processes end that a launcher, a scheduler or a shell stops, or that crash, once another one has failed.
+#: Codes of processes that a launcher, a scheduler or a shell stops, or that crash, after another one has failed.
 _ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
-#: Codes of parts of the data that programs pass over, and print so.
+#: Codes for parts of the data that programs report and skip.
 _SKIPPED = frozenset(("data-corrupt", "dataset-missing", "download-failed"))
-#: Codes that follow from another one: a rank misses data that another one tries to fetch, and so on.
+#: Codes that follow from others: for example, a rank misses data that another rank tries to download.
 _FOLLOWS = {
     "dataset-missing": ("dataset-race", "download-failed"),
     "cuda-unavailable": ("driver-too-old", "fabric-manager-down"),
     "rendezvous-failed": ("host-name-unresolvable",),
     "aborted": ("aborted-at-exit",),
 }
-#: What says of a machine without a usable GPU what it cannot do then.
+#: Words in exceptions that a machine without a usable GPU causes.
 _OF_A_GPU = re.compile(r"(?i)\b(?:bf16|fp16|gpus?|cuda|supported device)\b")
-#: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
+#: Typical lines of libraries, compilers and processes that a rank starts, printed before the exception they lead to.
 _VOICES = re.compile(
     r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:c|cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
     r"|terminate called|what\(\):"
 )
-_COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it tells of a process that was killed
-#: What a program says of an exception that it has caught; no level alone stands in front of it.
+_COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it reports a killed process
+#: A program's report of an exception that it has caught; it does not begin with a level.
 _CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")
-_WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # by Python's warnings
-#: Exit statuses of ranks that were asked to end.
+_WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # printed by Python's warnings
+#: Exit statuses of ranks that were told to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
-_NEAR = 40  # an exception and the line that names its cause are not further apart
+_NEAR = 40  # most lines between an exception and the line that names its cause
 
 
 class Case(NamedTuple):
-    """What the rules look at; ``failures`` have the fates that are decided so far."""
+    """What the rules look at; ``failures`` have the fates decided so far."""
 
     scanned: Scanned
     work: Work
@@ -294,7 +294,7 @@ class Case(NamedTuple):
 
     @property
     def complaining(self) -> frozenset[int | None]:
-        """The ranks that complain of others."""
+        """The ranks that complain about other ranks."""
         return frozenset(hit.line.speaker.rank for hit in of_peers(self.echoes))
 
 
@@ -302,17 +302,17 @@ Holds = Callable[[Failure], bool]
 
 
 def _of_others(failure: Failure) -> bool:
-    """Return whether a library, the kernel or a scheduler says it, and not the program itself."""
+    """Return whether a library, the kernel or a scheduler printed it, not the program itself."""
     return failure.signature.kind == "by-others" or _VOICES.search(failure.line.text) is not None
 
 
 def _caught(failure: Failure) -> bool:
-    """Return whether a program tells in its own words of an exception."""
+    """Return whether a program reports an exception in its own words."""
     return failure.raised is None and not _of_others(failure) and _CAUGHT.match(failure.line.text) is not None
 
 
 def announced_and_passed_over(case: Case) -> Holds:
-    """The program said that it goes on, or named an exception, and printed more before anything else went wrong."""
+    """The program said that it continues, or named an exception, and printed more before anything else failed."""
     lines = [failure.line for failure in case.failures if not failure.logged] + [hit.line for hit in case.echoes]
     bad = sorted(line.at for line in (*lines, *(end.line for end in case.scanned.exits)))
 
@@ -334,7 +334,7 @@ def of_an_earlier_attempt(case: Case) -> Holds:
 
 
 def work_went_on(case: Case) -> Holds:
-    """Steps or the word that all is done follow it, and nothing says that the run failed."""
+    """Steps, or a report that the work is done, follow it, and nothing says that the run failed."""
 
     def holds(failure: Failure) -> bool:
         resumed = failure.code in OUTSIDE and case.work.began_again(failure.line)
@@ -345,7 +345,7 @@ def work_went_on(case: Case) -> Holds:
 
 
 def beside_work_that_is_done(case: Case) -> Holds:
-    """A thread raised it, or Python warned of it, and the last lines say that the work is done."""
+    """A thread raised it, or Python warned about it, and the last lines say that the work is done."""
     is_done = not case.failed and said_done(case.scanned.lines, 30, once=True)
 
     def holds(failure: Failure) -> bool:
@@ -356,17 +356,17 @@ def beside_work_that_is_done(case: Case) -> Holds:
 
 
 def quoted_in_work_that_did_not_fail(case: Case) -> Holds:
-    """The line repeats what somebody else printed, and nothing says that the run failed."""
+    """The line repeats another program's output, and nothing says that the run failed."""
     return lambda failure: not case.failed and failure.raised is None and failure.quoted
 
 
 def quoted(case: Case) -> Holds:
-    """The line repeats what somebody else printed."""
+    """The line repeats another program's output."""
     return lambda failure: failure.quoted
 
 
 def caught_and_logged(case: Case) -> Holds:
-    """The exception was printed by a logger, as a warning, or from within code that had caught it."""
+    """The exception was printed by a logger, as a warning, or by code that had caught it."""
     return lambda failure: (
         (failure.logged and failure.raised is not None) or _WARNED.search(failure.line.text) is not None
     )
@@ -383,13 +383,13 @@ def at_start_and_started(case: Case) -> Holds:
 
 
 def stopped_by_the_launcher(case: Case) -> Holds:
-    """By the record, the rank ended well, or the launcher ended it after another one had failed."""
+    """According to the record, the rank ended well, or the launcher ended it after another one had failed."""
     ranks = ended_later(case.facts, case.complaining - {failure.speaker.rank for failure in case.failures})
     return lambda failure: failure.speaker.rank in ranks
 
 
 def older_than_the_exception_that_ended_its_rank(case: Case) -> Holds:
-    """The same rank printed another exception later, and then no more; words of libraries come before theirs."""
+    """The same rank raised another exception later and then ended; messages of libraries, which precede it, stay."""
     last: dict[Speaker, Traceback] = {}
     for traceback in case.scanned.tracebacks:
         if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
@@ -409,7 +409,7 @@ def _unsigned(failure: Failure) -> bool:
 
 
 def _places_of_failures(case: Case) -> tuple[list[int], list[int]]:
-    """Return where exceptions are printed that ended ranks, and what waited for a rank that had failed by then."""
+    """Return the positions of exceptions that ended ranks, and of what waited for a rank that had already failed."""
     fatal = [failure for failure in case.failures if failure.fate == "fatal"]
     raised = [failure for failure in fatal if failure.raised is not None and failure.tier <= Tier.UNCERTAIN]
     whole = [failure.line.at for failure in raised if not failure.bare or failure.tier <= Tier.GENERAL]
@@ -417,16 +417,17 @@ def _places_of_failures(case: Case) -> tuple[list[int], list[int]]:
 
 
 def after_the_failure(case: Case) -> Holds:
-    """Nobody signs it, and it stands below a failure that tells more."""
+    """It carries no rank's prefix and comes after a failure that says more."""
     raised, waits = _places_of_failures(case)
     first = min((*raised, *waits), default=math.inf)
     return lambda failure: _unsigned(failure) and failure.line.at > first and failure.signature.kind != "at-start"
 
 
 def of_something_else(case: Case) -> Holds:
-    """Nobody signs it, and it stands below an exit, or above an exception that it tells of or that steps came before.
+    """It carries no rank's prefix, and comes after an exit, or before an exception with which it is not connected.
 
-    So does all that nobody signs where the only rank that failed has raised an exception of its own.
+    That is: it only reports an exception or a shell's error, or steps came in between. If the only failed rank raised
+    an exception of its own, everything without a rank's prefix counts as something else.
     """
     raised, waits = _places_of_failures(case)
     exits = [end.line.at for end in case.scanned.exits if not end.by_agent]
@@ -450,7 +451,7 @@ def _is_own(failure: Failure) -> bool:
 
 
 def explained_by_another(case: Case) -> Holds:
-    """Another failure of the log leads to it."""
+    """Another failure in the log leads to it."""
     codes = {failure.code for failure in case.failures if failure.fate in ("fatal", "doubtful")}
 
     def holds(failure: Failure) -> bool:
@@ -461,10 +462,10 @@ def explained_by_another(case: Case) -> Holds:
 
 
 def named_beside(case: Case) -> Holds:
-    """The same rank names its specific cause close by.
+    """The same rank names its specific cause nearby.
 
-    An abort is no such cause, nor is an end that is reported after it: an interpreter that ends by an exception while
-    native threads run often aborts, and launchers end what is left.
+    An abort is not such a cause, nor is an end reported after it: an interpreter that ends by an exception often aborts
+    if native threads are running, and launchers end the remaining ranks.
     """
     named: dict[Speaker, list[tuple[int, bool]]] = {}
     for failure in case.failures:
@@ -480,10 +481,10 @@ def named_beside(case: Case) -> Holds:
 
 
 def after_an_end_from_outside(case: Case) -> Holds:
-    """The run was asked to end before, or it was asked because this had failed.
+    """The run had already been told to end; or it was told to end because this had failed.
 
-    A launcher that reports a failed rank saw it fail before its own end, wherever printed. A time limit warns by
-    signals.
+    A launcher that reports a failed rank saw it fail before its own end, wherever that is printed. A time limit
+    announces itself by signals.
     """
     fatal = [failure for failure in case.failures if failure.fate == "fatal"]
     outside = [failure.line.at for failure in fatal if failure.code in OUTSIDE and not failure.is_hint]
@@ -504,7 +505,7 @@ def after_an_end_from_outside(case: Case) -> Holds:
     return holds if outside else (lambda failure: False)
 
 
-#: In this order: the first rule that holds for a failure decides what became of it.
+#: Order matters: the first rule that holds for a failure decides its fate.
 RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("survived", announced_and_passed_over),
     ("survived", of_an_earlier_attempt),
@@ -523,12 +524,12 @@ RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("echo", named_beside),
     ("echo", after_an_end_from_outside),
 )
-#: Rules whose failures are told as what followed.
+#: Rules whose failures are reported as consequences.
 FOLLOWED = frozenset(("explained_by_another", "after_an_end_from_outside"))
 
 
 def with_fates(scanned: Scanned, facts: RunFacts) -> Case:
-    """Return the case with the fate of each failure, and without the echoes of attempts that the work survived."""
+    """Return the case with the fate of each failure; without echoes if the work survived them."""
     work, (found, echoes) = Work(scanned.lines), failures(scanned)
     case = Case(scanned, work, facts, says_failed(scanned, work, facts), found, echoes, stuck(scanned))
     for fate, rule in RULES:

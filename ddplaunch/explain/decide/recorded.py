@@ -1,4 +1,4 @@
-"""How ranks ended by the launcher, the record, the kernel and the cgroup, in the same shape as what logs say."""
+"""Converts ends of ranks known to the launcher, the record, the kernel and the cgroup into the form of log contents."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.values.words import SIGNALS, number_of_signal, size_text
 
-#: Codes of exits that tell more than an abort or an exit status of the script.
+#: Codes of exits that say more than an abort or an exit status of the script.
 _CRASHES = ("segmentation-fault", "killed")
-#: What NCCL says of a call to CUDA that failed in the rank itself.
+#: NCCL's message about a CUDA call that failed in the rank itself.
 OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
 _KILLED = re.compile(r"Killed? process \d+")
-#: The second is of kernels before 5.0.
+#: The second form is from kernels before 5.0.
 _XID = re.compile(r"NVRM: Xid \(([^)]+)\): (\d+)\b")
 _LIMIT = re.compile(
     r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
 )
-_SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
+_SHM_LEFT = 0.1  # fraction of /dev/shm; a batch needs more
 
 
 def with_facts(scanned: Scanned, facts: RunFacts) -> Scanned:
-    """Return ``scanned`` with the exits that the record knows instead of those that a launcher printed."""
+    """Return ``scanned`` with the exits in the record instead of those that a launcher printed."""
     if not facts.ranks:
         return scanned
     at = scanned.lines[-1].at + 1 if scanned.lines else 0
@@ -48,34 +48,35 @@ def _exit(end: RankEnd, at: int) -> RankExit:
 
 
 def rank_of_pid(pid: int, scanned: Scanned) -> int | None:
-    """Return the rank that is this process."""
+    """Return the rank of a process, or None."""
     return next((exit_rank(end, scanned) for end in scanned.exits if end.pid == pid), None)
 
 
 def exit_rank(end: RankExit, scanned: Scanned) -> int | None:
-    """Return the global rank of an exit; on one host the local rank is the global one."""
+    """Return the global rank of an exit; on a single host it equals the local rank."""
     if end.rank is not None or end.local is None:
         return end.rank
     return end.local if len(scanned.hosts) <= 1 else None
 
 
 def only_failed_rank(scanned: Scanned) -> int | None:
-    """Return the only rank that crashed, else the only one that failed without an abort, else the only one at all."""
+    """Return the only rank that crashed, else that failed without an abort, else that failed; or None."""
     own_exits = [end for end in scanned.exits if not end.by_agent]
     crashed = [end for end in own_exits if exit_code(end.code) in _CRASHES or end.code == -7]
     not_aborted = [end for end in own_exits if exit_code(end.code) != "aborted"]
     for kind in (crashed, not_aborted, own_exits):
         ranks = {exit_rank(end, scanned) for end in kind}
         if ranks:
-            named = ranks - {None}  # what has run the launcher names no rank
+            named = ranks - {None}  # the exit of the process that ran the launcher names no rank
             return named.pop() if len(named) == 1 else None
     return None
 
 
 def memory_says(code: str, exit_code: int | None, facts: RunFacts) -> tuple[str, Line] | None:
-    """Return the code and the line of what SIGKILL or SIGBUS was, where the kernel, the cgroup or /dev/shm tells it.
+    """Return the code and the line that explain SIGKILL or SIGBUS by memory, or None.
 
-    ``code`` is the one that the logs lead to. A shell exits with 137 where its child was killed.
+    The line comes from the kernel, the cgroup or /dev/shm. ``code`` is what the logs lead to. A shell exits with 137 if
+    its child was killed.
     """
     if code == "killed" or exit_code == 128 + SIGNALS["SIGKILL"]:
         line = out_of_memory(facts)
@@ -85,9 +86,9 @@ def memory_says(code: str, exit_code: int | None, facts: RunFacts) -> tuple[str,
 
 
 def out_of_memory(facts: RunFacts) -> Line | None:
-    """Return the line of the kernel or of ``memory.events`` that says that a process was killed for its memory.
+    """Return the line of the kernel or of ``memory.events`` that says that a process was killed for lack of memory.
 
-    Of the kernel's lines the one with the process and its size counts before the one that begins its report.
+    The kernel's line with the process and its size is preferred to the line that begins its report.
     """
     lines: list[Line] = []
     for at, text in enumerate(facts.dmesg):
@@ -104,9 +105,10 @@ def out_of_memory(facts: RunFacts) -> Line | None:
 
 
 def xid(facts: RunFacts) -> str:
-    """Return what the driver reported of a GPU while the run went on, as a clause; "" for nothing.
+    """Return a clause on what the driver reported about a GPU during the run; "" for nothing.
 
-    45 says that a program's channels were closed, which follows: https://docs.nvidia.com/deploy/xid-errors/.
+    Xid 45 is skipped: it means that a program's channels were closed, a consequence:
+    https://docs.nvidia.com/deploy/xid-errors/.
     """
     reports = (_XID.search(text) for text in facts.dmesg)
     report = next((match for match in reports if match and match[2] != "45"), None)
@@ -114,9 +116,9 @@ def xid(facts: RunFacts) -> str:
 
 
 def memory_limit(facts: RunFacts) -> str | None:
-    """Return whose memory limit it was, as a clause, where the kernel's report names the cgroup; None if no limit was.
+    """Return a clause on whose memory limit was exceeded, if the kernel's report names a cgroup; otherwise None.
 
-    Slurm calls its cgroups ``job_N``, Kubernetes ``kubepods``; Docker and Podman name them after the container.
+    Slurm names its cgroups ``job_N``, Kubernetes ``kubepods``; Docker and Podman name them after the container.
     """
     reports = (_LIMIT.search(text) for text in facts.dmesg)
     cgroup = next((match[1] for match in reports if match), None)
@@ -130,7 +132,7 @@ def memory_limit(facts: RunFacts) -> str | None:
 
 
 def shared_memory_full(facts: RunFacts) -> Line | None:
-    """Return a line with the free bytes of /dev/shm, None if enough are free."""
+    """Return a line with the free bytes of /dev/shm; None if enough are free, or it is unknown."""
     if facts.shm_free_bytes is None or not facts.shm_size_bytes:
         return None
     if facts.shm_free_bytes > _SHM_LEFT * facts.shm_size_bytes:
@@ -146,8 +148,8 @@ def _failed_by_themselves(facts: RunFacts) -> list[RankEnd]:
 def ended_later(facts: RunFacts, lost_another: frozenset[int | None]) -> frozenset[int]:
     """Return the ranks that succeeded or were ended by the launcher, if another rank failed by itself.
 
-    These ranks print errors that they survived, or failures of others that they noticed. Where the others only say that
-    they had ``lost_another`` one, the rank that they lost had failed first, and was ended before it was gone.
+    They print errors that they survived, or failures of others that they noticed. If all failed ranks only report that
+    they ``lost_another`` one, that one may be among those that the launcher ended; then these are not returned.
     """
     failed = {end.rank for end in _failed_by_themselves(facts)}
     if not failed:
@@ -159,18 +161,18 @@ def ended_later(facts: RunFacts, lost_another: frozenset[int | None]) -> frozens
 
 
 def end_times(facts: RunFacts) -> dict[int | None, float]:
-    """Return when each rank ended, in seconds since the epoch; it orders the lines of separate files."""
+    """Return when each rank ended, in seconds since the epoch; this orders the lines of separate files."""
     return {end.rank: end.ended_s for end in facts.ranks if end.ended_s is not None}
 
 
 def first_by_itself(facts: RunFacts) -> RankEnd | None:
-    """Return the first rank that failed by itself, None where no record tells when ranks ended."""
+    """Return the rank that failed by itself first; None if no record has the times of ends."""
     own_ends = [end for end in _failed_by_themselves(facts) if end.ended_s is not None]
     return min(own_ends, key=lambda end: (end.ended_s or 0.0, end.rank), default=None)
 
 
 def left_before(facts: RunFacts, first: RankEnd) -> tuple[RankEnd, ...]:
-    """Return the ranks that ended by themselves with status 0 before ``first`` failed, the earliest first."""
+    """Return the ranks that ended by themselves with status 0 before ``first`` failed, earliest first."""
     ends_before = [
         end for end in facts.ranks if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None
     ]
@@ -179,6 +181,6 @@ def left_before(facts: RunFacts, first: RankEnd) -> tuple[RankEnd, ...]:
 
 
 def aborted_when_through(facts: RunFacts, rank: int | None) -> RankEnd | None:
-    """Return the end of ``rank``, or of the first of several, if it aborted after its program was through."""
+    """Return the end of ``rank`` (None: of any rank) if it failed by an abort after its program had finished."""
     own_ends = [end for end in _failed_by_themselves(facts) if rank is None or end.rank == rank]
     return own_ends[0] if own_ends and all(end.signal == "SIGABRT" and end.through for end in own_ends) else None

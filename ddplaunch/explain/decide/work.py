@@ -1,4 +1,4 @@
-"""The work that a log tells of: whether it went on after a line, failed, ended well, or still goes on."""
+"""Judges the work in a log: whether it continued after a line, failed, ended well, or is still going on."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _DONE = re.compile(
     r"|finalizado|guardado|enregistrée?|zakończon\w+|zapisano|completato|salvato|tamamland\w|kaydedildi|сохранен\w*)\b"
     r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
 )
-#: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.
+#: The last lines of pytest, unittest, ctest, Go, Rust, JUnit, RSpec and the like if nothing failed.
 _PASSED = re.compile(
     r"^(?!.*\b[1-9]\d* (?:failed|error)).*\b\d+ passed\b|^OK(?: \(.*\))?$"
     r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?|unexpected)\b"
     r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|^Job succeeded$|Tests run: \d+, Failures: 0, Errors: 0"
 )
-#: Words that nobody but a test suite or a scheduler says, of all of the work.
+#: Words that only a test suite or a scheduler says, about all of the work.
 _OVER = re.compile(
     rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS|exit_status=0)\b|\bExited \(0\)"
     r"|^Successfully completed\.$|^(?:rc|RC|exit|status)[ =:]+0$"
 )
-#: Steps and epochs in other languages, and the rounds of reinforcement learning.
+#: Steps and epochs in other languages, and rounds of reinforcement learning.
 _FOREIGN = "epoche|schritt|[ée]poque|[ée]tape|[ée]poca|paso|passo|эпоха|шаг|エポック|ステップ|에폭|스텝|(?-i:update)"
-#: A report of steps, or of what they measured.
+#: A report of steps or of their measurements.
 PROGRESS = re.compile(
     rf"(?i)(?<![-/])\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout|{_FOREIGN})s?\b(?:\(\w+\))?"
     r"\W{0,6}\d+|第 ?\d+ ?[轮步]|"
@@ -52,11 +52,11 @@ _STEP = re.compile(
     rf"(?i)(?:(?<![-/])\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
     r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步])|\[ *(?=\d+/\d{3,}\]))(\d+(?:\.\d+)?)"
 )
-#: Bars, exceptions and ends that count something.
+#: Bars, exceptions and ends that contain a count but are not reports of steps.
 _NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
 _COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
-#: What libraries, launchers and shells print in any run.
+#: Lines that libraries, launchers and shells print in any run.
 CHATTER = re.compile(
     r"warn|Warning|^wandb: (?!.*\(success\))|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}"
     r"|OMP_NUM_THREADS|destroy_process_group|HYDRA_FULL_ERROR=1"
@@ -64,24 +64,24 @@ CHATTER = re.compile(
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} [\d:.]+ \d+ \S*torch[/_]|^\[W"
     r"|^frame #|^<omitting|^\W*$"
     r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
-    r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # however it ended
+    r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # whether it failed or not
 )
 _AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
-#: What faulthandler prints of a crash.
+#: Lines of faulthandler's report of a crash.
 _DUMPED = re.compile(
     r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"
     r"|\s*File \".+\", line \d+ in )"
 )
-#: Codes of what launchers and services print only where the work failed.
+#: Codes of lines that launchers and services print only if the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
-_CLOSING, _WORK = 2, 3  # lines that may say at the end that the work failed; steps of a training that got going
-_ENDS = 15  # lines of a file that may say how it ended
+_CLOSING, _WORK = 2, 3  # last lines that may report a failure; steps of a training that got going
+_ENDS = 15  # last lines of a file that may say how it ended
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
-GOES_ON = 3  # lines of a program that passed over an error that it has announced
+GOES_ON = 3  # lines of a program that continued after an error it announced
 
 
 def ended_well(lines: Sequence[Line], echoes: bool) -> bool:
-    """Return whether the last lines say that the work is done; without ``echoes``, or show no unfinished work."""
+    """Return whether the last lines say that the work is done or, without ``echoes``, show no unfinished work."""
     if said_done(lines, 30 if echoes else 8, once=echoes):
         return True
     texts = _texts(lines)
@@ -89,9 +89,9 @@ def ended_well(lines: Sequence[Line], echoes: bool) -> bool:
 
 
 def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
-    """Return where a failure is reported that is not in the log itself, after which no work went on.
+    """Return the line that reports a failure missing from the log, if no work followed it; otherwise None.
 
-    A traceback is cut off, the program's own hook for uncaught exceptions failed over it, or the last line says so.
+    A traceback is cut off, the program's own hook for uncaught exceptions failed, or the last line reports a failure.
     """
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
     cut = [line for line in (*hooks, *scanned.cut) if not work.went_on(line, uncaught=True)]
@@ -113,7 +113,7 @@ def says_something(text: str) -> bool:
 
 
 def telling(texts: Sequence[str]) -> list[str]:
-    """Return the lines that say something, without the line of source below a warning of Python, and without stacks."""
+    """Return the lines that say something, without source lines below Python's warnings and without dumped stacks."""
     warned = (True, *("Warning: " in text for text in texts))
     return [
         text
@@ -127,9 +127,9 @@ def _texts(lines: Sequence[Line]) -> list[str]:
 
 
 def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
-    """Return whether one of the ``last`` lines that say anything says that the work is done.
+    """Return whether any of the ``last`` lines that say something says that the work is done.
 
-    ``once``: and is not said again and again, with other numbers, as of each step that is done.
+    With ``once``, a line that is repeated with other numbers, as after each step, does not count.
     """
     texts = _texts(lines)
     often = Counter(COUNT.sub("", text) for text in texts) if once else {}
@@ -142,7 +142,7 @@ def says_failed(scanned: Scanned, work: Work, facts: RunFacts) -> bool:
     if facts.state is not None:
         return facts.state != "succeeded"
     if any(_PASSED.search(text) for text in _texts(scanned.lines)[-2:]):
-        return False  # of a test suite: it prints failures of other programs
+        return False  # a test suite prints failures of other programs
     own_exits = [end for end in scanned.exits if not end.by_agent]
     if scanned.summary is not None or any(end.table or not _recovered(end.line, work) for end in own_exits):
         return True
@@ -156,10 +156,10 @@ def _recovered(end: Line, work: Work) -> bool:
 
 
 def _unfinished(texts: Sequence[str]) -> bool:
-    """Return whether the last line is a step before the last one that was announced, or the only step in the log.
+    """Return whether the last line is a step before the last announced one, or the only step in the log.
 
-    A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that, and
-    so does one whose reports count nothing but differ, and one that counts from 0 and reached the last one.
+    A log that ends with step 900 of an unknown number counts as finished, because most healthy logs end like that. So
+    does one whose reports differ without numbers of steps, and one that counts from 0 and reached the last step.
     """
     if not PROGRESS.search(texts[-1]):
         return False
@@ -171,24 +171,24 @@ def _unfinished(texts: Sequence[str]) -> bool:
 
 
 def _at_work(texts: Sequence[str]) -> bool:
-    """Return whether a log that ends before the last step reports many: the training still runs, for all it says."""
+    """Return whether a log that ends before the last step reports many steps: the training may still be running."""
     drawn = [part for text in texts for part in (text.split("%|") if text.count("%|") > 1 else [text])]  # bars in a row
     reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in drawn if PROGRESS.search(text)}
-    logged = list(reports.values()).count(False)  # a bar is drawn many times within a step's time
+    logged = list(reports.values()).count(False)  # a bar is redrawn many times during a step
     return len(reports) >= _WORK or logged >= _WORK - 1
 
 
 def stops_short(lines: Sequence[Line]) -> Line | None:
-    """Return the last line of a log in which nothing failed, if it reports a step before the last one."""
+    """Return the last line of a log without failures if it reports a step before the last one; otherwise None."""
     last = [line for line in lines[-400:] if says_something(line.text)]
     return last[-1] if last and _unfinished([line.text for line in last]) else None
 
 
 class _Rest(NamedTuple):
-    """How much progress, and how many different steps, follow each place of a file; the ``reports`` of steps.
+    """How many reports of progress, and how many different steps, follow each position in a file.
 
-    ``passed`` and ``done`` are the places of the last of its ends that say that tests passed or a job is over, and that
-    the work is done, -1 for none.
+    ``reports`` are the reports of steps. ``passed`` and ``done`` are the positions of the last lines near the end that
+    say that tests passed or a job is over, and that the work is done; -1 for none.
     """
 
     progress: list[int]
@@ -199,7 +199,7 @@ class _Rest(NamedTuple):
 
 
 class Work:
-    """What each file goes on with after a line; counted once, because a log may have thousands of failures."""
+    """How each file continues after a line; counted once, because a log may have thousands of failures."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._files: dict[str, list[Line]] = {}
@@ -214,11 +214,11 @@ class Work:
         self._again: dict[str, int] = {}
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
-        """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
+        """Return whether the work continued after ``line`` in the same log: it was completed, or made two more steps.
 
-        Ranks that have not noticed yet that another one is gone still make one step, which is enough where the error
-        was ``announced`` as skipped or tried again. After an ``uncaught`` exception the word "done" counts only with a
-        step: the shell script around the training prints it too.
+        Ranks that have not yet noticed that another one is gone still make one step; one step is enough if the error
+        was ``announced`` as skipped or retried. After an ``uncaught`` exception the word "done" only counts with a
+        step, because the shell script around the training prints it too.
         """
         lines = self._files.get(line.file, [])
         at = bisect.bisect_right(lines, line.at, key=_place)
@@ -233,9 +233,9 @@ class Work:
         return is_over or steps >= 2 or progress >= (1 if announced else 4)
 
     def reports_a_step(self, line: Line) -> Line | None:
-        """Return the first report of a step below ``line`` in the same log that no other rank signs.
+        """Return the first report of a step after ``line`` in its log, by the same rank if ``line`` names one; or None.
 
-        A bar may be drawn once more after a failure.
+        Bars do not count: a bar may be drawn once more after a failure.
         """
         reports = self._rest(line.file).reports
         below = range(bisect.bisect_right(reports, line.at, key=_place), len(reports))
@@ -247,20 +247,20 @@ class Work:
         return self._rest(line.file).progress[bisect.bisect_right(lines, line.at, key=_place)] > 0
 
     def steps_after(self, line: Line) -> bool:
-        """Return whether the speaker of ``line`` reported several further steps after it."""
+        """Return whether the speaker of ``line`` reported several more steps after it."""
         reports = self._reports.get(line.speaker, [])
         later_reports = reports[bisect.bisect_right(reports, line.at, key=_place) :][: 4 * _SURVIVED]
         steps = {" ".join(_STEP.findall(report.text)) for report in later_reports} - {""}
         return len(steps) >= _SURVIVED or len(later_reports) >= 4 * _SURVIVED
 
     def said_between(self, line: Line, until: int) -> int:
-        """Return how many lines that say something follow ``line`` in the same log before the line at ``until``."""
+        """Return how many lines that say something follow ``line`` in the same log before position ``until``."""
         lines = self._files.get(line.file, [])
         begun, end = (bisect.bisect_left(lines, at, key=_place) for at in (line.at + 1, until))
         return end - begun
 
     def began_again(self, line: Line) -> bool:
-        """Return whether a line after ``line`` says that the work was taken up again."""
+        """Return whether a line after ``line`` says that the work was resumed."""
         if line.file not in self._again:
             lines = self._files.get(line.file, [])
             self._again[line.file] = max((later.at for later in lines if _AGAIN.search(later.text)), default=-1)

@@ -1,1 +1,1 @@
-"""From the text of logs to lines, tracebacks, exits of ranks and matches of signatures."""
+"""Reads lines, tracebacks, exits of ranks and matches of signatures from the text of logs."""

@@ -1,7 +1,7 @@
-"""Logs of any size to numbered lines, without the prefixes of launchers and with the rank and host that these name.
+"""Reads logs of any size as numbered lines, without launchers' prefixes but with the rank and host in them.
 
-Small logs are read whole. Of big ones both ends are read, and what surrounds a few telling words between them. Blocks
-are searched at some GB/s, and neither time nor memory depend on how much a training prints.
+Small logs are read completely; of large ones both ends, and the surroundings of a few telling words in between. Blocks
+are searched at some GB/s, and neither time nor memory depends on how much a training prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddplaunch.explain.diagnosis import Evidence, LogSource
 from ddplaunch.explain.read.prefixes import NOBODY, Prefixes, Speaker, without_known
 
 Numbered = tuple[int, str]
-#: A line that warns of an error, or says that the program goes on.
+#: A line that warns of an error, or says that the program continues.
 _LOGGED = re.compile(
     r"\b(?:WARNING|(?<!NCCL )WARN|DEBUG)\b"
     r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?(?! count)|halv(?:ing|ed)|fall(?:ing)? ?back"
@@ -31,7 +31,7 @@ _LOGGED = re.compile(
 
 
 def announced_in(text: str) -> bool:
-    """Return whether a line says of an error that the program goes on: it warns, skips, or tries again."""
+    """Return whether a line says that the program continues after an error: it warns, skips, or retries."""
     return bool(_LOGGED.search(text))
 
 
@@ -46,22 +46,22 @@ class Line(NamedTuple):
 
     @property
     def evidence(self) -> Evidence:
-        """The line as evidence, cut at some 300 characters."""
+        """The line as evidence, cut at 300 characters."""
         text = self.text.strip()
         return Evidence(self.file, self.number, text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
 
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-#: What no reader sees: marks of an encoding, spaces without width; and the spaces of a page of the web.
+#: Invisible characters (byte order marks, zero-width spaces) to remove, and non-breaking spaces of web pages.
 _UNSEEN = {0xFEFF: None, 0x200B: None, 0xA0: " "}
-_LONGEST = 4000  # characters of a line that are read; Python refuses numbers of more than 4300 digits
-_SHOWN = 300  # characters of a line that is evidence
-#: The end of a bar of tqdm, behind which something else was printed on the same line.
+_LONGEST = 4000  # characters that are read of a line; Python refuses numbers of more than 4300 digits
+_SHOWN = 300  # characters of a line of evidence
+#: The end of a tqdm bar after which something else was printed on the same line.
 _BEHIND_BAR = re.compile(r"(?:(?<=it/s\])|(?<=s/it\]))(?=.{4})")
 
 
 def clean(raw: str) -> str:
-    """Return ``raw`` without ANSI codes and control characters, cut in the middle to 4000."""
+    """Return ``raw`` without ANSI codes and control characters, cut in the middle to 4000 characters."""
     if len(raw) > _LONGEST:
         raw = raw[: _LONGEST // 2] + " … " + raw[-_LONGEST // 2 :]
     if "\x1b" in raw:
@@ -76,12 +76,12 @@ _IS_NAMED = re.compile(
 
 
 def names_exception(text: str) -> bool:
-    """Return whether a line begins with the name of an exception, as the last one of a traceback does."""
+    """Return whether a line begins with the name of an exception, like the last line of a traceback."""
     return bool(_IS_NAMED.match(text))
 
 
 def frames(raw: str) -> list[str]:
-    """Return what a line showed one after the other: progress bars redraw it after each carriage return."""
+    """Return what a line showed over time: progress bars redraw it after each carriage return."""
     if "\r" not in raw:
         return [raw]
     pieces = [piece for piece in raw.split("\r") if piece.strip()] or [""]
@@ -91,7 +91,7 @@ def frames(raw: str) -> list[str]:
 def read_lines(
     numbered: Iterable[tuple[int, str]], file: str, speaker: Speaker = NOBODY, first: int = 0, sample: int = 4000
 ) -> Iterator[Line]:
-    """Yield the lines of one file. ``numbered`` are (number, text without newline), ``first`` is the first ``at``."""
+    """Yield the lines of one file. ``numbered`` are (number, text without newline); ``first`` is the first ``at``."""
     entries = [(number, clean(raw)) for number, raw in _pieces(numbered)]
     step = max(1, len(entries) // sample)
     prefixes = Prefixes([text for _, text in entries[::step] + (entries[-200:] if step > 1 else [])])
@@ -135,13 +135,13 @@ def unfold(raw: str) -> list[str]:
     return [front + line for line in "\n".join(texts).rstrip("\n").split("\n")] if texts else [raw]
 
 
-_OUTPUT_BELOW = "The output (if any) follows:"  # the mail of LSF tells the end first
+_OUTPUT_BELOW = "The output (if any) follows:"  # LSF's mail reports the end first
 
 
-WHOLE_BYTES = 4 << 20  # all logs together, read line by line
+WHOLE_BYTES = 4 << 20  # of all logs together, to be read completely
 _LEAST_BYTES = 64 << 10  # of each log, at least
 _BLOCK_BYTES = 8 << 20
-_BEFORE_BYTES, _AFTER_BYTES = 2 << 10, 12 << 10  # around a telling word: a traceback is longer than its first line
+_BEFORE_BYTES, _AFTER_BYTES = 2 << 10, 12 << 10  # around a telling word; a traceback is longer than its first line
 _FIRST, _LAST = 24, 8  # telling words of one log whose surroundings are read
 #: Nearly every failure in the middle of a log prints one of these.
 _TELLING = (b"Traceback (most", b"Error", b"ERROR", b"terminate called")
@@ -159,12 +159,12 @@ def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, li
         yield source, lines[below:] + lines[:below]
 
 
-_MOST_EQUAL = 100  # lines in a row; more of them say no more
+_MOST_EQUAL = 100  # identical lines in a row; more of them add nothing
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 
 def _numbered(data: bytes, first: int) -> list[Numbered]:
-    wide = data[:2] in _WIDE and data.count(b"\0", 0, 400) > 100  # PowerShell's
+    wide = data[:2] in _WIDE and data.count(b"\0", 0, 400) > 100  # written by PowerShell
     encoding = "utf-16" if wide and first == 1 else "utf-8"
     lines = data.decode(encoding, "replace").split("\n")
     numbered = enumerate(lines if lines[-1] else lines[:-1], start=first)
@@ -172,7 +172,7 @@ def _numbered(data: bytes, first: int) -> list[Numbered]:
 
 
 def _read(stream: BinaryIO, share: int) -> list[Numbered]:
-    """Read a file or pipe; of a big one only the ends and the surroundings of telling words are kept in memory."""
+    """Return the lines of a file or pipe; of a large one, its ends and the surroundings of telling words."""
     block = head = stream.read(share)
     if len(head) < share:
         return _numbered(head, 1)
@@ -187,7 +187,7 @@ def _read(stream: BinaryIO, share: int) -> list[Numbered]:
 def _merged(head: bytes, windows: _Windows, before_tail: int, tail: bytes) -> list[Numbered]:
     """Return the lines of both ends and of the windows, each once; ``before_tail`` newlines precede the tail."""
     pieces = [_numbered(data, number) for number, data in windows.kept()]
-    lines = _numbered(head, 1)[:-1]  # the last one may be cut, and so may the first one of the tail
+    lines = _numbered(head, 1)[:-1]  # the last line may be cut, and so may the first line of the tail
     pieces.append(_numbered(tail, before_tail + 1)[1:])
     for piece in pieces:
         last = lines[-1][0] if lines else 0
@@ -196,15 +196,15 @@ def _merged(head: bytes, windows: _Windows, before_tail: int, tail: bytes) -> li
 
 
 class _Windows:
-    """The surroundings of the first and the last telling words, in blocks that are read once."""
+    """The surroundings of the first and the last telling words, in blocks that are read only once."""
 
     def __init__(self) -> None:
-        self.passed = 0  # newlines of all blocks so far
+        self.passed = 0  # newlines in all blocks so far
         self._first: list[tuple[int, bytes]] = []
         self._last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
 
     def search(self, block: bytes) -> None:
-        """Look through the next block."""
+        """Search the next block for telling words."""
         end = 0
         for at in self._places(block):
             if at < end:
@@ -218,9 +218,7 @@ class _Windows:
     def _places(self, block: bytes) -> list[int]:
         places: list[int] = []
         for word in _TELLING:
-            if (
-                block.rfind(word) < 0
-            ):  # in most blocks there is none; CPython finds that out four times faster backwards
+            if block.rfind(word) < 0:  # most blocks have none, which CPython finds out four times faster backwards
                 continue
             at = block.find(word)
             for _ in range(_FIRST):
@@ -231,11 +229,11 @@ class _Windows:
         return sorted(places)
 
     def kept(self) -> list[tuple[int, bytes]]:
-        """Return (number of the first line, bytes) of each window, in their order."""
+        """Return (number of the first line, bytes) of each window, in order."""
         return [*self._first, *self._last]
 
 
 def reason_text(lines: Sequence[Line]) -> str:
-    """Return the first of a rank's last words, with the line that it announces by a colon, as panics of Rust do."""
+    """Return the first of a rank's last lines, joined with the next if it ends with a colon, as in Rust's panics."""
     texts = [line.text.strip() for line in lines]
     return " ".join(texts[:2]) if texts[:1] and texts[0].endswith(":") else "".join(texts[:1])

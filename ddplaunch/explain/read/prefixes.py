@@ -1,4 +1,4 @@
-"""What stands in front of a log's lines: prefixes of launchers and services, and the rank and host that they name."""
+"""Strips prefixes of launchers and services from a log's lines, and finds the rank and host that they name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ddplaunch.explain.signatures import patterns
 
 
 class Speaker(NamedTuple):
-    """Who printed a line, as far as its prefix tells. ``rank`` is global, ``local`` from torchrun's ``[default3]:``.
+    """Who printed a line, as far as its prefix tells. ``rank`` is global, ``local`` is from torchrun's ``[default3]:``.
 
-    ``quoted``: the file of a record is this rank's, and the prefix names another one.
+    ``quoted``: the line is in a recorded file of this rank, but its prefix names another rank.
     """
 
     rank: int | None = None
@@ -25,7 +25,7 @@ class Speaker(NamedTuple):
 
 
 NOBODY = Speaker()
-# What follows a host's name in front of a line, where a launcher over several hosts put the name there (pdsh, stern).
+# What follows the name of a host that a launcher over several hosts (pdsh, stern) put before a line.
 _BODY = (
     r"(?:Traceback \(most|  +File \"|\[rank\d+\]|\[default\d+\]|\[\d{4}-\d\d-\d\d|[IWEF]\d{4} \d\d:|\[[EWF]\d* ?[\d:]"
     r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
@@ -40,7 +40,7 @@ _STAMP = re.compile(
     r"(?: |$)(?!- \S+ - )"
 )
 _BRACKETS = patterns("brackets")
-#: The worker process of a serving stack or of Ray; one of the former may name its rank.
+#: Worker processes of a serving stack or of Ray; the former may name the rank.
 _ACTOR = re.compile(
     r"^\((?:(?:Worker_TP|VllmWorker rank=|[\w.-]+, rank=)(?P<weak>\d{1,7}),? )?"
     r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\d.]+))?\) ?"
@@ -48,7 +48,7 @@ _ACTOR = re.compile(
 _NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
 _IN_FRONT = (_STAMP, *patterns("in-front"))
-#: How tracebacks and launchers begin their lines: what stands before it was put there by a service or a viewer.
+#: How tracebacks and launchers begin their lines; whatever precedes that was added by a service or a viewer.
 _BEGINS = re.compile(
     r"(?:\[rank\d{1,7}\]: ?|\[default\d{1,7}\]: ?)*(?:Traceback \(most recent call last\)|  File \"[^\"]+\", line \d"
     r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d)"
@@ -58,14 +58,14 @@ _COLUMN, _MOST_COLUMNS = re.compile(r"^([A-Za-z][\w.-]*?(-\d+)?) +\|(?: |$)"), 8
 _MOST_PREFIXES = 6
 _FIELD = re.compile(r"(\d+|\s+)")
 _NAME = re.compile(r"[A-Za-z][\w.-]*\d\b")
-_OFTEN = 4  # lines of each rank on average
+_OFTEN = 4  # lines per rank on average
 _WIDEST_FRONT = 120  # characters
 _MOST_FRONTS, _MOST_READ, _FEWEST_LINES = 3, 400, 3
-_MOST_LINES = 0.8  # of those that are not empty: a front that a service puts there stands before all
+_MOST_LINES = 0.8  # of the nonempty lines: a prefix of a service is before all of them
 
 
 class Prefixes:
-    """The prefixes of one file's lines: names of hosts, the numbers of srun's tasks, and an indent of all lines."""
+    """The prefixes of one file's lines: host names, task numbers of srun, and an indent that all lines share."""
 
     def __init__(self, sample: Sequence[str]) -> None:
         timeless = [_STAMP.sub("", line, count=1) for line in sample]
@@ -83,15 +83,15 @@ class Prefixes:
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
         task_lines = sum(bool(_TASK_TELLS.match(line)) for line in bare)
         ranks = Counter(match[1] for line in bare if line[:1] == "[" and (match := _TASK.match(line)))
-        few = "0" in ranks and len(ranks) * _OFTEN <= ranks.total()  # what counts anything else has other numbers
+        few = "0" in ranks and len(ranks) * _OFTEN <= ranks.total()  # other counters have other numbers
         self._tasks = numbered > 2 and (task_lines > 1 or numbered * 5 > 3 * len(filled) or few)
         self._front: re.Pattern[str] | None = None
         self._front = self._learned(sample) if len(filled) >= _FEWEST_LINES else None
 
     def _learned(self, sample: Sequence[str]) -> re.Pattern[str] | None:
-        """Return what stands in front of all lines and is no prefix that is known.
+        """Return a pattern for an unknown prefix that nearly all lines have, or None.
 
-        Lines that begin like a traceback behind it show it. Numbers differ from line to line, and so do levels.
+        It is found before lines that begin like a traceback. Numbers in it may differ from line to line.
         """
         fronts: Counter[str] = Counter()
         for line in sample:
@@ -130,14 +130,14 @@ class Prefixes:
 
 
 def _fronts(names: Sequence[str], bracketed: Sequence[str]) -> re.Pattern[str] | None:
-    """Return an expression for the names of hosts in front of a line, with a colon, a bar or in brackets."""
+    """Return a pattern for host names before a line, followed by a colon or a bar, or in brackets."""
     forms = ((names, r"(?P<plain>{})(?:: ?|\s*\|(?: |$))"), (bracketed, r"\[(?P<inside>{})\] ?"))
     kinds = [form.format("|".join(map(re.escape, each))) for each, form in forms if each]
     return re.compile(f"^(?:{'|'.join(kinds)})") if kinds else None
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
-    """Return the text without the prefixes that are known wherever they stand, and the speaker that they name."""
+    """Return the text without the prefixes that are known in any file, and the speaker that they name."""
     for _ in range(_MOST_PREFIXES):
         rows = _BRACKETS if text[:1] == "[" else (_ACTOR,) if text[:1] == "(" else _IN_FRONT
         match = next((match for pattern in rows if (match := pattern.match(text))), None)
@@ -148,7 +148,7 @@ def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
 
 
 def _named(match: re.Match[str], who: Speaker) -> Speaker:
-    """Return the speaker as a prefix names it. A record knows its rank and host: a prefix there quotes another one."""
+    """Return the speaker that a prefix names; in a recorded file, whose rank is known, another rank means a quote."""
     parts = {name: value for name, value in match.groupdict().items() if value}
     host = who.host or parts.get("host")
     rank, weak = parts.get("rank"), parts.get("weak")
@@ -166,7 +166,7 @@ def _common_indent(lines: Sequence[str]) -> int:
 
 
 def _shape(front: str) -> str:
-    """Return an expression for fronts like this one with other numbers."""
+    """Return a pattern for prefixes like this one, with any numbers."""
     inner = front.strip()
     head = r"\s*" if front[:1].isspace() else ""
     space = front[len(front.rstrip()) :]
@@ -177,7 +177,7 @@ def _shape(front: str) -> str:
 
 
 def _native(text: str, who: Speaker) -> Speaker:
-    """Return the speaker as NCCL's and c10d's own lines name it; they stay as they are."""
+    """Return the speaker that NCCL's and c10d's own lines name; the lines are not changed."""
     if "NCCL" in text and (match := _NCCL.match(text)):
         who = who._replace(host=who.host or match[1], pid=int(match[2]))
     if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):

@@ -1,4 +1,4 @@
-"""One pass over the lines of all logs: what signatures match, tracebacks, and how ranks ended."""
+"""Scans the lines of all logs once: for signatures, tracebacks, and how ranks ended."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ddplaunch.explain.read.trailer import RankExit, Trailer
 from ddplaunch.explain.signatures import Signature, Tier, all_signatures
 from ddplaunch.values.frozen import dataclass
 
-_OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # no message begins with it, and no pair of them is before it
-#: What puts the messages of others in quotes: a record in JSON, and what copies many files.
+_OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # a quote opened inside the text, not at the beginning of a message
+#: Formats that put other messages in quotes: JSON records, and programs that copy many files.
 _LISTS = re.compile(r'"message": "|shutil\.Error: \[')
-#: A comment of a script that was printed; a virtual machine of Java reports its crash like one.
+#: A comment in a printed script; a Java virtual machine's crash report looks similar.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
-#: A line of a translation as fairseq prints it, of a transcript, or of what a model has labelled.
+#: A line of a translation as fairseq prints it, of a transcript, or of a model's labels.
 _SAMPLE = re.compile(r"[STHDP]-\d+\t|\s*(?i:hyp|ref|src|text|pred|gold|label|prompt|target) ?: ")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
-_GOES_ON = re.compile(  # what follows an exception and is no part of it
+_GOES_ON = re.compile(  # lines that follow an exception but are not part of it
     r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
     r"|--|\s*\+-"
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
 )
-#: Echoes that contradict causes; others say only that something failed.
+#: Echoes that contradict causes; the others only say that something failed.
 _SPEAK = frozenset(("step-ended", "store-lost"))
-_NOTES = 6  # lines below an exception; as many as follow more are no part of it
-_TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
+_NOTES = 6  # lines below an exception; if more follow, they are not part of it
+_TEMPLATES = 50_000  # remembered line shapes; a training prints few
 
 
 class Hit(NamedTuple):
-    """A signature that a line shows, and the named groups of its pattern; ``line`` is what the pattern matched.
+    """A signature that matches a line, and the named groups of its pattern; group ``line`` is the matched text.
 
-    ``quoted``: the pattern matched inside double quotes that were opened in the line's text.
+    ``quoted``: the match is inside double quotes that were opened in the line's text.
     """
 
     signature: Signature
@@ -52,7 +52,7 @@ def _compile(expression: str) -> re.Pattern[str]:
 
 
 def _shown(signature: Signature, text: str) -> tuple[dict[str, str], bool] | None:
-    """Return what the words of ``signature`` are filled with, and whether it is quoted, if ``text`` shows it."""
+    """Return the groups for the words of ``signature``, and whether the match is quoted; None if it does not match."""
     matches = (match for pattern in signature.patterns if (match := _compile(pattern).search(text)))
     match = next(matches, None)
     if match is None or any(_compile(near).search(text) for near in signature.unless):
@@ -63,23 +63,23 @@ def _shown(signature: Signature, text: str) -> tuple[dict[str, str], bool] | Non
 
 
 def _shape(text: str) -> str:
-    """Return ``text`` without the numbers, and the indents, in which lines of one kind differ."""
+    """Return ``text`` with the numbers and indents normalized in which lines of one kind differ."""
     return _SPACES.sub(" ", _DIGITS.sub("0", text))
 
 
 class Matcher:
-    """Matches all signatures; remembers which are worth trying for lines that differ only in their numbers."""
+    """Matches all signatures; remembers which ones to try for lines that differ only in their numbers."""
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self._signatures = signatures
-        self._places: dict[str, set[int]] = {}  # of the signatures that need this text
+        self._places: dict[str, set[int]] = {}  # signatures that need this text
         self._shapes: dict[str, tuple[Signature, ...]] = {}
         for place, signature in enumerate(signatures):
             for text in signature.needed:
                 self._places.setdefault(_shape(text), set()).add(place)
 
     def candidates(self, text: str) -> tuple[Signature, ...]:
-        """Return the signatures of which a needed text stands in ``text``, numbers aside, as they are listed."""
+        """Return the signatures with a needed text in ``text``, ignoring numbers, in listed order."""
         shape = _shape(text)
         candidates = self._shapes.get(shape)
         if candidates is None:
@@ -91,14 +91,14 @@ class Matcher:
         return candidates
 
     def hits(self, line: Line) -> list[Hit]:
-        """Return the signatures that ``line`` shows: by tier, and within a tier as they are listed."""
+        """Return the hits of ``line``: by tier, and within a tier in the order in which signatures are listed."""
         found = ((each, _shown(each, line.text)) for each in self.candidates(line.text))
         hits = [Hit(signature, line, *shown) for signature, shown in found if shown is not None]
         return sorted(hits, key=lambda hit: hit.signature.tier)
 
 
 def _in_context(hits: Sequence[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
-    """Yield the hits whose ``log_with`` other lines match and whose ``log_unless`` none does, with these groups."""
+    """Yield the hits that other lines support by their ``log_*`` expressions, with the groups of those lines."""
     silent = {hit.line.at for hit in hits if hit.signature.tier == Tier.ECHO and hit.signature.code not in _SPEAK}
     known_groups: dict[tuple[int, Speaker], dict[str, str] | None] = {}
     for hit in hits:
@@ -125,7 +125,7 @@ def _stands_twice(expression: str, lines: Sequence[Line]) -> bool:
 
 
 def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[str, str] | None:
-    """Return the groups of the first match of each expression, None if one matches no line."""
+    """Return the groups of the first match of each expression; None if any of them matches no line."""
     groups: dict[str, str] = {}
     for expression in expressions:
         match = _first_match(expression, lines)
@@ -137,10 +137,10 @@ def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[s
 
 @dataclass(frozen=True)
 class Scanned:
-    """All lines that were read, and what they hold.
+    """All lines that were read, and what was found in them.
 
-    ``summary`` is the first line of torchrun's; ``cut`` the first lines of tracebacks whose exception is not there.
-    ``just_ended``: the files that stacks name are as the ranks saw them. ``hosts``: those that lines name.
+    ``summary`` is the first line of torchrun's; ``cut`` are the first lines of tracebacks whose exception is missing.
+    ``just_ended``: the files that stacks name are still as the ranks saw them. ``hosts`` are those named by lines.
     """
 
     lines: tuple[Line, ...]
@@ -155,12 +155,12 @@ class Scanned:
 
 @cache
 def matcher() -> Matcher:
-    """Return the matcher of all signatures; its memory of line shapes lasts as long as the process."""
+    """Return the matcher of all signatures, which is kept, with its line shapes, as long as the process runs."""
     return Matcher(all_signatures())
 
 
 def scan(lines: Iterable[Line]) -> Scanned:
-    """Read ``lines`` once, in their order."""
+    """Read ``lines`` once, in order, and return what was found in them."""
     tracebacks, trailer, find = Tracebacks(), Trailer(), matcher()
     kept_lines: list[Line] = []
     hits: list[Hit] = []
@@ -176,7 +176,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
     tracebacks_found = tuple(tracebacks.finish())
     for part in (part for one_traceback in tracebacks_found for part in one_traceback.parts):
         shown = f"{part.raised.type}: {part.raised.message}"
-        if part.raised.message and shown not in part.line.text:  # it stands in the lines below, or ranks mixed theirs
+        if part.raised.message and shown not in part.line.text:  # it is on later lines, or lines of ranks were mixed
             hits.extend(find.hits(part.line._replace(text=shown)))
     return Scanned(
         tuple(kept_lines),
@@ -190,9 +190,9 @@ def scan(lines: Iterable[Line]) -> Scanned:
 
 
 def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
-    """Return the lines that go on with the exception at ``line``: the rest of its message, and its notes.
+    """Return the lines that continue the exception at ``line``: the rest of its message, and its notes.
 
-    Only the first paragraph, of a rank that the lines name: what no rank signs may be another's.
+    Only its first paragraph, and only if the lines name their rank: other lines may be another rank's.
     """
     below = (other for other in scanned.lines[line.at - scanned.lines[0].at + 1 :] if other.file == line.file)
     texts = (other.text.strip() for other in below if other.speaker == line.speaker)

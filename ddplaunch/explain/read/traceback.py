@@ -1,4 +1,4 @@
-"""Tracebacks of Python, collected from the lines of all speakers, and the root of each chain of exceptions."""
+"""Collects Python tracebacks from the lines of all speakers, and finds the root of each chain of exceptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEVELS = r"(?!(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL):)"
 _RAISED = re.compile(
     rf"^{_LEVELS}((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$"
 )
-_DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # right below the frames only
+_DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # directly below the frames only
 _GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
 _IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
 _DOES_WITHOUT = re.compile(
@@ -27,7 +27,7 @@ _DOES_WITHOUT = re.compile(
 _PASSES_OVER = re.compile(r"(?i)\b(?:skipp(?:ing|ed)|retrying|trying again|falling back|continuing|going on|dropped)\b")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
-_IGNORED = re.compile(  # the last: a thread of wandb, in its own log
+_IGNORED = re.compile(  # the last one: a thread of wandb, in its own log
     r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit|^[EW]\w+ +(?!MainThread)\w+ *:\d+ \["
 )
 _THREAD = re.compile(r"^Exception in thread\b|^future: <Task finished ")
@@ -35,7 +35,7 @@ _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
 )
 _SPAWNER = re.compile(r"process \d+ terminated with exit code \d+$|-- Process \d+ terminated")  # before torch 1.8
-#: A command that starts ranks by itself: whoever ran it only says that it failed.
+#: A command that starts ranks itself; its caller only says that it failed.
 _LAUNCHES = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|'(?:accelerate', 'launch|deepspeed)'")
 _CHAINED = {
     "During handling of the above exception, another exception occurred": "during",
@@ -45,14 +45,14 @@ _CHAINED = {
 _CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER, _NAMELESS = "DataLoader worker (pid", ("", "timed out", "[Errno 111] Connection refused")
-_EMPTY, _FOREIGN = 2, 12  # empty lines that a message may begin with; lines of others inside a traceback
+_EMPTY, _FOREIGN = 2, 12  # empty lines that may precede a message; lines of others inside a traceback
 
 
 @dataclass(frozen=True)
 class ChainedException:
     """One exception of a chain.
 
-    ``link`` says how it follows the one before: "", "during", "cause", or "original".
+    ``link`` says how it follows the previous one: "", "during", "cause", or "original".
     """
 
     raised: Raised
@@ -69,12 +69,12 @@ class ChainedException:
 
     @property
     def from_the_top(self) -> bool:
-        """Whether nothing caught it, by its frames: those of a caught one begin where it is caught."""
+        """Whether, by its frames, nothing caught it: the frames of a caught exception begin where it is caught."""
         return [(file[:1] != "<", name) for file, _, name in self.frames[:1]] == [(True, "<module>")]
 
     @property
     def ended_program(self) -> bool:
-        """Whether it ended the program, by its frames; of an import that failed they do not tell: programs try them."""
+        """Whether, by its frames, it ended the program; never for failed imports, because programs try them."""
         return self.from_the_top and not _IMPORTS.search(self.raised.type)
 
 
@@ -82,9 +82,9 @@ class ChainedException:
 class Traceback:
     """A chain of exceptions of one speaker.
 
-    ``handled``: ignored by the interpreter. ``logged``: right after a warning, or in code that was evaluated,
-    whose errors are caught. ``side``: raised in a thread.
-    ``launcher``: raised in torchrun or another launcher. ``bare``: only its last line was printed.
+    ``handled``: ignored by the interpreter. ``logged``: right after a warning, or in evaluated code, whose errors are
+    caught. ``side``: raised in a thread. ``launcher``: raised in torchrun or another launcher. ``bare``: only its last
+    line was printed.
     """
 
     parts: tuple[ChainedException, ...]
@@ -97,19 +97,19 @@ class Traceback:
 
     @property
     def worker_stopped(self) -> bool:
-        """Whether a DataLoader noticed that one of its workers was asked to end, as launchers do with all."""
+        """Whether a DataLoader noticed that one of its workers was told to end, as launchers do with all processes."""
         return self.lost_worker and "signal: Terminated" in self.root.raised.message
 
     @property
     def lost_worker(self) -> bool:
-        """Whether a DataLoader says that one of its workers is gone."""
+        """Whether a DataLoader reports that one of its workers is gone."""
         return self.root.raised.message.startswith(_WORKER)
 
     @property
     def root(self) -> ChainedException:
-        """The exception from which the others of the chain were raised, except for failed lookups.
+        """The exception that caused the others of the chain, not counting failed lookups.
 
-        A DataLoader that lost a worker says so last: what came before is how it noticed.
+        A DataLoader that lost a worker says so last: the exceptions before are how it noticed.
         """
         worker = next((part for part in self.parts if part.raised.message.startswith(_WORKER)), None)
         if worker is not None:
@@ -119,19 +119,19 @@ class Traceback:
             return inner[-1]
         for position, part in enumerate(self.parts[:-1]):
             following = self.parts[position + 1]
-            cleans = not _CLEANS_UP.isdisjoint(name for _, _, name in following.frames)  # what it left behind
+            cleans = not _CLEANS_UP.isdisjoint(name for _, _, name in following.frames)  # cleanup after the failure
             nameless = following.link == "cause" and part.raised.message in _NAMELESS
             if nameless or part.raised.type.endswith("CancelledError"):
-                continue  # what follows says who was not reached; asyncio cancels what it waited for too long
+                continue  # the next one says who was not reached; asyncio cancels what took too long
             if following.link == "during" and part.raised.below(following.raised):
-                continue  # `Path.mkdir(parents=True)` tries the folders above one that is not there
+                continue  # `Path.mkdir(parents=True)` tries the parents of a missing folder
             if following.link == "cause" or cleans or part.raised.type.rpartition(".")[2] not in _MISSES:
                 return part
         return self.parts[-1]
 
     @property
     def raised(self) -> Raised:
-        """The root's exception; its frame is the last one in the user's own code in all of the chain."""
+        """The root's exception; its frame is in the user's own code, if necessary from elsewhere in the chain."""
         raised = self.root.raised
         frames = (part.raised.frame for part in self.parts if part.raised.frame is not None)
         return raised if raised.frame is not None else replace(raised, frame=next(frames, None))
@@ -143,7 +143,7 @@ class Traceback:
 
 
 class _Open:
-    """The traceback that a speaker has begun to print."""
+    """A traceback that a speaker has begun to print."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[str, int, str]] = []
@@ -159,18 +159,19 @@ class _Open:
 
     @property
     def waiting(self) -> bool:
-        """Whether an exception is to come."""
+        """Whether an exception is still to come."""
         return self.header or not self.parts or self.link == "original"
 
     def take_words(self, line: Line) -> None:
-        """Take the line as the message of an exception whose own line has none, if it is no traceback.
+        """Use the line as the message of the last exception if that has none, and as a hint whether it was caught.
 
-        A line that says what is done without a module that could not be imported announces that exception.
+        A line that tells what happens without a module that could not be imported, or that something is skipped, shows
+        that the exception was caught.
         """
         if not (self.parts and line.text) or line.at > (last := self.parts[-1]).line.at + _EMPTY:
             return
         without = bool(_IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text))
-        passes_over = line.text[0] != " " and not last.ended_program  # a frame's source does not
+        passes_over = line.text[0] != " " and not last.ended_program  # a source line of a frame does not count
         self.logged |= without or bool(passes_over and _PASSES_OVER.search(line.text))
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
         if wordless and not (_HEADER.search(text) or _FRAME.match(text)):
@@ -181,16 +182,16 @@ class _Open:
 
 
 class Tracebacks:
-    """Collects tracebacks, fed with the lines of all speakers in their order."""
+    """Collects tracebacks; fed with the lines of all speakers in order."""
 
     def __init__(self) -> None:
         self.done: list[Traceback] = []
-        self.cut: list[Line] = []  # the first lines of tracebacks whose exception is not there
+        self.cut: list[Line] = []  # the first lines of tracebacks whose exception is missing
         self._open: dict[Speaker, _Open] = {}
         self._before: dict[Speaker, str] = {}
 
     def feed(self, line: Line) -> None:
-        """Take the next line."""
+        """Process the next line."""
         who, text = line.speaker, line.text
         state = self._open.get(who)
         if text[:1] == " " and (state is not None or "Group" in text):
@@ -229,7 +230,7 @@ class Tracebacks:
         if state is None:
             if match is None:
                 return
-            state = self._open[line.speaker] = _Open()  # the head was cut off
+            state = self._open[line.speaker] = _Open()  # the header was cut off
             state.first = line.at
         state.take_words(line)
         if match and state.waiting:
@@ -253,7 +254,7 @@ class Tracebacks:
             self._raised(line, match, state)
             return
         if _SPAWNED.match(text) and state.parts and line.speaker.rank is not None:
-            state.link, state.header, state.seen = "original", False, line.at  # a process of this rank's own
+            state.link, state.header, state.seen = "original", False, line.at  # a process that this rank started
         elif _SPAWNED.match(text):
             self._close(line.speaker, state)
         elif line.at - state.seen > _FOREIGN or (state.parts and line.at - state.seen > 2 and not waiting):
@@ -268,7 +269,7 @@ class Tracebacks:
         )
         state.header, state.link, state.seen = False, "", line.at
         state.wordless = match[2] == ""
-        if _FROM_RAY.search(raised.type):  # the frames of the task that it is from follow without a head
+        if _FROM_RAY.search(raised.type):  # the frames of the original task follow without a header
             state.link, state.first, state.frames, state.sources = "original", line.at + 1, [], []
 
     def _bare(self, line: Line, text: str) -> None:
@@ -281,7 +282,7 @@ class Tracebacks:
         del self._open[who]
         if state.header and state.begun is not None and not state.handled:
             self.cut.append(state.begun)
-        if not state.parts or _GROUPED.search(state.parts[-1].raised.type):  # its members follow
+        if not state.parts or _GROUPED.search(state.parts[-1].raised.type):  # the exceptions of the group follow
             return
         ignored = state.handled or any(each[2] in ("__del__", "_run_finalizers") for each in state.parts[0].frames[:1])
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
@@ -297,7 +298,7 @@ class Tracebacks:
         self.done.append(Traceback(parts, speaker, ignored, logged, state.side, launcher))
 
     def finish(self) -> Sequence[Traceback]:
-        """Return all tracebacks in the order of their exceptions."""
+        """Return all tracebacks, in the order of their exceptions."""
         for who, state in list(self._open.items()):
             self._close(who, state)
         self.done.sort(key=lambda traceback: traceback.parts[0].line.at)

@@ -1,4 +1,4 @@
-"""How ranks ended, from the reports of torchrun and other launchers."""
+"""How ranks ended, as reported by torchrun and other launchers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import SIGNALS, number_of_signal, signal_name
 
 _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated", 2: "terminated", 1: "terminated"}
-#: Of a negative status alone: programs leave with 128 + these numbers for reasons of their own.
+#: Only for negative statuses: programs exit with 128 + these numbers for reasons of their own.
 _RARE_SIGNALS = {3: "terminated", 10: "terminated", 12: "terminated", 24: "time-limit"}
 _FORCED = re.compile(r"Unable to shutdown process (\d+) via")
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)$")
@@ -32,23 +32,23 @@ _CRASHED = re.compile(  # Composer
 _OF_LAUNCHERS, _EXITS = patterns("exits-of-launchers"), patterns("exits")
 _HOW = {"segmentation fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "terminated": 15,
         "out of memory": 9, "floating point exception": 8, "illegal hardware instruction": 4}  # fmt: skip
-#: What srun, and docker compose, say before they end what is left, at last by SIGKILL.
+#: What srun and docker compose print before they end the remaining processes, finally by SIGKILL.
 _STEP_ENDED = re.compile(
     r"Aborting on container exit|Gracefully [Ss]topping"
     r"|srun: (?:Terminating (?:StepId|job step)|(?:error: )?Job step aborted|forcing job)"
 )
 _BY_THEM, _ENDED_SO = re.compile(r"srun: error: |[\w.-]+ exited with code "), (-9, 137, 143)
-#: Open MPI, its exit code on the next line.
+#: Open MPI, whose exit code is on the next line.
 _NAMED = re.compile(r"(?:Process name: +\[\[\d+,\d+\],|MPI_ABORT was invoked on rank )(\d+)")
 _NEXT = re.compile(r"^\s*(?:Exit code: +|with errorcode )(?P<code>\d+)\.?\s*$")
-#: Each line that tells of an exit has one of these.
+#: Each line that reports an exit contains one of these.
 _TRIGGERS = (
     "exit", "Exit", "EXIT_CODE=", "status", "return", "signal", "errorcode", "terminated with", "crashed with",
     "srun: error", "zsh: ", ": line ", "MPI_ABORT", "Process name:", "Unable to shutdown", "make", "with <Signals",
 )  # fmt: skip
 
 
-#: How services and wrappers that nobody knows say at the end that the work failed: a status, a level, a state, a verb.
+#: How unknown services and wrappers say at the end that the work failed: a status, a level, a state, a verb.
 _CLOSES = re.compile(
     r"\b(?:exit|return)(?:ed|s|ing)?\b.{0,60}?\b(?:codes?|status|value)(?: list)?[:= ]*\[?-?[1-9]\d{0,9}\b"
     r"|\b(?:error|fatal|critical): (?=\D)|\b(?-i:ERROR|FATAL|CRITICAL)\b(?!S? ?RATE)"
@@ -58,7 +58,7 @@ _CLOSES = re.compile(
     r"|cancell?ed)\b|\bgiv(?:e|es|ing) up\b|\bgave up\b|\btime[sd]? out\b",
     re.IGNORECASE,
 )
-_QUOTED = re.compile(r"(?<=[\w)\]:,;] )\"[^\"]*\"")  # an example, or another's words
+_QUOTED = re.compile(r"(?<=[\w)\]:,;] )\"[^\"]*\"")  # an example, or somebody else's words
 _CLOSES_WELL = re.compile(
     r"\b(?:0|no|none|without|zero)\b[\w\s-]{0,20}\b(?:fail\w*|errors?|crashed|exit code)\b"
     r"|\b(?:fail\w*|errors?|time[sd]? out|aborted|killed|cancell?ed)\W{0,3}\d"
@@ -70,7 +70,7 @@ _CLOSES_WELL = re.compile(
 
 
 def closes_badly(text: str) -> bool:
-    """Return whether the last line of a log says that the work failed, whoever says it."""
+    """Return whether a log's last line says that the work failed, whatever program printed it."""
     text = _QUOTED.sub("", text)
     return bool(_CLOSES.search(text)) and not _CLOSES_WELL.search(text)
 
@@ -79,8 +79,8 @@ def closes_badly(text: str) -> bool:
 class RankExit:
     """One rank's end as a launcher reports it.
 
-    ``code`` is negative for a signal; ``by_agent``: the launcher sent it. ``table``: an entry of torchrun's summary.
-    ``seen``: the guard saw it, so a code above 128 is no signal.
+    ``code`` is negative for a signal; ``by_agent``: the launcher sent that signal. ``table``: an entry of torchrun's
+    summary. ``seen``: the guard saw the end, so a code above 128 is not a signal.
     """
 
     code: int
@@ -95,18 +95,18 @@ class RankExit:
 
 
 class Trailer:
-    """Collects exits, line by line; in the summary of torchrun it knows which rank each line is about."""
+    """Collects exits, line by line; in torchrun's summary it knows which rank each line is about."""
 
     def __init__(self) -> None:
         self.exits: list[RankExit] = []
         self._forced: set[int] = set()
         self._named: int | None = None
-        self._entries: dict[Speaker, Speaker] = {}  # of the summary that a speaker prints, the rank it tells of
+        self._entries: dict[Speaker, Speaker] = {}  # for each printing speaker: the entry's rank
         self.failed_summary: Line | None = None
         self._step_ended: Line | None = None
 
     def feed(self, line: Line) -> Line:
-        """Take a line; return it, in a summary with the rank of the entry as its speaker."""
+        """Process a line and return it; in a summary, with the rank of the entry as its speaker."""
         if _ENTRY.match(line.text):
             self._entries[line.speaker] = Speaker(host=line.speaker.host)
         elif (entry := self._entries.get(line.speaker)) is not None:
@@ -139,7 +139,7 @@ class Trailer:
         return line._replace(text=value, speaker=entry) if name in ("traceback", "msg") else line
 
     def _exit(self, line: Line) -> RankExit | None:
-        """Return the exit that a launcher, a shell or a service reports in ``line``."""
+        """Return the exit that a launcher, a shell or a service reports in ``line``, or None."""
         if match := _FORCED.search(line.text):
             self._forced.add(int(match[1]))
             return None
@@ -154,7 +154,7 @@ class Trailer:
         return None if first is None else _told(first, line)
 
     def finish(self) -> list[RankExit]:
-        """Return the exits, with ``by_agent``, and with ranks and hosts from the summary's entry for the same pid."""
+        """Return the exits with ``by_agent`` set, and with ranks and hosts from torchrun's summary."""
         entries: dict[object, RankExit] = {}
         for rank_exit in self.exits:
             entries |= dict.fromkeys(_keys(rank_exit), rank_exit) if rank_exit.table else {}
@@ -171,7 +171,7 @@ class Trailer:
 
 
 def _keys(rank_exit: RankExit) -> Iterator[object]:
-    """Yield what an exit and its entry in a summary have in common, the best first."""
+    """Yield the keys by which an exit matches its entry in a summary, best first."""
     if rank_exit.pid is not None:
         yield from ((rank_exit.pid, rank_exit.host), rank_exit.pid)
     if rank_exit.local is not None:
@@ -186,7 +186,7 @@ def _told(match: re.Match[str], line: Line) -> RankExit:
     if name := parts.get("signal"):
         number = number_of_signal(name) or SIGNALS["SIGKILL"]
     status = int(parts.get("code") or -number)
-    code = status if status < 257 else status - 128  # PBS: 256 and the signal, where a shell has 128
+    code = status if status < 257 else status - 128  # PBS adds 256 to a signal's number, a shell 128
     return RankExit(code, line, rank, local, pid, parts.get("host") or line.speaker.host)
 
 
@@ -205,22 +205,22 @@ def _by_agent(rank_exit: RankExit, forced: set[int], failed: bool) -> bool:
 
 
 def exit_code(status: int) -> str:
-    """Return the diagnosis code of an exit status alone, as a log tells it."""
+    """Return the diagnosis code for an exit status alone, as printed in a log."""
     rare = _RARE_SIGNALS.get(-status, "unknown")
     return _SIGNALS.get(signal_number(status), rare)
 
 
 def signal_number(status: int) -> int:
-    """Return the signal that a status may stand for, 0 for none.
+    """Return the signal that a status may stand for; 0 if none.
 
-    Shells print 128 + 11, ``sys.exit(-11)`` gives 245; 255 is what ``sys.exit(-1)`` gives.
+    Shells print 128 + 11; ``sys.exit(-11)`` gives 245. But 255 is ``sys.exit(-1)``.
     """
-    if -_SIGNALS_MOST <= status < 0:  # Windows has statuses far below
+    if -_SIGNALS_MOST <= status < 0:  # Windows has statuses far below this range
         return -status
     return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 254 else 0
 
 
 def status_text(status: int, seen: bool = False) -> str:
-    """Return "SIGKILL (exit code -9)" or "exit code 3"; a positive status that the guard has ``seen`` is no signal."""
+    """Return "SIGKILL (exit code -9)" or "exit code 3"; a positive status ``seen`` by the guard is not a signal."""
     number = 0 if seen and status > 0 else signal_number(status)
     return f"{signal_name(number)} (exit code {status})" if number else f"exit code {status}"

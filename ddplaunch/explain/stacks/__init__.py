@@ -1,1 +1,1 @@
-"""Stacks of live ranks, and what a hang looks like in them."""
+"""Stacks of live ranks, and how hangs show in them."""

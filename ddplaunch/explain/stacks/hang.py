@@ -1,7 +1,7 @@
-"""Why nothing moves, from the stacks of all ranks: which rank does not come to the collective, and what keeps it.
+"""Explains from the stacks of all ranks why nothing moves: which rank does not reach the collective, and what keeps it.
 
-A stack shows where a rank is and not why, so every diagnosis here is at most likely. Whether anything moves is measured
-in `agent.guard.hang_watch`. The words are in `families/stacks.toml`.
+A stack shows where a rank is, not why, so every diagnosis here is at most likely. Whether anything moves is measured in
+`agent.guard.hang_watch`. The texts are in `families/stacks.toml`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
 
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
 _WAITED, _FILE_OF = re.compile(r"\brank (\d+) (?:waited )?in "), re.compile(r"/rank-(\d+)\.")
-_THREADS = 2  # that ended by an exception and are named
-#: What is said of a process that multiprocessing started, and that failed below the script's own first lines.
+_THREADS = 2  # ended threads or processes that are named
+#: Said of a process that multiprocessing started, if it failed while it imported the script.
 IMPORTED_ANEW = "as it imported the script anew"
 
 
 @dataclass(frozen=True)
 class NoProgress:
-    """What was measured: nothing moved for ``seconds``; ``busy`` ranks used a core meanwhile.
+    """What was measured: nothing moved for ``seconds``; meanwhile, ``busy`` ranks used a core.
 
-    ``left`` says how ranks have ended that the others may wait for: rank to ``exit status 0``. ``elsewhere`` is True
-    where other hosts have ranks of this run. ``steps`` is the number of the last optimizer step, 0 where nobody counts,
-    and ``raised`` which exception has ended a thread or a process of which rank: ``(1, "thread", "ValueError: bad")``.
+    ``left`` maps ranks that have ended, and that others may wait for, to how they ended: ``exit status 0``.
+    ``elsewhere``: other hosts have ranks of this run. ``steps`` is the number of the last optimizer step, 0 if it is
+    not counted. ``raised`` are exceptions that ended a thread or process of a rank: ``(1, "thread", "ValueError:
+    bad")``.
     """
 
     seconds: float
@@ -58,7 +59,7 @@ class NoProgress:
 
 
 def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnosis:
-    """Return what the ranks wait for, with the rank that does not come where one can be told."""
+    """Return what the ranks wait for, and which rank does not come, if that can be told."""
     all_groups = groups(stacks)
     known_groups = [group for group in all_groups if group.place.kind != "unknown"]
     one_process = len(stacks) == 1 and not measured.elsewhere and not measured.left
@@ -79,14 +80,14 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
 
 
 def _story(name: str, measured: NoProgress, ranks: Sequence[int], **known: str) -> Diagnosis:
-    """Return the story of this name, which blames ``ranks`` if they are one."""
+    """Return the diagnosis with the texts of this name; it blames ``ranks`` if that is a single rank."""
     since = f"for {duration_text(round(measured.seconds))}"
     words = say(name, since=since, ranks=ranks_text(ranks), **known)
     return Diagnosis(named(name).code, "likely", *words, _only(ranks))
 
 
 def _all_wait(waiting: Sequence[RankGroup], measured: NoProgress) -> Diagnosis:
-    """Tell of ranks that wait for each other, or for those that have ended."""
+    """Return the diagnosis for ranks that wait for each other, or for ranks that have ended."""
     known = {"where": _where(waiting)} | _batches(waiting)
     if measured.left:
         how = "; ".join(dict.fromkeys(measured.left[rank] for rank in sorted(measured.left)))
@@ -99,14 +100,14 @@ def _all_wait(waiting: Sequence[RankGroup], measured: NoProgress) -> Diagnosis:
 
 
 def _batches(waiting: Sequence[RankGroup]) -> dict[str, str]:
-    """Return the group that lets words speak of batches: before there is a process group, there are none."""
+    """Return the group that makes texts mention batches; without a process group yet, there are none."""
     return {} if any(group.place.kind == "meeting" for group in waiting) else {"batches": ""}
 
 
 def _some_are_elsewhere(
     late_groups: Sequence[RankGroup], waiting: Sequence[RankGroup], measured: NoProgress
 ) -> Diagnosis:
-    """Tell where the ranks are that the others wait for, or where all are, those that compute first."""
+    """Return the diagnosis with the place of ranks that others wait for, or else of all ranks, computing ones first."""
     busy = measured.busy
     if not waiting:
         late_groups = sorted(late_groups, key=lambda group: not set(group.ranks) & busy.keys())
@@ -130,9 +131,9 @@ def _some_are_elsewhere(
 
 
 def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | None) -> Diagnosis:
-    """Return the diagnosis of a collective that failed, with the ranks that did not join it and where each was.
+    """Return the diagnosis of a failed collective, with the ranks that did not join it and where each was.
 
-    ``stacks`` are of the moment when the first rank said so, ``recorded`` is what flight recorders say.
+    ``stacks`` are from the moment when the first rank reported the failure, ``recorded`` is from flight recorders.
     """
     missing, last = (recorded.missing, recorded.last) if recorded is not None else ((), ())
     suspects = set(missing or (() if diagnosis.rank is None else (diagnosis.rank,)))
@@ -160,7 +161,7 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
         shown = [(rank, place) for rank, place in last if place.path][:EVIDENCE]
         evidence = tuple(Evidence(place.path, place.line, f"rank {rank}: {place.text}") for rank, place in shown)
     reason, fix = _reasons(busy[:2], {})
-    if fix.startswith("`kill") or (late_groups and not fix):  # by now a stopped rank has been ended
+    if fix.startswith("`kill") or (late_groups and not fix):  # a stopped rank has been ended by now
         fix = say("was-stopped" if fix else "ranks-part").fixes[0]
     general = [item for item in diagnosis.fixes if not (late_groups and "hangs shows where" in item)]
     rank = _only([*suspects] or [rank for group in busy for rank in group.ranks])
@@ -176,10 +177,10 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
 
 
 def _with_those_late(diagnosis: Diagnosis, late_groups: Sequence[RankGroup]) -> Diagnosis:
-    """Return the diagnosis with ranks of ``late_groups`` as those that did not come.
+    """Return the diagnosis with the ranks of ``late_groups`` as those that did not come.
 
-    It said only that others waited, or that they did so in different calls: `broadcast` and its like let a rank go on
-    that has what it needs, while another one still waits.
+    Before, it only said that others waited, or that they did so in different calls: `broadcast` and the like let a rank
+    continue once it has what it needs, while another rank still waits.
     """
     own = sorted(rank for group in late_groups for rank in group.ranks if any(map(is_own, group.stacks[0].main)))
     complain = {int(number) for number in _WAITED.findall(diagnosis.what)}
@@ -191,7 +192,7 @@ def _with_those_late(diagnosis: Diagnosis, late_groups: Sequence[RankGroup]) -> 
 
 
 def _all_called_it(diagnosis: Diagnosis, known_groups: Sequence[RankGroup], recorded: Flight) -> Diagnosis:
-    """Return the diagnosis of a collective that every rank of the run had called, and that did not end all the same."""
+    """Return the diagnosis of a collective that every rank of the run had called, but that did not end."""
     words = say("called-by-one" if recorded.everyone == 1 else "called-by-all", ranks=str(recorded.everyone))
     fixes = tuple(fix for fix in diagnosis.fixes if "py-spy" not in fix and "ddplaunch stacks" not in fix)
     evidence = (*diagnosis.evidence, *evidence_of(known_groups))
@@ -199,7 +200,7 @@ def _all_called_it(diagnosis: Diagnosis, known_groups: Sequence[RankGroup], reco
 
 
 def with_ended_parts(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -> Diagnosis:
-    """Name the exceptions that ended threads or processes of ranks that stand still: nobody does their work."""
+    """Add the exceptions that ended threads or processes of stalled ranks, whose work is no longer done."""
     if not raised:
         return story
     rank, kind, words = raised[0]
@@ -225,17 +226,17 @@ def _where(waiting: Sequence[RankGroup]) -> str:
 
 
 def _reasons(late_groups: Sequence[RankGroup], busy: Mapping[int, float]) -> tuple[str, str]:
-    """Return what keeps the ranks of each group at their place, and what to do about the first; empty for nothing."""
+    """Return what keeps the ranks of each group at their place, and the fix for the first group; empty if unknown."""
     reasons = [_reason(group, busy) for group in late_groups]
     return "; ".join(dict.fromkeys(why for why, _ in reasons if why)), reasons[0][1] if reasons else ""
 
 
 def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
-    """Return what keeps the ranks of ``group`` at their place, and what to do; ``busy`` is as `NoProgress` has it."""
+    """Return what keeps the ranks of ``group`` at their place, and the fix; ``busy`` is as in `NoProgress`."""
     stack, kind, kernel = group.stacks[0], group.place.kind, group.stacks[0].kernel
     share, program = busy.get(stack.rank), waits_for_program(stack)
     computes = share is not None or stack.state == "R"
-    waits = "sk_wait" if stack.reads else kernel  # from a socket, by whatever function
+    waits = "sk_wait" if stack.reads else kernel  # from a socket, in whatever function
     cases = (
         (stack.state in ("T", "t"), "kept-stopped"),
         (stack.state == "D" or _FILES.search(kernel), "kept-by-files"),
@@ -265,7 +266,7 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         "s": _is(alike, "s", ""),
     }
     for below in groups(worker for worker in stack.workers if any(map(is_own, worker.main))):
-        if below.place.kind == "own":  # and no DataLoader worker that awaits its next index
+        if below.place.kind == "own":  # not a DataLoader worker that waits for its next index
             known |= {"below": f": one is {at_text(below)}", "place": below.place.code_line}
     words = say(name, **known)
     return words.why, words.fixes[0]

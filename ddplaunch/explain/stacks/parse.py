@@ -1,4 +1,4 @@
-"""Stacks of ranks as faulthandler prints them, and the place that a person would name (the user's own line).
+"""Stacks of ranks in faulthandler's format, and the place that a person would name (the user's own line).
 
 https://docs.python.org/3/library/faulthandler.html
 """
@@ -21,14 +21,14 @@ _THREAD = re.compile(
 )
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
-_NEAR = 12  # lines that may stand between a crash's first words and its stacks
-EVIDENCE = 4  # places that a diagnosis names
+_NEAR = 12  # lines that may separate a crash's first line from its stacks
+EVIDENCE = 4  # places that a diagnosis lists
 _DUMPED = 400  # lines that the stacks of all threads may take
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One call: the file and line, and the function that holds them (qualified where the source tells)."""
+    """One call: file, line, and the function that contains it (qualified if the source tells)."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class ThreadStack:
-    """One thread. ``frames`` are innermost first, empty for a thread that runs no Python."""
+    """One thread. ``frames`` are innermost first; empty for a thread that runs no Python."""
 
     name: str
     frames: tuple[Frame, ...]
@@ -45,12 +45,12 @@ class ThreadStack:
 
 @dataclass(frozen=True)
 class RankStack:
-    """Where one rank is. ``threads`` begin with the main one; empty where ``problem`` says why nothing is known.
+    """Where one rank is. ``threads`` begin with the main thread; if there are none, ``problem`` says why.
 
-    ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
-    empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` the tool that told.
-    ``workers`` are the DataLoader workers or programs that it waits for, if they were asked too.
-    ``programs`` are the pids below a rank of which no thread is known, as of a shell script that starts others.
+    ``state`` is the kernel's letter (proc_pid_stat(5)); ``kernel`` the kernel function in which the main thread waits,
+    or empty; ``reads`` the file that it reads from, if the kernel tells; ``source`` the tool that took the stack.
+    ``workers`` are DataLoader workers or programs that the rank waits for, if they were inspected too. ``programs`` are
+    pids below a rank without known threads, such as a shell script that starts others.
     """
 
     rank: int
@@ -71,9 +71,9 @@ class RankStack:
 
 
 def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
-    """Return the threads of the last dump in ``text``, the main one first.
+    """Return the threads of the last dump in ``text``, the main thread first.
 
-    CPython lists the youngest thread first, and the main thread last. A thread that comes again begins another dump.
+    CPython lists the youngest thread first, and the main thread last. A repeated thread begins another dump.
     """
     threads: dict[str, tuple[str, list[Frame]]] = {}
     frames: list[Frame] | None = None
@@ -92,7 +92,7 @@ def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
 
 
 def stack_text(stack: RankStack, who: str = "") -> str:
-    """Return all threads of a rank as text, in the order and the form of a Python traceback of faulthandler."""
+    """Return all threads of a rank as text, in the order and format of faulthandler."""
     head = f"{who or f'rank {stack.rank}'}, pid {stack.pid}" + (f", by {stack.source}" if stack.source else "")
     lines = [head]
     if stack.kernel:
@@ -108,8 +108,8 @@ def stack_text(stack: RankStack, who: str = "") -> str:
     return "\n".join(lines) + "\n" + "".join(workers)
 
 
-#: What a rank does there. "collective", "meeting" (making or leaving a process group) and "backward" (where DDP
-#: reduces gradients) need the other ranks; "gpu" waits for a device that may wait for them.
+#: What a rank is doing. "collective", "meeting" (making or leaving a process group) and "backward" (where DDP reduces
+#: gradients) need the other ranks; "gpu" waits for a device that may wait for them.
 Kind = Literal["collective", "meeting", "backward", "gpu", "loader", "own", "unknown"]
 
 _NEEDS_OTHERS: frozenset[Kind] = frozenset(("collective", "meeting", "backward", "gpu"))
@@ -125,9 +125,9 @@ _MEETING = frozenset(
     ("init_process_group", "destroy_process_group", "new_group", "split_group", "rendezvous", "_store_based_barrier")
 )
 _DDP = "/torch/nn/parallel/distributed.py"
-#: Of multiprocessing, where a process that it spawned reads the script.
+#: Functions of multiprocessing in which a spawned process imports the script.
 IMPORTS_AGAIN = frozenset(("_fixup_main_from_path", "_fixup_main_from_name"))
-#: Of threading, concurrent.futures and multiprocessing.
+#: Functions of threading, concurrent.futures and multiprocessing.
 _AT_EXIT = frozenset(("_shutdown", "_python_exit", "_exit_function"))
 _WRAPPERS = frozenset(
     ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "inner", "_fn", "inner_wrapper")
@@ -146,7 +146,7 @@ class CodePlace:
 
     @property
     def needs_others(self) -> bool:
-        """Whether a rank can be there for long because of other ranks."""
+        """Whether other ranks can be the reason that a rank stays there for long."""
         return self.kind in _NEEDS_OTHERS
 
     @property
@@ -164,17 +164,17 @@ class RankGroup:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Their numbers, in order."""
+        """The rank numbers, in order."""
         return tuple(stack.rank for stack in self.stacks)
 
 
 def is_own(frame: Frame) -> bool:
-    """Return whether it is the user's code, not a library's."""
+    """Return whether the frame is in the user's code, not in a library."""
     return not _LIBRARY.search(frame.file)
 
 
 def is_collective(file: str, function: str) -> bool:
-    """Return whether a frame is of torch's function of a collective."""
+    """Return whether a frame is in one of torch's collective functions."""
     return "/torch/distributed/" in file and bool(_COLLECTIVES.fullmatch(function.rpartition(".")[2]))
 
 
@@ -187,7 +187,7 @@ def place_of(stack: RankStack) -> CodePlace:
         return CodePlace(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
     if not frames:
         return CodePlace(stack.problem or "no Python frame", "unknown")
-    # A program that is a library itself, as with `-m`, has no frame of its own.
+    # A program that is itself in a library, as with `-m`, has no frame of its own.
     place = next((position for position, frame in enumerate(frames) if is_own(frame)), 0)
     frame, inner = frames[place], frames[:place]
     kind = "own" if place == 0 and is_own(frame) else _kind(inner or frames)
@@ -197,9 +197,9 @@ def place_of(stack: RankStack) -> CodePlace:
 
 
 def groups(stacks: Iterable[RankStack]) -> tuple[RankGroup, ...]:
-    """Return the ranks by place, the ones that stand out first.
+    """Return the ranks grouped by place, the most conspicuous group first.
 
-    Groups that wait for others come after those that do not, and unknown places last; the smaller group comes first.
+    Groups that wait for others come after those that do not, and unknown places last; smaller groups come first.
     """
     by_place: dict[tuple[str, Kind], RankGroup] = {}
     for stack in sorted(stacks, key=lambda each: each.rank):
@@ -214,7 +214,7 @@ def groups(stacks: Iterable[RankStack]) -> tuple[RankGroup, ...]:
 
 
 def short(path: str) -> str:
-    """Return the file's name, with its folder where the name alone says nothing."""
+    """Return the file's name, with its folder if the name alone says nothing."""
     parts = path.rsplit("/", 2)
     return "/".join(parts[-2:]) if parts[-1] in ("__init__.py", "__main__.py") else parts[-1]
 
@@ -226,7 +226,7 @@ def _plain(frame: Frame) -> str:
 
 
 def _kind(inner: Sequence[Frame]) -> Kind:
-    """Return what the library frames do; the outermost call decides, because it is the one that the user made."""
+    """Return what the library frames do; the outermost call decides, because the user made it."""
     for frame in reversed(inner):
         name = frame.function.rpartition(".")[2]
         if name in _MEETING:
@@ -247,7 +247,7 @@ def _kind(inner: Sequence[Frame]) -> Kind:
 
 
 def _call(inner: Sequence[Frame], kind: Kind) -> str:
-    """Return the name of what the user's line called, without decorators; empty where it called no Python."""
+    """Return the function that the user's line called, skipping decorators; empty if it called no Python."""
     if kind == "collective":
         calls = [frame.function.rpartition(".")[2] for frame in inner if is_collective(frame.file, frame.function)]
         return calls[-1] if calls else "DDP's forward"
@@ -262,7 +262,7 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
 
 
 def waits_for_program(stack: RankStack) -> bool:
-    """Return whether the main thread waits for the end or the output of a program that it has started."""
+    """Return whether the main thread waits for the end or the output of a program that it started."""
     if stack.kernel.lstrip("_") == "do_wait":  # not futex_do_wait, in which newer kernels wait for a lock
         return True
     own_position = next((at for at, frame in enumerate(stack.main) if is_own(frame)), len(stack.main))
@@ -270,12 +270,12 @@ def waits_for_program(stack: RankStack) -> bool:
 
 
 def is_through(stack: RankStack) -> bool:
-    """Return whether a rank's program has ended, and its interpreter waits for threads and processes that it has."""
+    """Return whether a rank's program has ended and its interpreter waits for remaining threads and processes."""
     return any(frame.function in _AT_EXIT for frame in stack.main) and not any(map(is_own, stack.main))
 
 
 def is_at_its_end(stack: RankStack) -> bool:
-    """Return whether a rank prints an exception that has ended it, or clears up at its end, which soon is over."""
+    """Return whether a rank is printing the exception that ended it, or cleaning up at its end; both are soon over."""
     if stack.main and all("/ddplaunch/agent/rank_site/" in frame.file for frame in stack.main):
         return True
     return any("excepthook" in frame.function or frame.function == "_exitfunc" for frame in stack.main)
@@ -289,7 +289,7 @@ def at_text(group: RankGroup) -> str:
 
 
 def evidence_of(found: Sequence[RankGroup]) -> tuple[Evidence, ...]:
-    """Return where the first few groups are, as far as they are in files."""
+    """Return the places of the first few groups, if they are in files."""
     return tuple(
         Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
         for group in found[:EVIDENCE]
@@ -298,7 +298,7 @@ def evidence_of(found: Sequence[RankGroup]) -> tuple[Evidence, ...]:
 
 
 def calls_of(stack: RankStack) -> tuple[UserCall, ...]:
-    """Return the user's calls that a rank of this machine is in, outermost first, with their lines of source."""
+    """Return the user's calls that a rank on this machine is in, outermost first, with their source lines."""
     return _calls(stack.main, True)
 
 
@@ -308,10 +308,10 @@ def _calls(innermost_first: Sequence[Frame], read_files: bool) -> tuple[UserCall
 
 
 def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserCall, ...]:
-    """Return the user's calls in the stacks that faulthandler prints below the first of ``lines``, none if it did not.
+    """Return the user's calls in faulthandler's stacks below the first of ``lines``; none without a dump.
 
-    Of several threads it is the current one, else the main one. Other words of the crash may stand between the first
-    line and the stacks. A dump has no source lines: ``read_files`` takes them from the files that it names.
+    Of several threads the current one is taken, else the main one. Other lines of the crash may precede the stacks. A
+    dump has no source lines: ``read_files`` takes them from the files that it names.
     """
     texts = [line.text for line in lines[:_DUMPED] if line.speaker == lines[0].speaker]
     begun = next((at for at, text in enumerate(texts[:_NEAR]) if _DUMP.match(text)), len(texts))
