@@ -96,8 +96,7 @@ def _does_not_divide(request: NumbersRequest, total: Resolved[int], unit: int) -
 def resolve_epoch(request: NumbersRequest, batch: EffectiveBatch) -> Epoch:
     """Return one epoch of ``dataset_size`` = N samples over W ranks; an empty Epoch without ``dataset_size``.
 
-    With torch's defaults (``drop_last=False`` in DistributedSampler and DataLoader), per-GPU batch b and accumulation
-    a:
+    With torch's defaults (``drop_last=False`` in DistributedSampler and DataLoader), per-GPU batch b, accumulation a:
 
     - samples per rank = ceil(N / W); the sampler repeats W x ceil(N / W) - N samples (``padded``);
     - micro-batches per rank = ceil(samples per rank / b), the last one possibly smaller;
