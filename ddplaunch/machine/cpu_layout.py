@@ -63,8 +63,7 @@ def _cores(root: Path, cpus: list[int]) -> tuple[tuple[int, ...], ...]:
 def _allowed(root: Path, online: set[int]) -> set[int]:
     """Return the online CPUs that the cgroup's cpuset and the affinity of process 1 (a container's first) allow.
 
-    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpuset, cpuset(7); without the cpuset controller its files are
-    absent.
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpuset, cpuset(7); without the controller its files are absent.
     """
     hierarchy = levels("cpuset", root)
     names = ("cpuset.effective_cpus", "cpuset.cpus") if hierarchy.version == 1 else ("cpuset.cpus.effective",)

@@ -30,8 +30,7 @@ class CgroupLevels:
 def levels(controller: str, root: Path = Path("/")) -> CgroupLevels:
     """Return the cgroups whose ``controller`` ("cpu", "memory", "pids") governs this process.
 
-    A v1 hierarchy with the controller takes precedence over v2, as in the kernel: a controller is in one hierarchy
-    only.
+    A v1 hierarchy with the controller precedes v2, as in the kernel: a controller is in one hierarchy only.
     See cgroups(7), /proc/self/cgroup and proc_pid_mountinfo(5).
     """
     paths: dict[str, str] = {}  # keyed by controller for v1 hierarchies, by an empty name for v2

@@ -195,9 +195,8 @@ def _slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
     return tuple(name for bit, name in _SLOWDOWNS if mask & bit)
 
 
-#: Facts that change while a GPU works, by field of ``Gpu``; to be called through ``ask``. Constants are looked up
-#: inside
-#: the functions, so that a name missing in an old nvidia-ml-py costs one fact only.
+#: Facts that change while a GPU works, by field of ``Gpu``; to be called through ``ask``. The functions look constants
+#: up themselves, so that a name missing in an old nvidia-ml-py costs one fact only.
 LIVE_FACTS: Mapping[str, Callable[[Any, Any], Any]] = {
     "utilization_percent": lambda api, handle: int(api.nvmlDeviceGetUtilizationRates(handle).gpu),
     "throttle_reasons": _slowdowns,

@@ -118,7 +118,7 @@ class Process(NamedTuple):  # not a dataclass: the guard reads this file too, se
         return self.environment.get(name) if self.environment is not None else None
 
     def number(self, name: str) -> int | None:
-        """Return such a variable as a number; None if it is not a number, or an absurdly long one."""
+        """Return a variable of that environment as a number; None if it is not a number, or absurdly long."""
         text = self.mark(name) or ""
         return int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else None
 

@@ -138,8 +138,7 @@ def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key],
     own_key = _key(process)
     for ancestor in ancestors(table, process.pid):
         key = launchers.get(ancestor.pid)
-        # without readable marks (setproctitle overwrites them) ancestry decides; different marks mean a run inside this
-        # one
+        # without readable marks (setproctitle overwrites them) ancestry decides; other marks mean a run inside this one
         if key is not None and own_key[1] in ("", key[1]) and own_key[2] in ("", key[2]):
             return key
     if not own_key[1]:  # below a rank whose launcher is gone
