@@ -36,10 +36,8 @@ EndedBy = Literal["itself", "launcher"]
 class RankOutcome:
     """One rank of one attempt. ``exit_code`` and ``signal`` ("SIGKILL") are both None if unknown.
 
-    Times are seconds since the epoch. ``out`` and ``err`` are files of the record; ``err`` is None if both go to one
-    file.
-    ``through`` is the rank's note at the end of its program: "group" if its process group still existed, else
-    "through".
+    Times are seconds since the epoch. ``out`` and ``err`` are files of the record; ``err`` is None if one has both.
+    ``through`` is the rank's note at the end of its program: "group" if its process group still existed, or "through".
     """
 
     rank: int
