@@ -92,7 +92,7 @@ class UserCall:
 
 @dataclass(frozen=True)
 class Rival:
-    """What a log supports besides its diagnosis: another ``code``, or "none" if work continued after ``evidence``."""
+    """What a log supports besides its diagnosis: another ``code``, or "none" if ``evidence`` shows later work."""
 
     code: str
     what: str

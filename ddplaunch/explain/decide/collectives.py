@@ -39,8 +39,7 @@ _HUGE = 1 << 40  # some versions print -1 as an unsigned number
 class Waited:
     """The collective in which a rank timed out.
 
-    ``call`` is the Python function, ``frame`` the line of the script and ``source`` its text, if a traceback shows
-    them.
+    ``call`` is the Python function, ``frame`` the line of the script and ``source`` its text, if in a traceback.
     """
 
     rank: int

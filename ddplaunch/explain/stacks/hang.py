@@ -45,8 +45,7 @@ class NoProgress:
 
     ``left`` maps ranks that have ended, and that others may wait for, to how they ended: ``exit status 0``.
     ``elsewhere``: other hosts have ranks of this run. ``steps`` is the number of the last optimizer step, 0 if it is
-    not counted. ``raised`` are exceptions that ended a thread or process of a rank: ``(1, "thread", "ValueError:
-    bad")``.
+    not counted. ``raised``: exceptions that ended a rank's thread or process, ``(1, "thread", "ValueError: bad")``.
     """
 
     seconds: float
