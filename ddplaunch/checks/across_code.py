@@ -12,23 +12,22 @@ from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, listed
 
 _NAMED = 3
-#: The files that git tracks here, changed or not, to one host and directory; as what to do for each.
+#: How to copy the files that git tracks here, with their changes, to one host and directory; and to each host.
 TO_HOST = "`git ls-files -z | rsync -a0 --files-from=- ./ {}:{}/`"
 TO_EACH = f"for each host, {TO_HOST.format('HOST', 'DIR')}"
 
 
 def hosts_differ_sources(hosts: tuple[HostReport, ...]) -> Findings:
-    """Files that the script imports from its own directory differ between hosts, or some lack them.
+    """Files that the script imports from its own directory differ between hosts, or are missing on some.
 
-    ddplaunch reads, without running anything, which files of the working directory the script imports, and compares a
-    digest of each. Ranks that run different versions of a package train without a word, or wait in different
-    collectives.
-    Remedy: copy them to every host before the start, or use a file system that they share.
+    Without running anything, ddplaunch finds the files of the working directory that the script imports, and compares a
+    digest of each. Ranks that run different code train without an error message, or wait in different collectives.
+    Remedy: copy the files to every host before the start, or use a file system that all hosts share.
     """
-    problems: dict[str, list[str]] = {}  # by host, what is wrong there
+    problems: dict[str, list[str]] = {}  # the differing files, by host
     for path in dict.fromkeys(path for host in hosts for path, _ in host.sources):
         if path == hosts[0].script_name:
-            continue  # the check of the script says it
+            continue  # hosts-differ-script reports it
         most, odd_hosts = majority({host.name: each for host in hosts if (each := dict(host.sources).get(path))})
         if most == "missing":
             missing = [name for name, each in odd_hosts.items() if each != "missing"]
@@ -48,9 +47,9 @@ def hosts_differ_sources(hosts: tuple[HostReport, ...]) -> Findings:
 
 
 def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
-    """All hosts have the same sources, and not those of the directory in which the launch was typed.
+    """All hosts have the same sources, but these differ from the launcher's working directory.
 
-    A change that was made here and not copied trains the version of before on every host.
+    If a change was made here but not copied, every host trains the earlier version.
     Remedy: `rsync`, or a file system that all share.
     """
     if not hosts or len({host.sources for host in hosts}) != 1:
@@ -68,10 +67,10 @@ def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
 
 
 def hosts_differ_commit(hosts: tuple[HostReport, ...]) -> Findings:
-    """The hosts' directories are at different commits, or have other changes to tracked files.
+    """The hosts' directories are at different commits, or have different changes to tracked files.
 
-    What the script imports may be alike all the same; configurations and data that git tracks need not be. It is what
-    `git describe --always --dirty` says, and of a tree with changes a digest of `git diff HEAD`.
+    Even if the imported files are the same, configurations and data that git tracks may differ. ddplaunch compares `git
+    describe --always --dirty` and, for a tree with changes, a digest of `git diff HEAD`.
     Remedy: `git pull` on the hosts, or `rsync`.
     """
     why = "files that the script opens, such as configurations, may not be alike"
@@ -86,7 +85,7 @@ _TRAINING = """
     pyarrow webdataset hydra-core omegaconf
 """
 _NAMED_FIRST = {name: number for number, name in enumerate(_TRAINING.split())}
-# What other checks compare, what comes with torch, and tools for people and installers, which no rank imports.
+# Compared by other checks, part of torch, or a tool that no rank imports.
 _NOT_COMPARED = re.compile(
     r"torch|ddplaunch|nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec"
     r"|pip|setuptools|wheel|distlib|virtualenv|uv|build|twine|pytest.*|coverage|hypothesis|tox|nox|ruff|black|isort|flake8.*"
@@ -98,9 +97,9 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of installed packages, or lack some that most have.
 
     Ranks that run different code silently shuffle, tokenize or compute differently; or one rank fails at an import and
-    the others wait for it. The versions come from the names of `.dist-info` folders. Tools that no training imports do
-    not count, nor what comes with torch, nor packages that only a few hosts have.
-    Remedy: one environment for all hosts, from one lock file or image, or on a file system that they share.
+    the others wait for it. The versions come from the names of `.dist-info` folders. Tools that no training imports,
+    packages that come with torch, and packages that only a few hosts have are not compared.
+    Remedy: one environment for all hosts, from one lock file or image, or on a shared file system.
     """
     installed = {
         host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)

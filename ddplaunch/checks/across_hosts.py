@@ -17,9 +17,10 @@ _SKEW_WARNING_S = 5.0
 
 
 def same_host_twice(hosts: tuple[HostReport, ...]) -> Findings:
-    """Two names are one machine.
+    """Two host names belong to one machine.
 
-    Two node ranks on it would take the same GPUs, and each would end the other's processes as its own orphans.
+    Two node ranks on it would take the same GPUs, and each would end the other's processes, taking them for its own
+    orphans.
     Remedy: name the machine once, with all its processes.
     """
     host_by_machine: dict[str, HostReport] = {}
@@ -154,7 +155,7 @@ def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Findings:
 def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of NCCL.
 
-    While NCCL bootstraps, it checks the version of its peers and refuses another one, or hangs
+    When NCCL starts, it checks the version of its peers and refuses a different one, or hangs
     (https://github.com/NVIDIA/nccl/issues/286).
     Remedy: install the same wheel on all hosts.
     """
@@ -165,7 +166,7 @@ def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Findings:
 def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of the NVIDIA driver.
 
-    It works as long as each is new enough for torch's CUDA, but NCCL only uses features of the oldest one.
+    This works if every driver is new enough for torch's CUDA, but NCCL only uses features of the oldest one.
     Remedy: the same driver on all hosts.
     """
     version = _fact("nvml", "driver_version")
@@ -176,8 +177,10 @@ def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Findings:
 def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different numbers of GPUs.
 
-    Every node runs the same number of ranks, so `auto` has no answer, and ranks on a host with fewer GPUs would fail.
-    Remedy: `--include`, `--exclude`, or a number that all hosts have.
+    By default every node runs the same number of ranks, so `auto` cannot choose one, and ranks on a host with fewer
+    GPUs would fail.
+    Remedy: the number of each node, as in `ddplaunch run 8+4`; `--include`, `--exclude`; or a number that all hosts
+    have.
     """
     counts = "+".join(str(len(_gpus(host))) for host in hosts)
     least = min((len(_gpus(host)) for host in hosts if _gpus(host)), default=1)
@@ -229,7 +232,7 @@ def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Findings:
 
 
 def _fact(group: str, name: str, otherwise: str | None = None) -> Callable[[HostReport], str | None]:
-    """Return the reader of one field of a host's facts; it gives ``otherwise`` if the host does not have it."""
+    """Return a function that reads one field of a host's facts, or gives ``otherwise`` if the host does not have it."""
 
     def read(host: HostReport) -> str | None:
         facts = getattr(host.facts, group)
@@ -244,7 +247,7 @@ def _gpus(host: HostReport) -> tuple[Gpu, ...]:
 
 
 def login_node_as_rank_0(hosts: tuple[HostReport, ...]) -> Findings:
-    """The first host has no GPU, but the others have.
+    """The first host has no GPU, but the others do.
 
     The first host of the list gets node rank 0 and trains like all others, so it should not be a login node.
     Remedy: leave it out; you can still start the launch from it.

@@ -1,4 +1,4 @@
-"""All checks in the order in which they are shown, and running and finding them."""
+"""All checks in the order in which they are shown, and the functions that run and find them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALL: tuple[Check, ...] = (
 
 
 def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:
-    """Run every check on ``values`` (see ``available``); one that ``ignore`` names is skipped."""
+    """Run every check on ``values`` (see ``available``); those that ``ignore`` names are skipped."""
     return tuple(run_check(check, values, ignore) for check in ALL)
 
 
@@ -50,14 +50,14 @@ def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) ->
 
 
 def across() -> tuple[Check, ...]:
-    """Return the checks that compare hosts; imported here, because most launches have only one host."""
+    """Return the checks that compare hosts; imported late, because most launches have only one host."""
     from ddplaunch.checks import across_code, across_hosts
 
     return (*across_hosts.CHECKS, *across_code.CHECKS)
 
 
 def refuse_unknown(codes: Collection[str], measured: Sequence[Check] = ()) -> None:
-    """Raise UsageError for the first code of ``--ignore`` that no check has, and nothing that ranks are found to do.
+    """Raise UsageError for the first code of ``--ignore`` that belongs to no check and is not in ``OBSERVED``.
 
     ``measured`` are the checks of the collective test, from ``comm``.
     """

@@ -25,12 +25,12 @@ Findings = Iterator[Finding]  # what a check yields
 Status = Literal["passed", "found", "skipped", "crashed"]
 PARAMETERS = frozenset({"launch", "script", "gpus", *(field.name for field in fields(Facts))})
 _DECIDED_BY_US = ("default", "detected", "computed")
-_MEASURED = frozenset({"hosts", "comm", "samples"})  # reports of all hosts; what was measured between them, or of ranks
+_MEASURED = frozenset({"hosts", "comm", "samples"})  # reports of all hosts; group measurements; samples of ranks
 
 
 @dataclass(frozen=True)
 class LaunchGpus:
-    """The GPUs of this machine as the ranks of ``launch`` get them; without one, as any program in ``environment``."""
+    """This machine's GPUs as the ranks of ``launch`` see them; without a launch, as programs in ``environment`` do."""
 
     nvml: NvmlFacts
     environment: Mapping[str, str]
@@ -38,7 +38,7 @@ class LaunchGpus:
 
     @property
     def seen(self) -> VisibleGpus:
-        """Those that CUDA shows to the ranks; without a CUDA launch, to any program."""
+        """The GPUs that CUDA or HIP shows to the ranks; without a CUDA launch, to a program in ``environment``."""
         values: dict[str, str | None] = dict(self.environment)
         # A launch on the CPU hides all GPUs, so only the user's own variables count there.
         if self.launch is not None and self.launch.device.value == "cuda":
@@ -50,19 +50,19 @@ class LaunchGpus:
 
     @property
     def visible(self) -> tuple[VisibleGpu, ...]:
-        """Those that the ranks see on this node; without a launch, all GPUs of the machine."""
+        """The GPUs that the ranks see on this node, none on the CPU; without a launch, all GPUs of the machine."""
         if self.launch is None:
             return tuple(VisibleGpu(str(gpu.index), gpu) for gpu in self.nvml.gpus)
         return () if self.launch.device.value == "cpu" else self.seen.entries
 
     @property
     def used(self) -> tuple[VisibleGpu, ...]:
-        """Those of ``visible`` that the launch has ranks for."""
+        """The first GPUs of ``visible``, one for each rank; without a launch, all of them."""
         return self.visible[: self.launch.topology.nproc_per_node.value if self.launch else None]
 
     @property
     def cpu_chosen(self) -> bool:
-        """As ``cpu_was_chosen``."""
+        """Whether the user decided against GPUs (see ``cpu_was_chosen``)."""
         return cpu_was_chosen(self.environment, self.launch)
 
 
@@ -84,9 +84,9 @@ class Check:
 
     ``title`` is the first line of the docstring, ``explanation`` the rest (shown by ``explain CODE``).
     ``needs`` are the parameters without a default: the check is skipped if one of these facts is unavailable.
-    ``wants`` are the others: the default replaces an unavailable fact (``doctor`` has no launch, yet must see a small
-    /dev/shm). ``accepts`` are the ``needs`` that the function takes as ``Unavailable`` too, to report the reason: its
-    annotation says so.
+    ``wants`` are the parameters with a default, which replaces an unavailable fact (``doctor`` has no launch, but must
+    report a small /dev/shm). ``accepts`` are the ``needs`` annotated with ``Unavailable``: the function is run without
+    these facts too, to report the reason.
     """
 
     code: str
@@ -112,7 +112,7 @@ class CheckOutcome:
 def declare(family: str, function: CheckFunction) -> Check:
     """Return ``function`` as a check of ``family``; its parameters name facts, as ``Check`` describes.
 
-    Raises TypeError for a parameter that names no fact.
+    Raises TypeError if a parameter does not name a fact.
     """
     title, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
     parameters = inspect.signature(function).parameters.values()
@@ -134,9 +134,9 @@ def declare(family: str, function: CheckFunction) -> Check:
 def checks_in(
     module: Mapping[str, Any], family: str, **functions_by_family: tuple[CheckFunction, ...]
 ) -> tuple[Check, ...]:
-    """Return the checks that a module defines, in order: its public generators. ``module`` is its ``globals()``.
+    """Return a check for each public generator function of a module, in order; ``module`` is its ``globals()``.
 
-    They are of ``family``, except for those that ``functions_by_family`` lists under the name of another one.
+    Their family is ``family``, except for the functions that ``functions_by_family`` lists under another one.
     """
     return tuple(
         declare(next((name for name, members in functions_by_family.items() if member in members), family), member)
@@ -146,7 +146,7 @@ def checks_in(
 
 
 def available(facts: Facts, launch: Launch | Unavailable, script: ScriptReport | Unavailable) -> dict[str, Any]:
-    """Return every value that a check may name: the fields of ``Facts``, ``gpus``, ``launch``, ``script``."""
+    """Return every value that a check may take, by name: the fields of ``Facts``, ``gpus``, ``launch``, ``script``."""
     values = {field.name: getattr(facts, field.name) for field in fields(facts)}
     nvml = facts.nvml
     gpus = nvml if isinstance(nvml, Unavailable) else LaunchGpus(nvml, facts.environment, known(launch, None))
@@ -154,7 +154,7 @@ def available(facts: Facts, launch: Launch | Unavailable, script: ScriptReport |
 
 
 def run_check(check: Check, values: dict[str, Any], ignore: Collection[str] = ()) -> CheckOutcome:
-    """Run one check. A missing fact or ``ignore`` makes it a skip, an exception a crash; none stops the others."""
+    """Run one check: ``ignore`` or a missing fact skips it, and an exception is reported as a crash, not raised."""
     if check.code in ignore:
         return CheckOutcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
     for need in check.needs:
@@ -188,12 +188,12 @@ def compare(
 
 
 def majority(values: Mapping[str, str | None]) -> tuple[str | None, dict[str, str | None]]:
-    """Return what most hosts have, and what the others have; of two equally frequent values, the first one counts."""
+    """Return the most frequent value and the hosts with another value; in a tie, the first value counts."""
     most = Counter(values.values()).most_common(1)[0][0] if values else None
     return most, {host: value for host, value in values.items() if value != most}
 
 
 def alone(hosts: Iterable[str], odd_hosts: Mapping[str, str | None]) -> str | None:
-    """Return the only one of ``hosts`` that is none of the others, None if several are."""
+    """Return the one of ``hosts`` that is not in ``odd_hosts``; None unless there is exactly one."""
     alike = [host for host in hosts if host not in odd_hosts]
     return alike[0] if len(alike) == 1 else None

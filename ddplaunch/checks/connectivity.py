@@ -18,7 +18,7 @@ from ddplaunch.values.resolved import Unavailable
 
 @dataclass(frozen=True)
 class _InterfaceChoice:
-    """Interfaces that the user named: the library that reads ``value``, how it was typed, and how to undo it."""
+    """Network interfaces that the user named: the library that reads ``value``, how it was typed, how to undo it."""
 
     library: str
     value: str
@@ -27,7 +27,7 @@ class _InterfaceChoice:
     where: str
 
     def matching(self, names: Sequence[str]) -> list[str]:
-        """Return those of ``names`` that the value chooses; none if it only excludes.
+        """Return the ``names`` that the value selects; none if it only excludes.
 
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         """
@@ -36,7 +36,7 @@ class _InterfaceChoice:
         return [name for name in names if (name in wanted if exact else name.startswith(wanted))]
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Return the entries that fail: for NCCL all of them if none matches, for gloo each that does not exist."""
+        """Return the entries that would fail: for NCCL all if none matches, for gloo each that does not exist."""
         if self.library == "NCCL":
             return [] if self.matching(names) else self._wanted()
         return [name for name in self._wanted() if name not in names]
@@ -74,9 +74,9 @@ _PRIVILEGED_BELOW = 1024  # ip(7): net.ipv4.ip_unprivileged_port_start
 def port_taken(master_port: PortFact, launch: Launch | None = None) -> Findings:
     """The requested port is in use.
 
-    Rank 0's host listens on it for the rendezvous and the workers' store; torchrun fails with EADDRINUSE, at once or,
+    Rank 0's host listens on it for the rendezvous and the workers' store. torchrun fails with EADDRINUSE: at once or,
     with c10d, after about 24 s and deep in a chained traceback. Remedy: on one node leave `--master-port` out, and
-    ddplaunch finds a free port; on several nodes, another port on all of them.
+    ddplaunch finds a free port; on several nodes, name another port on all of them.
     """
     if master_port.free or _forbidden(master_port):
         return
@@ -133,8 +133,8 @@ def interface_missing(network: NetworkFacts, environment: dict[str, str], launch
 
     NCCL takes a comma-separated list of prefixes (`=` makes them exact, `^` excludes) and fails with "no socket
     interface found" if nothing matches. gloo takes exact names and fails with "Unable to find interface" if one is
-    missing. Remedy: a name from the finding, or none: with several nodes ddplaunch takes the interface on the route to
-    rank 0.
+    missing. Remedy: a name from the finding, or no name: with several nodes ddplaunch then takes the interface on the
+    route to rank 0.
     """
     names = [interface.name for interface in network.interfaces]
     for choice in _chosen_interfaces(environment, launch):
@@ -170,7 +170,7 @@ def interface_down(network: NetworkFacts, environment: dict[str, str], launch: L
 
 
 def _usable_name(network: NetworkFacts) -> str:
-    """Return an interface that works: up, with an address, and the loopback only if there is no other."""
+    """Return an interface that is up and has an address, loopback only if there is no other; else "eth0"."""
     usable = [interface for interface in network.interfaces if interface.up and interface.addresses]
     usable.sort(key=lambda interface: interface.loopback)
     return usable[0].name if usable else "eth0"
@@ -188,7 +188,7 @@ def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], lau
         return
     active = [port for port in network.infiniband if port.state == "ACTIVE"]
     down = [port for port in network.infiniband if port.state not in ("ACTIVE", "unknown")]
-    if any(port.link_layer == "InfiniBand" for port in active):  # one of Ethernet is unused, of a card that can RoCE
+    if any(port.link_layer == "InfiniBand" for port in active):  # Ethernet ports of RoCE cards are then unused
         down = [port for port in down if port.link_layer == "InfiniBand"]
     elif active:
         return
@@ -203,7 +203,7 @@ def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], lau
         )
 
 
-# Launchers that may start several tasks on a host, each of them a node of torchrun: all see their own host's address.
+# Set by launchers that may start several torchrun nodes on one host, where each sees the master address as its own.
 _RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback", "::1")
 
@@ -263,9 +263,9 @@ def _depends_on_the_name(launch: Launch) -> bool:
 def master_addr_unroutable(network: NetworkFacts, launch: Launch, host: HostFacts | None = None) -> Findings:
     """The master address cannot be reached from this host.
 
-    Every node connects to it. A wrong name, a missing DNS entry or a network without a route from here ends in a
-    rendezvous timeout, silently and after minutes. On Kubernetes a pod's name resolves once that pod has
-    started, and the others wait for it. Remedy: an address of rank 0's host for which `ip route get` finds a route.
+    Every node connects to it. A wrong name, a missing DNS entry or a missing route shows only after minutes, as a
+    rendezvous timeout. On Kubernetes this is not checked: a pod's name resolves only once that pod has started, and the
+    other pods wait for it. Remedy: an address of rank 0's host for which `ip route get` finds a route.
     """
     address = launch.topology.master_addr
     route = network.route_to_master

@@ -19,7 +19,7 @@ _NAME = "CUDA_VISIBLE_DEVICES"
 def present_gpus(nvidia: NvidiaFacts | None, nvml: NvmlFacts | None) -> int:
     """Return the number of NVIDIA GPUs of this machine, from NVML or else from the PCI bus.
 
-    A container without GPUs still shows the host's PCI bus and kernel module, but has no device nodes: 0.
+    It is 0 in a container without GPUs, which shows the host's PCI bus and kernel module but has no device nodes.
     """
     if nvml is not None:
         return len(nvml.gpus)
@@ -39,14 +39,14 @@ def indices(entries: Iterable[VisibleGpu]) -> str:
 
 
 def choice(entries: Iterable[VisibleGpu]) -> str:
-    """Return the value of ``--gpus`` for these: nvidia-smi's numbers, of MIG instances the UUIDs."""
+    """Return ``entries`` as a value of ``--gpus``: nvidia-smi's indices, or UUIDs for MIG instances."""
     return ",".join(entry.uuid if entry.mig else str(entry.gpu.index) for entry in entries)
 
 
 def _showing(gpus: LaunchGpus) -> Setting:
-    """Return CUDA_VISIBLE_DEVICES as the ranks get it; without a CUDA launch, as the environment has it.
+    """Return HIP_VISIBLE_DEVICES if it is set, else CUDA_VISIBLE_DEVICES, as the ranks get it.
 
-    On AMD's GPUs it is HIP_VISIBLE_DEVICES where that is set.
+    Without a CUDA launch, the value in the environment counts.
     """
     launch = gpus.launch if gpus.launch is not None and gpus.launch.device.value == "cuda" else None
     settings = (as_ranks_get_it(name, gpus.environment, launch) for name in (HIP_VISIBLE, _NAME))
@@ -54,7 +54,7 @@ def _showing(gpus: LaunchGpus) -> Setting:
 
 
 def _hides(setting: Setting, launch: Launch) -> str:
-    """Return who keeps the other GPUs from the ranks, up to their number: `--gpus` itself, or a variable's value."""
+    """Return what hides the other GPUs, `--gpus` or a variable, as the start of a clause that their number ends."""
     gpus = launch.options.gpus
     if setting.where.startswith("`--gpus"):
         return f"`--gpus {setting.value if gpus is None else gpus.value}` leaves out"
@@ -62,7 +62,7 @@ def _hides(setting: Setting, launch: Launch) -> str:
 
 
 def _more(setting: Setting, processes: int = 0) -> str:
-    """Return how to see other GPUs than ``setting`` shows, as a clause for a fix, or how to see ``processes``."""
+    """Return a clause for a fix: how to make other GPUs visible than ``setting`` does, or ``processes`` of them."""
     number = f"{processes} GPUs" if processes else "other GPUs"
     if setting.where == "Slurm":
         return f"ask Slurm for {processes or 'more'} GPUs: `--gpus-per-node {processes or 'N'}`"
@@ -77,16 +77,17 @@ _DUPLICATE = " (duplicate)"
 
 
 def more_processes_than_gpus(gpus: LaunchGpus, launch: Launch) -> Findings:
-    """More processes than visible GPUs.
+    """There are more processes than visible GPUs.
 
-    Each rank takes the GPU of its LOCAL_RANK. A rank without one fails with "invalid device ordinal"; two ranks on one
-    GPU fail in NCCL with "Duplicate GPU detected". Remedy: as many processes as GPUs, more visible GPUs, or the CPU.
+    Each rank takes the visible GPU whose index is its LOCAL_RANK. A rank without one fails with "invalid device
+    ordinal"; two ranks on one GPU fail in NCCL with "Duplicate GPU detected". Remedy: as many processes as GPUs, more
+    visible GPUs, or the CPU.
     """
     if launch.device.value != "cuda":
         return
     seen, present = gpus.seen, len(gpus.nvml.gpus)
     processes, number = launch.topology.nproc_per_node.value, len(seen.entries)
-    split = any(entry.mig for entry in seen.entries)  # mig-one-per-process
+    split = any(entry.mig for entry in seen.entries)  # mig-one-per-process reports it
     if not number or processes <= number or seen.unknown or split:
         return
     nodes = launch.topology.nnodes.value
@@ -139,9 +140,9 @@ def visible_devices_unknown(gpus: LaunchGpus) -> Findings:
     """CUDA_VISIBLE_DEVICES names a GPU that does not exist.
 
     CUDA reads the list from the left and stops at the first entry that names no device: an index that is too high, a
-    UUID of another machine, a MIG instance that was destroyed. It silently hides the GPUs behind that entry too.
-    Inside a container or a Slurm step, indices start again at 0. Remedy: `unset CUDA_VISIBLE_DEVICES`, or names from
-    `nvidia-smi -L`.
+    UUID of another machine, a MIG instance that was destroyed. GPUs after that entry are silently hidden too. Inside a
+    container or a Slurm step, indices start again at 0. Remedy: `unset CUDA_VISIBLE_DEVICES`, or names from `nvidia-smi
+    -L`.
     """
     if gpus.cpu_chosen:
         return
@@ -168,7 +169,7 @@ def visible_devices_unknown(gpus: LaunchGpus) -> Findings:
 def duplicate_gpu(gpus: LaunchGpus) -> Findings:
     """CUDA_VISIBLE_DEVICES names one GPU twice.
 
-    CUDA then shows no device at all, whatever else is in the list. Remedy: each GPU once.
+    CUDA then shows no device at all, whatever else is in the list. Remedy: name each GPU once.
     """
     if gpus.cpu_chosen:
         return
@@ -185,10 +186,10 @@ def duplicate_gpu(gpus: LaunchGpus) -> Findings:
 
 
 def mig_one_per_process(gpus: LaunchGpus, launch: Launch) -> Findings:
-    """Several processes over MIG instances.
+    """Several processes would use one MIG instance.
 
-    A CUDA process uses only the first visible MIG instance, so all ranks of a launch land on the same one; and NCCL
-    does not connect the instances of one GPU. Remedy: one process per launch, or disable MIG.
+    A CUDA process uses only the first visible MIG instance, so all ranks of a launch run on the same one; and NCCL does
+    not connect the instances of one GPU. Remedy: one process per launch, or disable MIG.
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
     """
     processes = launch.topology.nproc_per_node.value
@@ -211,8 +212,8 @@ def mig_one_per_process(gpus: LaunchGpus, launch: Launch) -> Findings:
 def gpu_mixed_models(gpus: LaunchGpus) -> Findings:
     """The GPUs of the launch are of different models.
 
-    Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, the smallest memory the
-    batch. `doctor` without a launch looks at all GPUs of the machine. Remedy: GPUs of one model, with `--gpus`.
+    Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, and the smallest memory limits
+    the batch. `doctor` without a launch looks at all GPUs of the machine. Remedy: GPUs of one model, with `--gpus`.
     """
     models: dict[str, list[VisibleGpu]] = {}
     for entry in gpus.used:

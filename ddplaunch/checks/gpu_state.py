@@ -1,4 +1,4 @@
-"""Checks of the GPUs' state: busy with others, closed by their mode, lost, faulty, throttled, out of reach."""
+"""Checks of the GPUs' state: in use, closed by their compute mode, lost, faulty, throttled, not accessible."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.values.words import count, size_text
 
-# From this share of a GPU's memory on, another job is running; below, a notebook or a monitor keeps a CUDA context.
+# Holding at least this share of a GPU's memory means another job; less, the CUDA context of a notebook or a monitor.
 _SERIOUS_SHARE = 0.1
 _RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or restart the machine"
 
 
 def gpu_busy(gpus: LaunchGpus, host: HostFacts | None = None) -> Findings:
-    """Another process holds memory of a GPU that the launch would use.
+    """Another process holds memory on a GPU that the launch would use.
 
     Two jobs on one GPU run out of memory or halve each other's speed, and a data-parallel job waits for its slowest
-    GPU. An orphan is a rank that outlived its torchrun: nothing will end it. The launch is refused if another process
-    holds a tenth of the memory or an orphan holds any. Remedy: `--gpus free:N`, which picks idle GPUs, or
+    GPU. An orphan is a rank that outlived its torchrun and will not end by itself. The launch is refused if another
+    process holds a tenth of the memory or an orphan holds any. Remedy: `--gpus free:N`, which picks idle GPUs, or
     `ddplaunch clean` for orphans.
     """
     used = gpus.used
@@ -56,10 +56,10 @@ def gpu_busy(gpus: LaunchGpus, host: HostFacts | None = None) -> Findings:
 
 
 def gpu_exclusive_mode(gpus: LaunchGpus) -> Findings:
-    """The compute mode of a GPU keeps processes out.
+    """The compute mode of a GPU does not let the ranks in.
 
-    In mode "prohibited" no CUDA program may use the GPU. In an exclusive mode one process may, and the next one gets
-    "CUDA-capable device(s) is/are busy or unavailable". Administrators set these modes. Remedy: other GPUs, or
+    In mode "prohibited" no CUDA program may use the GPU. In an exclusive mode only one process may, and the next one
+    gets "CUDA-capable device(s) is/are busy or unavailable". Administrators set these modes. Remedy: other GPUs, or
     `sudo nvidia-smi -c DEFAULT`.
     """
     for entry in gpus.used:
@@ -89,7 +89,7 @@ def _end_orphans(users: Mapping[int, str | None], host: HostFacts | None) -> str
 
 
 def _holders(entry: VisibleGpu) -> str:
-    """Return in words who holds memory; empty if nobody does, or if the GPU is split by MIG and nobody can tell."""
+    """Return the processes that hold memory, in words; empty if none does, or if MIG or a fault hides them."""
     gpu = entry.gpu
     if entry.mig is not None or gpu.mig_enabled is True or gpu.fault is not None:
         return ""
@@ -120,7 +120,7 @@ def _process(process: GpuProcess) -> str:
 
 
 def gpu_lost(gpus: LaunchGpus) -> Findings:
-    """A GPU does not answer any more.
+    """A GPU no longer answers.
 
     It fell off the bus (Xid 79) or needs a reset, because of overheating, power or hardware. CUDA opens every visible
     GPU when it starts, so ranks on the other GPUs fail too. Remedy: restart the machine; until then leave the GPU out
@@ -164,7 +164,7 @@ def gpu_ecc_errors(gpus: LaunchGpus) -> Findings:
 def gpu_remap_pending(gpus: LaunchGpus) -> Findings:
     """A GPU waits for a reset to replace bad rows of its memory.
 
-    Row remapping replaces a defective row by a spare one, but only when the GPU is reset. Remedy: reset the GPU.
+    Row remapping replaces a defective row with a spare one, but only when the GPU is reset. Remedy: reset the GPU.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
     """
     bad = _with(gpus.used, lambda gpu: gpu.remap_pending is True)
@@ -191,8 +191,8 @@ def gpu_recovery_needed(gpus: LaunchGpus) -> Findings:
     """The driver asks for a recovery action on a GPU.
 
     After an error the driver says how to bring the GPU back: a reset, a restart of the machine, or draining the
-    peer-to-peer traffic. Until then, work on the GPU fails or hangs. `nvidia-smi -q` shows it as "GPU Recovery
-    Action". Remedy: that action.
+    peer-to-peer traffic. Until then, work on the GPU fails or hangs. `nvidia-smi -q` shows it as "GPU Recovery Action".
+    Remedy: take that action.
     """
     actions = [(entry, known(entry.gpu.recovery_action, "none")) for entry in gpus.used]
     bad = {entry: action for entry, action in actions if action != "none"}
@@ -206,7 +206,7 @@ def gpu_throttled(gpus: LaunchGpus) -> Findings:
     """Heat or the power supply slows a GPU down.
 
     The hardware lowers the clocks to protect itself. Every rank waits for the slowest, so one hot GPU slows the whole
-    job. Idle GPUs and GPUs at their power limit are healthy and not reported. Remedy: cooling or power.
+    job. Idle GPUs and GPUs at their power limit are healthy and not reported. Remedy: better cooling or power supply.
     """
     bad = _with(gpus.used, lambda gpu: bool(known(gpu.throttle_reasons, ())))
     reasons = {entry: _throttle(entry.gpu) for entry in bad}
@@ -218,7 +218,7 @@ def gpu_throttled(gpus: LaunchGpus) -> Findings:
 def _of_gpus(
     kind: Callable[..., Finding], code: str, details: Mapping[VisibleGpu, str], what: str, why: str, fix: str
 ) -> Findings:
-    """Yield a finding about GPUs, each with what is to say of it; ``fix`` has braces for their numbers."""
+    """Yield a finding about GPUs; ``details`` maps each to what is wrong, ``{}`` in ``fix`` stands for indices."""
     if details:
         places = tuple(f"{gpu_word(entry)}: {detail}".removesuffix(": ") for entry, detail in details.items())
         yield kind(code, f"{_listed([*details])}{what}", why=why, fix=fix.replace("{}", indices(details)), where=places)
@@ -240,9 +240,9 @@ def _throttle(gpu: Gpu) -> str:
 def amd_devices_denied(nvml: NvmlFacts, host: HostFacts | None = None, launch: Launch | None = None) -> Findings:
     """This user may not open the device files of AMD's GPUs.
 
-    HIP opens /dev/kfd and /dev/dri/renderD128 …, which belong to the groups `render` and `video`; without them
-    `torch.cuda.is_available()` is False. This is an error if the launch asks for GPUs and otherwise a warning.
-    Remedy: the groups, of the user or of the container.
+    HIP opens /dev/kfd and /dev/dri/renderD128 …, which belong to the groups `render` and `video`; if it cannot open
+    them, `torch.cuda.is_available()` is False. This is an error if the launch asks for GPUs and otherwise a warning.
+    Remedy: add the user, or the container, to these groups.
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html
     """
     if not nvml.denied or (launch is not None and launch.device.value == "cpu"):
@@ -265,9 +265,9 @@ def driver_not_loaded(
 ) -> Findings:
     """There are NVIDIA GPUs on the PCI bus, but the driver's kernel module is not loaded.
 
-    Without the module neither NVML nor CUDA sees a GPU. It is not installed, was not rebuilt for a new kernel (DKMS),
-    Secure Boot refuses it, or nouveau holds the GPU. In a container, where only the host can load it, this is a
-    warning. Remedy: `sudo modprobe nvidia`, whose error names the cause.
+    Without the module neither NVML nor CUDA sees a GPU. The module is not installed or was not rebuilt for a new kernel
+    (DKMS), Secure Boot refuses it, or nouveau holds the GPU. In a container, where only the host can load it, this is a
+    warning unless the launch asks for CUDA. Remedy: `sudo modprobe nvidia`, whose error names the cause.
     """
     driver = nvidia.kernel_module_version or nvidia.device_nodes
     if driver or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):
@@ -290,7 +290,7 @@ def gpus_not_in_container(
 
     A container sees the host's GPUs and driver on the PCI bus and in /proc, but no program can open a GPU without its
     device node (/dev/nvidia0). This is an error if the launch asks for CUDA and otherwise a warning.
-    Remedy: `docker run --gpus all`, or the like for the container's runtime.
+    Remedy: `docker run --gpus all`, or the equivalent of another container runtime.
     """
     outside = host.container is None or not nvidia.kernel_module_version
     if outside or nvidia.device_nodes or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):

@@ -23,7 +23,7 @@ GIB = 1024**3
 
 
 def workers_per_process(launch: Launch | None) -> int | None:
-    """Return the DataLoader workers per rank from the script's arguments; None if these do not have them."""
+    """Return the DataLoader workers per rank from the script's arguments; None if they do not say."""
     return None if launch is None else said_workers(launch.target)
 
 
@@ -36,9 +36,10 @@ _SHM_NEARLY_FULL_BYTES = 256 * MIB
 def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | None = None) -> Findings:
     """/dev/shm is too small for NCCL or DataLoader workers.
 
-    Docker makes it 64 MiB. NCCL ranks on one host exchange data through it if GPUs cannot reach each other directly,
-    and DataLoader workers pass every batch through it; when it is full, they die with SIGBUS or "No space left on
-    device". This is an error if the launch is known to need it. Remedy: `--ipc=host` or `--shm-size=16g`.
+    Docker's default is 64 MiB. NCCL ranks on one host exchange data through it if GPUs cannot reach each other
+    directly, and DataLoader workers pass every batch through it; when it is full, they die with SIGBUS or "No space
+    left on device". At 64 MiB or less, this is an error if the launch is known to need it. Remedy: `--ipc=host` or
+    `--shm-size=16g`.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     if shm.size_bytes >= _SHM_ENOUGH_BYTES:
@@ -75,9 +76,8 @@ def _needed_by(environment: dict[str, str], launch: Launch | None) -> str | None
 def shm_nearly_full(shm: ShmFacts) -> Findings:
     """/dev/shm is large enough but nearly full.
 
-    Files of killed processes stay in it until somebody removes them or the machine restarts. NCCL and DataLoader
-    workers die with SIGBUS or "No space left on device" when it is full. Remedy: remove files there that no process
-    has open.
+    Files of killed processes stay there until they are removed or the machine restarts. NCCL and DataLoader workers die
+    with SIGBUS or "No space left on device" when it is full. Remedy: remove files there that no process has open.
     """
     if shm.size_bytes >= _SHM_ENOUGH_BYTES and shm.free_bytes < _SHM_NEARLY_FULL_BYTES:
         yield warning(
@@ -163,7 +163,7 @@ def cpus_short(cpu: CpuFacts, launch: Launch) -> Findings:
     """There are fewer CPUs than the processes of this launch need.
 
     Each rank keeps one CPU busy launching kernels; a rank that waits for a CPU stalls all others at the next
-    collective. DataLoader workers need CPUs too: more than two per CPU slow each other down, and torch warns of it.
+    collective. DataLoader workers need CPUs too: more than two per CPU slow each other down, and torch warns about it.
     Remedy: fewer processes or fewer workers per process, or more CPUs for the job (`--cpus-per-task` in Slurm).
     """
     processes = launch.topology.nproc_per_node.value
@@ -200,7 +200,7 @@ def cpus_short(cpu: CpuFacts, launch: Launch) -> Findings:
 
 
 def _room(cpu: CpuFacts, launch: Launch) -> int:
-    """Return how many CPUs the rank that has fewest is bound to, divided by those that share them; all if unbound."""
+    """Return the fewest CPUs that a rank is bound to, divided by the ranks that share them; all CPUs if unbound."""
     bound = launch.placement.cpus
     return min((len(numbers_of(cpus)) // bound.count(cpus) for cpus in bound), default=cpu.usable)
 
@@ -236,7 +236,7 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Findings:
     if memory.available_bytes >= processes * floor:
         return
     limit = f" (the cgroup's limit is {size_text(memory.limit_bytes)})" if memory.limit_bytes else ""
-    hopeless = 4 * memory.available_bytes < processes * floor  # forked ranks share pages, but not three of four
+    hopeless = 4 * memory.available_bytes < processes * floor  # forked ranks share pages, but not three quarters
     yield (error if hopeless else warning)(
         "memory-short",
         f"{size_text(memory.available_bytes)} of memory available for {processes} processes{limit}",

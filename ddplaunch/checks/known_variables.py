@@ -1,4 +1,4 @@
-"""Environment variables: who set one, the names that torch, gloo and NCCL read, and those that they no longer read."""
+"""Environment variables: who set them, which ones torch, gloo and NCCL read, and which ones nothing reads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _NCCL = """
     WORK_FIFO_BYTES WORK_FIFO_DEPTH
 """
 
-# Set by images, builds and plug-ins around NCCL: NCCL does not read them, but they are no mistakes.
+# Set by images, builds and plug-ins around NCCL: NCCL does not read them, but they are not mistakes.
 _AROUND_NCCL = """
     VERSION HOME ROOT ROOT_DIR DIR PATH LIB_DIR INCLUDE_DIR INCLUDE_DIRS LIBRARY LIBRARIES LIB TUNER_CONFIG_PATH
     PLUGIN_P2P SHARP_DISABLE UCX_RKEY_PTR FASTRAK_CTRL_DEV FASTRAK_IFNAME GPUDIRECTTCPX_CTRL_DEV
@@ -89,7 +89,7 @@ _TORCH = """
     TORCHELASTIC_SIGNALS_TO_HANDLE TORCHELASTIC_TIMER_FILE TORCHELASTIC_USE_AGENT_STORE
 """
 
-# Names that launches depend on, under prefixes that other programs use too.
+# Names that launches depend on, with prefixes that other programs use too.
 _GENERAL = """
     CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS MKL_NUM_THREADS PYTORCH_ALLOC_CONF
     PYTORCH_CUDA_ALLOC_CONF MASTER_ADDR MASTER_PORT NODE_RANK
@@ -127,7 +127,7 @@ INEFFECTIVE: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable as the user set it. ``where`` says who did, as "--env"."""
+    """One variable as the user set it; ``where`` names the source, such as "--env"."""
 
     name: str
     value: str
@@ -152,13 +152,13 @@ class Setting:
 
 
 def user_variables(environment: Mapping[str, str], launch: Launch | None) -> dict[str, Setting]:
-    """Return the variables of the environment by name, with those of ``--env`` or a profile on top."""
+    """Return the environment's variables by name; those of ``--env`` or a profile replace them."""
     settings = {name: Setting(name, value, SHELL) for name, value in environment.items()}
     return settings | {setting.name: setting for setting in (_from_launch(launch) if launch else ())}
 
 
 def _from_launch(launch: Launch) -> Iterator[Setting]:
-    """Yield the user's own pairs, as the plan has them and as they were typed."""
+    """Yield the variables that the user set: those in the plan, then those of ``--env`` as typed."""
     for variable in launch.environment:
         if variable.value is not None and variable.reason == "yours":
             yield Setting(variable.name, variable.value, variable.source.detail or str(variable.source))
@@ -168,7 +168,7 @@ def _from_launch(launch: Launch) -> Iterator[Setting]:
 
 
 def as_ranks_get_it(name: str, environment: Mapping[str, str], launch: Launch | None) -> Setting | None:
-    """Return a variable as the ranks get it, ``where`` saying who set it; None where nobody has."""
+    """Return a variable as the ranks get it, with its source in ``where``; None if it is not set."""
     for variable in launch.environment if launch else ():
         if variable.name == name and variable.value is not None and variable.source.kind != "environment":
             return Setting(name, variable.value, said_by(variable.source))

@@ -1,7 +1,7 @@
-"""Checks of the script's source for mistakes that can be read in it, each with its line and the line in its place.
+"""Checks of the script's source for mistakes; each finding names the line and how to correct it.
 
-They break a run of several ranks, or spoil what it trains. The script is read by ``ddplaunch/script/mistake_rules.py``,
-which is silent where it cannot be sure.
+The mistakes break a run of several ranks, or spoil its training. ``ddplaunch/script/mistake_rules.py`` reads the script
+and is silent where it cannot be sure.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from ddplaunch.values.finding import warning
 
 
 def _of(code: str, script: ScriptReport, launch: Launch) -> Iterator[Mistake]:
-    """Yield the mistakes of ``code`` where several ranks are launched, or nobody has said how many."""
+    """Yield the mistakes of ``code`` if several ranks are launched, or if their number was not given."""
     if launch.topology.world_size > 1 or launch.options.nproc is None:
         yield from (mistake for mistake in script.mistakes if mistake.code == code)
 
 
 def _warn(mistake: Mistake, what: str, why: str, fix: str = "`{}`") -> Findings:
-    """Yield the finding about a line; ``fix`` has braces for the line that should stand there."""
+    """Yield the warning about a line; ``{}`` in ``fix`` stands for the corrected line."""
     yield warning(mistake.code, what, why=why, fix=fix.replace("{}", mistake.corrected), where=str(mistake.at))
 
 
 def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
-    """The script sets an address or port of its own, at which no rank listens.
+    """The script sets its own address or port, where nothing listens.
 
-    torchrun starts the store at MASTER_ADDR:MASTER_PORT itself and tells ranks so (TORCHELASTIC_USE_AGENT_STORE): with
-    another port, or `init_method="tcp://…"`, all of them connect to a port that nobody has opened, and end after the
-    time-out. Remedy: `init_process_group()` without these; `os.environ.setdefault` for runs without a launcher.
+    torchrun itself starts the store at MASTER_ADDR:MASTER_PORT and tells the ranks so (TORCHELASTIC_USE_AGENT_STORE).
+    With another port, or `init_method="tcp://…"`, all ranks connect to a port that is not open, and fail after the
+    timeout. Remedy: `init_process_group()` without address and port; `os.environ.setdefault` for runs without a
+    launcher.
     """
     port = launch.topology.master_port
     for mistake in _of("rendezvous-in-script", script, launch):
@@ -42,10 +43,10 @@ def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
 
 
 def data_parallel_under_launcher(script: ScriptReport, launch: Launch) -> Findings:
-    """DataParallel, in a script that several processes run.
+    """The script uses DataParallel, but several processes run it.
 
-    `torch.nn.DataParallel` is one process with a thread for each GPU. Started several times, each process takes all
-    GPUs and trains a model of its own. Remedy: one process; or DistributedDataParallel in a process group.
+    `torch.nn.DataParallel` is for one process, with a thread for each GPU. If several processes use it, each takes all
+    GPUs and trains its own model. Remedy: one process; or DistributedDataParallel in a process group.
     """
     for mistake in _of("data-parallel-under-launcher", script, launch):
         what = f"DataParallel makes each rank use the same GPUs for a model of its own: {mistake.detail}"

@@ -20,7 +20,8 @@ def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> 
 
     A batch script expands `$SLURM_NODEID` once, on the first node, so every node gets rank 0.
     https://github.com/huggingface/accelerate/issues/2816
-    Remedy: no node rank, because Slurm tells each node its own; or quotes that leave the expansion to the nodes.
+    Remedy: leave the node rank out, because Slurm tells each node its own; or quote `$SLURM_NODEID`, so that each node
+    expands it.
     """
     slurm, rank = _step(environment), launch.topology.node_rank
     if slurm is None or slurm.by_task or rank is None or rank.source.kind == "Slurm":
@@ -40,8 +41,9 @@ def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> 
 def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Findings:
     """The number of nodes differs from the number of nodes in the Slurm step.
 
-    With more, the rendezvous waits for nodes that never come; with one, every node trains a separate model.
-    Remedy: no number, or the same one for srun.
+    If the launch has more nodes, the rendezvous waits for nodes that never come; if it has one, every node trains a
+    separate model.
+    Remedy: leave the number out, or give srun the same one.
     """
     slurm, topology = _step(environment), launch.topology
     if slurm is None or topology.nnodes.source.kind == "Slurm":
@@ -65,8 +67,8 @@ def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Findi
 def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Findings:
     """The tasks of the Slurm step do not match the GPUs of the node.
 
-    Either one task per node starts a rank for each GPU, or there is one task for each GPU, with one rank each. Any
-    number between puts several ranks on one GPU. https://github.com/Lightning-AI/pytorch-lightning/issues/18650
+    There must be either one task per node, which starts a rank for each GPU, or one task with one rank for each GPU.
+    Any number in between puts several ranks on one GPU. https://github.com/Lightning-AI/pytorch-lightning/issues/18650
     Remedy: `--ntasks-per-node=1`.
     """
     slurm = _step(environment)
@@ -113,7 +115,7 @@ def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Findings:
 def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Findings:
     """Slurm gave GPUs to the job, but the launch runs on the CPU without `--device cpu`.
 
-    torch or the driver cannot use them. Remedy: a torch that was built for the GPUs; `--device cpu` if the CPU is
+    torch or the driver cannot use the GPUs. Remedy: a torch that was built for them; `--device cpu` if the CPU is
     intended.
     """
     slurm = _job(environment)

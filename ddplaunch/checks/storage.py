@@ -1,4 +1,4 @@
-"""Checks of the data and output paths of a launch, and of where its record is kept."""
+"""Checks of the data and output paths of a launch, and of the directory of its record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for many readers and are not on the list.
 _REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
 _FULL_BYTES = 100 * MIB
-_NO_ROOM_BYTES = 1 << 20  # of the record
+_NO_ROOM_BYTES = 1 << 20  # for the record
 _LOW_BYTES = GIB
 _LOW_SHARE, _LOW_SHARE_BYTES = 0.02, 20 * GIB
 _LOW_INODES = 1000
@@ -39,7 +39,7 @@ def data_missing(data_paths: tuple[PathFact, ...]) -> Findings:
 
 
 def _right_path(path: str) -> str:
-    """Return the fix for a path that is missing; a comma in one is a character, since names may hold it."""
+    """Return the fix for a missing path; file names may contain commas, so several paths are only suggested."""
     if "," in path:
         options = " ".join(f"--data {quote(part)}" for part in path.split(",") if part)
         return f"`{options}` if these are several paths; `ls {_parent(path)}` shows what is there"
@@ -91,7 +91,7 @@ def data_unreachable(data_paths: tuple[PathFact, ...]) -> Findings:
     """A data path does not answer: a dead mount.
 
     The server of a network mount is gone, and every process that looks at the path hangs in the kernel, where not even
-    SIGKILL ends it. ddplaunch looks from a child process with a deadline. Remedy: `umount -l` and mount again.
+    SIGKILL ends it. ddplaunch checks the path in a child process with a deadline. Remedy: `umount -l` and mount again.
     """
     yield from _unreachable("data-unreachable", "data path", "--data", data_paths)
 
@@ -163,9 +163,9 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
     """The disk of an output path is nearly full.
 
     `torch.save` on a full disk says "iostream error" or "unexpected pos" and leaves a broken checkpoint.
-    Less than 100 MiB is an error; less than 1 GiB, or less than both 2 % and 20 GiB, a warning. While a run goes on,
-    the disks of its outputs and of its record are looked at every half minute; less than 1 GiB, or than 5 % of a small
-    disk, and fewer than 1000 inodes are reported once. Remedy: free some space, or use another disk.
+    Less than 100 MiB free is an error; less than 1 GiB, or less than both 2 % and 20 GiB, a warning. During a run, the
+    disks of its outputs and of its record are checked every half minute; less than 1 GiB, less than 5 % of a small
+    disk, or fewer than 1000 inodes are reported once. Remedy: free some space, or use another disk.
     """
     for path in output_paths:
         free, total = path.free_bytes, path.total_bytes
@@ -191,8 +191,9 @@ def _nearly_full(free: int, total: int | None) -> bool:
 def record_not_writable(record_paths: tuple[PathFact, ...]) -> Findings:
     """The record of the run cannot be written on a host, or its disk is full.
 
-    What ranks print there, and why they failed, would be lost. Looked at on every host of a launch over ssh. Less than
-    1 MiB is an error, less than 100 MiB a warning. Remedy: free some space, or another place for records, `--run-dir`.
+    The output of the ranks there, and why they failed, would be lost. Checked on every host of a launch over ssh. Less
+    than 1 MiB free is an error, less than 100 MiB a warning. Remedy: free some space, or keep records in another
+    directory with `--run-dir`.
     """
     for path in record_paths:
         name = quote(path.path)

@@ -1,4 +1,4 @@
-"""Checks of the torch that is installed and of the NVIDIA driver: complete, fit for each other, and for these GPUs."""
+"""Checks that torch and the NVIDIA driver are installed completely, fit each other, and fit these GPUs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _fits(match: re.Match[str], capability: tuple[int, int]) -> bool:
 
 
 def major_minor(version: str) -> tuple[int, int] | None:
-    """Return (2, 9) for ``2.9.0a0+git1234``; None for what is no such version."""
+    """Return (2, 9) for ``2.9.0a0+git1234``; None if ``version`` does not begin like that."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -65,9 +65,9 @@ def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
 def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Findings:
     """torch is not installed in ddplaunch's own environment.
 
-    ddplaunch replaces itself by torchrun in the same interpreter, so it must be installed in the environment that
-    trains. Remedy: install torch there, or install ddplaunch into the environment that has torch. Wheels of torch are
-    built for glibc; where the C library is musl, as in Alpine Linux, pip finds none.
+    ddplaunch replaces itself with torchrun in the same interpreter, so it must be installed in the environment that
+    trains. Wheels of torch are built for glibc; with the C library musl, as in Alpine Linux, pip finds none. Remedy:
+    install torch there, or install ddplaunch into the environment that has torch.
     """
     if not isinstance(torch, Unavailable) or torch == NOT_ASKED:
         return
@@ -84,10 +84,10 @@ def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Findi
 def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Findings:
     """torch is older than 2.4.
 
-    ddplaunch gives torchrun a plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3; an older
-    torchrun ends at once with "unrecognized arguments". The torchrun of 2.3 never restarts: before it starts ranks
-    again for `--max-restarts` it closes the rendezvous that they have to join, and ends with RendezvousClosedError
-    (`LocalElasticAgent._shutdown`; since 2.4 it knows of a restart). Remedy: a newer torch.
+    ddplaunch gives torchrun a plug-in with `--logs-specs`, which torchrun has since torch 2.3; an older torchrun ends
+    at once with "unrecognized arguments". With torch 2.3, torchrun cannot restart ranks for `--max-restarts`: it first
+    closes the rendezvous that they have to join, and ends with RendezvousClosedError (`LocalElasticAgent._shutdown`,
+    corrected in 2.4). Remedy: a newer torch.
     """
     version = major_minor(torch.version)
     if version is not None and version < _OLDEST:
@@ -130,7 +130,7 @@ def torch_cpu_build_on_gpu_machine(
 
     A CPU build has neither kernels for GPUs nor NCCL: `torch.cuda.is_available()` is False whatever the driver says,
     and many scripts then silently train on the CPU, orders of magnitude slower. pip picks a CPU build on some platforms
-    and from some indexes. Remedy: install a build for CUDA, or ROCm, or ask for the CPU with `--device cpu`.
+    and from some indexes. Remedy: install a build for CUDA or ROCm, or ask for the CPU with `--device cpu`.
     """
     gpus = present_gpus(nvidia, nvml)
     if torch.cuda or torch.hip or not gpus or cpu_was_chosen(environment, launch):
@@ -143,18 +143,18 @@ def torch_cpu_build_on_gpu_machine(
 
 
 def _wrong_build(code: str, torch: TorchFacts, python: PythonFacts, what: str, why: str, platform: str) -> Finding:
-    """Return the finding about a torch that does not see this machine's GPUs, and needs a build for ``platform``."""
+    """Return the error that this torch does not see the machine's GPUs, which need a build for ``platform``."""
     remove = f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`"
     fix = f"install a {platform} build with the command that {_SELECTOR} shows, after {remove}; to train on the CPU, "
     return error(code, f"torch {torch.version} {what}", why=why, fix=f"{fix}add `--device cpu`", where=torch.path)
 
 
 def torch_for_other_gpus(torch: TorchFacts, python: PythonFacts, gpus: LaunchGpus) -> Findings:
-    """torch is built for the GPUs of another maker than this machine's.
+    """torch is built for another maker's GPUs than this machine has.
 
-    `pip install torch` brings a build for CUDA, on a machine with AMD's GPUs too, and a build for ROCm does not see
-    NVIDIA's. `torch.cuda.is_available()` is False then, and many scripts silently train on the CPU. Remedy: the build
-    for these GPUs, or ask for the CPU with `--device cpu`.
+    `pip install torch` installs a build for CUDA even on a machine with AMD GPUs, and a build for ROCm does not see
+    NVIDIA GPUs. `torch.cuda.is_available()` is False then, and many scripts silently train on the CPU. Remedy: the
+    build for these GPUs, or ask for the CPU with `--device cpu`.
     """
     built, vendor = ("ROCm", torch.hip) if torch.hip else ("CUDA", torch.cuda), gpus.nvml.vendor
     if not built[1] or not gpus.nvml.gpus or (vendor == "amd") == bool(torch.hip) or gpus.cpu_chosen:
@@ -209,9 +209,9 @@ def gpu_arch_not_in_wheel(torch_import: TorchImport, gpus: LaunchGpus) -> Findin
 def cuda_unavailable_reason(torch: TorchFacts, torch_import: TorchImport, gpus: LaunchGpus) -> Findings:
     """torch cannot use CUDA although GPUs are visible.
 
-    `torch.cuda.is_available()` is False without a reason, so `doctor` asks CUDA in a child interpreter. An unknown
+    `torch.cuda.is_available()` returns False without a reason, so `doctor` asks CUDA in a child interpreter. An unknown
     error often means that nvidia_uvm is not loaded or that the GPU needs a reset; error 802 on NVSwitch machines means
-    that nvidia-fabricmanager is not running. Remedy: the one that the finding names for the error.
+    that nvidia-fabricmanager is not running. Remedy: the fix in the finding, which depends on the error.
     """
     if torch.cuda is None or torch_import.cuda_available or gpus.cpu_chosen:
         return

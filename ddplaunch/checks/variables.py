@@ -1,4 +1,4 @@
-"""Checks of environment variables: left over, slowing a launch down, misspelt or read by nothing."""
+"""Checks of environment variables (left over, slow, misspelt, without effect) and of scripts for other launchers."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK and WORLD
 def leftover_rank_variables(environment: dict[str, str]) -> Findings:
     """Variables of a rank are set in the environment of the launcher.
 
-    torchrun sets RANK, WORLD_SIZE and LOCAL_RANK for each worker. In a shell they are left over from an earlier
-    experiment: a script started there by hand behaves as one of several ranks and waits for the others. The check
-    stays silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
+    torchrun sets RANK, WORLD_SIZE and LOCAL_RANK for each worker. If they are left over in a shell from an earlier
+    experiment, a script started there by hand behaves as one of several ranks and waits for the others. The check stays
+    silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
     """
     present = [name for name in _RANK_VARIABLES if name in environment]
     if present and _OPERATOR not in environment:
@@ -56,7 +56,7 @@ def leftover_rank_variables(environment: dict[str, str]) -> Findings:
 
 
 def _about(setting: Setting, code: str, what: str, why: str, fix: str) -> Findings:
-    """Yield a finding about a variable that somebody has set; ``fix`` follows how to take it away."""
+    """Yield the warning about a variable; ``fix`` is appended to how to remove the variable."""
     yield warning(code, what, why=why, fix=f"{setting.removal}{fix}", where=setting.where)
 
 
@@ -130,7 +130,7 @@ _LIKENESS = 0.87
 
 
 def near_miss(name: str) -> str | None:
-    """Return the known variable that ``name`` probably misspells; None if it is known, or like no known one."""
+    """Return the known variable that ``name`` probably misspells; None if ``name`` is known or resembles none."""
     if name in KNOWN or name in INEFFECTIVE or not name.startswith((*PREFIXES, *GENERAL_PREFIXES)):
         return None
     return nearest(name, sorted(KNOWN), cutoff=_LIKENESS)
@@ -141,7 +141,7 @@ def misspelt_variable(
 ) -> Findings:
     """A variable is spelled almost like one that NCCL, gloo or torch reads.
 
-    They silently ignore unknown variables, so the setting has no effect. The known names come from NCCL's
+    All three silently ignore unknown variables, so the setting has no effect. The known names come from NCCL's
     documentation and releases and from torch's sources. Names that the script reads are not reported.
     Remedy: the name that the finding proposes.
     """
@@ -162,8 +162,9 @@ def ineffective_variable(
 ) -> Findings:
     """A variable is set that neither NCCL nor torch reads.
 
-    Many guides set NCCL_TIMEOUT, but the timeout of collectives is an argument of `init_process_group`. NCCL removed
-    others years ago. Names that the script reads are not reported. Remedy: the one that the finding names.
+    Many guides set NCCL_TIMEOUT, but the timeout of collectives is an argument of `init_process_group`. Other variables
+    were removed from NCCL years ago. Names that the script reads are not reported. Remedy: the replacement that the
+    finding names.
     """
     for setting in user_variables(environment, launch).values():
         if setting.name in INEFFECTIVE and not _read_by(script, setting.name):
@@ -174,9 +175,9 @@ def ineffective_variable(
 def script_ranks_from_mpi(script: ScriptReport, launch: Launch) -> Findings:
     """The script takes its rank from MPI, Horovod or Slurm, which torchrun does not start.
 
-    Only their own launchers tell a process its place: started by torchrun, mpi4py and Horovod see a world of one
-    process, and each rank trains alone on all of the data. Remedy: `mpiexec` or `horovodrun`, or take the rank from
-    RANK, LOCAL_RANK and WORLD_SIZE in the script.
+    Each of the three tells a process its rank only through its own launcher. Under torchrun, mpi4py and Horovod see a
+    world of one process, and each rank trains alone on all of the data. Remedy: `mpiexec` or `horovodrun`, or take the
+    rank from RANK, LOCAL_RANK and WORLD_SIZE in the script.
     """
     processes = launch.topology.nproc_per_node.value
     if script.ranks_from is None or processes == 1:
@@ -200,11 +201,11 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def script_behind_python(launch: Launch) -> Findings:
-    """An interpreter follows `--`, with the script as its argument.
+    """The program after `--` is a Python interpreter, with the script as its argument.
 
-    torchrun starts the ranks with an interpreter by itself. Of a program that happens to be Python the source is not
-    read: no option of the script is filled in with batch size or learning rate, and no check looks into it. Remedy:
-    the script alone after `--`.
+    ddplaunch reads the source of a script only if the script itself comes first after `--`. Otherwise it cannot pass
+    batch size or learning rate to the script's options, and no check reads the script. torchrun adds the interpreter by
+    itself. Remedy: the script alone after `--`.
     """
     target = launch.target
     if target is None or target.kind != "executable" or not _PYTHON.match(Path(target.name).name):
@@ -224,7 +225,7 @@ def script_behind_python(launch: Launch) -> Findings:
 
 
 def _without_options(words: Sequence[str]) -> Sequence[str]:
-    """Return the script, or `-m` with its module, and what follows, of the arguments of Python; none of `-c`."""
+    """Return Python's arguments from the script, or from `-m`, on; none if it runs `-c` or stdin."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] in ("-c", "-"):
@@ -241,8 +242,8 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
     """The program for the ranks is itself a launcher, or a shell script that starts one.
 
     Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
-    other at the same port. Remedy: put the training script after `--`; `ddplaunch convert` translates a line of another
-    launcher, or those of a script, as ddplaunch does.
+    other at the same port. Remedy: put the training script after `--`; `ddplaunch convert` translates a command of
+    another launcher, or those in a shell script.
     """
     target = launch.target
     if target is None:
@@ -271,8 +272,8 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
 
 
 def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str:
-    """Return the launch that stood after ``--`` as ddplaunch says it."""
-    from ddplaunch.planning.convert.launch_words import known_words  # these are for the launches of launchers
+    """Return the fix: the ddplaunch command for the launcher's command after ``--``."""
+    from ddplaunch.planning.convert.launch_words import known_words  # only for this fix
     from ddplaunch.planning.convert.launcher_line import translate
 
     program = ["python", "-m", target.name] if target.kind == "module" else [PurePath(target.name).name]
@@ -287,7 +288,7 @@ def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str
 
 
 def launcher_of_target(target: Target) -> tuple[str, tuple[str, ...]] | None:
-    """Return the launcher's name and arguments, also behind ``python -m``; None if the target is no launcher."""
+    """Return the launcher's name and arguments, also after ``python -m``; None if the target is not a launcher."""
     name = PurePath(target.name).name
     if target.kind == "module":
         return (target.name, target.args) if target.name in _LAUNCHER_MODULES else None
