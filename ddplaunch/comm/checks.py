@@ -47,8 +47,8 @@ def _two_digits(number: float) -> str:
 def comm_untested(comm: Comm) -> Iterator[Finding]:
     """The collective test did not run to its end.
 
-    It is a run like any other: it was refused, a host was lost, or torch cannot be imported there.
-    Remedy: what its finding or its record says.
+    The test is a run like any other: it was refused, a host was lost, or torch cannot be imported there.
+    Remedy: the fix in the finding, or the record of the run.
     """
     if not comm.ended:
         cause = comm.failure or error("comm-untested", "nothing says why", why="", fix="`ddplaunch ps` shows the run")
@@ -56,11 +56,11 @@ def comm_untested(comm: Comm) -> Iterator[Finding]:
 
 
 def comm_ranks_fail(comm: Comm) -> Iterator[Finding]:
-    """Ranks of one host do not get through an all-reduce among themselves, or all ranks do not and no smaller group.
+    """An all-reduce fails among the ranks of one host, or only among all ranks.
 
-    Where nothing but one host took part, no network between hosts is to blame: GPUs that cannot reach each other's
-    memory (ACS, IOMMU, a broken NVLink), a full /dev/shm, or an own name that resolves to nothing.
-    Remedy: `NCCL_DEBUG=INFO`, and then `NCCL_P2P_DISABLE=1` or `NCCL_SHM_DISABLE=1` to see which way fails.
+    If only one host took part, the network between hosts is not to blame: GPUs cannot reach each other's memory (ACS,
+    IOMMU, a broken NVLink), /dev/shm is full, or the host cannot resolve its own name.
+    Remedy: `NCCL_DEBUG=INFO`, and then `NCCL_P2P_DISABLE=1` or `NCCL_SHM_DISABLE=1` to see which transport fails.
     """
     failed = [group for group in comm.groups if group.problem is not None]
     for group in failed:
@@ -81,10 +81,10 @@ def comm_ranks_fail(comm: Comm) -> Iterator[Finding]:
 
 
 def comm_cut_off(comm: Comm) -> Iterator[Finding]:
-    """Collectives fail between a host and every other that was tried, or between two hosts.
+    """Collectives fail between a host and every other host that was tried, or between two hosts.
 
-    Hosts are tested in pairs, each with three partners. A host that fails with all of them, of which at
-    least one works with somebody else, is the cause. Two hosts alone cannot be told apart.
+    Hosts are tested in pairs, each with three partners. A host is the cause if it fails with all of its partners, and
+    at least one of these works with another host. If there are only two hosts, either may be the cause.
     Remedy: let TCP through between the hosts, on all ports: ranks connect to ports that the kernel chooses.
     """
     for blame in _blamed(comm.pairs, lambda group: group.problem is not None):
@@ -98,11 +98,11 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
 
 
 def comm_slow_host(comm: Comm) -> Iterator[Finding]:
-    """A host, or what lies between two hosts, carries less than 40 % of what most hosts do.
+    """A host, or the network between two hosts, is less than 40 % as fast as the median of the hosts.
 
-    Each host counts by its best pair, because a slow partner says nothing of it. Every all-reduce of a job is as slow
-    as its slowest link. TCP that loses packets is slow too.
-    Remedy: speed and drops of the interface, which one is used (`--socket-ifname`), InfiniBand.
+    Each host counts by its best pair, because a slow partner does not mean that the host is slow. Every all-reduce of a
+    job is as slow as its slowest link. TCP that loses packets is slow too.
+    Remedy: check the speed and drops of the interface, and which one is used (`--socket-ifname`); use InfiniBand.
     """
     normal = _usual(comm.pairs, _rate, max)
     if normal is None:
@@ -119,11 +119,11 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
 
 
 def comm_slow_network(comm: Comm) -> Iterator[Finding]:
-    """No two hosts exchange as much as 100 Mbit/s.
+    """All pairs of hosts exchange less than 100 Mbit/s.
 
-    That is what Fast Ethernet carries. It is judged without a host to compare with: all of them use a slow network, or
-    there are only two.
-    Remedy: another interface by `--socket-ifname`, the negotiated speed in `ethtool INTERFACE`.
+    100 Mbit/s is the speed of Fast Ethernet. The limit is fixed, so it also finds a slow network that all hosts use,
+    and works with only two hosts.
+    Remedy: another interface with `--socket-ifname`; `ethtool INTERFACE` shows the negotiated speed.
     """
     best = max(map(_rate, _sound(comm.pairs)), default=_FAST_ETHERNET)
     if best < _FAST_ETHERNET:
@@ -137,11 +137,11 @@ def comm_slow_network(comm: Comm) -> Iterator[Finding]:
 
 
 def comm_late_host(comm: Comm) -> Iterator[Finding]:
-    """All-reduces of a single number take ten times as long with one host as with most, and 2 ms more.
+    """All-reduces of a single number with one host take over ten times the median, and over 2 ms longer.
 
-    Small collectives are as late as the latest rank: a long way through other networks, packets that TCP sends again,
-    power saving, a busy host.
-    Remedy: `ping` between the hosts; what else runs there.
+    Small collectives are as late as the latest rank. Causes are a long route through other networks, packets that TCP
+    sends again, power saving, or a busy host.
+    Remedy: `ping` between the hosts; look for other programs that run there.
     """
     normal = _usual(comm.pairs, _latency, min)
     if normal is None:
@@ -160,11 +160,11 @@ def comm_late_host(comm: Comm) -> Iterator[Finding]:
 
 
 def comm_slow_inside(comm: Comm) -> Iterator[Finding]:
-    """The GPUs of one host exchange less than a third of what those of most hosts do.
+    """The GPUs of one host exchange data at less than 30 % of the median of the hosts.
 
-    Only hosts of the same kind are worth comparing. GPUs that reach each other through the processor instead of NVLink,
-    or ranks that share their processors with another job.
-    Remedy: `nvidia-smi topo -m` on it and on another; what else runs there.
+    Only hosts of the same kind can be compared. The GPUs reach each other through the processor instead of NVLink, or
+    the ranks share the processors with another job.
+    Remedy: compare `nvidia-smi topo -m` there and on another host; look for other programs that run there.
     """
     normal = _usual(comm.inside, _rate, max) if comm.backend == "nccl" else None
     for group in _sound(comm.inside):
