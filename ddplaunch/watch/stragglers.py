@@ -34,7 +34,7 @@ def _typical(points: Iterable[Point], value: Value) -> float | None:
 
 
 def _points_by_rank(samples: Iterable[Sample], attempt: int | None) -> dict[int, list[Point]]:
-    """Return the points of each rank in the order of ``samples``, ranks ascending."""
+    """Return the points of each rank in ``attempt``, in the order of ``samples``; ranks ascending."""
     points: dict[int, list[Point]] = {}
     for sample in samples:
         for rank in sample.ranks if sample.attempt == attempt else ():
@@ -45,7 +45,7 @@ def _points_by_rank(samples: Iterable[Sample], attempt: int | None) -> dict[int,
 def _training(samples: Sequence[Sample]) -> dict[int, list[Point]]:
     """Return the points of the last attempt's ranks that have enough samples, in order.
 
-    If a rank's steps are known, only the points from its first to its last step count, without imports and its end.
+    If a rank's steps are known, only the points from its first to its last step count, without imports and shutdown.
     """
     all_points = _points_by_rank(samples, max((sample.attempt for sample in samples), default=0))
     points_by_rank = {rank: points for rank, points in all_points.items() if len(points) >= _LEAST_SAMPLES}
@@ -58,7 +58,7 @@ def _training(samples: Sequence[Sample]) -> dict[int, list[Point]]:
 
 
 def slowest_rank(samples: Sequence[Sample]) -> int | None:
-    """Return the rank whose recent step rate is below 95 % of the others'; None if none is or rates are unknown.
+    """Return the rank whose recent step rate is below 95 % of the others'; None if there is none or rates are unknown.
 
     Ranks that wait for each other in every step have the same rate; then only findings show the late one.
     """
@@ -108,10 +108,10 @@ def _state(gpu: GpuSample) -> str:
 
 
 def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
-    """A rank waits for its DataLoader: its workers are busy all the time, and its GPU is not.
+    """A rank waits for its DataLoader: its workers are busy all the time, but its GPU is not.
 
-    The GPU is idle until the next batch is there, and every other rank waits for it in the next collective. Where no
-    GPU is used, the rank's own process is what should be busy. Who wants a CPU and gets none is busy too.
+    The GPU is idle until the next batch arrives, and every other rank waits for this rank in the next collective.
+    Without a GPU, the rank's own process is the one that is not busy. A process that waits for a CPU counts as busy.
     """
     starved: dict[int, tuple[int, str]] = {}
     for rank, points in _training(samples).items():
@@ -147,11 +147,11 @@ def _demand(percent: float | None, wait_percent: float | None, processes: int = 
 
 
 def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
-    """Ranks hold memory on a GPU that is another rank's.
+    """Ranks hold memory on the GPU of another rank.
 
-    Each context there costs some hundred MiB of the GPU that runs out first. It comes of CUDA calls ahead of
-    `torch.cuda.set_device(local_rank)`, and of `torch.load` without `map_location`, which puts tensors back on the GPU
-    that they were saved from.
+    Each context there takes a few hundred MiB from a GPU, which then runs out of memory first. The cause is a CUDA call
+    before `torch.cuda.set_device(local_rank)`, or `torch.load` without `map_location`, which puts tensors back on the
+    GPU that they were saved from.
     """
     if len(samples) < _LEAST_SAMPLES:
         return
@@ -173,7 +173,7 @@ def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
-    """Return the findings of all rules in the samples of one host; a rule that fails finds nothing."""
+    """Return the findings of all rules in the samples of one host; a rule that raises an exception finds nothing."""
     findings: list[Finding] = []
     for check in CHECKS:
         try:
