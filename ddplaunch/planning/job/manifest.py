@@ -1,6 +1,6 @@
 """A submission as Kubernetes objects: an Indexed Job, and for several nodes the Service by which they meet.
 
-Their shape is in ``kubernetes.yaml`` beside this file; here are its values.
+``kubernetes.yaml`` beside this file is their template; this module computes its values.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _OF_NAMES = "names have lower-case letters, digits, `-` and `.`"
 def decide_manifest(
     submission: Submission, flags: Mapping[str, Any], command: Sequence[str], paths: Sequence[tuple[str, str]] = ()
 ) -> list[dict[str, Any]]:
-    """Return the objects for the cluster; ``command`` is ``run`` with what follows, for the image's ddplaunch.
+    """Return the objects for the cluster; ``command`` is ``run`` with its arguments, for ddplaunch in the image.
 
-    ``paths`` are files and folders that the launch names, each with its flag. Raises UsageError for no image or GPUs,
-    values that the cluster would refuse, and paths that would be gone with the pod.
+    ``paths`` are (flag, path) of the files and folders that the launch names. Raises UsageError for a missing image, a
+    missing number of GPUs, values that the cluster would refuse, and paths outside of the pod's volumes.
     """
     image = flags.get("image")
     if not image or not _IMAGE.match(image):
@@ -53,7 +53,7 @@ def decide_manifest(
         "nodes": submission.nodes,
         "time_s": submission.time_s,
         "service": submission.name if submission.nodes > 1 else None,
-        "grace_s": None if submission.grace_s is None else submission.grace_s + 10,  # some more than the ranks get
+        "grace_s": None if submission.grace_s is None else submission.grace_s + 10,  # more than the ranks get
         "image": image,
         "command": _command(submission, command),
         "env": [_secret(text) for text in flags.get("secret") or ()],
@@ -72,7 +72,7 @@ def _template() -> list[Any]:
 
 
 def _filled(part: Any, values: Mapping[str, Any]) -> Any:
-    """Return a part of the template with its values; a field of which nothing is left is left out."""
+    """Return a part of the template with its values filled in, without the fields that stay empty."""
     if isinstance(part, str) and part.startswith("$"):
         return values[part[1:]]
     if isinstance(part, dict):
@@ -82,7 +82,7 @@ def _filled(part: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _command(submission: Submission, command: Sequence[str]) -> list[str]:
-    """Return what a pod runs; Kubernetes itself puts the pod's index in the place of ``$(JOB_COMPLETION_INDEX)``."""
+    """Return a pod's command; Kubernetes itself replaces ``$(JOB_COMPLETION_INDEX)`` by the pod's index."""
     words = _literal(["ddplaunch", *command])
     if submission.nodes > 1:
         first = f"{submission.name}-0.{submission.name}"
@@ -97,7 +97,7 @@ def _name(flag: str, text: str | None) -> str | None:
 
 
 def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], mounts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UsageError for a path outside of all volumes, or to be written in a volume that is read only."""
+    """Raise UsageError for a path outside of all volumes, or a path to be written in a read-only volume."""
     for flag, path in paths:
         kinds = [mount for mount in mounts if flag == "--data" or not mount.get("readOnly")]
         if not any(f"{os.path.normpath(path)}/".startswith(f"{mount['mountPath'].rstrip('/')}/") for mount in kinds):
@@ -111,7 +111,7 @@ def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], mounts: Sequenc
 
 
 def _shm(size: str | None) -> str:
-    """Return how large /dev/shm may grow, which counts as memory of the pod."""
+    """Return the size limit of /dev/shm, which counts as memory of the pod."""
     if size is not None and size.isdecimal():
         raise impossible_value("shm_size", size, "without a unit it would be so many bytes", f"{size}Gi")
     return _DEFAULT_SHM if size is None else _quantity("shm_size", size)
@@ -120,7 +120,7 @@ def _shm(size: str | None) -> str:
 def _volumes(flags: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the volumes of a pod and where it mounts them.
 
-    One is memory for /dev/shm: a container's 64 MiB are too little for NCCL and DataLoaders.
+    The first is memory for /dev/shm: a container's default of 64 MiB is too little for NCCL and DataLoaders.
     https://kubernetes.io/docs/concepts/storage/volumes/#emptydir
     """
     memory = {"medium": "Memory", "sizeLimit": _shm(flags.get("shm_size"))}
@@ -153,7 +153,7 @@ def _add_volume(text: str, volumes: list[dict[str, Any]], mounts: list[dict[str,
 
 
 def _limits(submission: Submission) -> dict[str, Any]:
-    """Limits; what is not requested apart is requested as limited."""
+    """Return the pod's resource limits; Kubernetes uses them as requests too, because the template has none."""
     limits: dict[str, Any] = {}
     if submission.gpus_per_node is not None:
         limits["nvidia.com/gpu"] = submission.gpus_per_node
@@ -165,7 +165,7 @@ def _limits(submission: Submission) -> dict[str, Any]:
 
 
 def _literal(words: Sequence[str]) -> list[str]:
-    """Return arguments that mean themselves: Kubernetes replaces ``$(NAME)`` by a value and ``$$`` by one ``$``.
+    """Return arguments escaped for Kubernetes, which replaces ``$(NAME)`` by a value and ``$$`` by one ``$``.
 
     https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
     """
@@ -187,7 +187,7 @@ def _secret(text: str) -> dict[str, Any]:
 
 
 def _quantity(flag: str, text: str) -> str:
-    """Return a quantity in Kubernetes' spelling: ``200G`` of Slurm's is binary, ``200Gi`` there."""
+    """Return a quantity in Kubernetes' spelling: Slurm's ``200G`` is binary and becomes ``200Gi``."""
     match = _QUANTITY.match(text)
     if match is None:
         raise impossible_value(flag, text, "it is a number and Ki, Mi, Gi or Ti", "16Gi")

@@ -1,4 +1,4 @@
-"""A submission in Slurm's options: those of the job for sbatch, those of the step in it for srun.
+"""A submission as options of Slurm: the job's for sbatch, and those of the step inside it for srun.
 
 https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html
 """
@@ -16,12 +16,12 @@ from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count
 
-#: One task that fails ends the step at once; one that ends well gives the others a minute.
+#: The first task that fails ends the step at once; after the first that succeeds, the others have a minute.
 STEP = ("srun", "--kill-on-bad-exit=1", "--wait=60")
-#: In the directory where the job starts, which is sbatch's default too.
+#: Log files in the directory where the job starts, as by sbatch's default.
 LOG, LOG_OF_ARRAY = "--output=slurm-%j.out", "--output=slurm-%A_%a.out"
 _ARRAY = re.compile(r"--array(?:=|\Z)|-a")
-#: Options that the job has already, long and short.
+#: Options that ddplaunch writes itself, long and short.
 _OURS = re.compile(
     r"(?:--(?:nodes|gpus-per-node|cpus-per-task|time|partition|account|qos|mem|constraint|requeue|wait|ntasks"
     r"|ntasks-per-node|signal)|-[NctpAqCnW])\Z"
@@ -30,11 +30,11 @@ _OURS = re.compile(
 
 @dataclass(frozen=True)
 class BatchScript:
-    """What stands in a batch script. ``directives`` are options of sbatch, ``setup`` lines of the user, as typed.
+    """The content of a batch script. ``directives`` are options of sbatch, ``setup`` are the user's lines as typed.
 
-    ``step`` is the srun line in front of ``command``. ``requeue_after_s`` is the second of the job from
-    which on a failure means that its time was over; None: a failure is never put down to the time. After the signal
-    ``requeue_on``, which comes so many seconds before the end, the job is queued again unless the step ends well.
+    ``step`` is the srun command that runs ``command``. A failure ``requeue_after_s`` seconds or more into the job is
+    put down to the time limit; None: no failure is. ``requeue_on`` is a signal and how many seconds before the time
+    limit it comes: after it the job is queued again unless the step succeeds.
     """
 
     about: str
@@ -47,20 +47,20 @@ class BatchScript:
 
     @property
     def log(self) -> str:
-        """The file name that the job's log gets unless ``--sbatch-arg`` names another, with Slurm's patterns in it."""
+        """The name of the job's log file, with Slurm's patterns in it, unless ``--sbatch-arg`` names another."""
         return (LOG_OF_ARRAY if self.array else LOG).partition("=")[2]
 
     @property
     def array(self) -> bool:
-        """Whether it becomes several jobs, one for each index."""
+        """Whether the script becomes an array: several jobs, one for each index."""
         return any(_ARRAY.match(directive) for directive in self.directives)
 
 
 def decide_batch(submission: Submission, flags: Mapping[str, Any], command: tuple[str, ...]) -> BatchScript:
-    """Return the batch script; ``flags`` are the options of ``submit`` by name, ``command`` is ddplaunch with its own.
+    """Return the batch script; ``flags`` are ``submit``'s options by name, ``command`` is ddplaunch with its arguments.
 
-    The log is named relative to the working directory, so that no path of the user's, which may hold anything, has to
-    pass Slurm's own reading of ``#SBATCH`` lines. Raises UsageError for values that cannot stand in such a line.
+    The log's name is relative to the working directory: an absolute path may hold characters that Slurm misreads in
+    ``#SBATCH`` lines. Raises UsageError for values that cannot be written in such a line.
     """
     extra = [word for value in flags.get("sbatch_arg") or () for word in _extra(value)]
     array = next((word for word in extra if _ARRAY.match(word)), None)
@@ -96,7 +96,7 @@ def decide_batch(submission: Submission, flags: Mapping[str, Any], command: tupl
 def refuse_directory(cwd: str) -> None:
     """Raise UsageError for a directory whose name Slurm would misread.
 
-    It takes ``%`` and backslashes for its own patterns, and the job fails without a log
+    Slurm takes ``%`` and backslashes for its own patterns, and the job fails without a log
     (https://slurm.schedmd.com/sbatch.html, "filename pattern"; tried with 22.05).
     """
     if "%" in cwd or "\\" in cwd:
@@ -108,10 +108,11 @@ def refuse_directory(cwd: str) -> None:
 
 
 def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the srun command that starts one task on each node of the allocation that this process is in.
+    """Return the srun command that starts one task on each node of this process's allocation.
 
-    What the job asked for per task is for all tasks of a node together then; a task per GPU that was asked for stays.
-    ``--overlap`` because the shell of ``salloc`` or ``srun --pty`` may be a step that holds the nodes' CPUs.
+    The one task gets the CPUs of all tasks that the job asked for per node. If the job asked for GPUs per task, its
+    tasks stay as they are. ``--overlap``: the shell of ``salloc`` or ``srun --pty`` may be a step that holds the
+    nodes' CPUs.
     """
     if environ.get("SLURM_GPUS_PER_TASK") or "gpu" in environ.get("SLURM_TRES_PER_TASK", ""):
         return (*STEP, "--export=ALL", "--overlap")
@@ -126,7 +127,7 @@ def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _signal(submission: Submission) -> list[str]:
-    """Return sbatch's option. ``B:`` is for the batch script alone, which hands the signal on and queues again."""
+    """Return sbatch's ``--signal``. ``B:`` signals only the batch script, which passes it on and requeues the job."""
     if submission.signal is not None:
         name, seconds = submission.signal
         return [f"--signal={'B:' if submission.requeue else ''}{name}@{seconds}"]
@@ -140,7 +141,10 @@ def _about(submission: Submission) -> str:
 
 
 def _requeue_after(submission: Submission) -> int | None:
-    """Slurm's own requeueing is for preemption and lost nodes. The signal may come 60 s early, hence the margin."""
+    """Return ``BatchScript.requeue_after_s``. The signal may come 60 s early, hence the margin.
+
+    Slurm's own requeueing covers only preemption and lost nodes.
+    """
     if not submission.requeue or submission.time_s is None or submission.grace_s is None:
         return None
     return max(0, submission.time_s - submission.grace_s - 65)
@@ -151,7 +155,7 @@ def _given(option: str, value: object) -> list[str]:
 
 
 def _extra(text: str) -> list[str]:
-    """Return the words of one ``--sbatch-arg``, an option and its value joined by ``=``."""
+    """Return one ``--sbatch-arg`` as a single word, the option joined with its value. Raises UsageError."""
     words = split_words("--sbatch-arg", text, "--exclude=node7", "flag: --sbatch-arg")
     if not words or not words[0].startswith("-") or len(words) > 2 or (len(words) == 2 and "=" in words[0]):
         raise usage(

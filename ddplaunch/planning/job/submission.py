@@ -1,4 +1,4 @@
-"""A launch as a job, the same for every cluster: its name, size, limits and grace, from what was typed."""
+"""A launch as a job for any kind of cluster: its name, size, limits and grace, from what was typed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words, in_words, is_secret
 
-_GRACE_S = 60  # with --requeue alone: the ranks have to be told before the end that it comes
+_GRACE_S = 60  # default with --requeue: ranks must be told to end before the time limit
 _TIME = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,6})(?::([0-9]{1,6}))?(?::([0-9]{1,6}))?")
 _MEMORY = re.compile(r"[1-9][0-9]{0,9}([KMGT])?\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One job. ``script`` names the script to people.
+    """One job. ``script`` is the name under which users know the script.
 
-    ``processes`` are those of each node, None where the cluster's GPUs decide it. ``grace_s`` seconds before the end
-    of ``time_s`` the ranks are told to end, or get ``signal``, a name and its own seconds.
+    ``processes`` is the number per node, None if the cluster's GPUs decide it. The ranks are told to end ``grace_s``
+    seconds before the time limit ``time_s``, or get ``signal``, a name and its own number of seconds before the limit.
     ``memory`` is per node, as typed.
     """
 
@@ -43,7 +43,7 @@ class Submission:
 def decide_submission(options: Options, flags: Mapping[str, Any], script: str) -> Submission:
     """Return the job for the options of the launch and those of ``submit`` itself (``flags``, by name of the flag).
 
-    Raises UsageError for what contradicts itself, what no cluster gives, and what would be the same on all nodes.
+    Raises UsageError for options that contradict each other, impossible values, and values that the cluster decides.
     """
     _refuse_what_the_cluster_decides(options)
     for flag in ("nodes", "gpus_per_node", "cpus_per_task"):
@@ -94,7 +94,7 @@ def parse_time(text: str) -> int:
     days, *parts = match.groups()
     numbers = [int(part) for part in parts if part]
     if days is None and len(numbers) < 3:
-        numbers.insert(0, 0)  # of the hours
+        numbers.insert(0, 0)  # no hours
     hours, minutes, seconds = [*numbers, 0, 0][:3]
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
@@ -104,14 +104,14 @@ def parse_time(text: str) -> int:
 
 
 def job_name(text: str) -> str:
-    """Return a name that every cluster takes (a DNS label): of ``src/My_train.py``, ``my-train``."""
+    """Return a name that every cluster accepts (a DNS label): ``my-train`` for ``src/My_train.py``."""
     stem = text.rpartition("/")[2].removesuffix(".py").lower()
     label = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:40].strip("-")
     return label if label[:1].isalpha() else f"job-{label}".strip("-")
 
 
 def refuse_secrets(env: tuple[Resolved[tuple[str, str]], ...], fix: str) -> None:
-    """Raise UsageError for a secret in ``--env``, since others read the text of a job. ``fix`` may hold ``{name}``."""
+    """Raise UsageError for a secret in ``--env``: others can read a job's text. ``{name}`` in ``fix`` is replaced."""
     for item in env:
         name, value = item.value
         if is_secret(name, value):
@@ -125,7 +125,7 @@ def refuse_secrets(env: tuple[Resolved[tuple[str, str]], ...], fix: str) -> None
 
 
 def refuse_secret_words(words: Sequence[str], fix: str, place: str) -> None:
-    """Raise UsageError for a word that holds a secret. ``fix`` may hold ``{name}``, of a variable for it."""
+    """Raise UsageError for a word that holds a secret. ``{name}`` in ``fix`` becomes a name of a variable for it."""
     for i, spans in enumerate(in_words(words)):
         if spans:
             previous = words[i - 1] if i and spans[0] == (0, len(words[i])) else ""
@@ -180,7 +180,7 @@ _SIGNAL = re.compile(r"(?:SIG)?(USR1|USR2|TERM|INT|HUP)@([1-9][0-9]{0,5})\Z")
 
 
 def _signal(options: Options, text: str | None) -> tuple[str, int] | None:
-    """Return the signal of `--signal USR1@120`. Raises UsageError for another spelling, and beside `--grace`."""
+    """Return (name, seconds) of `--signal USR1@120`. Raises UsageError for other spellings, and with `--grace`."""
     if text is None:
         return None
     match = _SIGNAL.match(text)
@@ -210,7 +210,7 @@ def _grace(options: Options, requeue: bool, time_s: int | None) -> int | None:
 
 
 def impossible_value(flag: str, value: object, why: str, example: str) -> UsageError:
-    """Return what to raise for a value of one of ``submit``'s own flags; an empty one is missing."""
+    """Return the error for a value of one of ``submit``'s own flags; an empty value counts as missing."""
     spelled = "--" + flag.replace("_", "-")
     what = f"`{spelled}` is missing" if value == "" else f"`{spelled} {value}` is not possible"
     return usage(what, why=why, fix=f"`{spelled} {example}`", where=f"flag: {spelled}")
