@@ -1,1 +1,1 @@
-"""Lines, scripts and files of other launchers, as ddplaunch says the same."""
+"""Translates lines, scripts and files of other launchers into commands of ddplaunch."""

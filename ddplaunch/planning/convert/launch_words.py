@@ -1,4 +1,4 @@
-"""Words of a launch line: how each is spelled in a shell, and what it is where that is known."""
+"""Words of a launch line: each with its shell text, and with its value if that is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddplaunch.values.frozen import dataclass
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:[23](?:\.\d+)?)?\Z")
 _VARIABLE = re.compile(r'"?\$\{?(\w+)\}?"?\Z')
-#: Programs that run the words behind them.
+#: Programs that run the command after them.
 WRAPPERS = frozenset(
     """
     nohup env exec time command nice ionice stdbuf numactl taskset timeout sudo setsid unbuffer xargs parallel eval
@@ -25,10 +25,10 @@ WRAPPERS = frozenset(
 
 
 class Word(NamedTuple):
-    """One word: ``source`` is its shell text, ``text`` what a shell makes of it, None where that is not known.
+    """One word: ``source`` is its shell text, ``text`` its value in a shell, None if that is not known.
 
-    ``constant`` is the value of a variable that has one value in its script, ``parts`` are the words for which one
-    stands that the script sets to several. ``span`` is where the word stands, in bytes.
+    For a variable that its script sets once, ``constant`` is the value if it is one word, ``parts`` are the words if it
+    is several. ``span`` is the position of the word in bytes.
     """
 
     source: str
@@ -39,12 +39,12 @@ class Word(NamedTuple):
 
     @property
     def value(self) -> str | None:
-        """What the word is, said outright or by a variable; None where that is not known."""
+        """The word's value, literal or through a variable; None if it is not known."""
         return self.constant if self.text is None else self.text
 
     @property
     def name(self) -> str:
-        """The last part of a path, or what ``$(which NAME)`` looks up; empty for what is not known."""
+        """The last part of a path, or NAME of ``$(which NAME)``; empty if it is not known."""
         if self.text is not None:
             return self.text.rpartition("/")[2]
         bare = self.source.strip('"`').removeprefix("$(").removesuffix(")").split()
@@ -52,17 +52,17 @@ class Word(NamedTuple):
         return bare[-1] if looked_up and len(bare) > 1 else ""
 
     def number(self) -> int | None:
-        """What the word counts, None where that is not known."""
+        """Return the word as a number, None if it is not a known number."""
         return int(self.text) if self.text and self.text.isascii() and self.text.isdecimal() else None
 
 
 def known_word(text: str) -> Word:
-    """Return the word for a text."""
+    """Return the word whose value is ``text``."""
     return Word(shlex.quote(text), text)
 
 
 def known_words(line: Sequence[str]) -> list[Word]:
-    """Return the words of a line that a shell has read."""
+    """Return the words of a line that a shell has already split."""
     return [known_word(word) for word in line]
 
 
@@ -72,7 +72,7 @@ def attached(prefix: str, word: Word) -> Word:
 
 
 def option_of(word: Word) -> tuple[str, Word | None]:
-    """Return the name of an option and the value behind its ``=``; an empty name for what is no option."""
+    """Return an option's name and the value after its ``=``, if any; the name is empty if the word is not an option."""
     text = word.text if word.text is not None else word.source.lstrip("\"'")
     if not text.startswith("-") or text == "-":
         return "", None
@@ -91,7 +91,7 @@ _PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
 
 
 def address_and_port(word: Word, port: str) -> tuple[Word, Word] | None:
-    """Return address and port of ``HOST:PORT``, ``port`` where it has none; None if they cannot be told apart."""
+    """Return address and port of ``HOST:PORT``, by default ``port``; None if they cannot be told apart."""
     if word.text is not None:
         host, colon, own_port = word.text.rpartition(":") if ":" in word.text else (word.text, "", port)
         return known_word(host.strip("[]")), known_word(own_port or port)
@@ -104,7 +104,7 @@ def address_and_port(word: Word, port: str) -> tuple[Word, Word] | None:
 
 
 def divided(total: Word, parts: Word) -> Word | None:
-    """Return ``total`` by ``parts``, as arithmetic of the shell where they are variables; None if it does not go."""
+    """Return ``total`` divided by ``parts``, for variables as shell arithmetic; None if that is not possible."""
     whole, by = total.number(), parts.number()
     if by == 1:
         return total
@@ -115,7 +115,7 @@ def divided(total: Word, parts: Word) -> Word | None:
 
 
 def in_arithmetic(word: Word) -> str | None:
-    """Return a number or a variable as ``$((…))`` has it, None for another word."""
+    """Return a number or a variable as it is written inside ``$((…))``, None for any other word."""
     match = _VARIABLE.match(word.source)
     if match is None and word.number() is None:
         return None
@@ -123,7 +123,7 @@ def in_arithmetic(word: Word) -> str | None:
 
 
 def starts_python(word: Word) -> bool:
-    """Whether the word starts a Python: by its name, or a variable that is called so."""
+    """Return whether the word starts Python, judging by its name or that of its variable."""
     if word.text is not None:
         return _PYTHON.match(word.text) is not None
     match = _VARIABLE.match(word.source)
@@ -132,9 +132,9 @@ def starts_python(word: Word) -> bool:
 
 @dataclass(frozen=True)
 class LauncherPlace:
-    """Where a launcher stands among words: it begins at ``start``, its options at ``options``.
+    """The position of a launcher in a line: it begins at word ``start``, its options begin at word ``options``.
 
-    ``python`` is the interpreter that was named for it.
+    ``python`` is the interpreter that runs it, None unless the line names a particular one.
     """
 
     launcher: str
@@ -144,9 +144,9 @@ class LauncherPlace:
 
 
 def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
-    """Return the innermost launcher of a line: torchrun of ``srun torchrun train.py``, srun of ``srun python``.
+    """Return the innermost launcher of a line: torchrun in ``srun torchrun train.py``, srun in ``srun python``.
 
-    A variable in front, as in ``$WRAPPER torchrun``, may hold anything that starts the words behind it.
+    A variable before it, as in ``$WRAPPER torchrun``, is skipped: it may hold any program that runs the rest.
     """
     in_front = (assigns(word) or (variable_of(word.source) and not starts_python(word)) for word in words)
     first = next((i for i, skipped in enumerate(in_front) if not skipped), len(words))
@@ -160,7 +160,7 @@ def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
 
 
 def assigns(word: Word) -> bool:
-    """Whether the word sets a variable, ``NAME=value``."""
+    """Return whether the word sets a variable, ``NAME=value``."""
     name, equals, _ = word.source.partition("=")
     return bool(equals) and name.isidentifier()
 
@@ -188,7 +188,7 @@ def _launcher_at(words: Sequence[Word], i: int) -> LauncherPlace | None:
 
 
 def variable_of(source: str) -> str:
-    """Return the name of the variable that a word is, as in ``"$X"``, ``${X}`` and ``"${X[@]}"``; else nothing."""
+    """Return the variable's name if the word is one, as ``"$X"``, ``${X}`` and ``"${X[@]}"`` are; else ""."""
     bare = source.strip('"')
     if not bare.startswith("$"):
         return ""

@@ -1,4 +1,4 @@
-"""One line of another launcher as the command of ddplaunch that starts the same processes; pure."""
+"""Translates one line of another launcher into the ddplaunch command that starts the same processes; pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BY_DEFAULT = Note(
     "how many processes accelerate starts",
     "its default_config.yaml says so where `accelerate config` wrote one, or it is one for each GPU, as `auto` is",
 )
-#: Launchers whose lines stay, and why.
+#: Launchers whose lines are not translated, and why.
 _STAY = {
     "torchx": Note("an app of TorchX", "convert the line of torchrun that `torchx run --dryrun` prints for it"),
     "deepspeed": Note(
@@ -47,9 +47,9 @@ _LOCAL = ("localhost", "127.0.0.1")
 
 
 def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> Translation | None:
-    """Return what ddplaunch says for a line, None if no launcher starts ranks in it.
+    """Return the translation of a line, None if no launcher starts ranks in it.
 
-    ``job`` are the sizes of the Slurm job around it, and ``PORT`` if that variable may be set.
+    ``job`` holds the sizes of the Slurm job around the line, and ``PORT`` if the script may set that variable.
     """
     place = find_launcher(words)
     if place is None:
@@ -76,7 +76,7 @@ def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> T
 
 
 class LauncherLine:
-    """What the options of one line say, collected word by word."""
+    """The meaning of one line's options, collected word by word."""
 
     def __init__(self, launcher: str) -> None:
         self.launcher = launcher
@@ -87,7 +87,7 @@ class LauncherLine:
         self.unknown: list[Note] = []
 
     def read(self, words: Sequence[Word]) -> Sequence[Word]:
-        """Take the launcher's options; return the words behind them: what the ranks run. Raises CannotSay."""
+        """Read the launcher's options and return the words after them, which the ranks run. Raises CannotSay."""
         at = 0
         words = list(words)
         while at < len(words):
@@ -119,7 +119,7 @@ class LauncherLine:
         return words[at:]
 
     def _refuse_hidden_options(self, rest: Sequence[Word]) -> None:
-        """Raise CannotSay if a variable stands before what is plainly the script: options of the launcher are in it."""
+        """Raise CannotSay if the first word of ``rest`` is a variable that may hold options of the launcher."""
         if rest[0].value is not None:
             return
         several = {"@", "*"} & set(rest[0].source)
@@ -139,7 +139,7 @@ class LauncherLine:
                 return
 
     def _refuse_lost_nodes(self, rest: Sequence[Word]) -> None:
-        """Raise CannotSay for several nodes that stand behind the script: each would train alone."""
+        """Raise CannotSay if options for several nodes come after the script: each node would train alone."""
         for word, following in pairwise([*rest[1:], rest[0]]):
             name, value = option_of(word)
             meaning = LAUNCHERS[self.launcher].get(name.replace("_", "-"))
@@ -149,7 +149,7 @@ class LauncherLine:
                 raise CannotSay(f"`{name}` after the script", why)
 
     def take(self, key: str, meaning: Meaning, values: Sequence[Word]) -> None:
-        """Note what one option says. Raises CannotSay."""
+        """Record the meaning of one option. Raises CannotSay."""
         kind, typed = meaning.kind, " ".join([key, *(word.source for word in values)])
         if kind == "drop":
             self.dropped.append(Note(f"`{typed}`", meaning.detail))
@@ -185,7 +185,7 @@ class LauncherLine:
         return [*words, *self.flags, known_word("--"), *self._target(rest)]
 
     def _size(self) -> tuple[Word, Word]:
-        """Return processes per node and nodes."""
+        """Return processes per node, and nodes. Raises CannotSay."""
         nnodes = self.said.get("nnodes", known_word("1"))
         total, nproc = self.said.get("total"), self.said.get("nproc")
         if total is not None:
@@ -212,7 +212,7 @@ class LauncherLine:
             elif kind in self.said:
                 words += [known_word(kind), self.said[kind]]
         port = self.said.get("port", known_word("0"))
-        if port.text != "0" or PORT in self.switches:  # torchrun reads no exported one
+        if port.text != "0" or PORT in self.switches:  # torchrun ignores an exported port
             words += [known_word("--master-port"), port]
         if not one and "--node-rank" not in self.said:
             why = "NODE_RANK or Slurm says it; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
@@ -220,9 +220,9 @@ class LauncherLine:
         return words
 
     def _split_endpoint(self, one: bool) -> None:
-        """``--rdzv-endpoint HOST:PORT`` says the address and the port; c10d's own port is 29400.
+        """Take address and port from ``--rdzv-endpoint HOST:PORT``; c10d's default port is 29400. Raises CannotSay.
 
-        ``--standalone`` is one that finds a free port.
+        ``--standalone`` means an endpoint on localhost with a free port.
         """
         word = known_word("localhost:0") if "standalone" in self.switches else self.said.get("endpoint")
         if word is None:
@@ -230,12 +230,12 @@ class LauncherLine:
         split = address_and_port(word, "29400")
         if split is None:
             raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
-        self.said.pop("port", None)  # torchrun heeds the endpoint alone
+        self.said.pop("port", None)  # torchrun uses only the endpoint
         if split[0].text not in _LOCAL or split[1].text not in ("0", "29400") or not one:
             self.said["--master-addr"], self.said["port"] = split
 
     def _target(self, rest: Sequence[Word]) -> list[Word]:
-        """Return what every rank runs, with the option of its local rank where the launcher appended one."""
+        """Return what every rank runs, with the option for its local rank if the launcher adds one."""
         local = self.launcher == "torch.distributed.launch" and "use_env" not in self.switches
         passed = [known_word("--local-rank=${local_rank}")] if local else []
         args = [*passed, *map(without_placeholders, rest[1:])]

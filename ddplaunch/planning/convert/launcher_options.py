@@ -1,6 +1,6 @@
-"""The options of torchrun and accelerate as data: what each takes, and what it means here.
+"""The options of torchrun and accelerate as data: how many values each takes, and how it is translated.
 
-Names are spelled with dashes: these launchers take underscores for them.
+Names are spelled with dashes; these launchers accept underscores as well.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 
 class Meaning(NamedTuple):
-    """What an option says: ``kind`` is how it is translated, ``detail`` a flag, a variable or why it is left out.
+    """How an option is translated: ``kind`` says how; ``detail`` is a flag, a variable or why it is left out.
 
-    ``values`` is the number of words behind it.
+    ``values`` is the number of words that follow the option.
     """
 
     kind: str
@@ -20,7 +20,7 @@ class Meaning(NamedTuple):
     values: int = 1
 
 
-#: The variable that ddplaunch reads where no port is typed; torchrun and accelerate do not.
+#: The variable that ddplaunch reads if no port is typed; torchrun and accelerate do not read it.
 PORT = "MASTER_PORT"
 
 
@@ -61,8 +61,8 @@ TORCHRUN: Mapping[str, Meaning] = {
 }
 
 
-#: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/launch.py (prepare_multi_gpu_env says
-#: the variables). Of DeepSpeed, FSDP and dynamo it has many more options, which are not translated.
+#: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/launch.py (prepare_multi_gpu_env
+#: sets the variables). Its many options for DeepSpeed, FSDP and dynamo are not translated.
 ACCELERATE: Mapping[str, Meaning] = {
     **_OF_TORCHRUN,
     **_PLACE,
@@ -90,7 +90,7 @@ LAUNCHERS: Mapping[str, Mapping[str, Meaning]] = {
     "torch.distributed.launch": TORCHRUN,
     "accelerate": ACCELERATE,
 }
-#: Modules that are a launcher when Python runs them with ``-m``.
+#: Modules that are launchers when Python runs them with ``-m``.
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -98,26 +98,26 @@ MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
     "deepspeed": "deepspeed",
 }
-#: Programs that are a launcher by their name.
+#: Programs that are launchers, by name.
 PROGRAMS = {
     "torchrun": "torchrun",
     "deepspeed": "deepspeed",
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun"), "mpirun"),
     "srun": "srun",
 }
-#: What the text of a script has if a launcher is in it.
+#: A script with a launcher in it contains at least one of these names.
 _NAMES = tuple(name.encode() for name in (*PROGRAMS, "accelerate", "torchx", "torch.distributed"))
 
 
 def named_in(text: bytes) -> bool:
-    """Whether a launcher may be in a text."""
+    """Return whether a launcher may be in ``text``."""
     return any(name in text for name in _NAMES)
 
 
 def canonical(launcher: str, name: str) -> str | None:
-    """Return an option as the table of ``launcher`` spells it, None for one that it does not have.
+    """Return an option as the table of ``launcher`` spells it, None if it is not in there.
 
-    argparse takes a beginning of a long option that only one of them has.
+    As in argparse, a prefix that only one long option has stands for that option.
     """
     table = LAUNCHERS[launcher]
     spelled = name.replace("_", "-") if name.startswith("--") else name

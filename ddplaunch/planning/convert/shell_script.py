@@ -1,4 +1,4 @@
-"""Launch lines of a shell script, by a real parser of bash: where they stand, and what each becomes."""
+"""Finds the launch lines of a shell script with a real parser of bash, and translates each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _QUOTES = "'\"\\`"
 
 @cache
 def _parser() -> Parser:
-    import tree_sitter_bash  # loaded for scripts alone: 50 ms
+    import tree_sitter_bash  # loaded only for scripts: 50 ms
     from tree_sitter import Language, Parser
 
     return Parser(Language(tree_sitter_bash.language()))
@@ -42,7 +42,7 @@ def _parser() -> Parser:
 def sites_of(data: bytes) -> list[Site]:
     """Return the launches of a script in the order of their lines.
 
-    One that cannot be converted has no ``replacement``; ``said.unknown`` says why.
+    A launch that cannot be converted has no ``replacement``; ``said.unknown`` says why.
     """
     reader = _Script(data)
     sites = list(reader.sites())
@@ -56,9 +56,8 @@ def _stays(line: int, text: str, note: Note, launcher: str = "", *, aside: bool 
 
 
 def _incomplete(root: Node, read_lines: set[int]) -> Iterator[Site]:
-    """Yield what is no whole command to the grammar, which knows less than bash: what names a launcher, or the first.
-
-    ``read_lines`` are the lines of launches that were read.
+    """Yield the parts that the grammar, which knows less than bash, cannot parse: those that name a launcher, or else
+    the first one. ``read_lines`` are the lines of launches that were parsed.
     """
     text_length = len((root.text or b"").rstrip(b"\\ \t\r\n"))  # bash ignores a backslash at the end
     broken = (node for node in _walk(root) if node.is_missing or node.type == "ERROR") if root.has_error else ()
@@ -75,7 +74,7 @@ def _incomplete(root: Node, read_lines: set[int]) -> Iterator[Site]:
 
 
 def _walk(root: Node) -> Iterator[Node]:
-    """Yield all nodes in the order of the text, without recursion: scripts may nest as deep as they like."""
+    """Yield all nodes in the order of the text, without recursion: scripts may nest to any depth."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -84,13 +83,13 @@ def _walk(root: Node) -> Iterator[Node]:
 
 
 def _part(node: Node, field: str = "name") -> str:
-    """Return the text of a part of a node, "" where it has none."""
+    """Return the text of a node's ``field``, "" if the node has none."""
     part = node.child_by_field_name(field)
     return (part.text or b"").decode("utf-8", "surrogateescape") if part is not None else ""
 
 
 def _plain_text(node: Node) -> str | None:
-    """Return what a shell makes of a word without variables, None for any other."""
+    """Return the value that a word without variables has in a shell, None for any other word."""
     kind, source = node.type, (node.text or b"").decode("utf-8", "surrogateescape")
     if kind in ("word", "number", "variable_assignment") and not set(source) & set("$`'\"*?[~"):
         return source.replace("\\\n", "").replace("\\", "")
@@ -103,7 +102,7 @@ def _plain_text(node: Node) -> str | None:
 
 
 def _runs_always(node: Node) -> bool:
-    """Whether no condition, loop or function is around a node."""
+    """Return whether a node is in no condition, loop or function."""
     parent = node.parent
     while parent is not None and parent.type in ("declaration_command", "list"):
         parent = parent.parent
@@ -112,7 +111,7 @@ def _runs_always(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _Value:
-    """The words that a variable is split into where it is used without quotes, and the variables that they use."""
+    """The words into which an unquoted variable is split, and the variables that these words use."""
 
     words: tuple[Word, ...]
     uses: frozenset[str]
@@ -121,7 +120,7 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Setting:
-    """A place from which on a variable has a value, ``always`` or under a condition; ``value`` reads it."""
+    """An assignment that ends at byte ``at``, ``always`` executed or under a condition; ``value`` reads its value."""
 
     at: int
     always: bool
@@ -129,7 +128,7 @@ class _Setting:
 
 
 class _Script:
-    """Reads one text: a script, or one inside of it, at ``offset`` bytes and from ``line`` on."""
+    """Reads one text: a whole script, or an inner script that begins at byte ``offset`` and in line ``line``."""
 
     def __init__(
         self,
@@ -152,7 +151,7 @@ class _Script:
         for node in self.assignments:
             setting = _Setting(node.end_byte, _runs_always(node), partial(self._value_of, node))
             self.settings.setdefault(_part(node), []).append(setting)
-        # what a file that is sourced sets is not read: it may be any variable
+        # sourced files are not read; each may set any variable
         self.sources = [node.end_byte for node in self.commands if _part(node) in ("source", ".")]
 
     def text(self, node: Node) -> str:
@@ -165,7 +164,7 @@ class _Script:
         return self.text(node).split("\n")[0].rstrip(" \\")
 
     def sites(self) -> Iterator[Site]:
-        """Yield the launches, in no order."""
+        """Yield the launches, in no particular order."""
         launches = dict(self._held_launches())
         yield from launches.values()
         for node in self.commands:
@@ -179,7 +178,7 @@ class _Script:
         return frozenset(self.text(inner) for inner in _walk(node) if inner.type == "variable_name")
 
     def _held_launches(self) -> Iterator[tuple[str, Site]]:
-        """Yield the variables that hold a launch, or a launcher that is run: they stay, as do the lines with them."""
+        """Yield the variables that hold a launch or a launcher that is run: they and the lines with them stay."""
         run = {variable_of(_part(node)) for node in self.commands}
         run |= {variable_of(_part(node, "argument")) for node in self.commands if _part(node) in WRAPPERS}
         for node in self.assignments:
@@ -212,7 +211,7 @@ class _Script:
             yield self._site(node, words, translation)
 
     def _inside(self, start: int, end: int, quote: str) -> Iterator[Site]:
-        """Yield the launches of a text within this one."""
+        """Yield the launches in the inner script between bytes ``start`` and ``end``, which stands in ``quote``."""
         text = self.data[start:end]
         if not named_in(text):
             return
@@ -223,7 +222,7 @@ class _Script:
         yield from _Script(text, self.offset + start, line, quote or self.quote, self.job).sites()
 
     def _site(self, node: Node, words: list[Word], translation: Translation) -> Site:
-        """Return the place of a launch, where only the words change that differ."""
+        """Return the site of a launch, whose replacement covers only the words that differ."""
         line, text = self._line_of(node), self._start_of(node)
         begin = words[translation.start].span if translation.words else None
         if begin is None:
@@ -243,7 +242,7 @@ class _Script:
         return Site(line, text, translation, *place, new.encode("utf-8", "surrogateescape"))
 
     def word(self, node: Node) -> Word:
-        """Return a word as it is typed, with what it is as far as the script says."""
+        """Return a word as typed, with its value if the script tells it."""
         inner = node.children[0] if node.type == "command_name" and node.children else node
         source, span = self.text(node), (node.start_byte, node.end_byte)
         text = _plain_text(inner)
@@ -257,7 +256,7 @@ class _Script:
         return Word(source, None, parts=value.words if several else (), span=span)
 
     def value_at(self, name: str, use: int) -> _Value | None:
-        """Return the value of a variable that the script sets once, before ``use``, without any condition."""
+        """Return the value of a variable that the script sets once, before ``use`` and unconditionally; else None."""
         settings = self.settings.get(name, [])
         if len(settings) != 1 or name in self.loops or not settings[0].always or settings[0].at > use:
             return None
@@ -268,7 +267,7 @@ class _Script:
         return None if any(at < position < use for position in (*settings_at, *self.sources)) else value
 
     def _value_of(self, node: Node) -> _Value | None:
-        """Return what an assignment says, None where that is not known."""
+        """Return the value of an assignment, None if it is not known."""
         value = node.child_by_field_name("value")
         if value is None or "+=" in self.text(node)[: len(_part(node)) + 2]:
             return None

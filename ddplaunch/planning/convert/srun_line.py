@@ -1,4 +1,4 @@
-"""A step of Slurm that starts one task per rank, as one that starts ddplaunch on each node."""
+"""Translates a Slurm step with one task per rank into a step that starts ddplaunch once on each node."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _SIZES = {
     **{name: name for name in ("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-task")},
     "--tasks-per-node": "--ntasks-per-node",
 }
-# A variable in front of a command, as `${SRUN_ARGS}`: by its name it holds options.
+# A variable before a command, like `${SRUN_ARGS}`, whose name says that it holds options.
 _OPTIONS_KEPT = re.compile(r"\"?\$\{?\w*(?:ARG|OPT|FLAG)S?(?:_\w*)?(?::-)?\}?\"?", re.IGNORECASE)
 _OF_RANKS = Note("how the script finds its rank", "torchrun sets RANK and LOCAL_RANK; SLURM_PROCID is the node's")
 
 
 def sizes_of_job(script: bytes) -> dict[str, Word]:
-    """Return the sizes that ``#SBATCH`` lines say, which are those of every step that says none itself.
+    """Return the sizes in the ``#SBATCH`` lines, which apply to every step that gives none itself.
 
-    ``PORT`` is among them where the script names it, because it may set it.
+    ``PORT`` is among them if the script names that variable, because the script may set it.
 
-    https://slurm.schedmd.com/sbatch.html: they end at the first line that is neither a comment nor empty.
+    https://slurm.schedmd.com/sbatch.html: these lines end at the first line that is neither a comment nor empty.
     """
     sizes = {PORT: known_word("0")} if PORT.encode() in script else {}
     for line in script.decode("utf-8", "replace").splitlines():
@@ -49,7 +49,7 @@ def sizes_of_job(script: bytes) -> dict[str, Word]:
 
 
 def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], list[Word]]:
-    """Return the sizes that options of srun or sbatch say, the other options, and the words behind the options."""
+    """Return the sizes in options of srun or sbatch, the other options, and the words after the options."""
     sizes: dict[str, Word] = {}
     step_words: list[Word] = []
     at = 0
@@ -74,9 +74,9 @@ def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], 
 
 
 def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]) -> Translation | None:
-    """Return ``srun --ntasks-per-node=1 … ddplaunch run K -- …`` for a step of K tasks a node.
+    """Return ``srun --ntasks-per-node=1 … ddplaunch run K -- …`` for a step of K tasks per node.
 
-    None where neither the line nor, for a program of Python, its ``job`` says that there are several: a step may be
+    None if neither the line nor, for a Python program, its ``job`` says how many tasks there are: such a step may be
     anything.
     """
     sizes, step_words, rest = sizes_and_rest(words[place.options :])
@@ -104,7 +104,7 @@ def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]
 
 
 def _tasks(sizes: dict[str, Word]) -> tuple[Word | None, Word | None]:
-    """Return tasks per node and nodes. Raises CannotSay."""
+    """Return tasks per node, and nodes; None for each that is not known. Raises CannotSay."""
     nodes, total, of_node = (sizes.get(name) for name in ("--nodes", "--ntasks", "--ntasks-per-node"))
     if of_node is not None:
         return of_node, nodes or (divided(total, of_node) if total is not None else None)
@@ -117,7 +117,7 @@ def _tasks(sizes: dict[str, Word]) -> tuple[Word | None, Word | None]:
 
 
 def _times(one: Word, tasks: Word, option: str) -> Word:
-    """Return what all tasks of a node get together. Raises CannotSay."""
+    """Return the total for all tasks of a node, from what ``one`` task gets. Raises CannotSay."""
     numbers = one.number(), tasks.number()
     if numbers[0] is not None and numbers[1] is not None:
         return known_word(str(numbers[0] * numbers[1]))

@@ -1,4 +1,4 @@
-"""What becomes of a launch line: the words in its place, what was dropped and what is unknown; a rank's command."""
+"""The translation of a launch line: the new words, what was dropped and what is unknown; and a rank's command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddplaunch.values.frozen import dataclass
 
 @dataclass(frozen=True)
 class Note:
-    """One thing of a line that was left out, or that its text does not tell: ``what`` as it was typed, and why."""
+    """A part of a line that was left out, or a fact that its text does not tell: ``what``, and ``why``."""
 
     what: str
     why: str
@@ -20,9 +20,9 @@ class Note:
 
 @dataclass(frozen=True)
 class Translation:
-    """What became of a launch line: the ``words`` in its place, from the word ``start`` on.
+    """The translation of a launch line: the ``words`` that replace it from word ``start`` on.
 
-    No words where it cannot be said at all; ``unknown`` says why then.
+    ``words`` is empty if the line cannot be translated; ``unknown`` then says why.
     """
 
     launcher: str
@@ -39,9 +39,9 @@ class Translation:
 
 @dataclass(frozen=True)
 class Site:
-    """A launch in a script: its line from 1, its text, the bytes that change and what stands there then.
+    """A launch in a script: its line (from 1), its text, the range of bytes to replace, and their replacement.
 
-    ``aside`` is True for a line that starts nothing itself, of which there is something to say.
+    ``aside`` is True for a line that launches nothing itself but needs a note.
     """
 
     line: int
@@ -63,14 +63,14 @@ def changed(data: bytes, sites: Sequence[Site]) -> bytes:
 
 
 class CannotSay(Exception):
-    """A line has no equivalent, or its text does not tell which one."""
+    """Raised if a line has no equivalent, or its text does not tell which one."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(what)
         self.note = Note(what, why)
 
 
-# What a shell inside of a task would look up: one task is one rank there, and a whole node with torchrun.
+# Variables that a shell inside of a task would expand: a task is one rank in the script, but a node with torchrun.
 _OF_TASKS = re.compile(
     r"\$\{?(?:SLURM_(?:PROCID|LOCALID|NODEID|NTASKS|TASK_PID)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_RANK)\}?"
 )
@@ -78,7 +78,10 @@ _ESCAPED = re.compile(rf"(?<=\\){_OF_TASKS.pattern}")
 
 
 def rank_program(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
-    """Return what stands behind ``--`` for the program of a rank, ``python train.py``."""
+    """Return the words after ``--`` for a rank's command such as ``python train.py``; add notes to ``unknown``.
+
+    Raises CannotSay.
+    """
     rest = [without_placeholders(word) for word in command]
     for word in rest:
         named = _OF_TASKS.search(word.text or "") or (word.text is None and _ESCAPED.search(word.source))
@@ -90,7 +93,7 @@ def rank_program(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
         direct = bool(rest) and (rest[0].text or "").endswith(".py")
         return [*([known_word("env")] if direct else []), *rest]
     arguments = rest[1:]
-    while arguments and arguments[0].text == "-u":  # torchrun's ranks get it
+    while arguments and arguments[0].text == "-u":  # torchrun adds it itself
         del arguments[0]
     if not arguments or rest[0].text not in ("python", "python3"):
         return rest
@@ -106,19 +109,19 @@ _CONTAINERS = ("docker", "podman", "singularity", "apptainer", "enroot", "kubect
 
 
 def of_container(container_words: Sequence[Word]) -> list[Note]:
-    """Return the notes on a launch after ``container_words``, where these start or enter a container."""
+    """Return a note if ``container_words``, the words before a launch, start or enter a container."""
     inside = any(word.name in _CONTAINERS or option_of(word)[0].startswith("--container-") for word in container_words)
     why = "it runs in a container, whose image or environment may not have it: `pip install ddplaunch` there"
     return [Note("whether ddplaunch is installed", why)] if inside else []
 
 
 def unsure(word: Word) -> Note:
-    """Return what is not known of a script that stands in a variable."""
+    """Return the note on a script whose name is in a variable."""
     why = "a script whose name does not end in .py needs `python` before it; options go before `--`"
     return Note(f"what `{word.source}` holds", why)
 
 
 def without_placeholders(word: Word) -> Word:
-    """Return an argument so that ddplaunch finds no placeholder in it."""
+    """Return an argument with its placeholders escaped, so that ddplaunch leaves them as they are."""
     source = as_literal(word.source)
     return word if source == word.source else Word(source, None if word.text is None else as_literal(word.text))
