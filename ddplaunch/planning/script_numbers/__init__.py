@@ -1,1 +1,1 @@
-"""Numbers between the plan and the script's arguments, in both directions: handed out, and adopted."""
+"""Moves numbers between the plan and the script's arguments, in both directions: handed out, and adopted."""

@@ -1,4 +1,4 @@
-"""What the user says of the script's options, in the place of what was read: which one takes a number, and as what."""
+"""Corrects the report on the script's options by what the user says: which option takes a number, and as what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.resolved import Resolved, Unavailable
 from ddplaunch.values.words import listed, nearest
 
-#: What an option takes, by the word behind its name; ``final`` and ``base`` are about the script, not the number.
+#: What an option takes, by the word after its name; ``final`` and ``base`` are about the script, not the number.
 _MEANINGS: dict[str, Meaning] = {
     "rank": "batch_size",
     "node": "node_batch_size",
@@ -29,10 +29,11 @@ _MEANINGS: dict[str, Meaning] = {
 def understood_as_said(
     script: ScriptReport | Unavailable, options: Options, target: Target
 ) -> ScriptReport | Unavailable:
-    """Return the report with what `--batch-option` and its like say of the script's options.
+    """Return the report with what `--batch-option` and similar flags say about the script's options.
 
-    The option that was named is the only one left for its number. One that was not read is believed unless all of them
-    were. Raises UsageError for one that the script does not declare, or that takes no single value.
+    The named option is the only one left for its number. An option that is not in the report is accepted unless the
+    report is complete. Raises UsageError for an option that the script does not declare, or that does not take exactly
+    one value.
     """
     for family, said in _said(options):
         report = ScriptReport(PurePath(target.name).name, complete=False) if isinstance(script, Unavailable) else script
@@ -55,7 +56,7 @@ def _said(options: Options) -> Iterator[tuple[str, Resolved[str]]]:
 
 
 def _named(family: str, said: Resolved[str], report: ScriptReport) -> DeclaredOption:
-    """Return the option that was named, with what it takes."""
+    """Return the named option with its meaning. Raises UsageError."""
     name, word = named_option(said.value)
     option = next((each for each in report.options if _is_called(each, name)), None)
     if option is None and not report.complete:
@@ -72,7 +73,7 @@ def _named(family: str, said: Resolved[str], report: ScriptReport) -> DeclaredOp
 
 
 def _unread(name: str, report: ScriptReport) -> DeclaredOption:
-    """Return an option that was not read: a key like those that were, a key with a dot in it, or a flag."""
+    """Return an option that is not in the report: a key like those in it, a key with a dot in it, or a flag."""
     at = DeclaredAt(report.path, 0)
     keys = (each for each in report.options if each.spelling not in ("--k v", "--k=v"))
     key = next(keys, DeclaredOption((), at, spelling="k=v", front=False) if "." in name else None)

@@ -1,4 +1,4 @@
-"""Numbers of the plan into the script's arguments: placeholders, and options that the script declares for them."""
+"""Puts numbers of the plan into the script's arguments: for placeholders, and as options that the script declares."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _UNITS = {"warmup_epochs": "epochs", "warmup_ratio": "a fraction of all steps"}
 
 @dataclass(frozen=True)
 class Forwarded:
-    """The script's final arguments, what of them came from the plan, and the given numbers that do not arrive.
+    """The script's final arguments, the numbers in them that came from the plan, and given numbers that do not arrive.
 
     ``receives`` are the numbers that would arrive if they were given, ``doubts`` those that the script may not train
-    with, each with what decides it instead, and ``notes`` what else was understood.
+    with, each with a clause on what decides it instead, and ``notes`` are further clauses.
     """
 
     args: tuple[str, ...]
@@ -49,16 +49,16 @@ class Forwarded:
 
 
 def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable) -> Forwarded:
-    """Replace placeholders in ``args`` and put in front the options that the script declares and the user left out.
+    """Return ``args`` with placeholders replaced, and with the script's options that the user left out added.
 
-    Only numbers that were given are filled in. Raises UsageError for a placeholder that does not exist or has no
-    number, and for an option that the user passed with another value.
+    Only given numbers are filled in. Raises UsageError for a placeholder that does not exist or has no number, and for
+    an option that the user passed with another value.
     """
     replaced, passed = replace_placeholders(args, plan.texts())
     placed = {"batch_size" if item.number == "global_batch_size" else item.number for item in passed}
     additions: list[tuple[DeclaredOption, tuple[str, ...]]] = []
     if not isinstance(script, Unavailable) and plan.automatic:
-        for option in sorted(script.options, key=lambda each: each.meaning == "lr"):  # behind the batch it depends on
+        for option in sorted(script.options, key=lambda each: each.meaning == "lr"):  # lr depends on the batch
             family = family_of(option)
             if family not in plan.given or (family in placed and not given(args, option, script.options)):
                 continue
@@ -79,7 +79,7 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     doubts = _doubts(args, plan, missing, script)
     notes = () if "accum" in dict(doubts) else tuple(_of_losses(plan, script))
     if plan.executable and not any(item.at is not None and item.at.line for item in passed):
-        words = tuple(word for _, each in additions for word in each)  # not read: `bash train.sh` takes its own first
+        words = tuple(word for _, each in additions for word in each)  # last, since `bash train.sh` must stay first
         return Forwarded((*replaced, *words), tuple(passed), missing, receives, doubts, notes)
     return Forwarded(arranged(replaced, additions), tuple(passed), missing, receives, doubts, notes)
 
@@ -87,12 +87,12 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
 def _doubts(
     args: Sequence[str], plan: Plan, missing: Sequence[Missing], script: ScriptReport | Unavailable
 ) -> tuple[tuple[str, str], ...]:
-    """Return the numbers of the plan that the script may not train with, each with what decides it instead."""
+    """Return the plan's numbers that the script may not train with, each with a clause on what decides it instead."""
     if isinstance(script, Unavailable):
         return tuple((item.number, "not passed, the program decides") for item in missing)
     doubts = {family_of(option): option.doubt for option in script.options if option.doubt}
     doubts |= {instead.meaning: instead.clause for instead in script.instead}
-    for option in script.options:  # a default that is not known
+    for option in script.options:  # whose default is not known
         known = (option.default or "").isdecimal() or given(args, option, script.options)
         if option.meaning == "accum" and option.meaning not in plan.given and not known:
             doubts["accum"] = f"{option.at} decides the accumulation"
@@ -101,7 +101,7 @@ def _doubts(
 
 
 def _of_losses(plan: Plan, script: ScriptReport | Unavailable) -> Iterator[str]:
-    """Yield that gradients of micro-batches may add up, where nothing was seen that divides their losses."""
+    """Yield a note that gradients of micro-batches may add up, if nothing was seen that divides their losses."""
     count = plan.count("accum") or 1
     if count > 1 and not isinstance(script, Unavailable) and script.added_up is not None:
         yield (
@@ -111,7 +111,7 @@ def _of_losses(plan: Plan, script: ScriptReport | Unavailable) -> Iterator[str]:
 
 
 def _value(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> tuple[str | None, str]:
-    """Return the number as the option takes it, None if it cannot take it, and what was understood as a clause."""
+    """Return the number as the option takes it (None if it cannot), and a clause on how the option was understood."""
     if option.meaning == "lr":
         if plan.numbers.lr is None:
             return None, ""
@@ -138,7 +138,7 @@ def _scaled_by(rule: LrRule, factor: float) -> str:
 def _by_other_ways(
     args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable, passed: Sequence[Passed]
 ) -> Iterator[Passed | Missing]:
-    """Yield the given numbers that no argument carries: read from the environment, or not received at all."""
+    """Yield the given numbers that no argument carries: the script reads them from the environment, or not at all."""
     arrived = {item.number for item in passed}
     both = {"batch_size", "global_batch_size"} <= arrived  # the script divides one by the other
     for family, meanings in FAMILIES.items():
@@ -162,14 +162,14 @@ def _is_given(family: str, args: tuple[str, ...], script: ScriptReport | Unavail
 
 
 def _in_units(option: DeclaredOption) -> bool:
-    """Return whether an option counts something else than optimizer steps, which is not computed."""
+    """Return whether an option takes epochs or a fraction instead of optimizer steps: these are not computed."""
     return option.meaning in _UNITS
 
 
 def _receives(
     args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable, placed: Collection[str]
 ) -> Iterator[str]:
-    """Yield the numbers for which the script has a place that the user has not filled with one of his own."""
+    """Yield the numbers that the script can receive and for which the user has not passed a value of their own."""
     declared = () if isinstance(script, Unavailable) or not plan.automatic else script.options
     meanings = {option.meaning for option in declared if not _in_units(option)}
     divided = {"batch_size", "global_batch_size"} <= meanings
@@ -211,7 +211,7 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
 
 
 def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, str]:
-    """Return why the option that is there for a number cannot take it, and what helps if that is known."""
+    """Return why the script's option for a number cannot take it, and what helps, if known."""
     name = option.flags[0]
     if option.meaning in _UNITS:
         fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself after `--`, without {FLAGS[family]}"
@@ -227,7 +227,7 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, s
 
 
 def _variable(family: str, script: ScriptReport | Unavailable) -> str:
-    """Return the variable that the script reads the number from, itself or through ddplaunch; empty if from none."""
+    """Return the variable from which the script reads the number, itself or through ddplaunch; empty if none."""
     if isinstance(script, Unavailable):
         return ""
     names = [f"DDPLAUNCH_{family.upper()}", *(["DDPLAUNCH_GLOBAL_BATCH_SIZE"] if family == "batch_size" else [])]

@@ -1,4 +1,4 @@
-"""The numbers of a launch as the script takes them, and those that its arguments or defaults fix already."""
+"""The numbers of a launch as the script takes them, and those that its arguments or defaults already fix."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ddplaunch.values.words import nearest
 NAMES = ("batch_size", "global_batch_size", "lr", "lr_factor", "warmup_steps", "accum", "world_size", "nproc", "nnodes")
 _NAME = r"[A-Za-z][A-Za-z0-9_:-]*"
 _PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|(?<!\$)\{{({_NAME})\}}")
-#: The meanings that a number of the plan can be filled in as, without a placeholder. World size, nproc and nnodes are
-#: not filled in, since scripts give these names other meanings.
+#: The families of numbers that are filled into the script's options without a placeholder, each with the meanings of
+#: such options. World size, nproc and nnodes are not filled in, since scripts give these names other meanings.
 FAMILIES: dict[str, tuple[Meaning, ...]] = {
     "batch_size": ("batch_size", "node_batch_size", "total_batch_size", "global_batch_size"),
     "accum": ("accum",),
     "lr": ("lr",),
     "warmup_steps": ("warmup_steps", "warmup_epochs", "warmup_ratio"),
 }
-#: What names the script's option for a number.
+#: The flags with which the user names the script's option for a number.
 OPTION_FLAGS = {
     "batch_size": "--batch-option",
     "accum": "--accum-option",
     "lr": "--lr-option",
     "warmup_steps": "--warmup-option",
 }
-#: In the powers of an ``LrRule``: the script scales by itself, said to be as the plan does.
+#: In the powers of an ``LrRule``: the user says that the script itself scales by the plan's factor.
 PLAN_FACTOR = "factor of the plan"
 FLAGS = {
     "batch_size": "`--batch-size`",
@@ -53,9 +53,9 @@ FLAGS = {
 class Plan:
     """The numbers of a launch as they are handed out.
 
-    ``given`` are the families of ``FAMILIES`` that the user gave a number for, ``withheld`` those that are not to be
-    passed (`--lr-option none`). ``automatic`` is False for ``--no-forward``, ``executable`` True where the numbers go
-    to a program of any kind.
+    ``given`` are the families of ``FAMILIES`` for which the user gave a number, ``withheld`` those that must not be
+    passed (`--lr-option none`). ``automatic`` is False for ``--no-forward``, ``executable`` is True if the target is an
+    executable of any kind.
     """
 
     numbers: Numbers
@@ -88,12 +88,12 @@ class Plan:
 
 
 def _shares(world_size: int, nproc: int) -> dict[Meaning, int]:
-    """Return how many times one rank's number the total ones of a script are."""
+    """Return by what to multiply one rank's number for each meaning that is a total over several ranks."""
     return {"node_batch_size": nproc, "total_batch_size": world_size}
 
 
 def given_numbers(options: Options, numbers: Numbers) -> frozenset[str]:
-    """Return which of the numbers the user gave or that follow from what was given; defaults are not among them."""
+    """Return the families of numbers that the user gave or that follow from these; defaults are not among them."""
     found = set()
     if options.batch_size is not None or options.global_batch_size is not None:
         found.add("batch_size")
@@ -108,20 +108,20 @@ def given_numbers(options: Options, numbers: Numbers) -> frozenset[str]:
 
 
 def withheld_numbers(options: Options) -> frozenset[str]:
-    """Return which numbers the user wants to be passed by no option."""
+    """Return the families of numbers that the user wants no option to pass."""
     flags = {family: getattr(options, flag[2:].replace("-", "_")) for family, flag in OPTION_FLAGS.items()}
     return frozenset(family for family, said in flags.items() if said is not None and said.value == "none")
 
 
 def family_of(option: DeclaredOption) -> str:
-    """Return the number of ``FAMILIES`` that the option stands for, empty for none."""
+    """Return the family of ``FAMILIES`` to which the option belongs, empty if to none."""
     return next((family for family, meanings in FAMILIES.items() if option.meaning in meanings), "")
 
 
 def factor_of(rule: LrRule | None, plan: Plan, script: ScriptReport, args: Sequence[str]) -> float | None:
-    """Return what the script will multiply its learning rate by, or None if a part of it is not known.
+    """Return the factor by which the script will multiply its learning rate, None if a part of it is not known.
 
-    An option of the script has the value behind ``--``, else the one that the plan fills in, else its default.
+    An option of the script has the value typed after ``--``, else the one that the plan fills in, else its default.
     """
     if rule is None:
         return 1.0
@@ -143,7 +143,7 @@ def factor_of(rule: LrRule | None, plan: Plan, script: ScriptReport, args: Seque
 
 
 def _filled_in(option: DeclaredOption, plan: Plan) -> tuple[str, ...]:
-    """Return the number of samples or micro-batches that the plan gives an option which the user left out."""
+    """Return the number of samples or micro-batches that the plan fills into an option, in a tuple; empty if none."""
     family = family_of(option)
     if not plan.automatic or family not in plan.given or option.meaning is None:
         return ()
@@ -152,7 +152,7 @@ def _filled_in(option: DeclaredOption, plan: Plan) -> tuple[str, ...]:
 
 
 def _positive(text: str) -> float | None:
-    """Return a number above 0; None of anything else."""
+    """Return ``text`` as a number above 0, None for anything else."""
     try:
         number = float(text)
     except ValueError:
@@ -161,9 +161,9 @@ def _positive(text: str) -> float | None:
 
 
 def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tuple[tuple[str, ...], list[Passed]]:
-    """Return the arguments with ``known`` numbers in their places, and which these are.
+    """Return the arguments with placeholders replaced by ``known`` numbers, and the numbers that were used.
 
-    Braces around other words, as in a prompt, are the script's. Raises UsageError for a number that nothing gives, and
+    Braces around other words, as in a prompt, stay. Raises UsageError for a placeholder whose number is not known, and
     for a misspelt placeholder.
     """
     passed: dict[str, Passed] = {}
@@ -184,12 +184,12 @@ def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tup
 
 
 def as_literal(text: str) -> str:
-    """Return an argument that ``replace_placeholders`` turns into ``text``, whatever placeholders that looks like."""
+    """Return ``text`` with its placeholders escaped, so that ``replace_placeholders`` turns it back into ``text``."""
     return _PLACEHOLDER.sub(lambda match: match[0] if _meant(match[1] or match[2]) is None else f"{{{match[0]}}}", text)
 
 
 def _meant(name: str) -> str | None:
-    """Return the placeholder that a word in braces is, or must have been meant to be: ``batchsize``, ``lr:head``."""
+    """Return the placeholder that a word in braces is or was meant to be (``batchsize``, ``lr:head``), else None."""
     if name in NAMES:
         return name
     joined = {placeholder.replace("_", ""): placeholder for placeholder in NAMES}
@@ -209,11 +209,11 @@ def _no_number(name: str, meant: str) -> UsageError:
 def complete_from_script(
     options: Options, target: Target | None, topology: Topology, script: ScriptReport | Unavailable
 ) -> Options:
-    """Return ``options`` with the numbers that the script will use anyway, and the base that it scales from.
+    """Return ``options`` with the numbers that the script will use anyway, and the base from which it scales.
 
-    An argument of the script counts like a flag; the literal default of a declared option fills what is still open,
-    unless a number that the user asked for is going to replace it. A learning rate that the script scales itself from a
-    reference batch has this batch as its base, unless another one was said.
+    An argument of the script counts like a flag. The literal default of a declared option fills what is still open,
+    unless a number that the user gave will replace it. If the script itself scales the learning rate from a reference
+    batch, this batch becomes the base, unless the user gave another one.
     """
     if isinstance(script, Unavailable) or target is None:
         return options
@@ -244,7 +244,7 @@ def _open(options: Options, name: str) -> bool:
 
 
 def _per_rank(found: Resolved[Any] | None, option: DeclaredOption, topology: Topology) -> Resolved[Any] | None:
-    """Return a total of the script as what one rank takes of it; None if it does not divide."""
+    """Return a total of the script as the number per rank; None if it does not divide evenly."""
     shares = _shares(topology.world_size, topology.nproc_per_node.value)
     share = None if option.meaning is None else shares.get(option.meaning)
     if found is None or share is None:
@@ -253,7 +253,7 @@ def _per_rank(found: Resolved[Any] | None, option: DeclaredOption, topology: Top
 
 
 def _rates(options: Options, rate: DeclaredOption, target: Target, plan: Plan, script: ScriptReport) -> dict[str, Any]:
-    """Return what the script's learning rate adds: the final one if none was given, or the base of a given one."""
+    """Return the options that the script's learning rate adds: the rate if none was given, else its base batch."""
     own = _passed(target, rate, script) or _default(options, rate)
     if options.lr is None and options.base_lr is None:
         if own is None or options.base_batch_size is not None or options.lr_scaling is not None:
@@ -269,19 +269,19 @@ def _rates(options: Options, rate: DeclaredOption, target: Target, plan: Plan, s
 
 
 def _plan_of_batch(said: Options, completed: Options, topology: Topology) -> Plan:
-    """Return the plan as far as it is known before the learning rate: what of batch and accumulation is handed out."""
+    """Return the plan as far as it is known before the learning rate: batch and accumulation."""
     size = Resolved(topology.world_size, topology.nproc_per_node.source)
     batch, accum = completed.batch_size, completed.accum
     try:
         numbers = compute(NumbersRequest(size, batch, accum, completed.global_batch_size))
-    except UsageError:  # raised again by whoever computes all of them
+    except UsageError:  # raised again when all numbers are computed
         numbers = Numbers(size, batch, accum)
     given = given_numbers(said, numbers) - withheld_numbers(said)
     return Plan(numbers, topology.nproc_per_node.value, topology.nnodes.value, given, value_of(said.forward, True))
 
 
 def _base_of(rule: LrRule, options: Options, batches: Collection[str]) -> dict[str, Any]:
-    """Return the reference batch that the script scales from, and its rule where that is the square root."""
+    """Return the reference batch from which the script scales, and its rule if that is the square root."""
     power = next((power for name, power in rule.powers if name in batches and power > 0), 0.0)
     if not power or (options.batch_size is None and options.global_batch_size is None):
         return {}
@@ -302,7 +302,7 @@ def _passed(target: Target, option: DeclaredOption, script: ScriptReport) -> Res
 
 
 def _default(options: Options, option: DeclaredOption) -> Resolved[Any] | None:
-    """A default of batch size or accumulation holds only if no global batch size is to be reached."""
+    """Return an option's default, None if unknown; with a global batch size, batch and accumulation have none."""
     if option.meaning != "lr" and options.global_batch_size is not None:
         return None
     number = _number(option, option.default) if option.default is not None else None
