@@ -1,6 +1,6 @@
 """The environment variables of the ranks, each with its reason; those that the user set stay as they are.
 
-Each function names the variables of one subject; ``with_the_users`` lets the user's own win.
+Each function returns the variables of one subject; ``with_the_users`` gives the user's own precedence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddplaunch.values.variable_names import SETTINGS
 
 _DETECTED = Source("detected")
 OF_THIS_LAUNCH = "the GPUs of this launch"
-#: The names of the flight recorder's settings, each with that of the releases before the first, (major, minor).
+#: The flight recorder's settings, each with its name in releases of torch before ``FLIGHT_RECORDER_SINCE``.
 FLIGHT_RECORDER_BEFORE = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
@@ -28,11 +28,12 @@ FLIGHT_RECORDER_SINCE = (2, 9)
 def with_the_users(
     ours: Sequence[Variable], environ: Mapping[str, str], pairs: Sequence[tuple[str, str, Source]]
 ) -> tuple[Variable, ...]:
-    """Return every variable of the launch: ours first, then those of ``pairs`` (--env) alone.
+    """Return every variable of the launch: ours first, then those that only ``pairs`` (--env) sets.
 
     A variable that the user set, in the environment or by ``--env``, is kept and shown as theirs. An explicit flag
-    (``--nccl-debug`` …) outranks the environment, ``--env`` outranks both; ``--gpus`` has chosen within what they
-    show. The plug-in's settings of an outer launch are removed unless this launch sets its own.
+    (``--nccl-debug`` …) outranks the environment, ``--env`` outranks both; but the list of ``--gpus`` stays, because it
+    was chosen from the GPUs that they show. The plug-in's settings of an outer launch are removed unless this launch
+    sets its own.
     """
     typed = {name: Variable(name, value, source, "yours") for name, value, source in pairs}
     result = []
@@ -48,7 +49,10 @@ def with_the_users(
 
 
 def _removed(environ: Mapping[str, str], decided: set[str]) -> list[Variable]:
-    """Remove stale ``PET_*``, which torchrun reads as options; on Kubernetes an operator sets them on purpose."""
+    """Return the variables to remove: an outer launch's settings, and stale ``PET_*``, which torchrun reads as options.
+
+    On Kubernetes ``PET_*`` stay, because an operator sets them on purpose.
+    """
     outer = []
     if SETTINGS in environ and SETTINGS not in decided:
         outer.append(Variable(SETTINGS, None, DEFAULT, "it belongs to another launch"))
@@ -60,7 +64,7 @@ def _removed(environ: Mapping[str, str], decided: set[str]) -> list[Variable]:
 
 
 def of_every_rank(placement: Placement) -> list[Variable]:
-    """Return what all ranks get; the threads with which they compute follow from their ``placement``."""
+    """Return the variables that all ranks get; their number of threads follows from their ``placement``."""
     stacks = Variable("PYTHONFAULTHANDLER", "1", DEFAULT, "a rank that dies of a signal prints its Python stack")
     if not placement.threads:
         return [stacks]
@@ -68,7 +72,7 @@ def of_every_rank(placement: Placement) -> list[Variable]:
 
 
 def hidden_gpus(nvml: NvmlFacts | Unavailable, device: Resolved[DeviceWord] | None) -> list[Variable]:
-    """Return what keeps ranks on the CPU, ``device`` asked for by ``--device`` or not, off the GPUs of this machine."""
+    """Return the variable that hides this machine's GPUs from ranks on the CPU; ``device`` is ``--device`` if given."""
     if isinstance(nvml, Unavailable) or not nvml.gpus:
         return []
     source = device.source if device else _DETECTED
@@ -77,9 +81,9 @@ def hidden_gpus(nvml: NvmlFacts | Unavailable, device: Resolved[DeviceWord] | No
 
 
 def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd: bool = False) -> list[Variable]:
-    """Return which GPUs the ranks see and how they count: ``gpus`` are the entries, None where nobody chose.
+    """Return the variables that say which GPUs the ranks see and in which order; ``gpus`` is None if none were chosen.
 
-    HIP (``amd``) knows one order.
+    HIP (``amd``) has only one order.
     """
     if amd:
         source = typed.source if typed else _DETECTED
@@ -94,7 +98,7 @@ def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd
 def nccl(
     level: Resolved[str] | None, infiniband: Resolved[bool] | None, network: NetworkFacts | Unavailable
 ) -> list[Variable]:
-    """Return how much NCCL prints, and that it uses no InfiniBand where none was asked for or none is up."""
+    """Return the variables for how much NCCL prints, and for InfiniBand as asked for, or off if no port is up."""
     if level:
         debug = Variable("NCCL_DEBUG", level.value, level.source, "asked for")
     else:
@@ -108,10 +112,10 @@ def nccl(
 
 
 def flight_recorder(record: str, torch: str | None, exported: Collection[str]) -> list[Variable]:
-    """Return what makes NCCL write its last collectives into ``record``, the run's directory, at a timeout.
+    """Return the variables that make NCCL write its last collectives to ``record``, the run's directory, at a timeout.
 
-    Each has the name that ``torch`` ("2.8.0+cu126"; None where it is not known) reads without a word: of an old name
-    each rank of a newer one warns. A setting of which either name is among ``exported`` stays the user's.
+    They have the names that this ``torch`` ("2.8.0+cu126"; None if not known) reads without a warning: newer releases
+    warn about old names on each rank. A setting that is ``exported`` under either name stays the user's.
     """
     version = re.match(r"(\d+)\.(\d+)", torch or "")
     new = version is None or (int(version[1]), int(version[2])) >= FLIGHT_RECORDER_SINCE
@@ -130,7 +134,10 @@ def flight_recorder(record: str, torch: str | None, exported: Collection[str]) -
 def interfaces(
     typed: Resolved[str] | None, nnodes: int, network: NetworkFacts | Unavailable, device: Device
 ) -> list[Variable]:
-    """Name the interface to NCCL and gloo where it is known; ``=`` makes NCCL match exactly, not by prefix."""
+    """Return the variables that name the interface for NCCL and gloo, if it is known.
+
+    ``=`` makes NCCL match exactly, not by prefix.
+    """
     if typed is not None:
         exact, source, reason = typed.value, typed.source, "asked for"
         name = gloo_interfaces(exact)
@@ -147,16 +154,16 @@ def interfaces(
 
 
 def gloo_interfaces(value: str) -> str | None:
-    """Return what gloo is told for a value in NCCL's spelling; None where it only excludes (``^``), which gloo cannot.
+    """Return gloo's value for one in NCCL's spelling; None if it only excludes interfaces (``^``), which gloo cannot.
 
-    Gloo takes names, NCCL prefixes or, behind ``=``, names:
+    Gloo takes names, NCCL prefixes or, after ``=``, names:
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     return None if value.startswith("^") else value.removeprefix("=")
 
 
 def restarts(most: int) -> list[Variable]:
-    """Give each attempt a store of its own: restarted ranks would find stale keys in a shared one.
+    """Return the variable that gives each attempt its own store: a shared one would hold stale keys after a restart.
 
     https://github.com/pytorch/pytorch/issues/135712
     """

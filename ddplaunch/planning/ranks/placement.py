@@ -1,7 +1,7 @@
 """Decides on which CPUs each rank of a node runs, and with how many threads.
 
-Ranks on GPUs are bound to the NUMA nodes of these, which is plain to help; others are left to the kernel unless cores
-of their own are asked for: a rank that is bound to CPUs that others use as well is slower than one that moves.
+Ranks on GPUs are bound to the NUMA nodes of their GPUs, which clearly helps. Others are left to the kernel unless the
+user asks for cores of their own: a rank that is bound to CPUs that others use as well is slower than one that moves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddplaunch.values.words import count, numbers_text, ranks_text
 
 Word: TypeAlias = Literal["auto", "none", "node", "cores"]
 _NUMA_BINDING = "--numa-binding"
-#: Variables by which OpenMP puts the n-th thread of every process on the n-th CPU of a list, and how a list shows.
+#: Variables with which OpenMP puts the n-th thread of every process on the n-th CPU of a list, and what marks a list.
 _LISTS = {"GOMP_CPU_AFFINITY": "", "KMP_AFFINITY": "explicit", "OMP_PLACES": "{"}
 
 # The names in PyTorch's and timm's examples, Lightning and Hugging Face TrainingArguments.
@@ -34,11 +34,11 @@ _WORKER_OPTION = DeclaredOption(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What decides where ranks run, beside the machine's CPUs.
+    """What decides where ranks run, apart from the machine's CPUs.
 
     ``variables`` are the environment of the launch, each with its source. ``gpus`` are the PCI addresses of the ranks'
-    GPUs as NVML tells them, None on the CPU; ``extra`` are the user's words to torchrun. ``plugin`` is whether the
-    plug-in is there to bind ranks.
+    GPUs from NVML, None on the CPU; ``extra`` are the user's own options for torchrun. ``plugin``: the plug-in is there
+    to bind ranks.
     """
 
     variables: Mapping[str, tuple[str, Source]]
@@ -48,13 +48,13 @@ class Surroundings:
 
 
 def said_workers(target: Target | None) -> int | None:
-    """Return the DataLoader workers per rank from the script's arguments; None if these do not have them."""
+    """Return the number of DataLoader workers per rank in the script's arguments; None if they do not give it."""
     values = given(target.args, _WORKER_OPTION) if target else ()
     return int(values[-1]) if values and values[-1].isascii() and values[-1].isdigit() else None
 
 
 def workers_typed(report: ScriptReport | Unavailable, number: str) -> str:
-    """Return the words by which a script takes so many DataLoader workers per rank; "" of one that takes none."""
+    """Return the script's option with ``number`` DataLoader workers per rank; "" if it has no such option."""
     if isinstance(report, Unavailable):
         return ""
     names = {last_word(flag) for flag in _WORKER_OPTION.flags}
@@ -73,7 +73,7 @@ def resolve_placement(
 ) -> Placement:
     """Decide on which CPUs the ``ranks`` of this node run, and with how many threads.
 
-    Raises UsageError where the user says it twice.
+    Raises UsageError if the user decides it twice.
     """
     if isinstance(cpu, Unavailable):
         return Placement()
@@ -89,9 +89,10 @@ def resolve_placement(
 
 
 def _counted(placement: Placement, ranks: int, cpu: CpuFacts, layout: CpuLayout | None) -> Placement:
-    """Add the threads of each rank: one for each core that it has, or has a share of; never more than the quota has.
+    """Return ``placement`` with the number of threads per rank: one for each core of its own or of its share.
 
-    Two threads that compute on one physical core get in each other's way, so hyper-threads are not counted.
+    There are never more threads than the CPU quota allows. Two threads that compute on one physical core slow each
+    other down, so hyper-threads are not counted.
     """
     share = max(1, cpu.usable // ranks)
     usable = cpu.usable if layout is None else min(len(layout.cores), cpu.usable)
@@ -105,9 +106,9 @@ def _counted(placement: Placement, ranks: int, cpu: CpuFacts, layout: CpuLayout 
 
 
 def _by_the_user(typed: Resolved[Word] | None, layout: CpuLayout, surroundings: Surroundings) -> Placement | None:
-    """Return what the user, Slurm or a program in front of ddplaunch has decided; None if that is nothing.
+    """Return the placement that the user, Slurm or a program that started ddplaunch has decided; None if none has.
 
-    Who has fewer CPUs than the cpuset leaves was bound by somebody; ``node`` and ``cores`` place ranks within these.
+    A process with fewer CPUs than its cpuset allows was bound; ``node`` and ``cores`` place ranks within these CPUs.
     https://slurm.schedmd.com/srun.html#OPT_cpu-bind
     """
     binding = next(
@@ -130,7 +131,7 @@ def _by_the_user(typed: Resolved[Word] | None, layout: CpuLayout, surroundings: 
             return Placement(text=f"as {name}={value} says", source=source, shown=True)
     allocated = surroundings.variables.get("SLURM_CPUS_ON_NODE", ("", DEFAULT))[0] == str(len(layout.cpus))
     if len(layout.cpus) >= layout.allowed or allocated or value_of(typed, "auto") in ("node", "cores"):
-        return None  # all that a job has of a node are no choice among them
+        return None  # a job that has all of its CPUs on the node was not bound
     who, source = "what started ddplaunch (`taskset`, `numactl`)", Source("environment", "CPU affinity")
     if "SLURM_JOB_ID" in surroundings.variables:
         who, source = "Slurm", Source("Slurm", "--cpu-bind")
@@ -139,7 +140,9 @@ def _by_the_user(typed: Resolved[Word] | None, layout: CpuLayout, surroundings: 
 
 
 def _by_us(word: Word, ranks: int, layout: CpuLayout, surroundings: Surroundings) -> Placement:
-    """Bind the ranks, or say in ``text`` why not and which CPUs there are; empty where nobody would expect it."""
+    """Return ddplaunch's own placement; ``text`` says why ranks are not bound (if a user may expect it), and whether
+    not all CPUs are usable.
+    """
     homes = [layout.cores] * ranks if surroundings.gpus is None else _near_gpus(ranks, layout, surroundings.gpus)
     if surroundings.gpus is None and word != "cores":
         result: Placement | str = "" if word == "auto" else "ranks on the CPU have no GPU to be near to"
@@ -164,7 +167,7 @@ _Cores: TypeAlias = Sequence[tuple[int, ...]]
 
 
 def _near_gpus(ranks: int, layout: CpuLayout, gpus: Sequence[str]) -> list[_Cores] | str:
-    """Return the cores of the node of each rank's GPU, or a clause on why that is not known."""
+    """Return for each rank the cores of its GPU's NUMA node, or a clause on why they are not known."""
     nodes = {node.index: node for node in layout.nodes}
     if len(nodes) == 1:
         return [layout.cores] * ranks
@@ -193,7 +196,7 @@ def _together(homes: Sequence[_Cores], layout: CpuLayout) -> Placement:
 
 
 def _apart(homes: Sequence[_Cores]) -> Placement | str:
-    """Divide the cores of each home among the ranks that have it; neighbouring cores share caches."""
+    """Give each rank cores of its own from its home, or return why not. They are neighbours, which share caches."""
     sets: list[_Cores] = []
     for rank, cores in enumerate(homes):
         ranks, earlier = homes.count(cores), homes[:rank].count(cores)

@@ -20,10 +20,10 @@ def resolve_topology(
     master_port: Resolved[int] | None,
     environ: Mapping[str, str],
 ) -> Topology:
-    """Decide nodes, node rank, master address and port from what was said of them; ``processes`` are each node's ranks.
+    """Return the topology for the options and the environment; ``processes`` is the number of ranks per node.
 
     MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment count, though torchrun ignores them: guides tell people to
-    export them. Raises UsageError where several nodes lack an address or a rank, or a value is out of range.
+    export them. Raises UsageError if several nodes lack an address or a rank, or a value is out of range.
     """
     fewest, most = value_of(nodes, NodeRange(1, 1))
     nnodes = Resolved(most, nodes.source if nodes else DEFAULT)
@@ -52,7 +52,10 @@ def resolve_topology(
 
 
 def endpoint(address: str, port: int) -> str:
-    """Return address and port as one word, an IPv6 address in brackets: https://datatracker.ietf.org/doc/html/rfc3986."""
+    """Return address and port as one word, an IPv6 address in brackets.
+
+    https://datatracker.ietf.org/doc/html/rfc3986
+    """
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
