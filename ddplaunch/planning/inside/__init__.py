@@ -1,1 +1,1 @@
-"""Launches inside of a job that somebody else started: Slurm or Kubeflow."""
+"""Launches inside of a job that Slurm or Kubeflow started."""

@@ -1,4 +1,4 @@
-"""Options completed by what Slurm or Kubeflow set up; what the user said stays."""
+"""Completes options from what Slurm or Kubeflow set up; what the user said stays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ddplaunch.values.words import duration_text
 if TYPE_CHECKING:
     from ddplaunch.planning.inside.place_in_job import PlaceInJob
 
-_EXPORTED = ("node_rank", "master_addr", "master_port")  # upper case, in batch scripts
+_EXPORTED = ("node_rank", "master_addr", "master_port")  # batch scripts export them in upper case
 _SIGNS = ("SLURM_JOB_ID", "PET_NNODES")
 
 
 def recognise(environ: Mapping[str, str]) -> PlaceInJob | None:
-    """Return what another launcher set up; None outside of them all."""
+    """Return this process's place in a job of Slurm or Kubeflow; None outside of both."""
     if not any(name in environ for name in _SIGNS):
         return None
     from ddplaunch.planning.inside.place_in_job import find_kubeflow
@@ -30,11 +30,11 @@ def recognise(environ: Mapping[str, str]) -> PlaceInJob | None:
 
 
 def complete(options: Options, environ: Mapping[str, str]) -> Options:
-    """Return the options with what the surroundings know in place of what was not said.
+    """Return the options, with those that were not said taken from the surrounding job.
 
-    Flags and profile win over the surroundings; so do MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment, which
-    ``resolve_topology`` reads: a batch script exports them on purpose. A launch that was told to be on one node stays
-    there. Raises UsageError where mpirun starts the same launch several times.
+    Flags and profile win over the job; so do MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment, which
+    ``resolve_topology`` reads: a batch script exports them on purpose. A launch that was told to use one node stays on
+    it. Raises UsageError if mpirun starts the same launch several times.
     """
     place = recognise(environ)
     size = environ.get("OMPI_COMM_WORLD_SIZE") or (environ.get("PMI_SIZE") if place is None else None)  # or srun's own
@@ -47,7 +47,7 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
     if nodes is not None and nodes.value.most > 1:
         exported = {name for name in _EXPORTED if environ.get(name.upper(), "").strip()}
         names = {"nnodes", *_EXPORTED, "run_id"} - exported
-    # A number of ranks that each task of several on a node was given counts on the CPU too.
+    # The number of ranks of one of several tasks on a node holds on the CPU too.
     by_task = nproc is not None and nproc.source.detail.startswith("task")
     if options.gpus is None and (by_task or value_of(options.device, "auto") != "cpu"):
         names.add("nproc")
@@ -68,7 +68,7 @@ def _started_by_mpi(size: str) -> UsageError:
 
 
 def _own_devices(options: Options, place: PlaceInJob) -> tuple[Resolved[tuple[str, str]], ...]:
-    """Hide the neighbours' GPUs by the variable whose entries they are; ``--gpus`` would count as nvidia-smi does."""
+    """Return the variable that hides other tasks' GPUs. ``--gpus`` will not do: it counts as nvidia-smi does."""
     if not place.devices or options.gpus is not None:
         return ()
     pair = ("CUDA_VISIBLE_DEVICES", ",".join(place.devices))
@@ -76,7 +76,7 @@ def _own_devices(options: Options, place: PlaceInJob) -> tuple[Resolved[tuple[st
 
 
 def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
-    """Return one clause on who set up this job, with the time that it has left where Slurm says it."""
+    """Return one clause on who set up this job, with the time that is left if Slurm says it."""
     place = recognise(environ)
     if place is None:
         return ()
@@ -87,7 +87,7 @@ def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
 
 
 def within_allocation(facts: Facts, environ: Mapping[str, str]) -> Facts:
-    """Return the facts with no more usable CPUs than Slurm gave to this task, which not every cluster enforces."""
+    """Return the facts with no more usable CPUs than Slurm gave to this task: not every cluster enforces that."""
     if "SLURM_JOB_ID" not in environ:
         return facts
     from ddplaunch.planning.inside.slurm import read_slurm

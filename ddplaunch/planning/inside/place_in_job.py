@@ -1,6 +1,6 @@
-"""What Kubeflow says in the environment of this process's place in a job.
+"""Reads this process's place in a Kubeflow job from the environment.
 
-``PlaceInJob`` is the one value for all launchers, Slurm (``slurm.py``) included.
+``PlaceInJob`` is the type for a job of Slurm (``slurm.py``) too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 
 @dataclass(frozen=True)
 class PlaceInJob:
-    """The place in a job that ``by`` gave to this process; ``note`` is a clause that tells it to a user.
+    """The place in a job that ``by`` gave to this process; ``note`` is a clause that describes it to a user.
 
     ``said`` are values for ``Options``, by name of the field: ``nnodes``, ``nproc``, ``node_rank``, ``master_addr``,
-    ``master_port`` and ``run_id``. ``devices`` are the entries of CUDA_VISIBLE_DEVICES that are this
-    process's own where its neighbours on the host see them too.
+    ``master_port`` and ``run_id``. ``devices`` are this process's own entries of CUDA_VISIBLE_DEVICES if other
+    processes of the job on this host see them too.
     """
 
     by: SourceKind
@@ -32,13 +32,13 @@ class PlaceInJob:
 
 
 def place(by: SourceKind, note: str, devices: tuple[str, ...] = (), **typed: tuple[Any, str]) -> PlaceInJob:
-    """Return a ``PlaceInJob`` of (value, variable) pairs; what is None or empty was not said."""
+    """Return a ``PlaceInJob`` from (value, variable) pairs; a value that is None or empty was not said."""
     resolved = {name: Resolved(value, Source(by, at)) for name, (value, at) in typed.items() if value not in (None, "")}
     return PlaceInJob(by, note, resolved, devices)
 
 
 def first_number(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of these variables that is a whole number; what is malformed counts as not said."""
+    """Return the first of these variables that is a whole number, None if none is."""
     for name in names:
         text = environ.get(name, "").strip()
         if _NUMBER.match(text):
@@ -53,9 +53,9 @@ def visible_entries(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def share_of(entries: Sequence[str], local_rank: int, local_size: int) -> tuple[str, ...]:
-    """Return the entries that belong to one of ``local_size`` tasks that all see them; none where they do not divide.
+    """Return one task's share of entries that all ``local_size`` tasks see; empty if they do not divide evenly.
 
-    Four GPUs for four tasks are one each, in order; eight for four are two each.
+    Of four GPUs each of four tasks gets one, in order; of eight it gets two.
     """
     share, rest = divmod(len(entries), local_size)
     if rest or not share or local_rank >= local_size:
@@ -68,10 +68,10 @@ _WORKER = re.compile(r"-worker-([0-9]{1,6})\Z")
 
 
 def find_kubeflow(environ: Mapping[str, str]) -> PlaceInJob | None:
-    """Return what Kubeflow's Trainer (TrainJob) or training operator (PyTorchJob) says by ``PET_*``.
+    """Return the place that ``PET_*`` of Kubeflow's Trainer (TrainJob) or training operator (PyTorchJob) give.
 
-    Outside of Kubernetes such variables are stale ones. An elastic PyTorchJob names the rendezvous instead of a master
-    and gives no rank: that is the number at the end of the pod's name.
+    None outside of Kubernetes, where ``PET_*`` are stale. An elastic PyTorchJob names the rendezvous instead of a
+    master and gives no rank: the rank is then the number at the end of the pod's name.
     https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/
     """
     nodes = environ.get("PET_NNODES", "").strip()

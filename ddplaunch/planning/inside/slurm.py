@@ -1,4 +1,4 @@
-"""What Slurm says in the environment of its job, step and task, compressed lists of nodes and tasks included.
+"""Reads Slurm's variables of the job, step and task, compressed lists of nodes and tasks included.
 
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 """
@@ -121,12 +121,12 @@ class Slurm:
 
     @property
     def by_task(self) -> bool:
-        """Whether several tasks share a node, so that each task is a node of torchrun's."""
+        """Whether several tasks share a node, so that each task counts as a node for torchrun."""
         return self.step is not None and self.tasks > self.nodes
 
     @property
     def label(self) -> str:
-        """``12.0``, as sacct writes a step, or ``12``."""
+        """``12.0`` for a step, as sacct writes it, or ``12`` for a job."""
         return self.job if self.step is None else f"{self.job}.{self.step}"
 
 
@@ -174,15 +174,15 @@ def _tasks_here(environ: Mapping[str, str], step: int | None, nodes: int, node_r
 
 
 def array_task(environ: Mapping[str, str]) -> str:
-    """Return ``ARRAY_TASK``, "" outside of a job array. One SLURM_JOB_ID of it is also the array's own."""
+    """Return ``ARRAY_TASK``, "" outside of a job array; in an array one task's SLURM_JOB_ID is also the array's id."""
     array, task = first_number(environ, "SLURM_ARRAY_JOB_ID"), first_number(environ, "SLURM_ARRAY_TASK_ID")
     return "" if array is None or task is None else f"{array}_{task}"
 
 
 def _gpus_on_node(environ: Mapping[str, str], tasks_here: int) -> int | None:
-    """Return the GPUs that the job or step has on this node; which variable says so depends on how it was asked for.
+    """Return how many GPUs the job or step has on this node; the variable for it depends on how they were requested.
 
-    With ``--gpus-per-task`` the lists hold those of the task alone (seen with 22.05).
+    With ``--gpus-per-task`` the lists hold only the GPUs of this task (seen with 22.05).
     """
     per_task = _PER_TASK.match(environ.get("SLURMD_TRES_BIND", ""))
     if per_task and tasks_here > 1:
@@ -203,11 +203,11 @@ def _cpus_per_task(environ: Mapping[str, str], tasks_here: int) -> int | None:
 
 
 def find_slurm(environ: Mapping[str, str]) -> PlaceInJob | None:
-    """Return what a Slurm step decides for a launch.
+    """Return this process's place in a Slurm job, None outside of one.
 
-    One task on each node: the task's torchrun is a node with a rank for each GPU. Several tasks on a node: every task
-    is a node of torchrun's with the GPUs that are its own, so a task with one GPU is one rank. LOCAL_RANK is 0 there,
-    which is right, because the task sees no other GPU than its own.
+    With one task per node, the task's torchrun is a node with one rank per GPU. With several tasks per node, torchrun
+    counts each task as a node with the task's own GPUs, so a task with one GPU is one rank. Its LOCAL_RANK is 0, which
+    is right, because the task sees only its own GPU.
     """
     slurm = read_slurm(environ)
     if slurm is None:
@@ -245,7 +245,7 @@ def describe_slurm(slurm: Slurm) -> str:
 
 
 def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[tuple[int | None, str], tuple[str, ...]]:
-    """Return the ranks of this task and, where its neighbours see the same GPUs, the ones that are its own."""
+    """Return the number of ranks of this task and who says so, and its own GPUs if other tasks see the same GPUs."""
     entries = visible_entries(environ)
     if slurm.step is None and not slurm.on_node:
         return (None, ""), ()  # the shell of salloc on a login node has none of the job's GPUs
@@ -256,11 +256,11 @@ def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[tuple[int | No
         return (max(1, count), f"task {slurm.task} of {slurm.tasks}"), devices
     if slurm.gpus_on_node and (entries is None or len(entries) == slurm.gpus_on_node):
         return (slurm.gpus_on_node, "SLURM_GPUS_ON_NODE"), ()
-    return (None, ""), ()  # somebody narrowed CUDA_VISIBLE_DEVICES: then that is counted
+    return (None, ""), ()  # CUDA_VISIBLE_DEVICES was narrowed, so its entries are counted
 
 
 def _port(slurm: Slurm, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Return a port that jobs on one node do not share: a reserved one (``srun --resv-ports``), else one by job id."""
+    """Return a port of this job's own: a reserved one (``srun --resv-ports``), else one computed from the job id."""
     reserved = environ.get("SLURM_STEP_RESV_PORTS", "").partition("-")[0].partition(",")[0]
     if reserved.isdigit() and 0 < int(reserved) < 65536:
         return int(reserved), "SLURM_STEP_RESV_PORTS"
