@@ -1,4 +1,4 @@
-"""The GPUs of a launch: what CUDA shows for CUDA_VISIBLE_DEVICES, and what ``--gpus`` picks (``select``)."""
+"""The GPUs of a launch: those that CUDA_VISIBLE_DEVICES shows, and those that ``--gpus`` picks (``select``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Source, Unavailable
 from ddplaunch.values.words import count, size_text
 
-# CUDA reads an entry as strtoul does: blanks, a sign, digits, and whatever follows is ignored (`1x` is 1).
+# CUDA reads an entry as strtoul does: blanks, a sign, digits; it ignores the rest (`1x` is 1).
 # torch does the same in torch/cuda/__init__.py, _parse_visible_devices.
 _NUMBER = re.compile(r"\s*([+-]?)([0-9]{1,9})(?![0-9])", re.ASCII)
 
 GIB = 2**30
-# A GPU counts as idle below these; a display or a monitoring tool alone stays under them.
+# A GPU counts as idle below these limits; a display or a monitoring tool alone does not reach them.
 IDLE_MEMORY_SHARE = 0.05
 IDLE_MEMORY_BYTES = GIB
 IDLE_UTILIZATION_PERCENT = 10
@@ -32,7 +32,7 @@ _EXAMPLES = "`--gpus 0,1,3`, `--gpus free:4` or a list of UUIDs from `nvidia-smi
 
 @dataclass(frozen=True)
 class VisibleGpu:
-    """One device: ``text`` names it in CUDA_VISIBLE_DEVICES. ``mig`` is the instance where the GPU is split."""
+    """One device; ``text`` is its entry in CUDA_VISIBLE_DEVICES, ``mig`` the MIG instance if the GPU is split."""
 
     text: str
     gpu: Gpu
@@ -40,26 +40,26 @@ class VisibleGpu:
 
     @property
     def uuid(self) -> str:
-        """The device's own UUID, empty if a lost GPU did not tell it."""
+        """The device's own UUID; empty if a lost GPU did not report it."""
         return self.mig.uuid if self.mig else self.gpu.uuid
 
     @property
     def split(self) -> bool:
-        """Whether it is a whole GPU that MIG splits: CUDA then knows its instances, and it is no device itself."""
+        """Whether this is a whole GPU that MIG splits: CUDA then sees its instances, not the GPU itself."""
         return self.mig is None and self.gpu.mig_enabled is True
 
     @property
     def instances(self) -> tuple[VisibleGpu, ...]:
-        """The instances of a split GPU; none of any other device."""
+        """The MIG instances of a split GPU; empty for any other device."""
         return tuple(VisibleGpu(mig.uuid, self.gpu, mig) for mig in self.gpu.mig_devices) if self.split else ()
 
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """What a CUDA process sees. ``named`` are the devices in CUDA's order, as they are named.
+    """The GPUs that a CUDA process sees. ``named`` are the listed devices in CUDA's order.
 
-    ``unknown``: entries that name nothing; a reason in parentheses follows where it is another one ("0 (duplicate)").
-    ``unread``: entries behind the first bad one, which CUDA does not read any more.
+    ``unknown``: entries that name no device, or that are bad for the reason in parentheses ("0 (duplicate)").
+    ``unread``: entries after the first bad one, where CUDA stops reading.
     """
 
     named: tuple[VisibleGpu, ...]
@@ -68,17 +68,17 @@ class VisibleGpus:
 
     @property
     def devices(self) -> tuple[VisibleGpu, ...]:
-        """What is named, with instances in the place of split GPUs."""
+        """The named devices, with split GPUs replaced by their instances."""
         return tuple(device for entry in self.named for device in (entry.instances if entry.split else (entry,)))
 
     @property
     def entries(self) -> tuple[VisibleGpu, ...]:
-        """What is shown: a process sees the first MIG instance and nothing else, if there is any."""
+        """The devices that a process sees: if there are MIG instances, only the first one."""
         return next(((device,) for device in self.devices if device.mig is not None), self.devices)
 
 
 def cuda_visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str | None) -> VisibleGpus:
-    """Apply CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER (None: not set) to the GPUs of a machine.
+    """Return the GPUs of a machine as CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER (None: not set) show them.
 
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#cuda-visible-devices
@@ -98,15 +98,15 @@ def cuda_visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order
         if matching is None:
             return VisibleGpus(tuple(named), (text,), unread)
         if any((earlier.gpu, earlier.mig) == (matching.gpu, matching.mig) for earlier in named):
-            return VisibleGpus((), (f"{text} (duplicate)",), unread)  # CUDA then shows none
+            return VisibleGpus((), (f"{text} (duplicate)",), unread)  # CUDA then shows no GPU
         named.append(matching)
     return VisibleGpus(tuple(named))
 
 
 def shown_gpus(nvml: NvmlFacts, within: Exported) -> VisibleGpus:
-    """Return what the ranks see of a machine's GPUs.
+    """Return those of a machine's GPUs that the ranks see.
 
-    ROCR_VISIBLE_DEVICES hides AMD's from HIP, which counts the rest:
+    ROCR_VISIBLE_DEVICES hides AMD GPUs from HIP, which numbers the remaining ones:
     https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
     """
     if within.below is not None:
@@ -115,7 +115,7 @@ def shown_gpus(nvml: NvmlFacts, within: Exported) -> VisibleGpus:
 
 
 def _in_cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[Gpu, ...]:
-    """Return the fastest first where models differ, as far as their speed can be guessed: CUDA does not tell it."""
+    """Return the GPUs in CUDA's order, by default the fastest first; CUDA reports no speed, so it is guessed."""
     if device_order == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2:
         return gpus
     return tuple(sorted(gpus, key=_speed, reverse=True))
@@ -133,7 +133,7 @@ def _by_index(gpus: tuple[Gpu, ...], match: re.Match[str] | None) -> VisibleGpu 
 
 
 def _by_uuid(gpus: tuple[Gpu, ...], text: str) -> VisibleGpu | None:
-    """Find the one device whose UUID begins with ``text``; a beginning that two share names neither."""
+    """Return the one device whose UUID begins with ``text``; None if no device or several do."""
     matching: list[VisibleGpu] = []
     if text.startswith("GPU-"):
         matching = [VisibleGpu(text, gpu) for gpu in gpus if gpu.uuid.startswith(text)]
@@ -144,10 +144,11 @@ def _by_uuid(gpus: tuple[Gpu, ...], text: str) -> VisibleGpu | None:
 
 @dataclass(frozen=True)
 class Exported:
-    """What the ranks would see without ``--gpus``: ``devices`` is CUDA_VISIBLE_DEVICES (None: not set), and who set it.
+    """The GPUs that the ranks would see without ``--gpus``: the list ``devices`` (None: not set), and who set it.
 
-    ``order`` is the CUDA_DEVICE_ORDER of the ranks, which ddplaunch sets where nobody has. HIP reads the variable
-    ``name``, among what ``below``, ROCR_VISIBLE_DEVICES, leaves of AMD's GPUs.
+    ``name`` is the variable of the list, CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES; ``order`` is the ranks'
+    CUDA_DEVICE_ORDER, which ddplaunch sets unless the user has. ``below`` is ROCR_VISIBLE_DEVICES: HIP sees only the
+    AMD GPUs in it.
     """
 
     devices: str | None = None
@@ -168,9 +169,9 @@ def exported(
     pairs: Sequence[tuple[str, str, Source]],
     nvml: NvmlFacts | Unavailable | None = None,
 ) -> Exported:
-    """Return what ``environ`` and ``pairs``, the variables of ``--env``, say of the GPUs there are.
+    """Return which GPUs ``environ`` and ``pairs``, the variables of ``--env``, let the ranks see.
 
-    HIP takes HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, as torch does (torch/cuda/__init__.py).
+    HIP reads HIP_VISIBLE_DEVICES if it is set, else CUDA_VISIBLE_DEVICES, as torch does (torch/cuda/__init__.py).
     """
     named = {name: (value, said_by(source)) for name, value, source in pairs}
 
@@ -184,9 +185,9 @@ def exported(
 
 
 def set_by(name: str, environ: Mapping[str, str]) -> str:
-    """Return who set a variable of ``environ``, as it follows on "from".
+    """Return who set a variable of ``environ``, worded to follow "from".
 
-    Slurm's list is one that it says in another variable too, or counts from 0 where its cgroup hides the other GPUs:
+    Slurm set the list if another of its variables repeats it, or if it counts from 0 because a cgroup hides other GPUs:
     https://slurm.schedmd.com/gres.html#GPU_Management
     """
     if name == "CUDA_VISIBLE_DEVICES" and "SLURM_JOB_ID" in environ:
@@ -199,7 +200,7 @@ def set_by(name: str, environ: Mapping[str, str]) -> str:
 
 
 def said_by(source: Source) -> str:
-    """Return who set a variable of a launch, as it follows on "from": a flag, a profile, Slurm."""
+    """Return who set a variable of a launch, worded to follow "from": a flag, a profile, Slurm."""
     if source.kind == "flag" and source.detail:
         return f"`{source.detail}`"
     return source.detail if source.kind == "profile" else source.kind
@@ -207,7 +208,7 @@ def said_by(source: Source) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``--gpus`` resolved to, in the order of ranks. ``notes`` are clauses that a plan should show."""
+    """The GPUs that ``--gpus`` selected, in the order of ranks. ``notes`` are clauses that a plan should show."""
 
     entries: tuple[VisibleGpu, ...]
     notes: tuple[str, ...] = ()
@@ -216,10 +217,11 @@ class Selection:
 def select(
     requested: str, nvml: NvmlFacts, within: Exported | None, locked: frozenset[str], need: int | None
 ) -> Selection:
-    """Resolve ``--gpus``: indices, UUIDs (or their unique beginnings), ``free:N``, or ``free`` for ``need`` of them.
+    """Return the GPUs for ``--gpus``: indices, UUIDs (or unique prefixes), ``free:N``, or ``free`` for ``need`` GPUs.
 
-    It chooses ``within`` what CUDA_VISIBLE_DEVICES shows; ``_numbered`` says how indices count. ``locked`` are UUIDs
-    that other launches hold. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found`` or ``gpus-not-free``.
+    Only GPUs that CUDA_VISIBLE_DEVICES shows (``within``) are chosen; ``_numbered`` explains how indices count.
+    ``locked`` are UUIDs held by other launches. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found``,
+    ``gpus-too-few`` or ``gpus-not-free``.
     """
     within = within or _NOTHING
     visible_gpus = shown_gpus(nvml, within)
@@ -234,7 +236,7 @@ def select(
         selected = tuple(_named(part, requested, visible_gpus.named, numbered, within) for part in parts)
     if len({entry.uuid or entry.text for entry in selected}) < len(selected):
         raise _invalid(requested, "a GPU is named twice", _DUPLICATE)
-    # CUDA reads a list as indices or as UUIDs, never both; and indices count otherwise where the user changed the order
+    # CUDA reads a list as indices or as UUIDs, never both; and indices mean other GPUs if the user changed the order
     if (
         within.order != "PCI_BUS_ID"
         or within.below is not None
@@ -247,10 +249,10 @@ def select(
 def _numbered(
     numbers: Sequence[int], pool: Sequence[VisibleGpu], within: Exported
 ) -> tuple[Mapping[int, VisibleGpu], str]:
-    """Return what numbers mean, and a clause on how they count where CUDA_VISIBLE_DEVICES is set.
+    """Return the GPU for each number and, if CUDA_VISIBLE_DEVICES is set, a clause on how the numbers count.
 
-    They are those of nvidia-smi if all of them are among the GPUs that it shows, and otherwise positions in it, which
-    is how the ranks themselves count.
+    They are nvidia-smi's numbers if CUDA_VISIBLE_DEVICES shows all of these GPUs, and otherwise positions in its list,
+    as the ranks themselves count.
     """
     by_smi = {entry.gpu.index: entry for entry in pool if entry.mig is None}
     by_position = dict(enumerate(pool))
@@ -270,12 +272,12 @@ def _numbered(
 
 
 def _label(entry: VisibleGpu) -> str:
-    """Return what ``--gpus`` takes for a device: nvidia-smi's number, of a MIG instance its UUID."""
+    """Return how ``--gpus`` names a device: by nvidia-smi's number, or a MIG instance by its UUID."""
     return str(entry.gpu.index) if entry.mig is None else entry.uuid
 
 
 def busy_reason(entry: VisibleGpu, locked: frozenset[str]) -> str | None:
-    """Say in a clause what keeps a device from being idle, or None if it is."""
+    """Return a clause on why a device is not idle, or None if it is idle."""
     gpu = entry.gpu
     if gpu.fault is not None:
         return f"does not answer: {gpu.fault}"
@@ -285,7 +287,7 @@ def busy_reason(entry: VisibleGpu, locked: frozenset[str]) -> str | None:
         return "its compute mode is prohibited"
     if not isinstance(gpu.processes, Unavailable) and gpu.processes:
         return "; ".join(_process(process) for process in gpu.processes)
-    return None if entry.mig is not None else _busy_by_numbers(gpu)  # these are not told per MIG instance
+    return None if entry.mig is not None else _busy_by_numbers(gpu)  # not reported per MIG instance
 
 
 def _busy_by_numbers(gpu: Gpu) -> str | None:
@@ -331,7 +333,7 @@ def _invalid(requested: str, what: str, why: str = "the option takes indices, UU
 def _named(
     part: str, requested: str, pool: tuple[VisibleGpu, ...], numbered: Mapping[int, VisibleGpu], within: Exported
 ) -> VisibleGpu:
-    """Return the device; of a split GPU the first instance, which is what CUDA takes."""
+    """Return the device that ``part`` names; for a split GPU its first instance, as CUDA does."""
     if part.isdigit():
         matching = [numbered[int(part)]] if int(part) in numbered else []
     else:
@@ -363,7 +365,7 @@ def _are(number: int) -> str:
 
 
 def _free(entries: tuple[VisibleGpu, ...], need: int | None, locked: frozenset[str]) -> tuple[VisibleGpu, ...]:
-    """Take the idle GPUs with the least memory used, in PCI order; all idle ones if no number is wanted."""
+    """Return the ``need`` idle GPUs with the least memory used, in PCI order; all idle ones if ``need`` is None."""
     busy = {position: busy_reason(entry, locked) for position, entry in enumerate(entries)}
     idle = [position for position, reason in busy.items() if reason is None]
     most = len(idle) if need is None else need
