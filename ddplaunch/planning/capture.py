@@ -1,4 +1,4 @@
-"""How ranks start, and whether ddplaunch's plug-in records them: torchrun's words for it and the plug-in's settings."""
+"""How ranks start and whether ddplaunch's plug-in records them: options for torchrun, settings for the plug-in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.variable_names import SETTINGS
 
 LOGS_SPECS = "--logs-specs=ddplaunch"
-#: torchrun's options by which a user decides about the ranks' output, and one whose ranks open their files themselves.
+#: torchrun's options with which a user decides where output goes; with ``--run-path`` ranks open files themselves.
 _DECIDED = (
     "--tee",
     "--redirects",
@@ -30,7 +30,7 @@ _SHORT = {"-t": "--tee", "-r": "--redirects"}
 
 @dataclass(frozen=True)
 class StartDecision:
-    """Whether ranks are forked, what is imported before they are, and notes for the plan."""
+    """Whether ranks are forked (``warm``), the modules that are imported before, and notes for the plan."""
 
     warm: bool
     preload: tuple[str, ...] = ()
@@ -43,9 +43,9 @@ def decide_start(
     target: Target | None,
     shadowing: str | None,
 ) -> StartDecision:
-    """Decide whether ranks are forked from one process that has torch.
+    """Decide whether ranks are forked from one process that has imported torch.
 
-    ``shadowing`` is a file of the working directory that torchrun would import in a library's place.
+    ``shadowing`` is a file in the working directory that torchrun would import instead of a library.
     """
     if value_of(start, "cold") == "warm":
         reason = _why_cold(target, shadowing)
@@ -70,9 +70,9 @@ def _why_cold(target: Target | None, shadowing: str | None) -> str | None:
 
 
 def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:
-    """Return how torchrun's interpreter is started.
+    """Return the command that starts torchrun's interpreter.
 
-    A forked rank has the options of torchrun's interpreter, and torchrun gives a rank ``-u`` and nothing else.
+    Forked ranks inherit its options; they get what torchrun gives its ranks, which is ``-u`` and nothing else.
     """
     return (*(word for word in python if word != "-P"), "-u") if warm else python
 
@@ -83,10 +83,10 @@ def why_not(
     plugin: str | Unavailable,
     extra: Sequence[str],
 ) -> str | None:
-    """Return why the plug-in is not used, None where it is.
+    """Return why the plug-in is not used, None if it is used.
 
-    ``flags`` are the options of the installed torchrun, ``plugin`` is where it finds the plug-in, ``extra`` are the
-    user's words to it.
+    ``flags`` are the options of the installed torchrun, ``plugin`` is where torchrun finds the plug-in, ``extra`` are
+    the user's own options for torchrun.
     """
     if not value_of(capture, True):
         return "`--no-capture`"
@@ -105,7 +105,7 @@ def settings_variable(settings: Settings) -> Variable:
 
 
 def refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
-    """Raise UsageError for a rank to show that never exists: the console would stay empty, without a word."""
+    """Raise UsageError if ``--show`` names a rank that never exists: the console would stay empty."""
     if show is None or show.value == "all":
         return
     absent = next((rank for rank in show.value if rank >= world_size), None)
@@ -121,7 +121,7 @@ def refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
 def shutdown_timeout(
     grace_s: Resolved[float] | None, flags: frozenset[str] | Unavailable, extra: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return torchrun's words for the grace, and notes. Raises UsageError for two values of it."""
+    """Return torchrun's option for ``--grace``, and notes. Raises UsageError if the user typed both options."""
     if grace_s is None:
         return (), ()
     if _given(extra, ("--shutdown-timeout",)):

@@ -13,8 +13,8 @@ from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, value_of
 
-#: Variables of this shell that the hosts get too. What names this host's devices, paths of its own or its place in a
-#: job stays here; `--env` adds whatever else is needed.
+#: Variables of this shell that the hosts get too. Others may be about this host alone (its devices, paths or place in a
+#: job) and stay here; `--env` adds any that are needed.
 _PREFIXES = (
     *("NCCL_", "GLOO_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "UCX_", "UCC_", "FI_", "RCCL_", "NVSHMEM_"),
     *("CUDA_", "CUBLAS_", "CUDNN_", "HSA_", "OMP_", "MKL_", "KMP_", "HF_", "TRANSFORMERS_", "TOKENIZERS_"),
@@ -27,11 +27,11 @@ _STAY = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_WORKER_IDENTITY"})
 
 @dataclass(frozen=True)
 class HostReport:
-    """What one host said of itself. ``name`` is what ssh was given; ``clock_ahead_s`` how far its clock is before this
-    one's, give or take ``clock_unsure_s``. ``script`` is the script's digest, "missing", or None: not looked at.
-    ``sources`` are the files that the script imports from its own tree, each with a digest or "missing";
-    ``sources_here`` the launcher's. ``tree`` is what git says of the directory: `git describe` and, with changes, a
-    digest of them.
+    """What one host reported about itself. ``name`` is its name as given to ssh. Its clock is ``clock_ahead_s`` ahead
+    of this host's, give or take ``clock_unsure_s``. ``script`` is the script's digest, "missing", or None if it was not
+    looked for. ``sources`` are the files that the script imports from its own tree, each with a digest or "missing";
+    ``sources_here`` are the same on the launcher's host. ``tree`` is the directory's `git describe` and, if there are
+    uncommitted changes, a digest of them.
     """
 
     name: str
@@ -54,7 +54,7 @@ class HostReport:
 class Meeting:
     """Where the hosts meet: rank 0's address that all of them reached, and its free port.
 
-    ``local`` is each host's own address on the way there, in the order of the hosts.
+    ``local`` is each host's own address on the route there, in the order of the hosts.
     """
 
     address: str
@@ -69,7 +69,7 @@ class Meeting:
 
 
 def names_text(names: Sequence[str]) -> str:
-    """Return names in a row; of very many the first ones and the last."""
+    """Return the names separated by commas; if there are very many, only the first ones and the last."""
     if len(names) <= _NAMED:
         return ", ".join(names)
     return f"{', '.join(names[: _NAMED // 2])} … {names[-1]} ({len(names)} hosts)"
@@ -85,9 +85,9 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -> Options:
-    """Return the options with the number of nodes and, where the list of hosts says it, of processes on each.
+    """Return the options with the number of nodes and, if the list of hosts gives slots, of processes per node.
 
-    Raises UsageError where numbers contradict each other or differ from host to host.
+    Raises UsageError if numbers contradict each other or differ between hosts.
     """
     processes: Processes = value_of(options.nproc, "auto")
     if options.nnodes is not None and options.nnodes.value != (len(names), len(names)):
@@ -137,7 +137,7 @@ def _refuse_few_slots(processes: int, slots: Mapping[str, int], options: Options
 
 
 def part(options: Options, node: int, meeting: Meeting, run_id: str) -> Options:
-    """Return the options of the host with this node rank. What was typed in one place becomes that host's own."""
+    """Return the options for the host with node rank ``node``: its own rank, and the address and port to meet at."""
     source = Source("flag", "--hosts")
     detected, master_addr = Source("detected", "all hosts reach it"), options.master_addr
     return replace(
@@ -162,7 +162,7 @@ def options_json(options: Options) -> dict[str, Any]:
 
 
 def options_from_json(data: Mapping[str, Any]) -> Options:
-    """Return the options that ``data`` was made of. Raises KeyError and TypeError for anything else."""
+    """Return the options that ``options_json`` turned into ``data``. Raises KeyError or TypeError for other data."""
     values: dict[str, Any] = {}
     for name, value in data.items():
         values[name] = tuple(map(_resolved, value)) if isinstance(value, list) else _resolved(value)

@@ -24,7 +24,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Topology:
-    """How many ranks where. ``min_nodes`` < ``nnodes`` is an elastic launch."""
+    """How many ranks run on how many nodes, and where they meet. An elastic launch has ``min_nodes`` < ``nnodes``."""
 
     nnodes: Resolved[int]
     nproc_per_node: Resolved[int]
@@ -41,7 +41,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable of the launch, with its reason in a clause. ``value`` None removes it."""
+    """One environment variable of the launch; ``reason`` is a clause. A ``value`` of None removes it."""
 
     name: str
     value: str | None
@@ -51,11 +51,11 @@ class Variable:
 
 @dataclass(frozen=True)
 class Passed:
-    """A number that was put into the script's arguments.
+    """A number that reaches the script.
 
-    ``number`` is a placeholder's name or what the option stands for. ``arguments`` are what was put in front of the
-    others: nothing for a placeholder, which was replaced in place, and for a ``variable`` that the script reads. ``at``
-    is where the script declares the option, and ``note`` what was understood of it, as a clause.
+    ``number`` is the placeholder's name or the option's meaning. ``arguments`` are the words added to the user's: none
+    for a placeholder, which is replaced in place, or for a ``variable`` that the script reads. ``at`` is where the
+    script declares the option; ``note`` is a clause on how the option was understood.
     """
 
     number: str
@@ -68,9 +68,9 @@ class Passed:
 
 @dataclass(frozen=True)
 class Missing:
-    """A number that was given and reaches the script in no way: why, as a clause, and what helps.
+    """A given number that does not reach the script: ``reason`` is a clause, ``fix`` is what helps.
 
-    ``asked`` is one that is held back on purpose.
+    ``asked``: the number is held back on purpose.
     """
 
     number: str
@@ -82,11 +82,11 @@ class Missing:
 
 @dataclass(frozen=True)
 class Placement:
-    """On which CPUs this node's ranks run, ``text`` in a line; ``shown`` is whether a user should read it unasked.
+    """The CPUs on which this node's ranks run, described by ``text``; ``shown``: the user should see it unasked.
 
-    ``cpus`` are those of each local rank ("0-15,64-79"), none where ranks are not bound. ``apart`` ranks have cores
-    that no other rank has, ``cores`` is how many are for each at least. ``threads`` is with how many each computes, 0
-    if nobody could count, and ``reason`` how it was done.
+    ``cpus`` are the CPUs of each local rank ("0-15,64-79"), empty if ranks are not bound. ``apart``: no two ranks share
+    a core. ``cores`` is the smallest number of cores, or share of them, that a rank has. ``threads`` is the number of
+    threads with which each rank computes, 0 if CPUs could not be counted; ``reason`` explains it.
     """
 
     cpus: tuple[str, ...] = ()
@@ -103,9 +103,9 @@ class Placement:
 class Launch:
     """Everything that ``run`` executes and ``plan`` shows.
 
-    ``argv`` starts with the interpreter; ``target`` is None in a plan of numbers alone. ``notes`` are clauses on how
-    it was decided that a user may not expect. ``receives`` are the numbers that reach the script if they are given.
-    ``doubts`` are the numbers that may not be what trains, each with what decides it instead, as a clause.
+    ``argv`` starts with the interpreter; ``target`` is None in a plan without a script. ``notes`` are clauses on
+    decisions that a user may not expect. ``receives`` are the numbers that would reach the script if they were given.
+    ``doubts`` are the numbers that training may not use, each with a clause on what decides it instead.
     """
 
     run_id: str

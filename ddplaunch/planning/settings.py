@@ -1,7 +1,7 @@
-"""What a launch tells torchrun's plug-in and the guard: one value, written and read as JSON in ``DDPLAUNCH_AGENT``.
+"""The settings that a launch passes to torchrun's plug-in and the guard, as JSON in ``DDPLAUNCH_AGENT``.
 
-It is a NamedTuple because the guard reads it too, and `dataclasses` would make its start a quarter longer (46 instead
-of 37 ms).
+``Settings`` is a NamedTuple because importing `dataclasses` would slow the guard's start by a quarter (46 instead of
+37 ms).
 """
 
 from __future__ import annotations
@@ -10,59 +10,59 @@ import json
 import math
 from typing import Any, Literal, NamedTuple
 
-#: The codes of what ranks are found to do, most of them at their first optimizer steps (``watch/observed.py``).
+#: The codes of problems observed in running ranks, mostly at their first optimizer steps (``watch/observed.py``).
 OBSERVED = (
     *("numbers-differ", "no-process-group", "gradients-not-averaged", "data-not-divided"),
     *("gpu-of-all-ranks", "gpus-not-used", "replicas-differ", "sampler-epoch-not-set"),
 )
-#: Written even if they have their defaults.
+#: Fields that are written even with their default values.
 _ALWAYS = frozenset({"run_id", "directory", "node", "show", "verbose", "grace_s", "max_restarts"})
 _LARGEST = 1 << 31
 
 
 class Settings(NamedTuple):
-    """What the launch decided. The order of the fields is that of the JSON text."""
+    """The decisions of the launch. The fields are in the order of the JSON text."""
 
     run_id: str = ""
     #: The run's directory (``…/runs/RUN_ID``), empty if nothing is recorded.
     directory: str = ""
-    #: How ranks begin, and what is imported before they are forked.
+    #: How ranks start, and the modules that are imported before they are forked.
     start: Literal["cold", "warm"] = "cold"
     preload: tuple[str, ...] = ()
     #: The number in ``node-K``.
     node: int = 0
-    #: "all", or the ranks that are shown, with commas.
+    #: "all", or the ranks that are shown, comma-separated.
     show: str = "0"
     #: Show torchrun's own messages too.
     verbose: bool = False
-    #: Say nothing of a run that succeeds.
+    #: Print nothing about a run that succeeds.
     quiet: bool = False
-    #: How long ranks have to end after SIGTERM; torchrun's own default.
+    #: How long ranks may take to end after SIGTERM; the default is torchrun's.
     grace_s: float = 30.0
     max_restarts: int = 0
-    #: How long the run may take, how long it may stand still, and what happens then.
+    #: How long the run may take, how long it may stand still, and what happens when it stands still longer.
     timeout_s: float | None = None
     hang_timeout_s: float | None = None
     on_hang: Literal["report", "stop"] | None = None
     #: Let ranks print their stacks on a signal.
     stacks: bool = True
-    #: Let ranks note with which numbers they train.
+    #: Let ranks record the numbers with which they train.
     observe: bool = True
-    #: Those of ``OBSERVED`` that are not to be told.
+    #: Codes of ``OBSERVED`` that are not reported.
     ignore: tuple[str, ...] = ()
-    #: Let ranks write what the phases of their steps take.
+    #: Let ranks record how long the phases of their steps take.
     phases: bool = False
-    #: How much memory a rank may have, 0 for as much as there is.
+    #: The memory limit of a rank; 0 means no limit.
     memory_bytes: int = 0
-    #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound.
+    #: The CPUs of each local rank ("0-15,64-79"); empty if ranks are not bound.
     cpus: tuple[str, ...] = ()
-    #: How much of one rank's output is kept, 0 for all of it.
+    #: How much of one rank's output is kept; 0 means all of it.
     log_max_bytes: int = 4 << 30
-    #: Where checkpoints go: whether these disks fill up is watched.
+    #: Where checkpoints go; these disks are watched for running full.
     outputs: tuple[str, ...] = ()
-    #: Where nodes that were started by hand hear of each other's end: the address and port of torchrun's store.
+    #: Address and port of torchrun's store, through which nodes started by hand learn that another one has ended.
     others: str = ""
-    #: Leave the last words to the launcher, which speaks for all hosts.
+    #: Leave the final summary to the launcher, which reports on all hosts.
     silent: bool = False
 
     @property
@@ -71,25 +71,25 @@ class Settings(NamedTuple):
         return f"{self.directory}/node-{self.node}" if self.directory else None
 
     def shows(self, rank: int) -> bool:
-        """Say whether the console shows ``rank``."""
+        """Return whether the console shows ``rank``."""
         return self.show == "all" or str(rank) in self._chosen()
 
     def shows_alone(self, rank: int) -> bool:
-        """Say whether ``rank`` is the only one that the console shows, as if it ran without the others."""
+        """Return whether the console shows only ``rank``, as if it ran without the others."""
         return self._chosen() == {str(rank)}
 
     def _chosen(self) -> set[str]:
         return {part.strip() for part in self.show.split(",")}
 
     def to_json(self) -> str:
-        """Return the text; what was not asked for is left out."""
+        """Return the settings as JSON, without defaults except those of ``_ALWAYS``."""
         default = Settings._field_defaults
         changed = {name: value for name, value in self._asdict().items() if name in _ALWAYS or value != default[name]}
         return json.dumps(changed, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """Return what ``to_json`` wrote, here or in another version. Raises ValueError for what no launch writes."""
+        """Return the settings that ``to_json`` wrote, in this version or another. Raises ValueError for other text."""
         written = json.loads(text)
         if not isinstance(written, dict):
             raise ValueError("the settings are no JSON object")
@@ -106,7 +106,7 @@ _CHOICES = {"start": ("cold", "warm"), "on_hang": ("report", "stop")}
 
 
 def _fits(name: str, value: object) -> bool:
-    """Say whether a launch can have written ``value`` for the field ``name``."""
+    """Return whether a launch can have written ``value`` for the field ``name``."""
     if name in _CHOICES:
         return value in _CHOICES[name]
     if name in _LISTS:

@@ -11,7 +11,7 @@ from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Unavailable, value_of
 from ddplaunch.values.words import nearest
 
-#: What the launch decides itself, and from what; torchrun would get each a second time by ``--torchrun-arg``.
+#: Options that ddplaunch sets itself, and from what; with ``--torchrun-arg`` torchrun would get them a second time.
 _OURS = {
     "--nnodes": "--nnodes",
     "--nproc-per-node": "NPROC",
@@ -43,8 +43,8 @@ def torchrun_argv(
 ) -> tuple[str, ...]:
     """Return the argument vector: interpreter, ``-m torch.distributed.run``, options, ``--``, target.
 
-    ``local_address`` is this node's on the way to rank 0. ``extra`` are the user's own words to torchrun, ``capture``
-    what the plug-in needs.
+    ``local_address`` is this node's address on the route to rank 0, ``extra`` are the user's own options for torchrun,
+    ``capture`` those for the plug-in and the shutdown timeout.
 
     The ``--`` keeps argparse from taking the script's own ``--r=16`` for an abbreviation of a torchrun option
     (https://github.com/pytorch/pytorch/issues/120601).
@@ -68,12 +68,12 @@ def _nodes(topology: Topology) -> str:
 
 
 def _rendezvous(topology: Topology, identity: str, local_address: str | None, restarts: int) -> list[str]:
-    """Choose the rendezvous.
+    """Return torchrun's options for the rendezvous.
 
-    One node: c10d on a port that the kernel chooses at bind time, so launches at once never collide. A port that was
-    named, or several nodes: static, because only there the ranks' MASTER_PORT is that port and ``--node-rank`` decides
-    which ranks a node gets. c10d where nodes may come and go or ranks are restarted, which static cannot. ``is_host``
-    is said outright: c10d's own guess compares host names and is wrong on a host whose name resolves to 127.0.1.1
+    One node: c10d on a port that the kernel chooses at bind time, so simultaneous launches never collide. Several
+    nodes, or a given port: static, because only then is that port the ranks' MASTER_PORT, and ``--node-rank`` decides
+    which ranks a node gets. Elastic launches and restarts: c10d, since static supports neither. ``is_host`` is set
+    explicitly: c10d's own guess compares host names and is wrong on a host whose name resolves to 127.0.1.1
     (https://github.com/pytorch/pytorch/issues/73656).
     """
     port = value_of(topology.master_port, 0)
@@ -100,7 +100,7 @@ def _rendezvous(topology: Topology, identity: str, local_address: str | None, re
 
 
 def _joined(ours: list[str], extra: list[str]) -> list[str]:
-    """Return both, with a ``--rdzv-conf`` of the user's joined to ours: torchrun heeds only the last one."""
+    """Return ``ours`` and ``extra``, with the user's ``--rdzv-conf`` joined to ours: torchrun uses only the last."""
     conf_words = [word for word in ours if word.startswith(_CONF)]
     for position, word in enumerate(extra):
         name, equals, value = word.partition("=")
@@ -114,11 +114,11 @@ def _joined(ours: list[str], extra: list[str]) -> list[str]:
 
 
 def shared_id(topology: Topology, target: Target | None) -> str:
-    """Return a rendezvous id that every node derives alike from the command that it was given.
+    """Return a rendezvous id that is the same on every node, because each node derives it from the same command.
 
-    torchrun's default is the word "none", so that two jobs on one port merge.
+    torchrun's default is the word "none", with which two jobs on one port merge.
     """
-    import hashlib  # loads OpenSSL, which a launch on one node has no need of
+    import hashlib  # loads OpenSSL, which a launch on one node does not need
 
     endpoint = [value_of(topology.master_addr, ""), str(value_of(topology.master_port, 0))]
     words = [*endpoint, _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
@@ -134,10 +134,10 @@ def _target(target: Target | None) -> tuple[str, ...]:
 
 
 def extra_arguments(typed: Sequence[Resolved[str]], flags: frozenset[str] | Unavailable) -> tuple[str, ...]:
-    """Return the words of every ``--torchrun-arg`` as ``typed``.
+    """Return the words of every ``--torchrun-arg`` in ``typed``.
 
-    ``flags`` are the long options of the installed torchrun. Raises UsageError for an option that it does not have
-    (with the near miss) or that ddplaunch decides itself.
+    ``flags`` are the long options of the installed torchrun. Raises UsageError for an option that torchrun does not
+    have (suggesting a similar one) or that ddplaunch sets itself, and for a word that belongs to no option.
     """
     words: list[str] = []
     for item in typed:
@@ -149,7 +149,7 @@ def extra_arguments(typed: Sequence[Resolved[str]], flags: frozenset[str] | Unav
 
 
 def _refuse_positional(word: str, previous: str) -> None:
-    """A word that no option takes would be run by torchrun in the place of the script."""
+    """Raise UsageError for a word that belongs to no option: torchrun would run it instead of the script."""
     if word.startswith("-") or (previous.startswith("-") and "=" not in previous):
         return
     raise usage(
