@@ -1,4 +1,4 @@
-"""What a training script knows of its launch, ``ddplaunch.current()``, and tells it: steps and metrics."""
+"""What a training script learns about its launch (``ddplaunch.current()``) and reports to it (steps and metrics)."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Current:
 
 
 def step(samples: int | None = None) -> None:
-    """Mark the end of a training step, of ``samples`` on this rank, where no optimizer of torch ends one.
+    """Mark the end of a training step with ``samples`` on this rank, for training without a torch optimizer.
 
-    With `ddplaunch run --phases` the time between two calls is a step; elsewhere it does nothing. From the first call
-    on the optimizers' own steps end none.
+    With `ddplaunch run --phases` a step is the time between two calls; otherwise calls do nothing. After the first
+    call, optimizer steps no longer end a training step.
     """
     measuring = sys.modules.get("ddplaunch_phases")  # agent/rank_site/ddplaunch_phases.py, if it is in this process
     if measuring is not None:
@@ -53,11 +53,12 @@ def step(samples: int | None = None) -> None:
 
 
 def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
-    """Record numbers of this training, such as ``{"val_loss": 0.31}``, at optimizer step ``step`` where it matters.
+    """Record metrics of this training, such as ``{"val_loss": 0.31}``, and the optimizer step ``step`` if given.
 
-    Rank 0's are kept in the run's record, and the last of each name is in ``Outcome.metrics`` of ``ddplaunch.launch``;
-    on other ranks and outside of a launch it does nothing. Values may be anything that ``float()`` takes, tensors of
-    one element too. Raises TypeError or ValueError for what is no number; a disk that is full is no error.
+    Only rank 0 records, into the run's record; the last value of each name is in ``Outcome.metrics`` of
+    ``ddplaunch.launch``. On other ranks and outside of a launch nothing is recorded. Values may be anything that
+    ``float()`` takes, one-element tensors too. Raises TypeError or ValueError for a value that is not a number; a full
+    disk raises nothing.
     """
     path = os.environ.get(METRICS)
     numbers = {str(name): float(value) for name, value in metrics.items()}
@@ -74,7 +75,7 @@ def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
 
 
 def current(environment: Mapping[str, str] | None = None) -> Current:
-    """Return the launch of this process, from ``DDPLAUNCH_PLAN``.
+    """Return the plan of this process's launch, from ``DDPLAUNCH_PLAN``.
 
     Raises ValueError if the variable is set but is not the JSON of a plan.
     """

@@ -1,7 +1,7 @@
-"""One flag: its spelling, its line of help, and the reader that turns its text into a value with units.
+"""One flag: its spelling, its line of help, and the reader that turns its text into a value (bytes, seconds, …).
 
-A reader gets the flag and what was said, raises UsageError for a value that no launch can have, and judges no value
-against another one.
+A reader gets the flag and one value as said, and raises UsageError if no launch can have this value. It does not
+compare the value with those of other flags.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddplaunch.values.resolved import Resolved
 from ddplaunch.values.words import duration_s
 
 Kind = Literal["argument", "arguments", "text", "output", "integer", "number", "duration", "switch", "pair", "many"]
-#: Where a shell's completion finds values: this machine, the project or its records. Files are the shell's own.
+#: Where shell completion finds values: this machine, the project or its records. The shell itself completes files.
 Offer = Literal["profiles", "hosts", "runs", "live runs", "checks", "runs and codes"]
 Processes: TypeAlias = int | Literal["auto"]
 DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
@@ -28,7 +28,7 @@ Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 _NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto)\Z")
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
-COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
+COUNT = re.compile(r"[0-9]{1,19}\Z")  # no count has more digits; int() takes other scripts' digits too
 #: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -38,7 +38,7 @@ Reader: TypeAlias = "Callable[[Flag, Resolved[Any]], Any]"
 
 
 class NodeRange(NamedTuple):
-    """Numbers of nodes that a launch can run with; ``fewest`` < ``most`` is an elastic launch."""
+    """The range of node counts that a launch can run with; ``fewest`` < ``most`` is an elastic launch."""
 
     fewest: int
     most: int
@@ -55,9 +55,9 @@ class Flag(NamedTuple):
     """One flag. ``kind`` "pair" is ``--x/--no-x``, "switch" a plain ``--x``, "many" may be repeated.
 
     "output" names a file to write. "arguments" takes all words that are left.
-    ``example`` is a value to show where a wrong one was given. ``read`` is called with each value that was said and
-    returns what ``Options`` holds. ``offers`` are the values that a shell completes, or where they are found.
-    ``short`` is a spelling with one dash. ``text`` ends with the default in brackets, where there is one.
+    ``example`` is a value that errors suggest. ``read`` is called with each value as said and returns what ``Options``
+    holds. ``offers`` are the values for shell completion, or their source. ``short`` is a spelling with one dash.
+    ``text`` ends with the default in brackets, if there is one.
     """
 
     name: str
@@ -83,18 +83,18 @@ class Flag(NamedTuple):
 
     @property
     def help_and_default(self) -> tuple[str, str]:
-        """The line of help without the default, and the default; empty where there is none."""
+        """The line of help without the default, and the default (empty if there is none)."""
         help_text, bracket, default = self.text.rpartition(" [")
         return (f"{help_text}.", default.rstrip("].")) if bracket else (self.text, "")
 
     @property
     def completed(self) -> tuple[str, ...] | Offer:
-        """The values that a shell completes, or where they are found; nothing where only the user knows."""
+        """The values for shell completion, or their source; empty if only the user knows them."""
         words: tuple[str, ...] = getattr(self.read, "words", ())
         return self.offers or words
 
     def typed(self, value: Any) -> Any:
-        """Return a word of the command line as a number or seconds where the flag takes one. Raises UsageError."""
+        """Return a word of the command line, as a number or seconds if the flag takes these. Raises UsageError."""
         if value is None:
             return None
         if self.kind == "duration":
@@ -102,14 +102,14 @@ class Flag(NamedTuple):
         return _number(self, value) if self.kind in ("integer", "number") else value
 
     def parsed(self, typed: Resolved[Any]) -> Resolved[Any]:
-        """Return the value that was said as what it means, with the same source. Raises UsageError."""
+        """Return the typed value as ``read`` understands it, with the same source. Raises UsageError."""
         if isinstance(typed.value, str) and "\0" in typed.value:
             what, fix = f"`{self.shown}` holds a null byte", f"type `{self.shown}` again"
             raise _impossible(typed, what, "no argument, path or variable can", fix)
         return typed if self.read is None else Resolved(self.read(self, typed), typed.source)
 
 
-#: The type of a kind's values, in words too, and an example; what is not here is text.
+#: For each kind the type of its values, this type in words, and an example; kinds not listed take text.
 TYPES: dict[str, tuple[type, str, str]] = {
     "integer": (int, "an integer", "8"),
     "number": (float, "a number", "1e-4"),
@@ -142,7 +142,7 @@ def _impossible(typed: Resolved[Any], what: str, why: str, fix: str) -> UsageErr
 
 
 def _refused(flag: Flag, said: Resolved[Any], problem: str, why: str, fix: str = "") -> UsageError:
-    """Return what to raise: ``problem`` follows the flag with its value; the fix is the flag's example unless given."""
+    """Return the error for a refused value: ``problem`` follows flag and value; ``fix`` defaults to the example."""
     sign = "=" if said.value.startswith("-") else " "
     typed = f"`{flag.flag}{sign}{said.value}`"
     return _impossible(said, f"{typed}{problem}", why, fix or f"`{flag.flag} {flag.example}`")
@@ -150,7 +150,7 @@ def _refused(flag: Flag, said: Resolved[Any], problem: str, why: str, fix: str =
 
 @dataclass(frozen=True)
 class _OneOf:
-    """A reader of one of ``words``, in capitals or not, which a shell completes."""
+    """A reader that takes one of ``words``, upper or lower case; shell completion offers them."""
 
     words: tuple[str, ...]
     why: str
@@ -166,9 +166,9 @@ class _OneOf:
 
 @dataclass(frozen=True)
 class _Size:
-    """A reader of ``512M``, ``4G`` or ``4GiB`` in bytes, of at least ``least_mib``; ``none`` is 0 where it may be said.
+    """A reader that returns ``512M``, ``4G`` or ``4GiB`` in bytes, and 0 for ``none`` if ``may_be_none``.
 
-    ``why`` says what is wrong with less.
+    ``why`` explains why less than ``least_mib`` MiB is refused.
     """
 
     least_mib: int
@@ -207,7 +207,7 @@ def read_name(flag: Flag, typed: Resolved[str]) -> str:
 
 
 def read_address(flag: Flag, typed: Resolved[str]) -> str:
-    """Return an address without the brackets of a URL: torchrun alone among its readers takes them."""
+    """Return an address without URL brackets: of the programs that read it, only torchrun accepts them."""
     address = read_name(flag, typed)
     return address[1:-1] if address.startswith("[") and address.endswith("]") else address
 
@@ -218,7 +218,7 @@ def read_duration(flag: Flag, typed: Resolved[str]) -> float:
 
 
 def read_limit(flag: Flag, typed: Resolved[str]) -> float:
-    """Return a length of time of at least a second, in seconds."""
+    """Return a duration of at least one second, in seconds."""
     seconds = read_duration(flag, typed)
     if seconds < 1.0:
         raise _refused(flag, typed, " is less than a second", "importing torch alone takes longer")
@@ -226,7 +226,7 @@ def read_limit(flag: Flag, typed: Resolved[str]) -> float:
 
 
 def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
-    """Return what ``4``, ``auto``, ``2x4`` or ``2xauto`` means."""
+    """Return the nodes and processes of ``4``, ``auto``, ``2x4`` or ``2xauto``."""
     if match := _NPROC.match(typed.value.strip()):
         nodes = int(match[1]) if match[1] else None
         processes: Processes = "auto" if match[2] == "auto" else int(match[2])
@@ -241,7 +241,7 @@ def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
 
 
 def read_nodes(flag: Flag | None, typed: Resolved[str]) -> NodeRange:
-    """Return what ``2`` or ``2:4`` means."""
+    """Return the range of nodes for ``2`` or ``2:4``."""
     if match := _NODES.match(typed.value.strip()):
         fewest, most = int(match[1]), int(match[2] or match[1])
         if 0 < fewest <= most:
@@ -277,7 +277,7 @@ def read_assignment(flag: Flag | None, typed: Resolved[str]) -> tuple[str, str]:
     if not equals or not VARIABLE.match(name):
         raise _impossible(
             typed,
-            "an `--env` is not NAME=VALUE",  # which it is may be a secret
+            "an `--env` is not NAME=VALUE",  # not quoted: it may be a secret
             "names are letters, digits and `_`",
             "`--env NAME=VALUE`",
         )
@@ -285,13 +285,13 @@ def read_assignment(flag: Flag | None, typed: Resolved[str]) -> tuple[str, str]:
 
 
 def named_option(text: str) -> tuple[str, str]:
-    """Return the name of the script's option and the word behind it: ``--batch-size`` and ``total``, or no word."""
+    """Return the name of the script's option and the word after its colon, if any: ``--batch-size`` and ``total``."""
     name, colon, word = text.strip().rpartition(":")
     return (name, word) if colon else (word, "")
 
 
 def of_the_script(*words: str) -> Reader:
-    """Return a reader of an option of the script, ``NAME`` or ``NAME:WORD`` with one of ``words``, or of ``none``."""
+    """Return a reader that takes an option of the script: NAME, NAME:WORD with one of ``words``, or ``none``."""
 
     def read(flag: Flag, typed: Resolved[str]) -> str:
         name, word = named_option(typed.value)
@@ -337,7 +337,7 @@ def read_start(flag: Flag, typed: Resolved[str]) -> str:
 
 
 def split_words(flag: str, text: str, example: str, place: str) -> list[str]:
-    """Return the words of a shell line. Raises UsageError for an unbalanced quote; ``example`` is a right value."""
+    """Return the words of a shell line. Raises UsageError for an unbalanced quote; the fix shows ``example``."""
     try:
         return shlex.split(text)
     except ValueError as exception:

@@ -44,18 +44,18 @@ from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved
 
-#: What was typed, by name of the flag: a ``Resolved``, or a tuple of them for a flag that may be repeated.
+#: The typed values by name of the flag: a ``Resolved``, or a tuple of them for a flag that may be repeated.
 Said: TypeAlias = Mapping[str, Any]
 
-#: The groups of `--help`; the first word of each, in small letters, is what `--help GROUP` takes.
+#: The groups of `--help`; `--help GROUP` takes the first word of a group in lower case.
 SIZE, NUMBERS, NETWORK = "Size and devices", "Numbers", "Network"
 ENVIRONMENT, CHECKING, SHOWING = "Environment and torchrun", "Checks, data and records", "Console and capture"
 
 
 def _flag(panel: str, text: str, metavar: str = "", read: Reader | None = None, example: str = "", **more: Any) -> Any:
-    """Return a field for a flag. ``kind`` is "text" unless given; ``name`` is the flag's where the field's differs.
+    """Return a field for a flag. ``more`` may hold the flag's ``kind`` ("text" by default), ``name`` and ``offers``.
 
-    ``more`` may also hold the flag's ``offers``.
+    ``name`` is needed only where the flag's name is not the field's.
     """
     kind: Kind = more.pop("kind", "text")
     flag = Flag(more.pop("name", ""), kind, panel, text, metavar, example=example, read=read, **more)
@@ -84,9 +84,9 @@ def _duration(panel: str, name: str, text: str, read: Reader = read_duration, ex
 
 @dataclass(frozen=True)
 class Options:
-    """What was said about a launch, each value with its source; None is "not said". The order is that of ``--help``.
+    """The options of a launch, each value with its source; None means "not said". The order is that of ``--help``.
 
-    ``nnodes`` is also what ``NxM`` says; ``nproc`` is M then.
+    ``NxM`` sets ``nnodes`` to N and ``nproc`` to M.
     """
 
     nproc: Resolved[Processes] | None = _flag(
@@ -263,7 +263,7 @@ def flags_of_options() -> dict[str, Flag]:
 
 
 def parse_options(said: Said) -> Options:
-    """Return what the merged flags and profile mean. Raises UsageError for the first value that no launch can have."""
+    """Return the options for the merged flags and profile. Raises UsageError for the first impossible value."""
     values: dict[str, Any] = {}
     for name, flag in flags_of_options().items():
         item = said.get(flag.name)
@@ -275,7 +275,7 @@ def parse_options(said: Said) -> Options:
 
 
 def _separate_nodes(values: dict[str, Any], said: Said) -> None:
-    """Put the nodes of ``NxM`` into ``nnodes``. Raises UsageError where ``--nnodes`` says another number."""
+    """Move the nodes of ``NxM`` into ``nnodes``. Raises UsageError if ``--nnodes`` says another number."""
     nproc: Resolved[NprocWord] | None = values.get("nproc")
     if nproc is None:
         return

@@ -1,4 +1,4 @@
-"""One decided launch from options, facts and the script's report: what ``run`` executes and ``plan`` shows."""
+"""Decides a launch from options, facts and the script's report: what ``run`` executes and ``plan`` shows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from ddplaunch.values.words import count
 
 @dataclass(frozen=True)
 class Situation:
-    """What was gathered before deciding.
+    """The facts gathered before deciding.
 
-    ``pairs`` are the variables of --env in order, ``record`` the run's directory, ``python`` the
-    interpreter with its options, ``selection`` the GPUs that were picked (None: not asked for), ``plugin`` where
-    torchrun finds ddplaunch's entry point. ``cwd`` is the directory that torchrun starts in,
-    ``shadowing`` a file there that it would import in the place of a library.
+    ``pairs`` are the variables of --env in order, ``record`` is the run's directory, ``python`` the interpreter with
+    its options, ``selection`` the GPUs that ``--gpus`` picked (None: not given), ``plugin`` where torchrun finds
+    ddplaunch's entry point. ``cwd`` is the directory in which torchrun starts, ``shadowing`` a file there that it would
+    import instead of a library.
     """
 
     facts: Facts
@@ -53,7 +53,7 @@ class Situation:
 
 
 def resolve(options: Options, target: Target | None, situation: Situation) -> Launch:
-    """Decide the launch. Raises UsageError for options that contradict each other or cannot be met."""
+    """Return the decided launch. Raises UsageError for options that contradict each other or cannot be met."""
     facts = situation.facts
     device = resolve_device(options.device, options.gpus, situation)
     topology = resolve_topology(
@@ -120,14 +120,14 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
 
 
 def _below(directory: str, path: str) -> str:
-    """Return the path from ``directory`` where it lies below it: it is shorter, and right in a pasted command too."""
+    """Return ``path`` relative to ``directory`` if it is inside: shorter, and still right in a pasted command."""
     return path.removeprefix(f"{directory}/") if directory else path
 
 
 def resolve_device(
     typed: Resolved[DeviceWord] | None, gpus: Resolved[str] | None, situation: Situation
 ) -> Resolved[Device]:
-    """Decide between CUDA and CPU. Raises UsageError where ``--device`` contradicts ``--gpus``."""
+    """Decide between CUDA and CPU. Raises UsageError if ``--device`` contradicts ``--gpus``."""
     if typed is not None and typed.value != "auto":
         if typed.value == "cpu" and gpus is not None:
             raise usage("`--device cpu` contradicts `--gpus`", why="one asks for GPUs, one for none", fix="drop one")
@@ -138,7 +138,7 @@ def resolve_device(
     if isinstance(torch, Unavailable):
         return Resolved("cpu", Source("detected", "torch is not installed"))
     number = visible_gpus(situation)
-    if torch.hip is not None and (number or isinstance(number, Unavailable)):  # of AMD's GPUs in WSL2 nothing tells
+    if torch.hip is not None and (number or isinstance(number, Unavailable)):  # in WSL2 nothing reports AMD GPUs
         return Resolved("cuda", Source("detected", f"torch for ROCm {torch.hip}"))
     if torch.cuda is None and torch.hip is None:
         return Resolved("cpu", Source("detected", "torch is a CPU build"))
@@ -148,7 +148,7 @@ def resolve_device(
 
 
 def _refuse_memory(typed: Resolved[int] | None, device: Resolved[Device]) -> None:
-    """Raise UsageError for ``--memory`` where ranks train on GPUs."""
+    """Raise UsageError for ``--memory`` if ranks train on GPUs."""
     if typed is not None and device.value == "cuda":
         raise usage(
             "`--memory` limits ranks on the CPU, and these run on GPUs",
@@ -171,7 +171,7 @@ def _seen(situation: Situation) -> tuple[VisibleGpu, ...] | Unavailable:
     if isinstance(nvml, Unavailable):
         return nvml
     within = exported(situation.environ, situation.pairs, nvml)
-    if nvml.vendor == "nvidia":  # the ranks of a launch without `--gpus` count in the order that the user has set
+    if nvml.vendor == "nvidia":  # without `--gpus`, ranks count GPUs in the order that the user has set
         environ = {**situation.environ, **{name: value for name, value, _ in situation.pairs}}
         return cuda_visible(nvml, within.devices, environ.get("CUDA_DEVICE_ORDER")).entries
     return shown_gpus(nvml, within).entries
@@ -204,7 +204,7 @@ def _place(
 
 
 def resolve_processes(typed: Resolved[Processes] | None, device: Device, situation: Situation) -> Resolved[int]:
-    """Decide the ranks of this node. Raises UsageError where ``auto`` cannot count."""
+    """Decide the number of ranks on this node. Raises UsageError if ``auto`` cannot count GPUs."""
     if typed is not None and typed.value != "auto":
         return Resolved(typed.value, typed.source)
     if device == "cpu":
@@ -222,7 +222,7 @@ def resolve_processes(typed: Resolved[Processes] | None, device: Device, situati
 
 
 def request_numbers(options: Options, topology: Topology) -> NumbersRequest:
-    """Return the question for the arithmetic: the world size of the topology, and the options of the same names."""
+    """Return the input of ``compute``: the topology's world size, and the options named like its other fields."""
     nodes, processes = topology.nnodes, topology.nproc_per_node
     source = processes.source
     if nodes.value > 1:
@@ -236,7 +236,7 @@ def request_numbers(options: Options, topology: Topology) -> NumbersRequest:
 def request_at(
     options: Options, target: Target | None, topology: Topology, script: ScriptReport | Unavailable, size: Resolved[int]
 ) -> NumbersRequest:
-    """Return the question for the arithmetic at another world size, with what the script does by itself there."""
+    """Return the input of ``compute`` at world size ``size``, including what the script itself sets at that size."""
     nproc = topology.nproc_per_node
     nodes, rest = divmod(size.value, nproc.value)
     if size.value != topology.world_size:
@@ -275,8 +275,8 @@ def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: 
 
 
 def _others(topology: Topology) -> str:
-    """Return where nodes that were started by hand hear of each other's end. srun, or an ssh launcher, ends the others
-    itself, and an elastic launch goes on without a node.
+    """Return where nodes that were started by hand learn of each other's end, "" if they need not: srun and the ssh
+    launcher end the other nodes themselves, and an elastic launch continues without a node.
     """
     rank, address, port = topology.node_rank, topology.master_addr, topology.master_port
     on_one_host = topology.nnodes.value == 1 or topology.min_nodes < topology.nnodes.value
@@ -285,7 +285,7 @@ def _others(topology: Topology) -> str:
     return f"{address.value.strip('[]')} {port.value}"
 
 
-#: Options under the names that they have in ``Settings`` too.
+#: Options that have the same names in ``Settings``.
 _AS_SAID = (
     *("verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes", "phases", "memory_bytes"),
     *("grace_s", "max_restarts", "observe", "quiet"),
@@ -293,7 +293,7 @@ _AS_SAID = (
 
 
 def plugin_settings(options: Options, settings: Settings) -> Settings:
-    """Return ``settings``, which says what was decided of run, node and start, with what the options ask."""
+    """Return ``settings``, which has run, node and start already, completed with what the options say."""
     typed = {name: getattr(options, name).value for name in _AS_SAID if getattr(options, name) is not None}
     show = value_of(options.show, (0,))
     shown = show if show == "all" else ",".join(map(str, show))
@@ -305,7 +305,7 @@ def plugin_settings(options: Options, settings: Settings) -> Settings:
 def _variables(
     options: Options, topology: Topology, device: Device, gpus: tuple[str, ...] | None, situation: Situation
 ) -> list[Variable]:
-    """Return what the launch would set if the user had set nothing."""
+    """Return the variables that the launch would set if the user had set none."""
     facts, nnodes = situation.facts, topology.nnodes.value
     if device == "cpu":
         of_the_device = environment.hidden_gpus(facts.nvml, options.device)
@@ -334,7 +334,7 @@ def _amd(facts: Facts) -> bool:
 def _rendezvous(
     run_id: Resolved[str] | None, topology: Topology, target: Target | None, situation: Situation
 ) -> tuple[str, str | None]:
-    """Return the id by which nodes find each other, and this node's address on the way to rank 0."""
+    """Return the id by which nodes find each other, and this node's address on the route to rank 0."""
     if topology.master_addr is None:
         return situation.run_id, None
     network = situation.facts.network
