@@ -6,23 +6,22 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 
-from ddplaunch.script.flow import LOADERS, SCHEDULES, Flow, Use
-from ddplaunch.script.known import UNKNOWN
-from ddplaunch.script.names import FunctionNodes, at, dotted, last, last_word, meaning_of, string
+from ddplaunch.script.flow import LOADERS, OPTIMIZERS, Flow, Use
+from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, last, last_word, meaning_of
 from ddplaunch.script.program import is_main_guard
 from ddplaunch.script.script_report import WORLD, DeclaredOption
 
 # The variables that the result of parsing arguments goes by.
 _NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
 _NAMESPACES |= {"cfg", "config", "conf"}
-#: What says in which unit a batch is counted.
-UNIT_NAME = re.compile(r"batch_(?:size_)?(?:type|unit)")
+_OVERWRITES = re.compile(
+    r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"])".replace("N", f"({'|'.join(_NAMESPACES)})")
+)
+# What says in which unit a batch is counted.
+_UNIT_NAME = re.compile(r"\bbatch_(?:size_)?(?:type|unit)\b")
 _TOKENS = re.compile(r"(?i)\btokens?\b")
 _OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
 _OF_BATCH = ("batch_size", "global_batch_size")
-_SAMPLES = re.compile(
-    r"(?i)samples?|sentences?|sents?|examples?|sequences?|seqs?|utt(?:erance)?s?|static|(?:un)?sorted"
-)
 
 
 def without_effect(option: DeclaredOption, flow: Flow) -> str:
@@ -45,78 +44,109 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
 
 # Libraries that take these keys of their configuration without the script's help.
 _CONFIGURED = frozenset({"mmengine", "yacs"})
-_OF_LIBRARY = re.compile(r"(?i)(?:Arguments|Config) |^dict .*batch")
+#: What trains with a number, by the function that gets it and the name there, and what that is in words.
+ENDS = {
+    "accum": (
+        r"^(?:[A-Z]\w*|dict|\w*config) (?:gradient_accumulation_steps|accumulate_grad_batches)$",
+        "what steps the optimizer",
+    ),
+    "lr": (
+        rf"^(?!dict )\S+ (?:lr|learning_rate)$|{OPTIMIZERS.pattern}\w* $",
+        "an optimizer",
+    ),
+    "warmup_steps": (
+        r"^get_\w+_with_warmup |^get_scheduler |(?:Arguments|Config) warmup_steps$",
+        "a schedule that is known to count optimizer steps",
+    ),
+}
+_BATCH_ENDS = (rf"{LOADERS.pattern}\w* |^[A-Z]\w*(?:Arguments|Config) |^dict .*batch", "a DataLoader")
 
 
 def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Collection[str]) -> str:
     """Return why what is passed for a number may not be what trains, as a clause; empty where it was followed.
 
-    ``uses`` are those of the option, ``others`` what a batch may be divided by.
+    ``uses`` are all that were read, ``others`` what a batch may be divided by.
     """
-    flag = option.flags[0]
+    flag, meaning = option.flags[0], option.meaning or ""
     if option.kind == "Trainer":
+        constant = meaning == "warmup_steps" and flow.known.option("lr_scheduler_type") == "constant"
+        return "a `constant` schedule has no warmup" if constant else ""
+    if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
-    if option.parser in ("argparse", "click"):
-        if any(option.kind in part.source.definitions for part in flow.parts):
-            return f"`{option.kind}` makes its value of what `{flag}` gets ({option.at})"
-        overwritten = _overwritten(flow)
-        if overwritten:
-            return f"{overwritten} may overwrite `{flag}`"
-    if not flow.is_read(option) and option.parser not in _CONFIGURED:
-        return f"nothing that runs was seen to read `{flag}` ({option.at})"
+    changed = _changed(option, flow)
+    if changed or option.parser in _CONFIGURED:
+        return changed
+    pattern, end = ENDS.get(meaning, _BATCH_ENDS)
+    running = [use for use in uses if use.runs and use.product.power(option.dest) == 1]
+    ending = [use for use in running if re.search(pattern, f"{use.sink} {use.name}")]
+    if any(_trains(option, use, flow, others) for use in ending) or (
+        meaning == "accum" and _steps_by(option.dest, flow)
+    ):
+        return ""
+    if ending and ending[0].first == "constant":
+        return f"{ending[0].at} makes the schedule `constant`, which has no warmup"
+    if ending:
+        return f"{ending[0].at} may make another number of it"
+    return f"`{flag}` was followed to {running[-1].at if running else option.at}, not to {end}"
+
+
+def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str]) -> bool:
+    """Return whether ``use`` trains with the option's very number; accelerate steps a schedule once per rank."""
+    factors = dict(use.product.powers)
+    del factors[option.dest]
+    if option.meaning == "lr":
+        return bool(option.rule or factors) or use.product.constant == 1
     if option.meaning == "warmup_steps":
-        return _doubt_of_warmup(option, uses, flow)
-    if option.meaning is None or not option.meaning.endswith("batch_size"):
-        return ""
-    handed = [
-        use for use in uses if use.runs and (LOADERS.search(use.sink) or _OF_LIBRARY.search(f"{use.sink} {use.name}"))
-    ]
-    whole = [use for use in handed if {*dict(use.product.powers)} <= {*others} and use.product.constant == 1]
-    if whole or option.parser in _CONFIGURED:
-        return ""
-    return f"{handed[0].at} makes another number of it" if handed else f"no DataLoader was seen to get `{flag}`"
+        kind = use.first if use.sink == "get_scheduler" else ""
+        if not isinstance(kind, str) or kind == "constant" or flow.is_own(use.sink):
+            return False
+        others = ()
+        if any(record.package == "accelerate" for _, record in flow.program.foreign):
+            counted = factors.pop(WORLD, 0) == 1
+            if not counted or any("split_batches" in file.text for file in flow.program.files.values()):
+                return False
+    return factors.keys() <= {*others} and use.product.constant == 1
 
 
-def _overwritten(flow: Flow) -> str:
-    """Return where all options may get other values after they were parsed, empty for nowhere."""
+def _steps_by(dest: str, flow: Flow) -> bool:
+    """Return whether a condition or loop on the option stands around a step of the optimizer or a backward pass."""
     for part in flow.parts:
-        for call in part.calls_of("update", "setattr"):
-            owner = call.func.value if isinstance(call.func, ast.Attribute) else next(iter(call.args), call)
-            text = ast.unparse(owner)
-            name = text.removeprefix("vars(").removesuffix(")").removesuffix(".__dict__")
-            every = name != text if last(call.func) == "update" else string(next(iter(call.args[1:]), None)) is None
-            fills = any("None" in ast.unparse(test) for test, _ in flow.known.conditions(call, part))
-            if every and name in _NAMESPACES and not fills and flow.known.runs(call, part):
-                return str(at(call, part.source))
+        for call in part.calls_of("step", "backward", "zero_grad"):
+            node = part.source.parents.get(call)
+            while node is not None and not isinstance(node, FunctionNodes):
+                test = node.iter if isinstance(node, ast.For) else getattr(node, "test", None)
+                if test is not None and dest in flow.known.options_behind(test, part):
+                    return flow.known.runs(call, part)
+                node = part.source.parents.get(node)
+    return False
+
+
+def _changed(option: DeclaredOption, flow: Flow) -> str:
+    """Return what makes another value of an option than what is passed, or refuses that, as a clause."""
+    flag, own = option.flags[0], option.parser in ("argparse", "click")
+    if own and flow.is_own(option.kind or ""):
+        return f"`{option.kind}` makes its value of what `{flag}` gets ({option.at})"
+    if option.parser == "argparse" and option.kind is None and is_number(option.default or ""):
+        return f"`{flag}` has no type, its value stays text ({option.at})"
+    one = re.compile(rf"\b{option.dest} == 1\b")
+    for part in flow.parts:
+        unit = _UNIT_NAME.search(part.source.text)
+        if unit and option.meaning not in ENDS:
+            return f"`{flag}` may count what `{unit[0]}` says"
+        for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ())):
+            text = ast.unparse(node)
+            fills = any("None" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
+            if (one.search(text) or _OVERWRITES.match(text)) and not fills and flow.known.runs(node, part):
+                return f"{at(node, part.source)} may {'refuse' if one.search(text) else 'overwrite'} `{flag}`"
     return ""
 
 
-def _doubt_of_warmup(option: DeclaredOption, uses: Sequence[Use], flow: Flow) -> str:
-    """Return why a schedule does not count the warmup in optimizer steps, or ignores it; accelerate's step per rank."""
-    per_rank = any(record.package == "accelerate" for _, record in flow.program.foreign)
-    for use in uses:
-        if use.runs and SCHEDULES.search(use.sink):
-            if use.first == "constant":
-                return f"{use.at} makes the schedule `constant`, which has no warmup"
-            factors = [item for item in use.product.powers if item[0] != option.dest]
-            if use.product.constant != 1 or factors != [(WORLD, 1.0)] * per_rank:
-                return f"{use.at} gives the schedule another number of steps"
-    return ""
-
-
-def counted_in(option: DeclaredOption, flow: Flow, is_batch: bool) -> str:
+def counted_in(option: DeclaredOption) -> str:
     """Return what an option counts instead of samples, as a clause; empty if nothing says so."""
     name, flag = last_word(option.flags[0]), option.flags[0]
     if _OTHER_UNITS.fullmatch(name) or (meaning_of(name) in _OF_BATCH and _TOKENS.search(option.help)):
         unit = "tokens" if _TOKENS.search(f"{option.help} {name}") else "seconds"
         return f"`{flag}` counts {unit} instead of samples ({option.at})"
-    for part in flow.parts if is_batch else ():
-        for node in part.of(ast.Attribute, ast.Constant, ast.keyword) if UNIT_NAME.search(part.source.text) else ():
-            word = node.arg if isinstance(node, ast.keyword) else string(node) or last(node)
-            value = flow.known.option(word) if word is not None and UNIT_NAME.fullmatch(word) else "samples"
-            if not (isinstance(value, str) and _SAMPLES.fullmatch(value)):
-                unit = f"`{word}`" if value in (UNKNOWN, None) else f"`{word}`, {value},"
-                return f"`{flag}` counts what {unit} says"
     return ""
 
 

@@ -55,9 +55,10 @@ _THROUGH = frozenset({"int", "float", "round", "max", "min", "abs", "ceil", "flo
 TALK = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
 )
-#: Functions that take a batch size for training, and such that take a warmup.
-LOADERS = re.compile(r"(?i)loader|batchsampler|sampler$|dataset$|^rand(?:n|int)?$")
-SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
+#: Functions that take a batch size for training, and such that take a warmup or a learning rate.
+LOADERS = re.compile(r"(?i:loader|batchsampler|sampler\b|dataset\b|^rand(?:n|int)?\b)")
+_SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
+OPTIMIZERS = re.compile(r"(?i:adam|sgd|lion|lamb\b|adafactor|rmsprop|muon|optim)")
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8
 _DEPTH = 14
@@ -121,7 +122,6 @@ class Flow:
         self._functions: dict[int, Function | None] = {}
         self._passed: dict[tuple[int, str], list[Place]] = {}
         self._values: dict[int, tuple[Product, ...]] = {}
-        self._read_at: dict[str, list[tuple[ast.AST, ReachablePart]]] = {}
         self._open: set[object] = set()
         self._assumed, self._cut, self._left = "", False, _BUDGET
         for part in parts:
@@ -169,21 +169,9 @@ class Flow:
         names = frozenset(name for product in self._products(value, part) for name, _ in product.powers)
         return names if names <= {*self._options, WORLD, LOCAL_WORLD} else frozenset()
 
-    def is_read(self, option: DeclaredOption) -> bool:
-        """Return whether something that runs, or a file that was not parsed, names the value of an option."""
-        if not self._read_at:
-            for part in self.parts:
-                for node in part.of(ast.Attribute, ast.Name, ast.Constant):
-                    word = string(node) or last(node)
-                    own = isinstance(node, ast.Attribute) and last(node.value) == "self"  # a class's, of that name too
-                    if word in self._options and not own and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
-                        self._read_at.setdefault(word, []).append((node, part))
-        for node, part in self._read_at.get(option.dest, ()):
-            of_function = isinstance(node, ast.Name) and option.parser == "argparse"  # the option is an attribute
-            if not of_function and self.known.runs(node, part):
-                return True
-        named = re.compile(rf"(?<!self)\.{option.dest}\b|[\"']{option.dest}[\"']")
-        return any(named.search(file.text) for file in self.program.files.values() if file.source is None)
+    def is_own(self, name: str) -> bool:
+        """Return whether the program defines a function or class of this name."""
+        return any(name in file.definitions for file in self.program.files.values())
 
     def assigned(self, name: str) -> list[Place]:
         """Return what is assigned to an attribute ``name`` of anything."""
@@ -362,7 +350,12 @@ class Flow:
         if option.parser == "globals":
             own = function is not None and (id(function), node.id) in self._names
             return part.source is self.program.root.source and not own
-        if function is None or option.parser not in _OWN_NAMES or option.at.file != part.source.shown:
+        if function is None or option.parser not in _OWN_NAMES:
+            return False
+        handed = any(item.arg is None for call, _ in self._calls.get(function.name, ()) for item in call.keywords)
+        if handed and any(getattr(item, "arg", "") == node.id for item in ast.walk(function.args)):
+            return True  # `train(**kwargs)`
+        if option.at.file != part.source.shown:
             return False
         first = min([function.lineno, *(item.lineno for item in function.decorator_list)])
         return first <= option.at.line <= (function.end_lineno or first)
@@ -389,11 +382,14 @@ def _places(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
             yield "", function, node.func.value
         if function not in TALK:
             yield from ((item.arg or "", function, item.value) for item in node.keywords)
-            takes = LOADERS.search(function) or SCHEDULES.search(function)
+            takes = any(each.search(function) for each in (LOADERS, _SCHEDULES, OPTIMIZERS))
             for item in node.args:
                 for inner in item.elts if isinstance(item, ast.Tuple) else [item]:  # `torch.randint(9, (batch,))`
                     if takes or isinstance(inner, ast.BinOp):
                         yield "", function, inner
     else:
         for target, value in assignments(node):
-            yield (string(target.slice) or "" if isinstance(target, ast.Subscript) else last(target)), "", value
+            if isinstance(target, ast.Subscript):
+                yield string(target.slice) or "", last(target.value), value
+            else:
+                yield last(target), "", value

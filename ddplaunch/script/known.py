@@ -90,8 +90,7 @@ class Known:
         """Return the destinations of the options that a condition depends on."""
         found: set[str] = set()
         for node in ast.walk(test):
-            if isinstance(node, ast.Attribute) and node.attr in self._options:
-                found.add(node.attr)
+            found |= {last(node), string(node) or ""} & self._options.keys()
             if depth and isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
                 for value, where in self._bound(node, part):
                     stopped = self.obstacle(value, where)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.constants import counted_in, doubt_of, without_effect
+from ddplaunch.script.constants import ENDS, counted_in, doubt_of, without_effect
 from ddplaunch.script.flow import LOADERS, UNREAD, Flow, Product, Use, is_of_samples
 from ddplaunch.script.names import at, is_number, is_one_of_names, last_word, meaning_of
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
@@ -97,7 +97,7 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     computed = {option.dest for option in options if _NOT_TO_SET.search(option.help)}
     for index, option in enumerate(options):
         meaning = candidates[index]
-        other_unit = counted_in(option, flow, meaning in _BATCHES)
+        other_unit = counted_in(option)
         clause = other_unit or (without_effect(option, flow) if meaning is not None else "")
         if clause:
             candidates[index] = None
@@ -107,15 +107,13 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     meant = [reader.meaning_of(option, meaning) for option, meaning in zip(options, candidates, strict=True)]
     instead = [*reader.doubts, *instead]
     plain = _without_ambiguous(meant, {doubt.meaning for doubt in reader.doubts})
-    chosen = tuple(replace(option, doubt=reader.doubt_of(option)) if option.meaning else option for option in plain)
+    chosen = tuple(replace(option, doubt=doubt_of(option, reader.uses, flow, reader.counting)) for option in plain)
     have = {_family(option.meaning) for option in chosen} | {_family(meaning) for meaning in _shared(meant)}
     instead = [each for each in instead if each in reader.doubts or _family(each.meaning) not in have]
     return Understood(chosen, tuple(_ambiguous(meant, chosen)), tuple(instead))
 
 
 _OF_LOSS = re.compile(r"(?i)loss|backward|grad(?!.*acc)|\bscale$")
-# What divides the loss by the accumulation that it is given: accelerate, DeepSpeed, Lightning and Trainer.
-_DIVIDES = re.compile("gradient_accumulation_steps|accumulate_grad_batches")
 
 
 def added_up(options: Sequence[DeclaredOption], flow: Flow) -> DeclaredAt | None:
@@ -124,7 +122,7 @@ def added_up(options: Sequence[DeclaredOption], flow: Flow) -> DeclaredAt | None
     for use in flow.uses(accums):
         powers = dict(use.product.powers)
         by = [powers.pop(dest) for dest in accums & powers.keys()]
-        to_library = by == [1.0] and _DIVIDES.search(use.name) and use.sink[:1].isupper()
+        to_library = by == [1.0] and re.search(ENDS["accum"][0], f"{use.sink} {use.name}")
         if to_library or (by == [-1.0] and _OF_LOSS.search(f"{use.name} {use.sink}")):
             return None
     calls = ((call, part) for part in flow.parts for call in part.calls_of("backward"))
@@ -153,6 +151,7 @@ class _Reader:
             for family in (("lr",), _BATCHES, ("accum",), ("warmup_steps",))
         )
         self.micros = {o.dest for o, _ in named if o.dest in self.batches and _RANK_NAME.search(last_word(o.flags[0]))}
+        self.counting = {*self.batches, *self.accums, WORLD, LOCAL_WORLD}
         self.doubts: list[Instead] = []
         uses = flow.uses(self.rates | self.batches | self.accums | warmups) if named else ()
         self.uses = [use for use in uses if not any(use.product.power(dest) for dest in computed)]
@@ -171,11 +170,6 @@ class _Reader:
             self._doubt(option, "accum", divided)
             return replace(option, meaning=None)
         return replace(option, meaning=meaning)
-
-    def doubt_of(self, option: DeclaredOption) -> str:
-        """Return why what is passed for the option may not be what trains, as a clause."""
-        own = [use for use in self.uses if use.product.power(option.dest) == 1]
-        return doubt_of(option, own, self.flow, {*self.batches, *self.accums, WORLD, LOCAL_WORLD})
 
     def _doubt(self, option: DeclaredOption, meaning: Meaning, clause: str, *words: str) -> None:
         """Note that an option does not count what the plan passes, with the words that would say what it counts."""
@@ -196,9 +190,9 @@ class _Reader:
 
     def _batch(self, option: DeclaredOption, named: Meaning, own: Sequence[Use]) -> tuple[Meaning | None, str]:
         """Decide whose samples an option counts, from evidence in this order: arithmetic, name, data loader, help."""
+        alone = Product(1.0, ((option.dest, 1.0),))
         for use in own:  # https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters
-            alone = use.product == Product(1.0, ((option.dest, 1.0),))
-            if alone and (use.name, use.sink) == ("train_batch_size", "dict") and self.by_deepspeed:
+            if use.product == alone and (use.name, use.sink) == ("train_batch_size", "dict") and self.by_deepspeed:
                 return "global_batch_size", f"{use.at} hands it to DeepSpeed as `train_batch_size`"
         others = self.batches - {option.dest}
         parts = self.accums | others
@@ -212,6 +206,16 @@ class _Reader:
         ]
         micros = self.micros - {option.dest}
         divided = self._divided(option, counted, (WORLD,))
+        parted = {use.at for use in own if min(use.product.power(WORLD), use.product.power(LOCAL_WORLD)) < 0}
+        loaded = (
+            use
+            for use in own
+            if use.runs and use.product == alone and use.at not in parted and use.name == "batch_size"
+        )
+        whole = next((f"{use.at} hands it to {use.sink}" for use in loaded if LOADERS.search(use.sink)), "")
+        if divided is not None and whole:
+            self._doubt(option, "batch_size", f"{divided}, and {whole} undivided", "rank", "total")
+            return None, ""
         if divided is not None:
             in_passes = bool(micros) or self._divided(option, counted, tuple(parts)) is not None
             return ("global_batch_size" if in_passes else "total_batch_size"), divided
@@ -222,15 +226,10 @@ class _Reader:
             self._doubt(option, "batch_size", in_part, "node" if LOCAL_WORLD in in_part else "step", "rank")
             return None, ""
         is_of_rank = _RANK_NAME.search(last_word(option.flags[0])) is not None
-        small = next((name for name in micros if name.startswith("micro")), None)
-        read, because = ("batch_size", "") if is_of_rank else self._as_it_is(option, named, own, counted)
-        if read == "batch_size" and small is not None and not is_of_rank:
-            self._doubt(option, "batch_size", f"`{option.flags[0]}` stands beside `{small}`", "rank", "total", "step")
-            return None, ""
-        return read, because
+        return ("batch_size", "") if is_of_rank else self._as_it_is(option, named, own, counted, whole)
 
     def _as_it_is(
-        self, option: DeclaredOption, named: Meaning, own: Sequence[Use], counted: Sequence[Use]
+        self, option: DeclaredOption, named: Meaning, own: Sequence[Use], counted: Sequence[Use], whole: str
     ) -> tuple[Meaning | None, str]:
         for use in own:
             if use.runs and use.product.power(WORLD) == 1:
@@ -238,10 +237,8 @@ class _Reader:
         for use in counted:
             if not use.runs and -1 in (use.product.power(WORLD), use.product.power(LOCAL_WORLD)):
                 return "batch_size", f"{use.at} does not divide it in this launch"
-        for use in own:
-            alone = use.runs and use.product.powers == ((option.dest, 1.0),) and use.product.constant == 1
-            if alone and use.name == "batch_size" and LOADERS.search(use.sink) and named == "batch_size":
-                return "batch_size", f"{use.at} hands it to {use.sink}"
+        if whole and named == "batch_size":
+            return "batch_size", whole
         return self._described(option, named)
 
     def _described(self, option: DeclaredOption, named: Meaning) -> tuple[Meaning | None, str]:

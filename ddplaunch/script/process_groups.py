@@ -16,7 +16,7 @@ from ddplaunch.script.script_report import FRAMEWORKS, DeclaredAt, DeclaredOptio
 from ddplaunch.values.frozen import dataclass
 
 _TRANSFORMERS = re.compile(r"Trainer$|TrainingArguments$|^HfArgumentParser$")
-_LAUNCHERS = ("torchrun", "torch.distributed.launch", "torch.distributed.run", "accelerate launch")
+_LAUNCHERS = re.compile(r"(?i)torchrun|torch\.distributed\.(?:launch|run)|accelerate launch|^deepspeed ")
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
 _OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"']")
 _SETS_UP = frozenset({"init_process_group", "init_device_mesh"})
@@ -99,8 +99,7 @@ def _is_plan(node: ast.AST, part: ReachablePart, flow: Flow, depth: int = 5) -> 
 def _stays(node: ast.AST, part: ReachablePart, flow: Flow) -> bool:
     """Return whether the plan goes only where ``flow`` follows it: to a name, or to a function of the program."""
     function = last(_function_over(node, part))
-    own = any(function in each.source.definitions for each in flow.parts)
-    return own or function in _RECORDING or isinstance(part.source.parents.get(node), _KEEPING)
+    return flow.is_own(function) or function in _RECORDING or isinstance(part.source.parents.get(node), _KEEPING)
 
 
 def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None:
@@ -297,8 +296,10 @@ def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
     if last(call.func) == "Process" and keyword(call, "target") is not None:
         return _loop(call, part) is not None
     if name == "os.system" or name.startswith("subprocess."):
-        texts = (string(node) for argument in call.args[:1] for node in ast.walk(argument))
-        return any(text is not None and any(launcher in text for launcher in _LAUNCHERS) for text in texts)
+        commands = [
+            value for item in call.args[:1] for value in (item, *(value for value, _ in flow.bound(item, part)))
+        ]
+        return any(_LAUNCHERS.search(string(node) or "") for command in commands for node in ast.walk(command))
     return _is_of_a_library(call, part)
 
 

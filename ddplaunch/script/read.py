@@ -149,7 +149,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
 # A line that gives an accumulation of gradients another value than 1, in Python or in a configuration.
 _ACCUMULATES = re.compile(
     r"^[^#\n]*?\b(\w*grad\w*_acc\w*|\w*accumulation\w*|\w*acc(?:um)?_(?:iter|step|freq|grad)\w*|accumulate(?:_grad\w*)?|update_freq)\b"
-    r"[\"']?\s*(?::\s*int\s*)?(?:=(?!=)|:)(?!\s*(?:1|None|null|True|False|int|Optional)\b)",
+    r"[\"']?\s*(?::\s*int\s*)?(?:=(?!=)|:)(?!\s*(?:1|None|null|True|False|int|Optional|[\"']?auto)\b)",
     re.MULTILINE | re.IGNORECASE,
 )
 
@@ -172,9 +172,10 @@ def _trained_otherwise(
     given_files = [(show(path, cwd), text.text) for path in named if (text := read_text(path)) is not None]
     for shown, source in (*given_files, *((file.shown, file.text) for file in program.files.values())):
         match = _ACCUMULATES.search(source)
-        if match is not None:
+        if match is not None:  # code may be of another model, or under a condition
             place = DeclaredAt(shown, source.count("\n", 0, match.start(1)) + 1)
-            yield Instead("accum", f"{place} decides the accumulation")
+            decides = "may decide" if shown.endswith(".py") else "decides"
+            yield Instead("accum", f"{place} {decides} the accumulation")
             return
     if unread is not None and not any(meaning and meaning.endswith("batch_size") for meaning in known):
         yield Instead("accum", f"no accumulation was found, and {unread} may hide one")
@@ -212,7 +213,7 @@ def _known_values(
         value, meaning = values.get(option.dest), candidate(option)
         empty = value is None or (isinstance(value, (int, float)) and value <= (meaning == "accum"))
         if empty and option.dest not in passed and meaning is not None:
-            values.pop(option.dest, None)
+            values[option.dest] = UNKNOWN
     return values
 
 

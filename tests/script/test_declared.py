@@ -229,6 +229,10 @@ def test_hugging_face(tmp_path: Path) -> None:
     assert str(report.initialises) == "train.py:3"
 
 
+def test_options_that_only_a_file_fills_are_none(tmp_path: Path) -> None:
+    assert not read(tmp_path, HUGGING_FACE.replace("args_into_dataclasses()", "json_file(path)")).options
+
+
 def test_a_class_that_extends_training_arguments_in_another_file(tmp_path: Path) -> None:
     report = read(
         tmp_path,

@@ -137,11 +137,11 @@ def test_whose_samples_a_batch_size_counts(
             "`--batch-option=--batch-size:step` or `--batch-option=--batch-size:rank`",
         ),
         (
-            BATCH + '\np.add_argument("--microbatch", type=int, default=-1)',
-            "for start in range(0, len(batch), args.microbatch):\n    step(start)",
+            BATCH,
+            "DataLoader(data, batch_size=args.batch_size)\nshare = math.ceil(args.batch_size / dist.get_world_size())",
             "batch_size",
-            "`--batch-size` stands beside `microbatch`",
-            " or ".join(f"`--batch-option=--batch-size:{word}`" for word in ("rank", "total", "step")),
+            "train.py:9 divides it by the world size, and train.py:8 hands it to DataLoader undivided",
+            "`--batch-option=--batch-size:rank` or `--batch-option=--batch-size:total`",
         ),
         (
             'p.add_argument("--accum", type=int)',
@@ -396,21 +396,22 @@ def test_what_stands_in_the_place_of_an_option(
     assert found is None if clause is None else found is not None and found.startswith(clause)
 
 
-@pytest.mark.parametrize(
-    ("declaration", "passed", "clause"),
-    [
-        ('p.add_argument("--batch-type", default="token")', "", "`--batch-size` counts what `batch_type`, token, says"),
-        ('p.add_argument("--batch-type", default="sentence")', "", None),
-        ('p.add_argument("--batch-type", default="token")', "--batch-type=sents", None),
-        ("conf = load()\nargs.batch_type = conf.unit", "", "`--batch-size` counts what `batch_type` says"),
-    ],
-)
-def test_a_batch_is_counted_in_what_says_so(tmp_path: Path, declaration: str, passed: str, clause: str | None) -> None:
-    """Translation and speech trainings fill batches up to a number of tokens, frames or seconds."""
-    body = 'sampler = Tokens(d, args.batch_size) if args.batch_type == "token" else Samples(d, args.batch_size)'
-    report = read(tmp_path, script(f"{BATCH}\n{declaration}", body), *([passed] if passed else []))
-    assert option(report, "--batch-size").meaning == (None if clause else "batch_size")
-    assert clauses(report).get("batch_size") == clause
+def test_a_number_is_followed_through_the_keywords_of_a_command(tmp_path: Path) -> None:
+    report = read(
+        tmp_path,
+        """
+        import click
+        def train(*, batch_size, lr):
+            TrainingArguments(per_device_train_batch_size=batch_size, learning_rate=lr)
+        @click.command()
+        @click.option("--batch-size", type=int)
+        @click.option("--lr", type=float)
+        def main(**kwargs):
+            train(**kwargs)
+        main()
+        """,
+    )
+    assert [(each.meaning, each.doubt) for each in report.options] == [("batch_size", ""), ("lr", "")]
 
 
 def test_circles_and_depth_end(tmp_path: Path) -> None:
@@ -551,7 +552,12 @@ def test_where_gradients_of_micro_batches_add_up(tmp_path: Path, body: str, line
 LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
 WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
 SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
-ACCELERATED = "import accelerate\nsched = get_scheduler(kind, num_warmup_steps=args.warmup_steps%s)"
+ACCUM = 'p.add_argument("--accum", type=int, default=1)'
+UNCOUNTED = "`--warmup-steps` was followed to"
+OWN_SCHEDULER = (
+    "def get_scheduler(kind, opt, n):\n    return kind\nsched = get_scheduler('linear', opt, args.warmup_steps)"
+)
+ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_steps=args.warmup_steps%s)"
 
 
 @pytest.mark.parametrize(
@@ -562,24 +568,40 @@ ACCELERATED = "import accelerate\nsched = get_scheduler(kind, num_warmup_steps=a
         (BATCH, "x = torch.randint(9, (args.batch_size, 4))", ""),
         (BATCH, "data = TokenDataset(text, batch_size=args.batch_size)", ""),
         (BATCH, "loader = make(**dict(batch_size=args.batch_size))", ""),
-        (BATCH, "log({'examples': args.batch_size / s})", "no DataLoader was seen to get `--batch-size`"),
+        (
+            BATCH,
+            "log({'examples': args.batch_size / s})",
+            "`--batch-size` was followed to train.py:8, not to a DataLoader",
+        ),
         (BATCH, "train = TrainingArguments(per_device_train_batch_size=args.batch_size)", ""),
         (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
         (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
-        (BATCH, "print(args.batch_size)", "no DataLoader was seen to get `--batch-size`"),
-        (BATCH, "x = 1", "nothing that runs was seen to read `--batch-size` (train.py:5)"),
-        (BATCH, "if 1 > 2:\n    " + LOADED, "nothing that runs was seen to read `--batch-size` (train.py:5)"),
-        (BATCH, LOADED.replace("size)", "size // 8)"), "train.py:8 makes another number of it"),
-        (BATCH, LOADED.replace("size)", "size // ranks())"), "train.py:8 makes another number of it"),
+        (BATCH, "print(args.batch_size)", "`--batch-size` was followed to train.py:5, not to a DataLoader"),
+        (BATCH, "if 1 > 2:\n    " + LOADED, "`--batch-size` was followed to train.py:5, not to a DataLoader"),
+        (BATCH, LOADED.replace("size)", "size // 8)"), "train.py:8 may make another number of it"),
+        (BATCH, LOADED.replace("size)", "size // ranks())"), "train.py:8 may make another number of it"),
+        (BATCH.replace("type=int, ", ""), LOADED, "`--batch-size` has no type, its value stays text (train.py:5)"),
+        (BATCH.replace("=int", "=lambda text: int(text)"), LOADED, ""),
+        (
+            BATCH,
+            f"{LOADED}\nif args.batch_type == 'token':\n    pass",
+            "`--batch-size` may count what `batch_type` says",
+        ),
         (SIZED, LOADED, "`size` makes its value of what `--batch-size` gets (train.py:7)"),
         (BATCH, "vars(args).update(load())\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
         (BATCH, "args.__dict__.update(load())\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
         (BATCH, "for k, v in load():\n    setattr(args, k, v)\n" + LOADED, "train.py:9 may overwrite `--batch-size`"),
         (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
         (BATCH, "wandb.config.update(vars(args))\n" + LOADED, ""),
-        (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", ""),
-        (WARMUP, "if step < args.warmup_steps:\n    rate = 1", ""),
-        (WARMUP, "x = 1", "nothing that runs was seen to read `--warmup-steps` (train.py:5)"),
+        (WARMUP, "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps, 9)", ""),
+        (WARMUP, "def make(n):\n    return get_cosine_schedule_with_warmup(opt, n, 9)\nmake(args.warmup_steps)", ""),
+        (WARMUP, "sched = get_scheduler('linear', opt, args.warmup_steps)", ""),
+        (WARMUP, "train = TrainingArguments(warmup_steps=args.warmup_steps)", ""),
+        (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
+        (WARMUP, "sched = LambdaLR(opt, lambda n: n / args.warmup_steps)", f"{UNCOUNTED} train.py:5"),
+        (WARMUP, "if step < args.warmup_steps:\n    rate = 1", f"{UNCOUNTED} train.py:5"),
+        (WARMUP, "sched = get_scheduler(name(), opt, args.warmup_steps)", "train.py:8 may make another number of it"),
+        (WARMUP, OWN_SCHEDULER, "train.py:10 may make another number of it"),
         (
             WARMUP,
             "sched = get_scheduler('constant', opt, args.warmup_steps)",
@@ -587,11 +609,34 @@ ACCELERATED = "import accelerate\nsched = get_scheduler(kind, num_warmup_steps=a
         ),
         (
             WARMUP,
-            "sched = get_scheduler(name, opt, args.warmup_steps * 2)",
-            "train.py:8 gives the schedule another number",
+            "sched = get_scheduler('linear', opt, args.warmup_steps * 2)",
+            "train.py:8 may make another number of it",
         ),
-        (WARMUP, ACCELERATED % "", "train.py:9 gives the schedule another number"),
+        (WARMUP, ACCELERATED % "", "train.py:9 may make another number of it"),
         (WARMUP, ACCELERATED % " * accelerator.num_processes", ""),
+        (
+            WARMUP,
+            "a = Accelerator(split_batches=True)\n" + ACCELERATED % " * accelerator.num_processes",
+            "train.py:10 may make another number of it",
+        ),
+        (RATE, "opt = torch.optim.SGD(model.parameters(), args.lr)", ""),
+        (RATE, "opt = make(model, lr=args.lr)", ""),
+        (RATE, "rate = args.lr * warm(step)\nfor group in opt.param_groups:\n    group['lr'] = rate", ""),
+        (RATE, "train = TrainingArguments(learning_rate=args.lr)", ""),
+        (RATE, "opt = SGD(model.parameters(), args.lr / 10)", "train.py:8 may make another number of it"),
+        (RATE, "wandb.init(config={'lr': args.lr})", "`--lr` was followed to train.py:8, not to an optimizer"),
+        (RATE, "make(args)", "`--lr` was followed to train.py:5, not to an optimizer"),
+        (ACCUM, "a = Accelerator(gradient_accumulation_steps=args.accum)", ""),
+        (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
+        (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
+        (ACCUM, "last = i % args.accum == 0\nif last:\n    opt.zero_grad()", ""),
+        (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),
+        (
+            ACCUM,
+            "steps = len(data) // args.accum\nopt.step()",
+            "`--accum` was followed to train.py:5, not to what steps",
+        ),
+        (ACCUM, "assert args.accum == 1\nA(gradient_accumulation_steps=args.accum)", "train.py:8 may refuse `--accum`"),
     ],
 )
 def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
@@ -607,12 +652,13 @@ def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
         ("loss.backward()", None),
         ("# gradient_accumulation_steps = 4", None),
         ("grad_accum_steps = 1", None),
-        ("accum_steps = 4", "train.py:8 decides the accumulation"),
-        ("accumulate_grad_batches: 128", "train.py:8 decides the accumulation"),
-        ("accumulate = max(round(64 / batch), 1)", "train.py:8 decides the accumulation"),
-        ("c = {'gradient_accumulation_steps': 8}", "train.py:8 decides the accumulation"),
-        ("num_grad_accumulate = tokens // batch", "train.py:8 decides the accumulation"),
-        ("import helper", "helper.py:2 decides the accumulation"),
+        ("accum_steps = 4", "train.py:8 may decide the accumulation"),
+        ("accumulate_grad_batches: 128", "train.py:8 may decide the accumulation"),
+        ("accumulate = max(round(64 / batch), 1)", "train.py:8 may decide the accumulation"),
+        ("c = {'gradient_accumulation_steps': 8}", "train.py:8 may decide the accumulation"),
+        ("num_grad_accumulate = tokens // batch", "train.py:8 may decide the accumulation"),
+        ("c = {'gradient_accumulation_steps': 'auto'}", None),
+        ("import helper", "helper.py:2 may decide the accumulation"),
     ],
 )
 def test_an_accumulation_of_the_scripts_own_is_said(tmp_path: Path, body: str, clause: str | None) -> None:
@@ -661,20 +707,6 @@ def test_the_rank_of_slurm_is_none_of_torchruns(tmp_path: Path) -> None:
     read_too = "n = os.environ['WORLD_SIZE']\n" + body
     assert read(tmp_path, script(BATCH, read_too)).ranks_from == ("Slurm", DeclaredAt("train.py", 9))
     assert clauses(read(tmp_path, script(BATCH, body)))["batch_size"] == "each rank trains alone (train.py:8)"
-
-
-@pytest.mark.parametrize(
-    ("body", "doubted"),
-    [
-        ("if args.debug:\n    sched = Warmup(opt, args.warmup_steps)", True),
-        ("sched = Warmup(opt, getattr(args, 'warmup_steps'))", False),
-    ],
-)
-def test_the_names_of_a_class_are_not_those_of_the_options(tmp_path: Path, body: str, doubted: bool) -> None:
-    declared = f'{WARMUP}\np.add_argument("--debug", action="store_true")'
-    schedule = "class Warmup:\n    def __init__(self, opt, warmup_steps):\n        self.warmup_steps = warmup_steps\n"
-    text = schedule + "    def rate(self):\n        return 1 / self.warmup_steps\n" + script(declared, body)
-    assert bool(option(read(tmp_path, text), "--warmup-steps").doubt) is doubted
 
 
 def test_what_may_hide_an_accumulation_is_named_where_no_option_takes_a_batch(tmp_path: Path) -> None:

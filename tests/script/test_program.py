@@ -109,6 +109,8 @@ SPAWN = "import torch, os, sys\nimport torch.multiprocessing as mp\n"
         "mp.spawn(f, nprocs=torch.cuda.device_count())\n",
         "if torch.cuda.device_count() > 1:\n    mp.spawn(f, nprocs=2)\n",
         "import subprocess\nsubprocess.run(['torchrun', 'worker.py'])\n",
+        "import os\ncommand = f'../TORCHRUN run.py {words}'\nos.system(command)\n",
+        "import os\nos.system('deepspeed --num_gpus 4 worker.py')\n",
         "os.system('python -m torch.distributed.launch worker.py')\n",
     ],
 )
@@ -126,6 +128,7 @@ def test_own_processes_are_recorded(tmp_path: Path, body: str) -> None:
         "def main():\n    if args.single:\n        return f(0)\n    mp.spawn(f, nprocs=2)\nmain()\n",
         "def local():\n    mp.spawn(f, nprocs=2)\nif args.local:\n    local()\n",
         "mp.spawn(f, nprocs=1)\n",
+        "import os\nos.system('pip install deepspeed torch')\n",
         "import subprocess\nsubprocess.run(['nvidia-smi'])\n",
     ],
 )

@@ -15,7 +15,6 @@ from pathlib import Path
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Entry
 from ddplaunch.script.configuration.override_ways import Way, Ways
-from ddplaunch.script.constants import UNIT_NAME
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import candidate
@@ -165,10 +164,7 @@ def _is_switch(entry: Entry) -> bool:
 
 
 def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str, object]]:
-    """Yield the switches of the configuration by their last name, where only one has it, as ``args`` override them.
-
-    What batches are counted in is among them.
-    """
+    """Yield the switches of the configuration by their last name, where only one has it, as ``args`` override them."""
     texts = {entry.key: entry.text or "" for entry in entries}
     for position, word in enumerate(args):
         key, equals, value = word.lstrip("-+").partition("=")
@@ -176,9 +172,7 @@ def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str,
             texts[key] = value if equals else next(iter(args[position + 1 : position + 2]), "")
     found: dict[str, set[object]] = {}
     for key, text in texts.items():
-        name = key.rpartition(".")[2]
-        other = text if text and UNIT_NAME.fullmatch(name) else UNKNOWN
-        found.setdefault(name, set()).add(_SWITCHED.get(text.lower(), other))
+        found.setdefault(key.rpartition(".")[2], set()).add(_SWITCHED.get(text.lower(), UNKNOWN))
     for name, values in found.items():
         if len(values) == 1 and UNKNOWN not in values:
             yield name, next(iter(values))

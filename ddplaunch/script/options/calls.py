@@ -50,7 +50,7 @@ def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subc
         flags = flags + [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
     nargs = keyword(call, "nargs")
     no_value = action in _NO_VALUE or (isinstance(nargs, ast.Constant) and nargs.value == 0)
-    default = keyword(call, "default")
+    default, kind = keyword(call, "default"), keyword(call, "type")
     several = nargs is not None and string(nargs) != "?"
     return DeclaredOption(
         tuple(flags),
@@ -59,7 +59,7 @@ def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subc
         required=is_true(keyword(call, "required")),
         default="True" if action == STORE_FALSE and default is None else literal(default, part.source),
         computed=is_computed(default),
-        kind=STORE_FALSE if action == STORE_FALSE else last(keyword(call, "type")) or None,
+        kind=STORE_FALSE if action == STORE_FALSE else last(kind) or (ast.unparse(kind) if kind else None),
         help=text_of(keyword(call, "help")),
         dest=string(keyword(call, "dest")) or destination(flags),
         fillable=not several and not subcommand,
