@@ -54,11 +54,13 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
         )
         why += "and port"
     unsure = aware and not script.spawns_alone
+    target = launch.target
+    started = f"-m {target.name}" if target and target.kind == "module" else shlex.quote(script.path)
     yield (warning if unsure else error)(
         "script-spawns-processes",
         f"{script.path} starts its own processes, and {processes} copies of it would run",
         why=why,
-        fix=f"run it without a launcher, `python {shlex.quote(script.path)}`; or replace the spawn by a call of its "
+        fix=f"run it without a launcher, `python {started}`; or replace the spawn by a call of its "
         'function with `int(os.environ["LOCAL_RANK"])`',
         where=str(script.spawns),
     )

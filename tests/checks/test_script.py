@@ -40,6 +40,9 @@ def test_script_spawns_processes() -> None:
     aware = found(CHECKS, "script-spawns-processes", script=healthy_script(spawns=HERE, reads_env=("LOCAL_RANK",)))
     assert aware and aware.severity is Severity.WARNING
     assert found(CHECKS, "script-spawns-processes", launch=healthy_launch(1), script=report) is None
+    other = healthy_launch(target=Target("module", "a.train"))
+    module = found(CHECKS, "script-spawns-processes", launch=other, script=report)
+    assert "`python train.py`" in finding.fix and module and "`python -m a.train`" in module.fix
 
 
 def test_script_spawns_processes_that_alone_share_a_group() -> None:
