@@ -72,7 +72,7 @@ def _why_cold(target: Target | None, shadowing: str | None) -> str | None:
 def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:
     """Return the command that starts torchrun's interpreter.
 
-    Forked ranks inherit its options; they get what torchrun gives its ranks, which is ``-u`` and nothing else.
+    Forked ranks inherit its options, so a warm start drops ``-P`` and adds ``-u``, which torchrun gives its ranks.
     """
     return (*(word for word in python if word != "-P"), "-u") if warm else python
 

@@ -33,7 +33,7 @@ COUNT = re.compile(r"[0-9]{1,19}\Z")  # no count has more digits; int() takes ot
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-#: Called with the flag and one value that was said; returns what ``Options`` holds.
+#: Called with the flag and one value as said; returns the value for ``Options``.
 Reader: TypeAlias = "Callable[[Flag, Resolved[Any]], Any]"
 
 

@@ -105,7 +105,7 @@ class Launch:
 
     ``argv`` starts with the interpreter; ``target`` is None in a plan without a script. ``notes`` are clauses on
     decisions that a user may not expect. ``receives`` are the numbers that would reach the script if they were given.
-    ``doubts`` are the numbers that training may not use, each with a clause on what decides it instead.
+    ``doubts`` are the numbers that training might not use, each with a clause on what decides it instead.
     """
 
     run_id: str

@@ -293,7 +293,7 @@ _AS_SAID = (
 
 
 def plugin_settings(options: Options, settings: Settings) -> Settings:
-    """Return ``settings``, which has run, node and start already, completed with what the options say."""
+    """Return ``settings``, which already has run, node and start, completed from the options."""
     typed = {name: getattr(options, name).value for name in _AS_SAID if getattr(options, name) is not None}
     show = value_of(options.show, (0,))
     shown = show if show == "all" else ",".join(map(str, show))

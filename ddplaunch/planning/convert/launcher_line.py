@@ -202,7 +202,7 @@ class LauncherLine:
         return counted.get(nproc.text or "", nproc), nnodes
 
     def _rendezvous(self, one: bool) -> list[Word]:
-        """Return the flags that say where nodes meet and which one this is."""
+        """Return the flags for the place where nodes meet, and for the rank of this node. Raises CannotSay."""
         self._split_endpoint(one)
         words = []
         why = "on one node ranks meet at localhost, and its node rank is 0"

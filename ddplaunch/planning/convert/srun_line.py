@@ -76,8 +76,8 @@ def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], 
 def step_of(words: Sequence[Word], place: LauncherPlace, job: Mapping[str, Word]) -> Translation | None:
     """Return ``srun --ntasks-per-node=1 … ddplaunch run K -- …`` for a step of K tasks per node.
 
-    None if neither the line nor, for a Python program, its ``job`` says how many tasks there are: such a step may be
-    anything.
+    None if the line does not give the number of tasks, unless it runs Python and its ``job`` has several tasks per
+    node: any other step may be anything.
     """
     sizes, step_words, rest = sizes_and_rest(words[place.options :])
     if not {"--ntasks", "--ntasks-per-node"} & sizes.keys():

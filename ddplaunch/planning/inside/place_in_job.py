@@ -47,7 +47,7 @@ def first_number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def visible_entries(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES (indices or UUIDs), None where it is not set."""
+    """Return the entries of CUDA_VISIBLE_DEVICES (indices or UUIDs), None if it is not set."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     return None if text is None else tuple(entry.strip() for entry in text.split(",") if entry.strip())
 

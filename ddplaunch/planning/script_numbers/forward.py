@@ -36,7 +36,7 @@ _UNITS = {"warmup_epochs": "epochs", "warmup_ratio": "a fraction of all steps"}
 class Forwarded:
     """The script's final arguments, the numbers in them that came from the plan, and given numbers that do not arrive.
 
-    ``receives`` are the numbers that would arrive if they were given, ``doubts`` those that the script may not train
+    ``receives`` are the numbers that would arrive if they were given, ``doubts`` those that the script might not train
     with, each with a clause on what decides it instead, and ``notes`` are further clauses.
     """
 
@@ -87,7 +87,7 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
 def _doubts(
     args: Sequence[str], plan: Plan, missing: Sequence[Missing], script: ScriptReport | Unavailable
 ) -> tuple[tuple[str, str], ...]:
-    """Return the plan's numbers that the script may not train with, each with a clause on what decides it instead."""
+    """Return the plan's numbers that the script might not use, each with a clause on what decides it instead."""
     if isinstance(script, Unavailable):
         return tuple((item.number, "not passed, the program decides") for item in missing)
     doubts = {family_of(option): option.doubt for option in script.options if option.doubt}

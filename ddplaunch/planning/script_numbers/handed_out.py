@@ -88,7 +88,7 @@ class Plan:
 
 
 def _shares(world_size: int, nproc: int) -> dict[Meaning, int]:
-    """Return by what to multiply one rank's number for each meaning that is a total over several ranks."""
+    """Return, for each meaning that is a total over several ranks, the factor from one rank's number to it."""
     return {"node_batch_size": nproc, "total_batch_size": world_size}
 
 
