@@ -142,8 +142,8 @@ WRITERS = {
     "agent/plugin/outlets.py": "filters, where the guard is gone",
     "agent/plugin/session.py": "ddplaunch's own line",
     "agent/logs_specs.py": "ddplaunch's own line",
-    "agent/rank_site/__init__.py": "in the rank, whose output it is",
     "hosts/session/job.py": "over ssh to the launcher, which filters",
+    "hosts/ssh.py": "a command that the user may type on a host",
 }
 WRITES = re.compile(
     r"sys\.std(?:out|err)\.(?:write|buffer)|(?<![\w.\"'])print\(|os\.write\((?:1|2|sink|descriptor, view"
