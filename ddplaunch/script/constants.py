@@ -135,9 +135,11 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
             return f"`{flag}` may count what `{unit[0]}` says"
         for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ())):
             text = ast.unparse(node)
-            fills = any("None" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
-            if (one.search(text) or _OVERWRITES.match(text)) and not fills and flow.known.runs(node, part):
-                return f"{at(node, part.source)} may {'refuse' if one.search(text) else 'overwrite'} `{flag}`"
+            harm = "refuse" if one.search(text) else "overwrite" if _OVERWRITES.match(text) else ""
+            tests = flow.known.conditions(node, part) if harm else ()
+            fills = any("None" in ast.unparse(test) for test, _ in tests)
+            if harm and not fills and flow.known.runs(node, part):
+                return f"{at(node, part.source)} may {harm} `{flag}`"
     return ""
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.names import FunctionNodes, at, dotted, keyword, string
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart, is_environ
-from ddplaunch.script.script_report import FRAMEWORKS, HARMLESS, Mistake
+from ddplaunch.script.script_report import KNOWN_PACKAGES, Mistake
 
 INIT = frozenset({"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"})
 _THREADS = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.DataParallel"})
@@ -76,8 +75,7 @@ def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow:
 
 def _threads_of_one_process(program: Program, parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Mistake]:
     """Yield a DataParallel whose ranks would each use all GPUs, where all of the program was read and sets up none."""
-    known = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
-    whole = program.complete and all(record.package in known for _, record in program.foreign)
+    whole = program.complete and all(record.package in KNOWN_PACKAGES for _, record in program.foreign)
     if not whole or any(_GROUPS.search(file.text) for file in program.files.values()):
         return
     for call, part in _calls(_THREADS, parts, flow):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +31,7 @@ from ddplaunch.script.process_groups import (
 from ddplaunch.script.program import Program, follow, show
 from ddplaunch.script.reachable import ReachablePart, environment_names, reachable_parts
 from ddplaunch.script.script_report import (
-    FRAMEWORKS,
-    HARMLESS,
+    KNOWN_PACKAGES,
     OWN_WAYS,
     DeclaredAt,
     DeclaredOption,
@@ -52,7 +50,6 @@ _DYNAMIC_METHODS |= {"DEFINE_integer", "DEFINE_float"}
 _DYNAMIC = frozenset(name.rpartition(".")[2] for name in _DYNAMIC_CALLS) | _DYNAMIC_METHODS
 _DYNAMIC |= {"import_module", "__import__"}
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
-_KNOWN_PACKAGES = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
 _QUOTED = 60  # characters of a line that does not compile
 
 
@@ -146,9 +143,10 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     )
 
 
-# A line that gives an accumulation of gradients another value than 1, in Python or in a configuration.
+# A line that gives an accumulation of gradients another value than 1, in Python or in a configuration. What looks
+# ahead rules out most lines at once, which halves the time.
 _ACCUMULATES = re.compile(
-    r"^[^#\n]*?\b(\w*grad\w*_acc\w*|\w*accumulation\w*|\w*acc(?:um)?_(?:iter|step|freq|grad)\w*|accumulate(?:_grad\w*)?|update_freq)\b"
+    r"^(?=.*?(?:acc|update_freq))[^#\n]*?\b(\w*grad\w*_acc\w*|\w*accumulation\w*|\w*acc(?:um)?_(?:iter|step|freq|grad)\w*|accumulate(?:_grad\w*)?|update_freq)\b"
     r"[\"']?\s*(?::\s*int\s*)?(?:=(?!=)|:)(?!\s*(?:1|None|null|True|False|int|Optional|[\"']?auto)\b)",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -245,7 +243,7 @@ def _hidden_import(program: Program) -> DeclaredAt | None:
     """Return where the program imports a package that is neither followed nor known."""
     for file, record in program.foreign:
         package = record.package
-        own_way = record.level or package in OWN_WAYS or package not in _KNOWN_PACKAGES
+        own_way = record.level or package in OWN_WAYS or package not in KNOWN_PACKAGES
         if own_way or ("cli" in record.module.split(".") and package in ("lightning", "pytorch_lightning")):
             return DeclaredAt(file.shown, record.line)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
@@ -183,8 +184,8 @@ _HARMLESS = """
 
 # Packages that set up the process group themselves.
 FRAMEWORKS = frozenset(_FRAMEWORKS.split())
-# Packages whose import neither declares options of the script nor sets up process groups.
-HARMLESS = frozenset(_HARMLESS.split())
+# These, and packages whose import neither declares options of the script nor sets up process groups.
+KNOWN_PACKAGES = FRAMEWORKS | {*_HARMLESS.split()} | sys.stdlib_module_names
 # Libraries that read the command line in ways that this reader does not know.
 OWN_WAYS = frozenset({"clize", "cleo", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
 OWN_WAYS |= {"docopt", "draccus", "plac", "prefigure", "pyrallis", "sacred", "simple_parsing", "tap", "torchtune"}
