@@ -76,7 +76,7 @@ def test_the_wheel_has_all_modules_and_its_types(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(each.relative_to(ROOT)) for each in (ROOT / "ddplaunch").rglob("*.py")}
     assert modules <= names
-    assert {"ddplaunch/py.typed", "ddplaunch/explain/families.json", "ddplaunch/explain/families/gpu.toml"} <= names
+    assert {"ddplaunch/py.typed", "ddplaunch/explain/families.json", "ddplaunch/cli/parsing/removed.toml"} <= names
     assert not [each for each in names if each.startswith(("tests/", "benchmarks/"))]
     about = next(each for each in names if each.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as packed:

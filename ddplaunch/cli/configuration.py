@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.flag import TYPES, Flag
 from ddplaunch.planning.options import Options, Said, flags_of_options, parse_options
 from ddplaunch.records.own.own_files import other_owner
+from ddplaunch.values.codec import from_toml
 from ddplaunch.values.finding import Finding, UsageError, usage, warning
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.variable_names import QUIET
@@ -106,11 +106,7 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         if (owner := other_owner(path)) is not None:
             tell_findings([_not_read(path, owner)])
             return None
-        if sys.version_info >= (3, 11):  # 5 ms, only for projects with a configuration
-            import tomllib
-        else:
-            import tomli as tomllib
-        document: Mapping[str, Any] = tomllib.loads(text)
+        document = from_toml(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as exception:  # not UTF-8, not TOML, a number of 5000 digits

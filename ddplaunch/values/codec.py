@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -25,6 +26,16 @@ T = TypeVar("T")
 def to_json(value: object) -> str:
     """Return a frozen value as one line of ASCII JSON with "schema": 1."""
     return json.dumps({"schema": SCHEMA, **plain(value)})
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """Return the table of a TOML document. Raises ValueError for other text."""
+    if sys.version_info >= (3, 11):  # 5 ms, only for projects with a configuration, and for mistakes
+        import tomllib
+    else:
+        import tomli as tomllib
+    table: dict[str, Any] = tomllib.loads(text)
+    return table
 
 
 def from_json(text: str, value_type: type[T]) -> T:

@@ -9,11 +9,13 @@ import pytest
 
 import ddplaunch
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, spellings
-from ddplaunch.cli.parsing.removed import REMOVED, removed
+from ddplaunch.cli.parsing.removed import instead, removed
 from tests.cli.cli_calls import Call, call, folder
 from tests.cli.test_report_page import record
 
 __all__ = ["call", "folder"]
+
+REMOVED = instead("removed")
 
 
 def typed(gone: str) -> list[str]:
