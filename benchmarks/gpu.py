@@ -526,7 +526,7 @@ def fits(at: Place) -> str:
     """`fit` finds the largest batch on the GPU's own memory."""
     at.need(1)
     said = at.ddplaunch(
-        "fit", "1", "--seconds", "2", "--timeout", "40", "--trials", "8", "--", "train.py", "fit", status=None
+        "fit", "1", "--timeout", "40", "--", "train.py", "fit", status=None
     )
     if at.started[-1].returncode != 0:
         raise WrongError(said[-500:])
@@ -547,7 +547,7 @@ def scales(at: Place) -> str:
     """`scale` compares one GPU with all."""
     at.need(2)
     said = at.ddplaunch(
-        "scale", str(at.gpus), "--seconds", "3", "--batch-size", "64", "--", "train.py", "fit", status=None
+        "scale", str(at.gpus), "--batch-size", "64", "--", "train.py", "fit", status=None
     )
     if at.started[-1].returncode != 0:
         raise WrongError(said[-500:])

@@ -68,8 +68,6 @@ def test_what_is_warmup_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, 0, [None, *[5.0, 4.0, 3.0, 2.0, 1.0], *[0.1] * 60])
     steps = followed(tmp_path)
     assert steps.measured(Measure(steps=20)).ranks[0].slowest_s == pytest.approx(0.1)
-    assert steps.measured(Measure(warmup_steps=40, steps=20)).ranks[0].steps == 20
-    assert not steps.are_enough(Measure(warmup_steps=60, steps=20))
 
 
 def test_steps_that_do_not_settle_are_measured_all_the_same_and_said(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_what_was_cut_short_is_shown(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_who_is_told_to_end_keeps_what_there_is(folder: Path) -> None:
-    command = words("1,2", "--timeout", "300", "--warmup-steps", "100000")
+    command = words("1,2", "--timeout", "300")
     command[command.index("25")] = "100000"
     running = subprocess.Popen(
         command, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

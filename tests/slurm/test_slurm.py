@@ -296,7 +296,7 @@ def test_sizes_are_those_of_one_node_of_an_allocation(cluster: Cluster, place: P
     (place / "train.py").write_text(PLANTED)
     flags = f"--device cpu --steps 15 --json --in-place {shlex.join(HERE)}"
     command = f"{sys.executable} -m ddplaunch scale 1,2 {flags} -- train.py"
-    fitting = f"{sys.executable} -m ddplaunch fit 2 {flags} --trials 1 -- train.py"
+    fitting = f"{sys.executable} -m ddplaunch fit 2 {flags} --global-batch-size 8 -- train.py"
     both = f"{command} > scale.json; {fitting} > fit.json"
     wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "scale.out", "--wrap", both]
     cluster.finished(cluster.run(wrapped, place).stdout.strip(), timeout_s=400)

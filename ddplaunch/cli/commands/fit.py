@@ -13,11 +13,11 @@ from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, tria
 from ddplaunch.cli.parsing.typed_words import launch_words, words_of
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
-from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of, too_small
+from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
-from ddplaunch.scaling.numbers import Numbers, format_lr
+from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
@@ -32,29 +32,21 @@ COMMAND = Command(
     options=(
         PROFILE,
         Flag("headroom", "text", TRIALS, "How much of the memory stays free [10%].", "PERCENT"),
-        Flag("trials", "integer", TRIALS, "Most trials to run [8].", "N"),
         *trial_options(5),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
     ),
     more="Each batch is a short run of the unchanged script; --timeout limits each trial [10m].",
 )
 
-_HEADROOM, _TRIALS = 0.1, 8
+_HEADROOM = 0.1
+_MOST_TRIALS = 8
 _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
 _FIRST = 8  # samples in the first trial, where neither an option nor the script sets them
-_STARTED_WITH = 4  # with a fixed effective batch, the first trial takes a rank's part divided by this
 _FIT = Source("flag", "fit")
-#: Limit for the learning rate's factor without a given rule. https://arxiv.org/abs/1706.02677 reaches 32 with a warmup
-#: of five epochs and SGD; the script may have neither.
-_AT_MOST = ("--lr-max-factor", "8")
-_SCALING = ("lr_scaling", "lr_max_factor")
 #: Diagnoses of too little memory; "process-limit" (no thread can be started) counts only where memory is limited.
 _MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "process-limit"})
 #: Flags that the answer sets anew, or that were meant for the trials.
-_DECIDED = (
-    *("batch_size", "accum", "global_batch_size", "base_lr", "base_batch_size", "lr", "base_warmup", "warmup"),
-    *(*_SCALING, "run_id", "timeout"),
-)
+_DECIDED = ("batch_size", "accum", "global_batch_size", "run_id", "timeout")
 
 
 def fit(
@@ -62,19 +54,17 @@ def fit(
     script: list[str] | None,
     profile: str | None,
     headroom: str | None,
-    trials: int | None,
     json: bool | None,
-    **flags: Any,
+    steps: str | None,
+    in_place: bool | None,
 ) -> int:
-    """Try batches until the largest that fits is known, and print the command. ``flags`` are those of trials."""
+    """Try batches until the largest that fits is known, and print the command."""
     words = required(script, "fit")
     options = with_configuration(said, profile)
-    if trials is not None and trials < 1:
-        raise too_small("--trials", trials, str(_TRIALS))
-    measure = measure_of(options, flags, usual_s=5.0)
+    measure = measure_of(options, steps, usual_s=5.0)
     search = _Search(options, said, words, words_of(PROFILE, profile), _headroom(headroom))
-    runs = Trials("fit", search.first, words, profile, measure, in_place=bool(flags["in_place"]))
-    interrupted = runs.run_all(search.run(_TRIALS if trials is None else trials))
+    runs = Trials("fit", search.first, words, profile, measure, in_place=bool(in_place))
+    interrupted = runs.run_all(search.run())
     fitted = search.fitted()
     if json:
         answer_json(fit_json(fitted))
@@ -145,21 +135,18 @@ class _Search:
         return Resolved(f"{max(64, memory.available_bytes // self._world >> 20)}M", Source("detected"))
 
     def _candidates(self, numbers: Numbers) -> Batches:
-        whole, size = self._options.global_batch_size, self._options.dataset_size
-        typed_batch = self._options.batch_size
-        if whole is None:
-            first = numbers.batch_size if typed_batch is None else typed_batch
-            most = Batches.most if size is None else max(1, size.value // self._world)
-            return Batches(_FIRST if first is None else first.value, most)
-        total = whole.value // self._world
-        first_of = max(1, total // _STARTED_WITH) if typed_batch is None else typed_batch.value
-        return Batches(first_of, total=total, whole=not self._accumulates)
+        effective, size = self._options.global_batch_size, self._options.dataset_size
+        first = value_of(self._options.batch_size, None)
+        if effective is not None:
+            return Batches(first or _FIRST, total=effective.value // self._world, whole=not self._accumulates)
+        most = Batches.most if size is None else max(1, size.value // self._world)
+        return Batches(first or value_of(numbers.batch_size, _FIRST), most)
 
     # Trials
 
-    def run(self, most: int) -> Generator[Change, Trial, None]:
-        """Yield at most ``most`` batches to try, until the largest that fits is known, and whether less is faster."""
-        while len(self._trials) < most and self._problem is None:
+    def run(self) -> Generator[Change, Trial, None]:
+        """Yield batches to try, until the largest that fits is known, and whether a smaller one is faster."""
+        while len(self._trials) < _MOST_TRIALS and self._problem is None:
             batch = next_batch(self._tried(), self._batches, self._headroom)
             if batch is None:
                 break
@@ -170,7 +157,7 @@ class _Search:
         if best is None:
             smallest = min(self._trials, key=lambda trial: trial.tried.batch)
             self._problem = never_fits(smallest, self._headroom, whole=self._batches.whole)
-        elif len(self._trials) < most and best.samples_per_s:
+        elif len(self._trials) < _MOST_TRIALS and best.samples_per_s:
             half = self._batches.at_most(best.batch / 2)
             near = [one.batch for one in self._tried() if one.ran and one.batch < best.batch]
             if 1 < half < best.batch and not any(batch > best.batch / 3 for batch in near):
@@ -270,31 +257,17 @@ class _Search:
         )
 
     def _command(self, batch: int, accum: int) -> FitCommand:
-        """Return the whole command for a batch; if the effective batch changes, ``run`` scales the learning rate."""
+        """Return the whole command for a batch, with the user's other options; ``run`` scales `--base-lr` for it."""
         numbers, now = self.first.launch.numbers, batch * accum * self._world
         effective = value_of(numbers.global_batch_size, None)
         nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
         words_typed = launch_words(self._said, _DECIDED)
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
         words = ["ddplaunch", "run", *nproc, *self._profile, *words_typed, *sizes]
-        words += self._rates(numbers, None if effective in (None, now) else effective)
+        base = numbers.base_batch_size
+        if base is not None and self._options.base_lr is not None and self._options.base_batch_size is None:
+            words += ["--base-batch-size", str(base.value)]
         return FitCommand(batch, now, now == effective, (*words, "--", *self._script))
-
-    def _rates(self, numbers: Numbers, base: int | None) -> list[str]:
-        """Return the words for learning rate and warmup of this launch, as ``--base-*`` if ``run`` is to scale them."""
-        prefix, words = "" if base is None else "base-", list[str]()
-        if (lr := numbers.lr) is not None:
-            of_script = lr.source.kind == "script"
-            if not of_script or (base is not None and "lr" in self.first.launch.receives):
-                words += [f"--{prefix}lr", format_lr(lr.value)]
-        warmup = numbers.warmup_steps
-        if warmup is not None and warmup.source.kind != "script":
-            words += [f"--{prefix}warmup", str(warmup.value)]
-        if base is not None and words:
-            rule = {name: self._said[name] for name in _SCALING if name in self._said}
-            no_rule = self._options.lr_scaling is None and self._options.lr_max_factor is None
-            words += ["--base-batch-size", str(base), *(_AT_MOST if no_rule else launch_words(rule))]
-        return words
 
 
 def _not_this_batch(batch: int, loaded: Collection[object], trial: Trial) -> Finding:

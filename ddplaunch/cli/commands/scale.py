@@ -49,17 +49,18 @@ def scale(
     script: list[str] | None,
     profile: str | None,
     json: bool | None,
-    **flags: Any,
+    steps: str | None,
+    in_place: bool | None,
 ) -> int:
-    """Measure each size in turn, and print its speed-up and what limits it. ``flags`` are those of trials."""
+    """Measure each size in turn, and print its speed-up and what limits it."""
     words = required(script, "scale")
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile)
-    measure = measure_of(options, flags, usual_s=10.0)
+    measure = measure_of(options, steps, usual_s=10.0)
     first = decided(replace(options, nproc=Resolved(1, _SIZES), gpus=None), words)
     sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, first, _places(options, first))
     measured: list[SizeMeasured] = []
-    runs = Trials("scale", first, words, profile, measure, in_place=bool(flags["in_place"]))
+    runs = Trials("scale", first, words, profile, measure, in_place=bool(in_place))
     interrupted = runs.run_all(_series(sizes, first, launch, options, measured))
     shown: Any = {
         "strong": options.global_batch_size is not None,

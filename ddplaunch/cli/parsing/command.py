@@ -106,12 +106,9 @@ HOSTS = (
 
 
 def trial_options(usual_s: int) -> tuple[Flag, ...]:
-    """Return the options for how long trials measure (``usual_s`` by default), and where they write."""
-    usual = f"{usual_s}; with --steps until they are over"
+    """Return the options for how long trials measure (``usual_s`` seconds by default), and where they write."""
     return (
-        Flag("warmup_steps", "integer", TRIALS, "Minimum warm-up steps [5].", "N"),
-        Flag("steps", "integer", TRIALS, "Steps to measure [as many as there are in --seconds].", "N"),
-        Flag("seconds", "duration", TRIALS, f"Time to measure [{usual}].", "TIME"),
+        Flag("steps", "text", TRIALS, f"Steps to measure [those of {usual_s} s, and at least 10].", "N"),
         Flag("in_place", "switch", TRIALS, "Let trials change files as the script does."),
     )
 

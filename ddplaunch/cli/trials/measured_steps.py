@@ -18,16 +18,17 @@ from ddplaunch.watch.step_rate import FollowedFile
 _LEAST = 5  # with fewer steps nothing is reported
 _ENOUGH = 10  # measure that many steps, however long they take, unless fewer are requested
 _UNSETTLED = 60, 20.0  # steps and seconds after which measuring begins although step times have not settled
+WARMUP_STEPS = 5  # the first steps, which are never measured
+_NEVER = 1 << 62  # after any step
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How long a trial measures: from when step times settle, but at least ``warmup_steps`` after the start.
+    """How long a trial measures, from when step times settle.
 
     It measures ``steps`` or ``seconds``, whichever is reached first, and gives up after ``timeout_s`` in all.
     """
 
-    warmup_steps: int = 5
     steps: int | None = None
     seconds: float | None = 10.0
     timeout_s: float = 600.0
@@ -95,14 +96,14 @@ class FollowedSteps:
 
     def are_enough(self, measure: Measure) -> bool:
         """Whether each rank has made all steps to measure."""
-        first = self._first(measure, force=False)
+        first = self._first_step(over=False)
         return first is not None and self.complete and all(_window(lines, first, measure)[1] for lines in self._all())
 
     def measured(self, measure: Measure, failed: bool = False) -> MeasuredSteps:
         """Return what was measured so far; no ranks for a run that ``failed``."""
-        first, ranks = self._first(measure, force=True), []
+        first, ranks = self._first_step(over=True), []
         for rank, lines in sorted(self._lines.items()):
-            window = [] if first is None else _window(lines, first, measure)[0]
+            window = _window(lines, _NEVER if first is None else first, measure)[0]
             one = summed(rank, self._files[rank].facts, window)
             ranks += [one] if one is not None and len(window) >= min(_LEAST, measure.steps or _LEAST) else []
         peaks = (line.peak_bytes for lines in self._all() for line in lines if line.peak_bytes)
@@ -110,7 +111,7 @@ class FollowedSteps:
             ranks=tuple(ranks) if len(ranks) == self._ranks and not failed else (),
             facts=tuple(file.facts for file in self._files.values()),
             steps=self.made,
-            settled=all(settled(lines, measure.warmup_steps) is not None for lines in self._all()),
+            settled=all(settled(lines, WARMUP_STEPS) is not None for lines in self._all()),
             peak_bytes=max(peaks, default=None),
             empty_epochs=self.empty_epochs,
         )
@@ -118,19 +119,23 @@ class FollowedSteps:
     def _all(self) -> Collection[list[StepLine]]:
         return self._lines.values()
 
-    def _first(self, measure: Measure, *, force: bool) -> int | None:
-        """Return the first step to measure, None while that is unknown; with ``force`` the earliest possible one."""
-        firsts = []
+    def _first_step(self, *, over: bool) -> int | None:
+        """Return the step from which all ranks are measured: the one where the last of them has settled.
+
+        Where step times do not settle, it is in the middle of many steps. None while there are too few to tell, unless
+        the trial is ``over``: then whatever follows the warm-up is measured.
+        """
+        first_steps = []
         for lines in self._all():
-            at = settled(lines, measure.warmup_steps)
-            if at is None:
-                walls = [line.wall_s for line in lines if line.wall_s]
-                too_few = len(walls) < _UNSETTLED[0] or sum(walls) < _UNSETTLED[1]
-                if too_few and not force:
+            index = settled(lines, WARMUP_STEPS)
+            if index is None:
+                walls_s = [line.wall_s for line in lines if line.wall_s]
+                are_many = len(walls_s) >= _UNSETTLED[0] and sum(walls_s) >= _UNSETTLED[1]
+                if not (are_many or over):
                     return None
-                at = 1 + max(measure.warmup_steps, 0 if too_few else len(lines) // 2)
-            firsts.append(lines[at].step if at < len(lines) else 1 << 62)
-        return max(firsts, default=None)
+                index = 1 + max(WARMUP_STEPS, len(lines) // 2 if are_many else 0)
+            first_steps.append(lines[index].step if index < len(lines) else _NEVER)
+        return max(first_steps, default=None)
 
 
 def _window(lines: Sequence[StepLine], first: int, measure: Measure) -> tuple[list[StepLine], bool]:

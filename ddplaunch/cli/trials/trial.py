@@ -19,19 +19,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.parsing.command import PROFILE
-from ddplaunch.cli.parsing.typed_words import launch_words, words_of
+from ddplaunch.cli.parsing.typed_words import launch_words, whole_number, words_of
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import ending_by_signals, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target
-from ddplaunch.cli.trials.measured_steps import FollowedSteps, Measure, MeasuredSteps
+from ddplaunch.cli.trials.measured_steps import WARMUP_STEPS, FollowedSteps, Measure, MeasuredSteps
 from ddplaunch.cli.trials.trial_place import TrialPlace, make_place
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.machine.scratch_tree import NOT_STARTED
@@ -46,7 +46,7 @@ from ddplaunch.records.outcome import RunOutcome, read_findings
 from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, value_of
 from ddplaunch.values.variable_names import TRIAL
@@ -114,29 +114,13 @@ class Trial:
         return batch * len(ranks) / sum(rank.mean_s for rank in ranks)
 
 
-def measure_of(options: Options, flags: Mapping[str, Any], usual_s: float) -> Measure:
-    """Return how long trials measure, ``usual_s`` without a flag. Raises UsageError where a flag is too small."""
-    warmup_steps, steps, seconds = flags["warmup_steps"], flags["steps"], flags["seconds"]
-    for flag, value, smallest, example in (
-        ("--steps", steps, 1, "50"),
-        ("--warmup-steps", warmup_steps, 0, "5"),
-        ("--seconds", seconds, 1e-3, "10"),
-    ):
-        if value is not None and value < smallest:
-            raise too_small(flag, value, example)
-    limit_s = usual_s if seconds is None and steps is None else seconds
+def measure_of(options: Options, steps: str | None, usual_s: float) -> Measure:
+    """Return how long trials measure: ``steps`` as typed, else ``usual_s``. Raises UsageError for other words."""
     timeout_s = value_of(options.timeout_s, 600.0)
-    return Measure(5 if warmup_steps is None else warmup_steps, steps, limit_s, timeout_s)
-
-
-def too_small(flag: str, value: float, example: str) -> UsageError:
-    """Return the error for a number that is too small for trials to measure anything."""
-    return usage(
-        f"`{flag} {value:g}` is too small",
-        why="nothing could be measured",
-        fix=f"`{flag} {example}`, or leave it out",
-        where=f"flag: {flag}",
-    )
+    if steps is None:
+        return Measure(None, usual_s, timeout_s)
+    why, fix = "it is how many steps to measure, 1 or more", "`--steps 50`, or leave it out"
+    return Measure(whole_number("--steps", steps, "steps", why, fix, least=1), None, timeout_s)
 
 
 def decided(options: Options, script: Sequence[str]) -> Prepared:
@@ -301,8 +285,8 @@ class Trials:
             return (
                 "trial-ended-early",
                 f"the script ended after {steps}, too few to measure",
-                f"{count(self.measure.warmup_steps, 'step')} warm up, and ten alike are wanted after them",
-                "more epochs, or `--warmup-steps 0`" if trial.measured.steps else _MARK,
+                f"{WARMUP_STEPS} steps warm up, and ten alike are wanted after them",
+                "more epochs, or `--steps 5`" if trial.measured.steps else _MARK,
             )
         if trial.ending == "interrupted":
             return (
