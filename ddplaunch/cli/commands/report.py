@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddplaunch.cli.commands.explain import explained
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
@@ -26,7 +26,7 @@ from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
 from ddplaunch.records.json_files import objects
 from ddplaunch.records.log_files import STEPS, LogFile, blocks, log_files, part_of
-from ddplaunch.records.outcome import RankOutcome, RunOutcome
+from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome
 from ddplaunch.records.own.output_file import output_file
 from ddplaunch.values.codec import plain
 from ddplaunch.values.escapes import harmless
@@ -55,7 +55,6 @@ _LEAST_OF_A_FILE = 20
 _MOST_BYTES = 64 << 20  # searched for losses at the start of each file
 _MOST_POINTS, _WIDTH, _HEIGHT = 600, 900, 160  # of the loss curve
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_LEAST_WIDTH = 0.4  # percent; keeps a rank that ended at once visible
 
 
 def report(run: str | None, output: str | None, force: bool | None, run_dir: str | None) -> int:
@@ -109,7 +108,7 @@ def report_html(record: RunRecord) -> str:
         state=record.outcome.state if record.outcome is not None else "not ended, as far as the record tells",
         found=hide_json(plain(explained(recorded_run(record.directory)))),
         findings={finding.get("code"): finding for finding in findings}.values(),
-        timeline=_timeline(record.outcome),
+        bars=_bars(record.outcome),
         phases=_phases(record),
         metrics=last_metrics(record.directory),
         curve=_curve(_losses(files)),
@@ -182,39 +181,18 @@ def _curve(losses: Sequence[tuple[float, str]]) -> dict[str, Any] | None:
     return {**size, "lines": list(filter(None, lines)), "first": losses[0], "last": losses[-1]}
 
 
-def _timeline(outcome: RunOutcome | None) -> dict[str, Any]:
-    """Return a row of bars for each rank: start and width in percent of the whole run, and how each bar ended."""
-    rows: dict[int, dict[str, Any]] = {}
-    bars = [
-        (attempt, rank, rank.started_s or attempt.started_s, rank.ended_s or attempt.ended_s)
+class Bar(NamedTuple):
+    """One rank of one attempt on the time axis; times are seconds since the epoch."""
+
+    attempt: AttemptOutcome
+    rank: RankOutcome
+    begun_s: float
+    ended_s: float
+
+
+def _bars(outcome: RunOutcome | None) -> list[Bar]:
+    return [
+        Bar(attempt, rank, rank.started_s or attempt.started_s, rank.ended_s or attempt.ended_s)
         for attempt in (outcome.attempts if outcome is not None else ())
         for rank in attempt.ranks
     ]
-    began_s = min((start_s for *_, start_s, _ in bars), default=0.0)
-    span_s = max((end_s for *_, end_s in bars), default=0.0) - began_s or 1.0  # a rank may outlast its attempt
-    for attempt, rank, start_s, end_s in bars:
-        width = max(_LEAST_WIDTH, 100 * max(0.0, end_s - start_s) / span_s)
-        row = rows.setdefault(rank.rank, {"rank": rank.rank, "host": rank.host, "bars": []})
-        row["bars"].append(
-            {
-                "left": round(min(100 * max(0.0, start_s - began_s) / span_s, 100 - width), 3),
-                "width": round(width, 3),
-                "how": _how(rank, attempt.failed),
-                "kind": _kind(rank),
-                "text": f"attempt {attempt.attempt}, {duration_text(end_s - start_s)}",
-            }
-        )
-    return {"rows": [rows[rank] for rank in sorted(rows)], "span_s": span_s}
-
-
-def _kind(rank: RankOutcome) -> str:
-    """Return "good", "failed", or "ended" for a rank that was ended because another one failed."""
-    if not (rank.signal or rank.exit_code):
-        return "good"
-    return "ended" if rank.ended_by == "launcher" else "failed"
-
-
-def _how(rank: RankOutcome, failed: bool) -> str:
-    if rank.signal or rank.exit_code is not None:
-        return rank.signal or f"exit {rank.exit_code}"
-    return "ended unseen" if failed else "ended"
