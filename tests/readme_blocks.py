@@ -165,7 +165,6 @@ def environment(home: Path, coloured: bool = False) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "COLUMNS": str(COLUMNS),
         "FORCE_COLOR" if coloured else "NO_COLOR": "1",
-        "DDPLAUNCH_QUIET": "0",  # the panel, as on a terminal
         "PYTHONWARNINGS": "ignore",  # torch warns of a missing NumPy, which nothing here needs
     }
 

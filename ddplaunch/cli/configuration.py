@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,9 @@ from ddplaunch.records.own.own_files import other_owner
 from ddplaunch.values.codec import from_toml
 from ddplaunch.values.finding import Finding, UsageError, usage, warning
 from ddplaunch.values.resolved import Resolved, Source
-from ddplaunch.values.variable_names import QUIET
 from ddplaunch.values.words import nearest
 
 _LARGEST = 1 << 24  # bytes
-_NOT = ("0", "false", "no", "off")
 _FILES = ("ddplaunch.toml", "pyproject.toml")
 
 
@@ -35,8 +32,6 @@ def with_configuration(said: Said, profile: str | None) -> Options:
     """
     name, table = _project()
     said = merge(said, said_in_profile(table, profile, name))
-    if (quiet := os.environ.get(QUIET)) and "quiet" not in said:
-        said = {**said, "quiet": Resolved(quiet.lower() not in _NOT, Source("environment", QUIET))}
     options = parse_options(said)
     if options.ignore:
         from ddplaunch.comm.checks import CHECKS as measured  # needed only for their names

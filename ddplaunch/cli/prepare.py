@@ -182,6 +182,7 @@ def probe_request(options: Options, environ: Mapping[str, str], *, import_torch:
         master_addr=None if options.nnodes is None else addr,
         master_port=port if rank == 0 and port and 0 < port < 65536 else None,
         import_torch=import_torch,
+        packages=import_torch,  # for bug reports
     )
 
 

@@ -225,7 +225,7 @@ class Options:
     verbose: Resolved[bool] | None = _switch(
         SHOWING, "Show torchrun's own messages too; in doctor, why checks were skipped.", "switch"
     )
-    quiet: Resolved[bool] | None = _switch(SHOWING, "Say only what is wrong [DDPLAUNCH_QUIET].")
+    quiet: Resolved[bool] | None = _switch(SHOWING, "Say only what is wrong.")
     capture: Resolved[bool] | None = _switch(SHOWING, "Record every rank's output, and explain a failure [yes].")
     log_max_bytes: Resolved[int] | None = _flag(
         SHOWING,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ddplaunch.checks.check import Check, CheckOutcome
@@ -100,8 +100,8 @@ def verdict_text(outcomes: Sequence[CheckOutcome]) -> str:
     return f"{counted(found(outcomes)) or clean}: {', '.join([passed, *rest])}"
 
 
-def doctor_json(outcomes: Sequence[CheckOutcome], facts: Facts, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return verdict, counts, every check's outcome, the facts and ``versions`` as JSON values, without secrets."""
+def doctor_json(outcomes: Sequence[CheckOutcome], facts: Facts) -> dict[str, Any]:
+    """Return verdict, counts, every check's outcome and the facts as JSON values, without secrets."""
     tally = _tally(outcomes)
     return {
         "schema": _SCHEMA,
@@ -109,7 +109,6 @@ def doctor_json(outcomes: Sequence[CheckOutcome], facts: Facts, versions: Mappin
         "counts": {status: tally[status] for status in ("passed", "found", "skipped", "crashed")},
         "checks": hide_json([_outcome_json(outcome) for outcome in outcomes]),
         "facts": hide_json(plain(facts)),
-        "versions": dict(versions),
     }
 
 

@@ -31,8 +31,6 @@ PLAN = "DDPLAUNCH_PLAN"
 METRICS = "DDPLAUNCH_METRICS"
 #: Group and name of a trial (``scale-x7k2q9/2``), for its ranks.
 TRIAL = "DDPLAUNCH_TRIAL"
-#: Same as ``--quiet``, or with the value 0 as ``--no-quiet``.
-QUIET = "DDPLAUNCH_QUIET"
 #: When the command was typed, in seconds since 1970, for the guard.
 TYPED = "DDPLAUNCH_TYPED"
 #: A secret that all nodes of a launch share (``hosts/roll_call/messages.py``).

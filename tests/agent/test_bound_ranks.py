@@ -42,7 +42,7 @@ def run(folder: Path, *options: str, before: Sequence[str] = (), arguments: Sequ
     """Run two ranks to their end, and return what ddplaunch said."""
     (folder / "train.py").write_text(SCRIPT)
     words = [*before, *ddplaunch("run", "2", "--device", "cpu", *options, "--", "train.py"), *arguments]
-    variables = clean_environment(COLUMNS="200", DDPLAUNCH_QUIET="0", DDPLAUNCH_LOCK_DIR=str(folder / "locks"), **env)
+    variables = clean_environment(COLUMNS="200", DDPLAUNCH_LOCK_DIR=str(folder / "locks"), **env)
     ended = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stderr
     return ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -85,9 +86,10 @@ def test_hosts_are_those_of_ssh(offered: Offers, folder: Path, monkeypatch: pyte
 
 def test_runs_are_those_of_the_directory(offered: Offers, folder: Path) -> None:
     own = f"{os.getpid()}-{time.monotonic_ns()}"  # live runs of the whole machine are offered, those of other tests too
-    for name in (f"{own}-run", f"blank {own} run"):
+    trial = {"schema": 1, "environment": {"DDPLAUNCH_TRIAL": f"fit-{own}/2"}}
+    for name, run in ((f"{own}-run", {}), (f"blank {own} run", {}), (f"{own}-trial", trial)):
         (folder / ".ddplaunch" / "runs" / name).mkdir(parents=True)
-        (folder / ".ddplaunch" / "runs" / name / "run.json").write_text("{}")
+        (folder / ".ddplaunch" / "runs" / name / "run.json").write_text(json.dumps(run))
     assert offered(f"ddplaunch logs {own}") == [f"{own}-run"]
     assert offered(f"ddplaunch stop {own}") == []  # it does not run
 

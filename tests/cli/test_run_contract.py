@@ -89,15 +89,15 @@ def test_quiet_says_nothing_of_a_run_that_succeeds(tmp_path: Path) -> None:
     write_script(tmp_path / "say.py", ["import sys", "sys.stdout.write('said\\n')"])
     command = [sys.executable, "-m", "ddplaunch", "run", "1", "--device", "cpu", "--no-checks"]
     spoken = {}
-    for name, words, said in (("variable", [], "1"), ("flag before variable", ["--no-quiet"], "1")):
-        environ = {**os.environ, "DDPLAUNCH_QUIET": said}
+    (tmp_path / "ddplaunch.toml").write_text("quiet = true\n")
+    for name, words in (("profile", []), ("flag before profile", ["--no-quiet"])):
         done = subprocess.run(
-            [*command, *words, "--", "say.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+            [*command, *words, "--", "say.py"], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         assert done.stdout == "said\n"
         spoken[name] = len(done.stderr.splitlines())
-    assert spoken["variable"] == 0
-    assert spoken["flag before variable"] == 5  # its name, script, environment, record, and its end
+    assert spoken["profile"] == 0
+    assert spoken["flag before profile"] == 5  # its name, script, environment, record, and its end
 
 
 def test_the_numbers_are_frozen() -> None:

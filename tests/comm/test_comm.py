@@ -181,7 +181,7 @@ def run_of(tmp_path: Path, program: str, timeout_s: float, monkeypatch: pytest.M
     words = comm_words({"device": Resolved("cpu", FLAG)}, None, "2", (), timeout_s)
     run_id = words[words.index("--run-id") + 1]
     at = words.index("--") + 1
-    comm = run_comm_test([*words[:at], "program.py", *words[at + 2 :]], timeout_s)
+    comm = run_comm_test([*words[:at], "program.py", *words[at + 2 :]])
     gone(run_id)
     return comm
 
@@ -212,12 +212,13 @@ def test_a_test_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.M
     comm = run_of(tmp_path, "import time\ntime.sleep(600)\n", 2.0, monkeypatch)
     assert not comm.ended
     (finding,) = findings(comm)
-    assert finding.code == "comm-untested" and "it was ended" in finding.what
+    assert finding.code == "comm-untested" and "was ended after 35 s, as `--timeout` says" in finding.what
+    assert "program.py:2" in finding.why
 
 
 @pytest.mark.slow
 def test_a_launch_that_is_refused_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = comm_words({"master_port": Resolved("70000", FLAG)}, None, "2", (), 2.0)
-    (finding,) = findings(run_comm_test(words, 2.0))
+    (finding,) = findings(run_comm_test(words))
     assert finding.code == "comm-untested" and "70000" in finding.what

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
-import selectors
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +62,10 @@ _SHARED = frozenset(
     }
 )
 _START_S = 180.0  # for the ranks to import torch and meet, over all hosts
-_MARGIN_S = 30.0  # on top of a group's time-out, for its result to arrive
+_MOST_GROUPS = 10  # one after the other: all ranks, hosts, rounds of pairs, doubtful pairs again
 _GRACE_S = 30.0  # torchrun's
 _ON_CPU = "2"  # ranks on a host where neither NPROC nor GPUs set the number
 _TIMEOUT_S = 60.0  # for each group by default: the longer one of ``examples.comm_test``
-_PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
 _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
 
 
@@ -99,7 +94,7 @@ def doctor(
     collectives = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
     if collectives is not None:
         outcomes += run_measured(collectives, ignored(options))
-    document = doctor_json(outcomes, facts, _versions()) if json else None
+    document = doctor_json(outcomes, facts) if json else None
     text = partial(doctor_text, outcomes, facts, verbose=value_of(options.verbose, False))
     wrong = any(outcome.status in ("found", "crashed") for outcome in outcomes)
     return _shown(document, text, collectives, wrong=wrong)
@@ -166,17 +161,6 @@ def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Ch
     return facts, check(options, nothing, facts, Unavailable(nothing.reason))
 
 
-def _versions() -> dict[str, str]:
-    """Return the versions of Python, the platform and the relevant packages."""
-    versions = {"Python": platform.python_version(), "platform": platform.platform()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
-
-
 def _collectives(
     said: Said,
     profile: str | None,
@@ -195,7 +179,7 @@ def _collectives(
         nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
     say("testing collectives" + ("" if timeout_s is None else f", each group for {timeout_s:g} s at most"))
     machines = [*hosts, *(f"--exclude={name}" for name in missing)]
-    return run_comm_test(comm_words(said, profile, nproc, machines, timeout_s), timeout_s or _TIMEOUT_S)
+    return run_comm_test(comm_words(said, profile, nproc, machines, timeout_s))
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:
@@ -218,47 +202,24 @@ def comm_words(
     words += words_of(PROFILE, profile)
     words += launch_words({name: value for name, value in said.items() if name in _SHARED})
     limit = [] if timeout_s is None else ["--timeout", f"{timeout_s:g}"]
+    words += ["--timeout", f"{_START_S + _MOST_GROUPS * (timeout_s or _TIMEOUT_S):g}"]
     # with PYTHONSAFEPATH, `python -m` does not import from the working directory
     return [*words, *hosts, "--env", "PYTHONSAFEPATH=1", "--", "-m", "ddplaunch.examples.comm_test", *limit]
 
 
-def run_comm_test(words: Sequence[str], timeout_s: float) -> Comm:
-    """Run the test to its end and return what it measured; ``timeout_s`` is for each of its groups.
-
-    A run that is silent for too long is ended. If this process is killed, the kernel ends the run.
-    """
+def run_comm_test(words: Sequence[str]) -> Comm:
+    """Run the test to its end and return what it measured. If this process is killed, the kernel ends the run."""
     with tempfile.TemporaryDirectory(prefix="ddplaunch-", ignore_cleanup_errors=True) as folder:
         report_path = Path(folder) / "told.jsonl"
         with start_run(words, report_path, subprocess.PIPE) as process:
             try:
-                output = _output(process, timeout_s)
+                output = process.communicate()[0]
             finally:
-                silent = process.poll() is None
                 report = told_so_far(report_path)
                 end_run(process, report.directory, _GRACE_S)
     comm = comm_results(output.decode("utf-8", "replace").splitlines())
-    if process.returncode == 0 and comm.ended:
-        return comm
-    failure = _failure(report, process.returncode)
-    if silent and not comm.ended:
-        failure = replace(failure, what=f"nothing came of it for {timeout_s + _MARGIN_S:g} s; it was ended")
-    return replace(comm, failure=failure)
-
-
-def _output(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """Return the run's stdout, until it ends or is silent for too long."""
-    assert process.stdout is not None
-    output, limit_s = b"", _START_S + timeout_s
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(limit_s):
-            data = os.read(process.stdout.fileno(), 1 << 16)
-            if not data:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_GRACE_S)
-                break
-            output, limit_s = output + data, timeout_s + _MARGIN_S
-    return output
+    good = process.returncode == 0 and comm.ended
+    return comm if good else replace(comm, failure=_failure(report, process.returncode))
 
 
 def _failure(report: StartReport, status: int) -> Finding:

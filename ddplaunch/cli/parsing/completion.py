@@ -80,7 +80,9 @@ def _runs() -> list[Offered]:
     from ddplaunch.values.words import host_name
 
     runs, _ = summaries(runs_directory(None), process_table(), host_name(), _MOST_RUNS)
-    return [Offered(run.run_id, f"{run.state}, {run.script or 'script not recorded'}") for run in runs]
+    return [
+        Offered(run.run_id, f"{run.state}, {run.script or 'script not recorded'}") for run in runs if run.trial is None
+    ]
 
 
 def _live_runs() -> list[Offered]:
