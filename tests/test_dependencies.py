@@ -49,7 +49,6 @@ def test_every_declared_dependency_is_imported_and_no_other() -> None:
     assert _declared() == {
         "torch",
         "typer",
-        "shellingham",
         "rich",
         "psutil",
         "pynvml",

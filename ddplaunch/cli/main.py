@@ -156,10 +156,11 @@ def _of_itself(ours: list[str]) -> ExitStatus | None:
     if ours in (["--version"], ["-V"], ["-v"], ["version"]):
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
-    if ours and ours[0].partition("=")[0] in ("--install-completion", "--show-completion"):
-        from ddplaunch.cli.parsing.completion import set_up_shell
+    option, _, shell = "=".join(ours[:2]).partition("=")
+    if option == "--install-completion":
+        from ddplaunch.cli.parsing.completion import install_completion
 
-        answer(set_up_shell(ours))
+        answer(install_completion(shell))
         return ExitStatus.DONE
     return None
 

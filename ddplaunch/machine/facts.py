@@ -333,7 +333,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What to inspect besides the machine itself. ``path_deadline_s`` limits the time for the paths.
+    """What to inspect besides the machine itself.
 
     An empty string in ``record_paths`` is the default place of records. ``torch_needs_gpu`` skips ``import_torch`` on
     machines without a GPU driver: beyond what torch's files say, the import only tells about GPUs.
@@ -344,8 +344,6 @@ class ProbeRequest:
     master_addr: str | None = None
     master_port: int | None = None
     import_torch: bool = False
-    gpu_details: bool = True  # health, processes, utilisation; False: only count, names and memory
-    path_deadline_s: float = 2.0
     torch_needs_gpu: bool = False
     packages: bool = False
     record_paths: tuple[str, ...] = ()

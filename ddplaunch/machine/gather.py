@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # dxg: WSL, kfd: AMD
 _OWN_NAME_DEADLINE_S = 1.0
+_PATHS_DEADLINE_S = 2.0
 _MASTER_NAME_DEADLINE_S = 3.0
 
 
@@ -45,8 +46,8 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     paths_with_roles: list[tuple[str, paths.Role]] = [(path, "data") for path in request.data_paths]
     records = [path or env.get("DDPLAUNCH_DIR") or ".ddplaunch" for path in request.record_paths]
     paths_with_roles += [(path, "output") for path in (*request.output_paths, *records)]
-    looks = _begin(lambda: paths.begin_looks(paths_with_roles, request.path_deadline_s))
-    nvml, nvidia = _gpus(request.gpu_details)
+    looks = _begin(lambda: paths.begin_looks(paths_with_roles, _PATHS_DEADLINE_S))
+    nvml, nvidia = _gpus()
     own_addresses = own_name()
     network_facts = _ask(lambda: _network(master, master_name()))
     variables = _ask(lambda: software.probe_environment(env))
@@ -98,13 +99,13 @@ def _import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
     return lambda: torch_child.finish(child)
 
 
-def _gpus(details: bool) -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavailable]:
+def _gpus() -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavailable]:
     from ddplaunch.machine.nvml import AMD_DRIVER, probe_amd, probe_nvml
 
-    answer_of_nvml = _ask(lambda: probe_nvml(details))
+    answer_of_nvml = _ask(probe_nvml)
     nvml, error = (answer_of_nvml, answer_of_nvml.reason) if isinstance(answer_of_nvml, Unavailable) else answer_of_nvml
     if isinstance(nvml, Unavailable) and error is None and os.access(AMD_DRIVER, os.F_OK):
-        nvml = _ask(lambda: probe_amd(details))
+        nvml = _ask(probe_amd)
     return nvml, _ask(lambda: hardware.probe_nvidia(error))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from ddplaunch.machine import deadline, files
 from ddplaunch.machine.facts import InfinibandPort, Interface, PortFact, Route
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.secrets import hide_words
 
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40  # linux/if.h
@@ -158,7 +157,6 @@ def _local_address(address: str) -> str:
         return str(handle.getsockname()[0]).partition("%")[0]
 
 
-_COMMAND_CHARS = 200
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
 
 
@@ -176,14 +174,14 @@ def probe_port(port: int, root: Path = Path("/")) -> PortFact:
         first = files.number(f"{root}/proc/sys/net/ipv4/ip_unprivileged_port_start") or 1024
         text = f"{error.strerror}: ports below {first} need root or CAP_NET_BIND_SERVICE"
         return PortFact(port, free=False, error=text)
-    from ddplaunch.machine.processes.process_table import read_process  # rarely needed
+    from ddplaunch.machine.processes.orphans import command_text  # these are rarely needed
+    from ddplaunch.machine.processes.process_table import read_process
 
     text, pid = error.strerror or str(error), _holder(port)
     holder = None if pid is None else read_process(pid)
     if holder is None:
         return PortFact(port, False, text, pid)
-    command = " ".join(hide_words(holder.command)).strip() or holder.name
-    return PortFact(port, False, text, pid, files.user_name(holder.uid, str(root)), command[:_COMMAND_CHARS] or None)
+    return PortFact(port, False, text, pid, files.user_name(holder.uid, str(root)), command_text(holder))
 
 
 def bound(port: int, backlog: int | None = None) -> socket.socket:

@@ -61,17 +61,17 @@ def start_nvml() -> tuple[Any | Unavailable, str | None]:
     return api, None
 
 
-def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | None]:
+def probe_nvml() -> tuple[NvmlFacts | Unavailable, str | None]:
     """Return NVML's facts, or why there are none; and NVML's error text if it is installed but does not work.
 
-    ``details=False`` asks only for uuid, name, memory, compute capability and MIG. A fact that one GPU does not answer
-    is ``Unavailable``; a GPU that answers nothing has ``fault``. Never raises for a broken driver.
+    A fact that one GPU does not answer is ``Unavailable``; a GPU that answers nothing has ``fault``. Never raises for a
+    broken driver.
     """
     api, error = start_nvml()
     if isinstance(api, Unavailable):
         return api, error
     try:
-        return _facts(api, details), None
+        return _facts(api), None
     except api.NVMLError as error:
         text = nvml_text(api, error)
         return Unavailable(f"NVML does not answer: {text}"), text
@@ -80,34 +80,35 @@ def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | Non
             api.nvmlShutdown()
 
 
-def _facts(api: Any, details: bool) -> NvmlFacts:
+def _facts(api: Any) -> NvmlFacts:
     cuda = api.nvmlSystemGetCudaDriverVersion_v2()
     gpus: list[Gpu] = []
     for number in range(api.nvmlDeviceGetCount()):
-        gpu = _gpu(api, number, len(gpus), details)
+        gpu = _gpu(api, number, len(gpus))
         if gpu is not None:
             gpus.append(gpu)
     return NvmlFacts(api.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10), tuple(gpus))
 
 
-def _gpu(api: Any, number: int, index: int, details: bool) -> Gpu | None:
+def _gpu(api: Any, number: int, index: int) -> Gpu | None:
     """Return one GPU; None if this user may not use it, in which case CUDA does not count it either."""
     gpu = Gpu(index=index, uuid="", name=f"GPU {number}")
     try:
         handle = api.nvmlDeviceGetHandleByIndex(number)
         gpu = replace(gpu, uuid=api.nvmlDeviceGetUUID(handle), name=api.nvmlDeviceGetName(handle))
-        gpu = replace(gpu, **_basics(api, handle))
-        return replace(gpu, **_details(api, handle)) if details else gpu
+        return replace(gpu, **_answers(api, handle))
     except api.NVMLError as error:
         if not gpu.uuid and error.value == api.NVML_ERROR_NO_PERMISSION:
             return None
         return replace(gpu, fault=nvml_text(api, error))
 
 
-def _basics(api: Any, handle: Any) -> dict[str, Any]:
+def _answers(api: Any, handle: Any) -> dict[str, Any]:
     memory = ask(api, lambda: memory_of(api, handle))
     total, used = (memory, memory) if isinstance(memory, Unavailable) else memory
     mig = ask(api, lambda: _mig_enabled(api, handle))
+    rows = ask(api, lambda: tuple(api.nvmlDeviceGetRemappedRows(handle)))
+    pending, failed = (rows, rows) if isinstance(rows, Unavailable) else (bool(rows[2]), bool(rows[3]))
     return {
         "pci_bus_id": _pci_bus_id(api, handle),
         "memory_total_bytes": total,
@@ -115,13 +116,6 @@ def _basics(api: Any, handle: Any) -> dict[str, Any]:
         "compute_capability": ask(api, lambda: tuple(api.nvmlDeviceGetCudaComputeCapability(handle))),
         "mig_enabled": mig,
         "mig_devices": _mig_devices(api, handle) if mig is True else (),
-    }
-
-
-def _details(api: Any, handle: Any) -> dict[str, Any]:
-    rows = ask(api, lambda: tuple(api.nvmlDeviceGetRemappedRows(handle)))
-    pending, failed = (rows, rows) if isinstance(rows, Unavailable) else (bool(rows[2]), bool(rows[3]))
-    return {
         **{name: ask(api, partial(question, api, handle)) for name, question in LIVE_FACTS.items()},
         "processes": ask(api, lambda: _processes(api, handle)),
         "ecc_uncorrected": ask(api, lambda: _uncorrected_errors(api, handle)),
@@ -228,7 +222,7 @@ def nvml_text(api: Any, error: Any) -> str:
 AMD_DRIVER = "/dev/kfd"
 
 
-def probe_amd(details: bool = True, root: str = "") -> NvmlFacts | Unavailable:
+def probe_amd(root: str = "") -> NvmlFacts | Unavailable:
     """Return what the kernel below ``root`` shows of AMD's GPUs, in the form of ``probe_nvml`` and in HIP's order.
 
     No ROCm library is needed; ECC errors and temperatures are not available.
@@ -238,16 +232,17 @@ def probe_amd(details: bool = True, root: str = "") -> NvmlFacts | Unavailable:
         return Unavailable("the kernel shows no GPU of AMD's that this user may use")
     driver = files.read(f"{root}/sys/module/amdgpu/version")  # only AMD's own driver package has it
     release = files.read(f"{root}/proc/sys/kernel/osrelease") or "unknown"
-    gpus = tuple(_amd_gpu(device, details, root) for device in devices)
+    gpus = tuple(_amd_gpu(device, root) for device in devices)
     return NvmlFacts(driver or f"of Linux {release}", (0, 0), gpus, "amd", amd_denied(devices, root))
 
 
-def _amd_gpu(device: AmdDevice, details: bool, root: str) -> Gpu:
+def _amd_gpu(device: AmdDevice, root: str) -> Gpu:
     def number(name: str) -> int | Unavailable:
         value = files.number(f"{device.folder}/{name}")
         return Unavailable(f"the driver does not tell {name}") if value is None else value
 
-    gpu = Gpu(
+    holders = amd_holders((device,), root).items()
+    return Gpu(
         index=device.index,
         uuid=device.uuid,
         name=files.read(f"{device.folder}/product_name") or f"AMD {device.chip}",
@@ -255,9 +250,6 @@ def _amd_gpu(device: AmdDevice, details: bool, root: str) -> Gpu:
         memory_total_bytes=number("mem_info_vram_total"),
         memory_used_bytes=number("mem_info_vram_used"),
         mig_enabled=False,
+        utilization_percent=number("gpu_busy_percent"),
+        processes=_described((pid, by_gpu[device.index]) for pid, by_gpu in holders),
     )
-    if not details:
-        return gpu
-    holders = amd_holders((device,), root).items()
-    processes = _described((pid, by_gpu[device.index]) for pid, by_gpu in holders)
-    return replace(gpu, utilization_percent=number("gpu_busy_percent"), processes=processes)

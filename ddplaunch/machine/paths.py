@@ -40,7 +40,6 @@ Role = Literal["data", "output"]
 
 # errors from a mount whose server is gone, if it reports any (soft NFS, a crashed FUSE daemon, a lost disk)
 _DEAD = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENODEV}
-_GLOB = set("*?[")
 
 
 def begin_looks(paths_with_roles: Sequence[tuple[str, Role]], deadline_s: float) -> Callable[[], tuple[PathFact, ...]]:
@@ -81,8 +80,7 @@ def _without_status(path: str, role: Role, error: OSError) -> dict[str, Any]:
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
         return {"kind": "other", "error": error.strerror}
     if role == "data":
-        matches = glob.iglob(path, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
-        match = next(matches, None) if _GLOB & set(path) else None
+        match = next(glob.iglob(path, recursive=True), None)  # noqa: PTH207  Path.glob refuses absolute patterns
         return describe_path(match, role) if match else {"kind": "missing", "error": error.strerror}
     parent = _nearest(path)
     fields = _described(parent, Path(parent).stat())

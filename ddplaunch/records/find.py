@@ -59,17 +59,17 @@ class RunRecord:
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """The outcome that speaks for the run.
+        """The outcome that speaks for the run: node 0's, or that of the node that failed first.
 
-        Node 0's if it failed, or if Slurm told it why the job ended: in a launch over ssh it covers all nodes,
-        elsewhere it names another node's failure if it knew of one. Otherwise that of the node that failed first, else
-        the first outcome.
+        Node 0 speaks if it failed: over ssh its outcome covers all nodes, elsewhere it names another node's failure if
+        it knew of one. It also speaks if Slurm told it why the job ended; such a reason is evidence without a line.
         """
         if not self.outcomes:
             return None
         first = self.outcomes[min(self.outcomes)]
-        without_line = first.diagnosis is not None and any(not line.line for line in first.diagnosis.evidence)
-        if first.state in ("failed", "killed") or (without_line and first.state == "terminated"):
+        reason = first.diagnosis if first.state == "terminated" else None
+        told_by_slurm = reason is not None and any(not evidence.line for evidence in reason.evidence)
+        if told_by_slurm or first.state in ("failed", "killed"):
             return first
         return first_failed_node(self.outcomes) or first
 

@@ -115,9 +115,11 @@ def test_what_is_offered_is_accepted(name: str) -> None:
 
 
 def test_a_shell_that_is_not_known(call: Call) -> None:
-    said = call("--show-completion", "tcsh")
-    assert said.status == 2 and "`tcsh` is not a shell that ddplaunch completes in" in said.err
-    assert "ddplaunch --show-completion bash" in said.err
+    for words in (["--install-completion", "tcsh"], ["--install-completion=tcsh"], ["--install-completion"]):
+        said = call(*words)
+        text = " ".join(said.err.split())
+        assert said.status == 2 and "names no shell that ddplaunch completes in" in text
+        assert "completion is there for bash, zsh, fish" in said.err and "-completion bash`" in text
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -109,7 +109,7 @@ def start(links: Links) -> Any:
 
 
 def ask(links: Links, *names: str, deadline_s: float = 60, **more: Any) -> Any:
-    question = Question(ProbeRequest(gpu_details=False), sys.executable, deadline_s=deadline_s, **more)
+    question = Question(ProbeRequest(), sys.executable, deadline_s=deadline_s, **more)
     return ask_all(links, names, start(links), question)
 
 

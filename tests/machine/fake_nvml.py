@@ -20,9 +20,9 @@ from ddplaunch.values.resolved import Unavailable
 SOURCE = (Path(__file__).parents[1] / "fakenvml") / "fakenvml.c"
 
 PROBE = """
-import base64, pickle, sys
+import base64, pickle
 from ddplaunch.machine.nvml import probe_nvml
-print(base64.b64encode(pickle.dumps(probe_nvml(details=sys.argv[1] == "all"))).decode())
+print(base64.b64encode(pickle.dumps(probe_nvml())).decode())
 """
 
 
@@ -48,23 +48,21 @@ class FakeNvml:
             "FAKE_NVML_STATE": str(path),
         }
 
-    def probe(
-        self, count: int, state: Iterable[str] = (), details: bool = True
-    ) -> tuple[NvmlFacts | Unavailable, str | None]:
+    def probe(self, count: int, state: Iterable[str] = ()) -> tuple[NvmlFacts | Unavailable, str | None]:
         """Return what ``probe_nvml`` returns in a process that sees these GPUs."""
-        return self.probe_in(self.environment(count, state), details)
+        return self.probe_in(self.environment(count, state))
 
-    def facts(self, count: int, state: Iterable[str] = (), details: bool = True) -> NvmlFacts:
+    def facts(self, count: int, state: Iterable[str] = ()) -> NvmlFacts:
         """Like ``probe``, where NVML works."""
-        facts, error = self.probe(count, state, details)
+        facts, error = self.probe(count, state)
         assert isinstance(facts, NvmlFacts), facts
         assert error is None
         return facts
 
     @staticmethod
-    def probe_in(environment: dict[str, str], details: bool = True) -> tuple[NvmlFacts | Unavailable, str | None]:
+    def probe_in(environment: dict[str, str]) -> tuple[NvmlFacts | Unavailable, str | None]:
         """Run ``probe_nvml`` in a new process with this environment."""
-        command = [sys.executable, "-c", PROBE, "all" if details else "few"]
+        command = [sys.executable, "-c", PROBE]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode == 0, result.stderr
         answer: tuple[NvmlFacts | Unavailable, str | None] = pickle.loads(base64.b64decode(result.stdout))

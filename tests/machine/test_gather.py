@@ -22,7 +22,7 @@ BANNED = ["torch", "psutil", "subprocess", "asyncio", "logging", "tempfile", "im
 
 @pytest.fixture(scope="module")
 def facts() -> Facts:
-    return gather.gather(ProbeRequest(gpu_details=False), {"RANK": "0", "HF_TOKEN": "abc", "SHELL": "/bin/sh"})
+    return gather.gather(ProbeRequest(), {"RANK": "0", "HF_TOKEN": "abc", "SHELL": "/bin/sh"})
 
 
 def test_this_machine_has_facts(facts: Facts) -> None:
@@ -33,7 +33,7 @@ def test_this_machine_has_facts(facts: Facts) -> None:
 
 
 def test_paths_and_a_local_master(tmp_path: Path) -> None:
-    request = ProbeRequest((str(tmp_path),), (f"{tmp_path}/out",), "localhost", 0, gpu_details=False)
+    request = ProbeRequest((str(tmp_path),), (f"{tmp_path}/out",), "localhost", 0)
     found = gather.gather(request)
     assert [fact.kind for fact in found.data_paths + found.output_paths] == ["directory", "missing"]
     assert not isinstance(found.network, Unavailable)
@@ -42,7 +42,7 @@ def test_paths_and_a_local_master(tmp_path: Path) -> None:
 
 
 def test_a_port_of_another_host_is_not_tried() -> None:
-    found = gather.gather(ProbeRequest(master_addr="198.51.100.77", master_port=29500, gpu_details=False))
+    found = gather.gather(ProbeRequest(master_addr="198.51.100.77", master_port=29500))
     assert isinstance(found.master_port, Unavailable) and "198.51.100.77" in found.master_port.reason
 
 
@@ -58,7 +58,7 @@ def test_a_probe_that_breaks_becomes_unavailable(monkeypatch: pytest.MonkeyPatch
         "software.probe_environment",
     ):
         monkeypatch.setattr(f"ddplaunch.machine.{module}", broken)
-    found = gather.gather(ProbeRequest(data_paths=("/x",), master_addr="h", master_port=1, gpu_details=False))
+    found = gather.gather(ProbeRequest(data_paths=("/x",), master_addr="h", master_port=1))
     reason = "probe failed: ZeroDivisionError: oops"
     assert found.cpu == found.network == Unavailable(reason)
     assert found.data_paths == (PathFact("/x", "unreachable", error=reason),)
@@ -69,7 +69,7 @@ def test_a_probe_that_breaks_becomes_unavailable(monkeypatch: pytest.MonkeyPatch
 def test_nothing_slow_is_imported() -> None:
     code = (
         "import sys; from ddplaunch.machine.gather import gather; from ddplaunch.machine.facts import ProbeRequest\n"
-        f"gather(ProbeRequest(gpu_details=False)); print([m for m in {BANNED!r} if m in sys.modules])"
+        f"gather(ProbeRequest()); print([m for m in {BANNED!r} if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout.strip() == "[]"

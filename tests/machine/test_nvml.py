@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplaunch.machine.facts import NOT_ASKED, Gpu, NvmlFacts
+from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.values.resolved import Unavailable
 
 if TYPE_CHECKING:
@@ -54,12 +54,6 @@ def test_eight_gpus_in_order_with_distinct_uuids(fake_nvml: FakeNvml) -> None:
     assert len({gpu.uuid for gpu in gpus}) == 8
     assert [gpu.name for gpu in gpus if gpu.name != "NVIDIA A100-SXM4-40GB"] == ["Tesla T4"]
     assert {gpu.compute_capability for gpu in gpus} == {(8, 0)}
-
-
-def test_without_details_health_is_not_asked(fake_nvml: FakeNvml) -> None:
-    (gpu,) = fake_nvml.facts(1, ["0 memory 40960 100"], details=False).gpus
-    assert (gpu.memory_total_bytes, gpu.mig_enabled, gpu.compute_capability) == (40960 * MIB, False, (9, 0))
-    assert gpu.processes == gpu.throttle_reasons == gpu.recovery_action == gpu.ecc_uncorrected == NOT_ASKED
 
 
 @pytest.mark.parametrize("line", ["0 every 15", "0 handle 15", "0 fail-memory 15", "0 fail-ecc 15"])

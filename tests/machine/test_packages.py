@@ -46,8 +46,8 @@ def test_this_interpreters_packages_are_those_that_importlib_finds() -> None:
 
 
 def test_packages_are_looked_at_only_where_they_are_asked_for() -> None:
-    assert gather.gather(ProbeRequest(gpu_details=False)).packages == NOT_ASKED
-    facts = gather.gather(ProbeRequest(gpu_details=False, packages=True))
+    assert gather.gather(ProbeRequest()).packages == NOT_ASKED
+    facts = gather.gather(ProbeRequest(packages=True))
     assert isinstance(facts.packages, PackageFacts)
     assert codec.from_json(codec.to_json(facts), Facts).packages == facts.packages
 
@@ -60,7 +60,7 @@ def test_torch_is_imported_for_its_gpus(
     monkeypatch.setattr("ddplaunch.machine.gather._DRIVERS", drivers)
     monkeypatch.setattr("ddplaunch.machine.torch_child.start_import", lambda: started.append(1))
     monkeypatch.setattr("ddplaunch.machine.torch_child.finish", lambda _: NOT_ASKED)
-    gather.gather(ProbeRequest(import_torch=True, torch_needs_gpu=True, gpu_details=False))
+    gather.gather(ProbeRequest(import_torch=True, torch_needs_gpu=True))
     assert bool(started) is imports
-    gather.gather(ProbeRequest(import_torch=True, gpu_details=False))
+    gather.gather(ProbeRequest(import_torch=True))
     assert len(started) == 1 + imports

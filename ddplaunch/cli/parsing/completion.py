@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -117,39 +117,21 @@ _SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
 }
 
 
-def set_up_shell(words: Sequence[str]) -> str:
-    """Do what ``--install-completion`` or ``--show-completion`` asks for; return the text to print.
+def install_completion(shell: str) -> str:
+    """Have Typer install completion for ``shell``, in our order; return the text to print.
 
     Raises UsageError for an unknown shell, and OSError where its files cannot be written.
     """
-    from typer.completion import get_completion_script, install  # type: ignore[attr-defined]  # as its own commands do
+    from typer.completion import install  # type: ignore[attr-defined]  # as its own command does
 
-    option, _, attached = words[0].partition("=")
-    shell = attached or next(iter(words[1:]), "") or _shell()
     if shell not in SHELLS:
         raise usage(
-            f"`{shell}` is not a shell that ddplaunch completes in" if shell else "this shell is not known",
+            f"`--install-completion {shell}` names no shell that ddplaunch completes in",
             why=f"completion is there for {', '.join(SHELLS)}",
-            fix=f"`ddplaunch {option} bash`",
-            where=f"flag: {option}",
+            fix="`ddplaunch --install-completion bash`",
+            where="flag: --install-completion",
         )
-    script = get_completion_script(prog_name="ddplaunch", complete_var=ASKED, shell=shell) + "\n"
-    script = script.replace(*_IN_ORDER.get(shell, ("", "")))
-    if shell == "zsh":
-        script += _FOR_ZSH
-    if option == "--show-completion":
-        return script
     _, path = install(shell=shell, prog_name="ddplaunch", complete_var=ASKED)
-    path.write_text(script, encoding="utf-8")
+    script = path.read_text(encoding="utf-8").replace(*_IN_ORDER.get(shell, ("", "")))
+    path.write_text(script + (_FOR_ZSH if shell == "zsh" else ""), encoding="utf-8")
     return f"Installed in {path}; open a new {shell} to use it\n"
-
-
-def _shell() -> str:
-    """Return the name of the shell that runs this command, an empty text where it is unknown."""
-    import shellingham
-
-    try:
-        name: str = shellingham.detect_shell()[0]
-    except shellingham.ShellDetectionFailure:
-        return ""
-    return name

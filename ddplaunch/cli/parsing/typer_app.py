@@ -100,9 +100,8 @@ def _application(names: list[str], keep: Callable[[dict[str, Any]], None], *, co
 def _of_itself(
     version: Annotated[bool, typer.Option("--version", "-V", help="Show the version.")] = False,
     install_completion: Annotated[
-        str, typer.Option(metavar="SHELL", help="Install completion by Tab for this shell.")
+        str, typer.Option(metavar="SHELL", help="Install completion by Tab: bash, zsh or fish.")
     ] = "",
-    show_completion: Annotated[str, typer.Option(metavar="SHELL", help="Print what that installs.")] = "",
 ) -> None:
     """Declare, for help, the options that ``main`` answers itself."""
 

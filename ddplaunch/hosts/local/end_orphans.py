@@ -58,7 +58,7 @@ def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Lefto
 
 def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
     """Return the GPU memory that these processes hold, or why NVML does not report it."""
-    facts, _ = probe_nvml(details=True)
+    facts, _ = probe_nvml()
     if not isinstance(facts, NvmlFacts):
         return facts
     wanted_pids, bytes_by_gpu = set(pids), dict[int, dict[int, int]]()

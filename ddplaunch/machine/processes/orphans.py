@@ -92,7 +92,7 @@ def adopts_orphans(process: Process, proc: str = "/proc") -> bool:
     return "libtorch" not in (files.read(f"{proc}/{process.pid}/maps") or "")
 
 
-COMMAND_LENGTH = 160
+_COMMAND_LENGTH = 160
 
 
 def gpu_process(pid: int, memory_bytes: int | None, proc: str = "/proc") -> GpuProcess:
@@ -101,9 +101,13 @@ def gpu_process(pid: int, memory_bytes: int | None, proc: str = "/proc") -> GpuP
     if process is None:
         return GpuProcess(pid, memory_bytes, None, None)
     user = files.owner_name(process.uid)
+    return GpuProcess(pid, memory_bytes, user, command_text(process), _is_orphan(process, proc))
+
+
+def command_text(process: Process) -> str:
+    """Return the beginning of a command line in one line, without secrets; the program's name if it has none."""
     text = " ".join(hide_words(process.command)).strip() or f"[{process.name}]"
-    command = "".join(letter if letter.isprintable() else " " for letter in text[:COMMAND_LENGTH])
-    return GpuProcess(pid, memory_bytes, user, command, _is_orphan(process, proc))
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_COMMAND_LENGTH])
 
 
 def _is_orphan(process: Process, proc: str) -> bool:
