@@ -66,8 +66,8 @@ def launched_by_me(
     run_id: str,
     places: Sequence[Place],
     grace_s: float,
-    launch: str = "",
-    begun_s: float = 0.0,
+    launch: str,
+    begun_s: float,
 ) -> Launched:
     """Return the note of this process as the launcher of a run."""
     me = read_process(os.getpid())

@@ -278,7 +278,6 @@ def follow_logs(
     ranks: frozenset[int] | None,
     positions: Mapping[Path, int],
     over: Callable[[], bool],
-    poll_s: float = _POLL_S,
     over_s: float = _OVER_S,
 ) -> Iterator[tuple[LogFile | None, bytes]]:
     """Yield what ranks print from now on, in order of arrival, across restarts.
@@ -307,7 +306,7 @@ def follow_logs(
                 return
             if now_s - asked_s >= over_s:
                 asked_s, last_round = now_s, over() or not directory.is_dir()
-            time.sleep(poll_s)
+            time.sleep(_POLL_S)
 
 
 def _open_new(

@@ -148,16 +148,16 @@ def recorded_at(run: RunProcesses) -> Path | None:
     return None
 
 
-def live_run(directory: Path, launcher: int, launch: str = "") -> RunProcesses | None:
+def live_run(directory: Path, launcher: int | None = None) -> RunProcesses | None:
     """Return the live processes of the run of ``directory``, or None.
 
-    A run with the same ID may be another user's, or of another directory: this one has ``launcher`` as its pid,
-    ``launch`` as its token, or ``directory`` as its record.
+    A run with the same ID may be another user's, or of another directory: this one has a launcher with the pid
+    ``launcher``, or ``directory`` as its record.
     """
     for run in runs_in(process_table()):
         if run.run_id == directory.name and run.uid == own_id():
-            is_same = launch == run.launch if launch else any(process.pid == launcher for process in run.launchers)
-            if is_same or recorded_at(run) == directory.resolve():
+            launchers = [process.pid for process in run.launchers]
+            if launcher in launchers or recorded_at(run) == directory.resolve():
                 return run
     return None
 
@@ -176,12 +176,8 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
     outcome = None if run is not None or record is None else record.outcome
     recorded: dict[str, Any] = {} if record is None else _recorded(record)
     if run is not None:
-        from_processes = _from_processes(run)
-        recorded = {
-            **from_processes,
-            **{key: value for key, value in recorded.items() if value is not None},
-            "user": from_processes["user"],
-        }
+        of_record = {key: value for key, value in recorded.items() if value is not None and key != "user"}
+        recorded = {**_from_processes(run), **of_record}
     recorded |= {name: getattr(outcome, name, None) for name in ("ended_s", "exit_status", "first_failed_rank")}
     return RunSummary(
         run_id=run.run_id if run is not None else record.run_id if record is not None else "",

@@ -125,7 +125,7 @@ def test_following_goes_on_in_the_next_piece(run: Path) -> None:
     file.write(lines(5000))
     stop = iter([False] * 40 + [True] * 100)
     later = iter(range(5000, 20_000, 100))
-    for source, data in follow_logs(run, None, {}, lambda: next(stop), poll_s=0.01, over_s=0.02):
+    for source, data in follow_logs(run, None, {}, lambda: next(stop), over_s=0.02):
         seen += data
         if source is None and (start := next(later, None)) is not None:
             file.write(lines(100, start))

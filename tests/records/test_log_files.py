@@ -182,7 +182,7 @@ class Follower:
         self.seen: list[tuple[int, bytes]] = []
         self.finished = threading.Event()
         self.over = False
-        items = follow_logs(directory, None, positions or {}, lambda: self.over, poll_s=0.01, over_s=0.05)
+        items = follow_logs(directory, None, positions or {}, lambda: self.over, over_s=0.05)
         self.thread = threading.Thread(target=self._run, args=(items,), daemon=True)
         self.thread.start()
 
@@ -236,7 +236,7 @@ def test_following_keeps_up_with_50_megabytes_a_second(tmp_path: Path) -> None:
 
     threading.Thread(target=fill, daemon=True).start()
     begun = time.process_time()
-    for file, data in follow_logs(directory, None, {}, done.is_set, poll_s=0.01, over_s=0.05):
+    for file, data in follow_logs(directory, None, {}, done.is_set, over_s=0.05):
         if file is not None:
             shown += lines.take(file, data).count(b"[h:0] ")
     assert shown == 500_000

@@ -132,7 +132,7 @@ def test_a_run_over_ssh_without_its_launcher_has_ended_also_where_an_old_version
     note = directory / "launcher.json"
     processes_json(directory, host="node-9")
     assert summary(directory, None, host_name()).state == "elsewhere"
-    with holding(launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 30.0)):
+    with holding(launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 30.0, "", 0.0)):
         pass
     assert summary(directory, None, host_name()).state == "ended"
     note.write_text(json.dumps({**json.loads(note.read_text()), "orphan_s": 600.0}))

@@ -133,7 +133,7 @@ def is_over(directory: Path) -> Callable[[], bool]:
         if record.outcomes:
             return all(node.node in record.outcomes for node in nodes)
         hosts = {node.host for node in nodes} or {record.host or ""}
-        return not hosts - {host_name(), ""} and live_run(directory, 0) is None
+        return not hosts - {host_name(), ""} and live_run(directory) is None
 
     return over
 
