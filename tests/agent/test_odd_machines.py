@@ -143,6 +143,7 @@ def test_ten_thousand_open_files_are_no_matter(tmp_path: Path) -> None:
 
 REUSED = """
 import signal, subprocess, sys, time
+from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by
 from ddplaunch.machine.processes.process_table import is_ending, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import remaining, send_signal
@@ -158,7 +159,7 @@ other = subprocess.Popen(["sleep", "100"], start_new_session=True)
 assert other.pid == first.pid, "the kernel gives the number again"
 assert is_ending(seen) and not remaining([seen]) and left_by(owners, workers_only=False) == []
 assert send_signal(seen, signal.SIGKILL) == "other"
-sweeps = Sweeps()
+sweeps = Sweeps(Loop().at)
 sweeps.begin(lambda: left_by(owners, workers_only=False), None)
 assert not sweeps.ended and other.poll() is None
 print("held", other.pid)
@@ -166,6 +167,7 @@ print("held", other.pid)
 
 HIDDEN = """
 import os, signal, subprocess, time
+from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by
 from ddplaunch.machine.processes.process_table import own_processes, process_table, read_command, read_stat
 from ddplaunch.machine.processes.run_processes import runs_in
@@ -184,7 +186,7 @@ owners = {rank.pid: Owner(rank.pid, seen)}
 while len(left_by(owners, workers_only=False)) < 3: time.sleep(0.01)
 table = process_table()
 assert {one.uid for one in table.values()} == {65534} and runs_in(table) == () == orphans_in(table, adopts_orphans)
-sweeps = Sweeps()
+sweeps = Sweeps(Loop().at)
 sweeps.begin(lambda: left_by(owners, workers_only=False), lambda _: 1.0)
 while sweeps.running:
     sweeps.tick()

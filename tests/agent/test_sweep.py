@@ -12,6 +12,7 @@ import time
 import pytest
 
 from ddplaunch.agent.guard.attempt import Attempt
+from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, unannounced
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
@@ -79,7 +80,7 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> Non
             assert [one.pid for one in unannounced(own_processes(), token, torchrun)] == pids
         owners = {started[0].pid: Owner(started[0].pid, found[0])}
         until(lambda: len(of_ranks(own_processes(), owners)) == 2, "its child runs")
-        sweeps = Sweeps()
+        sweeps = Sweeps(Loop().at)
         sweeps.begin(lambda: of_ranks(own_processes(), owners), lambda _: 1.0)
 
         def swept() -> bool:

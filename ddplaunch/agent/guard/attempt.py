@@ -30,10 +30,14 @@ from ddplaunch.values.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt
+    from ddplaunch.agent.guard.loop import Loop
     from ddplaunch.explain.stacks.parse import RankStack
     from ddplaunch.machine.processes.process_table import ProcessStat
     from ddplaunch.planning.settings import Settings
     from ddplaunch.values.finding import Finding
+
+    #: Does work beside the loop, in order; the text is what is said if it raises.
+    Aside = Callable[[Callable[[], None], str], None]
 
 
 class RankLife:
@@ -238,48 +242,38 @@ class NumbersWatch:
     It checks now and then whether the ranks' files exist; nothing is read or imported until all of them do.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None], told: Told) -> None:
+    def __init__(self, settings: Settings, loop: Loop, aside: Aside, told: Told) -> None:
         """Wait for nothing yet. Only node 0 reports findings, because all nodes have the same numbers."""
-        self._settings, self._say, self._told = settings, say, told
+        self._settings, self._loop, self._aside, self._told = settings, loop, aside, told
         self._folder = ""
         self._ranks: tuple[int, ...] = ()
-        self._next_s: float | None = None
-        self.looking = False
 
     def begin(self, attempt: int, ranks: Iterable[int]) -> None:
         """Wait for the notes of an attempt that has just started."""
         if self._settings.observe and self._settings.node_directory is not None:
             self._folder, self._ranks = f"{self._settings.node_directory}/attempt-{attempt}", tuple(ranks)
-            self._next_s = time.monotonic() + _EVERY_S
+            self._wait()
 
-    def due_s(self) -> float | None:
-        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        return None if self.looking else self._next_s
+    def _wait(self) -> None:
+        self._loop.at(time.monotonic() + _EVERY_S, self._look)
 
-    def tick(self) -> None:
-        """Look for the notes if it is time, and compare them once all exist."""
-        due_s = self.due_s()
-        if due_s is None or time.monotonic() < due_s:
-            return
-        self._next_s = time.monotonic() + _EVERY_S
+    def _look(self) -> None:
         if all(os.path.exists(f"{self._folder}/rank-{rank}.observed.json") for rank in self._ranks):  # noqa: PTH110
-            self.looking = True
-            _thread.start_new_thread(self._compare, (self._folder, self._ranks))
+            self._aside(self._compare, "the ranks' notes could not be compared")
+        else:
+            self._wait()
 
-    def _compare(self, folder: str, ranks: tuple[int, ...]) -> None:
-        try:
-            from ddplaunch.watch import observed
+    def _compare(self) -> None:
+        from ddplaunch.watch import observed
 
-            seen = observed.look(folder, ranks, os.environ, self._settings.ignore)
-            if seen.over and self._folder == folder:
-                self._next_s = None
-                if seen.findings and not self._settings.node:
-                    self._told.tell(seen.findings)
-        except Exception as error:  # a failure to watch must not end the run
-            self._next_s = None
-            self._say(f"ddplaunch: the ranks' notes could not be compared: {error!r}\n")
-        finally:
-            self.looking = False
+        folder = self._folder
+        seen = observed.look(folder, self._ranks, os.environ, self._settings.ignore)
+        if self._folder != folder:
+            return  # a new attempt has begun
+        if not seen.over:
+            self._wait()
+        elif seen.findings and not self._settings.node:
+            self._told.tell(seen.findings)
 
 
 def _note_of_end(directory: str, attempt: int, rank: int) -> Path:

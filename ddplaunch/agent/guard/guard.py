@@ -13,12 +13,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.guard.attempt import Attempt, NumbersWatch, Told, note_processes, processes_note
 from ddplaunch.agent.guard.loop import LauncherSignals, Loop
-from ddplaunch.agent.guard.output import Console
+from ddplaunch.agent.guard.output import Console, Writer
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, unannounced
@@ -31,9 +31,10 @@ from ddplaunch.values.variable_names import LAUNCH, SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-    from ddplaunch.agent.guard.hang_watch import HangWatch
+    from ddplaunch.explain.diagnosis import Diagnosis
 
 _RECORD_PATIENCE_S, _SHOWN_PATIENCE_S, _SPEECH_PATIENCE_S = 5.0, 1.0, 10.0
+_LONGER_S = 20.0  # longer than the grace until SIGKILL: a torchrun that waits in C++ runs no handler
 
 
 def main(descriptor: int) -> None:
@@ -72,26 +73,25 @@ class GuardedRun:
         self._directory = settings.node_directory
         self._streams = Streams(self._loop, self._console, self._wake, settings, self._host)
         self._attempts: list[Attempt] = []
-        self._sweeps = Sweeps()
+        self._sweeps = Sweeps(self._loop.at)
         self._end: dict[str, Any] = {}  # torchrun's "end" message
         self._elsewhere: dict[str, Any] = {}  # how another node ended
         self._launcher_died = self._killed = self._prepared = False
         self._signal: int | None = None  # the one that told torchrun to end
-        self._speaking = 0  # the number of threads that are explaining an attempt
-        self._hang = self._hang_watch()
+        self._stopped: Diagnosis | None = None  # why the run was ended at a time-out
+        self._background = Writer(self._wake, 0)
+        self._watch_hangs()
         self._told_of = Told(settings, self._console.say)
-        self._numbers = NumbersWatch(settings, self._console.say, self._told_of)
+        self._numbers = NumbersWatch(settings, self._loop, self._aside, self._told_of)
         self._loop.watch(channel.fileno(), self._told)
         self._loop.watch(self._wake, self._woken)
         self._loop.watch_process(self._launcher_pid, self._launcher_ended)
-        self._signals = LauncherSignals(
-            settings, lambda: self._attempts[-1] if self._attempts else None, self._console.say
-        )
+        self._signals = LauncherSignals(settings, self._loop, self._latest, self._console.say)
 
     def guard(self) -> int:
         """Guard the run until it has ended and none of its processes is left; return its exit status."""
         while not self._end or self._sweeps.running:
-            self._once()
+            self._loop.once()
         self._loop.once(0)
         if self._attempts:
             last = self._attempts[-1]
@@ -100,10 +100,7 @@ class GuardedRun:
         self._streams.end_attempt()
         self._streams.settle(_RECORD_PATIENCE_S)
         self._console.settle(_SHOWN_PATIENCE_S)
-        until_s = time.monotonic() + _SPEECH_PATIENCE_S
-        watches = [watch for watch in (self._numbers, self._hang) if watch]
-        while (self._speaking or any(watch.looking for watch in watches)) and time.monotonic() < until_s:
-            time.sleep(0.005)
+        self._background.wait(time.monotonic() + _SPEECH_PATIENCE_S)
         status = self._conclude(self._ended())
         self._console.drain()
         return status
@@ -137,7 +134,7 @@ class GuardedRun:
             failures=tuple(self._end.get("failures") or ()),
             left_over=tuple(sorted(self._sweeps.ended)),
             unrecorded=self._streams.unrecorded(),
-            stopped=self._hang.stopped if self._hang and state != "succeeded" else None,
+            stopped=self._stopped if state != "succeeded" else None,
             told=self._told_of.whats,
             elsewhere=self._elsewhere,
             announced=self._signals.announced,
@@ -146,32 +143,37 @@ class GuardedRun:
     def _ended_attempt(self, attempt: Attempt) -> EndedAttempt:
         return attempt.ended(self._settings.node, self._host, self._streams.unwritten(), self._settings.node_directory)
 
-    def _once(self) -> None:
-        """Wait for the next event or due time, and handle it."""
-        due = [at_s for watch in self._watches() if (at_s := watch.due_s()) is not None]
-        self._loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
-        for watch in self._watches():
-            watch.tick()
+    def _latest(self) -> Attempt | None:
+        """Return the attempt whose ranks run; None before the first one and after the end of the run."""
+        return self._attempts[-1] if self._attempts and not self._end else None
 
-    def _watches(self) -> list[Any]:
-        """Return the objects with timed work; signals are passed on only until torchrun has reported its end."""
-        watches = [self._streams, self._sweeps, self._numbers, self._hang, None if self._end else self._signals]
-        return [watch for watch in watches if watch is not None]
+    def _aside(self, work: Callable[[], None], failed: str) -> None:
+        """Do ``work`` in the background thread, after all earlier work; say ``failed`` if it raises."""
 
-    def _hang_watch(self) -> HangWatch | None:
+        def safely() -> None:
+            try:
+                work()
+            except Exception as error:  # nothing that is done there may end the run
+                self._console.say(f"ddplaunch: {failed}: {error!r}\n")
+            os.eventfd_write(self._wake, 1)
+
+        self._background.put(safely)
+
+    def _watch_hangs(self) -> None:
         if self._settings.hang_timeout_s is None and self._settings.timeout_s is None:
-            return None
+            return
         from ddplaunch.agent.guard.hang_watch import HangWatch
 
-        return HangWatch(
+        HangWatch(
             self._settings,
             self._host,
-            self._launcher,
+            self._launcher.started_s if self._launcher else time.time(),
             self._streams,
-            self._console,
-            self._wake,
-            attempt=lambda: self._attempts[-1] if self._attempts and self._attempts[-1].announced else None,
-            over=lambda: bool(self._end),
+            self._loop,
+            aside=self._aside,
+            latest=lambda: attempt if (attempt := self._latest()) and attempt.announced else None,
+            say=self._console.say,
+            stop=self._stop,
         )
 
     # Messages from torchrun's plug-in
@@ -184,18 +186,6 @@ class GuardedRun:
         if message is None:
             self._launcher_gone()
         else:
-            self._hear(message, descriptors)
-
-    def _drain_messages(self) -> None:
-        """Receive torchrun's last messages: its death may be noticed before the last of them is read."""
-        self._channel.setblocking(False)
-        while not self._end:
-            try:
-                message, descriptors = receive(self._channel)
-            except OSError:
-                return
-            if message is None:
-                return
             self._hear(message, descriptors)
 
     def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
@@ -213,7 +203,7 @@ class GuardedRun:
             case "signal":
                 self._signal = message["signal"]
                 self._order_to_end()
-                if self._hang is None or not self._hang.stopped:  # a person or a scheduler sent it
+                if self._stopped is None:  # a person or a scheduler sent it
                     self._signals.tell_waiting(message["signal"])
             case "end":
                 self._end = message
@@ -267,24 +257,20 @@ class GuardedRun:
         attempt.complete(failures, succeeded=False)
         self._streams.end_attempt()
         self._sweep(attempt, followed=True)
-        self._speaking += 1
-        _thread.start_new_thread(self._speak_of, (attempt,))
+        self._aside(lambda: self._speak_of(attempt), f"attempt {attempt.number} has ended; explaining it failed")
 
     def _speak_of(self, attempt: Attempt) -> None:
-        try:
-            self._streams.settle(_RECORD_PATIENCE_S)
-            from ddplaunch.agent.end.conclude import attempt_ended
+        self._streams.settle(_RECORD_PATIENCE_S)
+        from ddplaunch.agent.end.conclude import attempt_ended
 
-            if text := attempt_ended(self._settings, self._ended_attempt(attempt)):
-                self._console.say(text)
-        except Exception as error:
-            self._console.say(f"ddplaunch: attempt {attempt.number} has ended; explaining it failed: {error!r}\n")
-        finally:
-            self._speaking -= 1
+        if text := attempt_ended(self._settings, self._ended_attempt(attempt)):
+            self._console.say(text)
 
     def _launcher_ended(self) -> None:
-        self._drain_messages()
-        self._launcher_gone()
+        """Receive torchrun's last messages: its death may be noticed before the last of them is read."""
+        self._channel.setblocking(False)
+        while not self._end:
+            self._told()
 
     def _launcher_gone(self) -> None:
         self._loop.forget(self._channel.fileno())
@@ -296,6 +282,19 @@ class GuardedRun:
         self._end = {"state": state, "signal": self._signal, "failures": [], "error": ""}
         if self._attempts:
             self._sweep(self._attempts[-1])
+
+    def _stop(self, diagnosis: Diagnosis) -> None:
+        """End the run by SIGTERM to torchrun, as a person would: ranks may save, and are killed after the grace."""
+        if self._end:
+            return
+        self._stopped = diagnosis
+        self._loop.at(time.monotonic() + self._settings.grace_s + _LONGER_S, self._kill_launcher)
+        if self._launcher is not None:
+            send_signal(self._launcher, signal.SIGTERM)
+
+    def _kill_launcher(self) -> None:
+        if self._launcher is not None and not self._end:
+            send_signal(self._launcher, signal.SIGKILL)
 
     def _order_to_end(self) -> None:
         if self._attempts:
@@ -320,6 +319,7 @@ class GuardedRun:
 
     def _woken(self) -> None:
         os.eventfd_read(self._wake)
+        self._streams.resume()
 
     def _signalled(self) -> None:
         """Handle a signal that torchrun's process got."""

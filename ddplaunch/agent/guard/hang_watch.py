@@ -7,10 +7,8 @@ meanwhile.
 
 from __future__ import annotations
 
-import _thread
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,15 +16,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.guard.attempt import Attempt
-from ddplaunch.agent.guard.output import Console
+from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.machine.processes.process_table import ProcessStat, io_bytes_of, pids, read_stat, starved_s
-from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.machine.processes.process_table import io_bytes_of, pids, read_stat, starved_s
 from ddplaunch.planning.settings import Settings
 from ddplaunch.values.frozen import dataclass
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.guard.attempt import Aside
     from ddplaunch.explain.diagnosis import Diagnosis
     from ddplaunch.explain.stacks.parse import RankStack
 
@@ -35,7 +33,7 @@ _IDLE_SHARE = 0.05
 #: Below this rate a rank with its child processes counts as neither reading nor writing.
 _IDLE_BYTES_PER_S = 32 << 10
 #: Names of the threads in which torch and gloo send a collective's data (since torch 2.5); NCCL does not use files.
-_COLLECTIVE_THREADS = (b"pt_gloo_runloop", b"gloo_tcp_loop")
+_COLLECTIVE = (b"pt_gloo_runloop", b"gloo_tcp_loop")
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,6 @@ class RankWork:
         """Know no rank yet."""
         self.moved_s = 0.0  # when a rank was last seen to make progress
         self._seen: dict[int, tuple[int, ...]] = {}
-        self._threads: dict[int, tuple[int, list[str]]] = {}
         self._memories: dict[int, tuple[int, int]] = {}  # by a rank's pid: its interpreter's pid, and a descriptor
 
     def look(self, pids: Iterable[int], *, counts: bool = True) -> None:
@@ -136,28 +133,24 @@ class RankWork:
     def _look(self, pid: int) -> tuple[int, ...]:
         """Return a rank's counts; bytes are those of main thread and collectives, as other threads may poll forever."""
         python, _ = self._memories.get(pid, (pid, None))
-        threads = (str(python), *self._collective(python))
+        threads = (str(python), *_collective_threads(python))
         return (*self._counted(pid), sum(io_bytes_of(f"{python}/task/{thread}") for thread in threads))
 
     def _counted(self, pid: int) -> tuple[int, int]:
         data = os.pread(self._memories[pid][1], 16, 0) if pid in self._memories else b""
         return int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
 
-    def _collective(self, pid: int) -> list[str]:
-        """Return the ids of the threads in which collectives run."""
-        try:
-            names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
-        except OSError:
-            return []
-        if (known := self._threads.get(pid)) is None or known[0] != len(names):
-            comms = {name: read_bytes(f"/proc/{pid}/task/{name}/comm") or b"" for name in names}
-            found = [name for name, comm in comms.items() if comm.startswith(_COLLECTIVE_THREADS)]
-            known = self._threads[pid] = (len(names), found)
-        return known[1]
+
+def _collective_threads(pid: int) -> list[str]:
+    """Return the ids of the threads in which collectives run."""
+    try:
+        names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return []
+    return [name for name in names if (read_bytes(f"/proc/{pid}/task/{name}/comm") or b"").startswith(_COLLECTIVE)]
 
 
 _LOOKS, _MOST_LOOKS = 4, 8  # samples of stacks: per time-out, and the most that are compared
-_LONGER_S = 20.0  # longer than the grace until SIGKILL: a torchrun that waits in C++ runs no handler
 
 
 class HangWatch:
@@ -167,65 +160,47 @@ class HangWatch:
         self,
         settings: Settings,
         host: str,
-        launcher: ProcessStat | None,
+        began_s: float,
         streams: Streams,
-        console: Console,
-        wake: int,
+        loop: Loop,
         *,
-        attempt: Callable[[], Attempt | None],
-        over: Callable[[], bool],
+        aside: Aside,
+        latest: Callable[[], Attempt | None],
+        say: Callable[[str], None],
+        stop: Callable[[Diagnosis], None],
     ) -> None:
-        """Begin to watch; the run's time counts from torchrun's start, also for a replaced guard.
+        """Begin to watch; the run's time counts from ``began_s`` (epoch), also for a replaced guard.
 
-        ``attempt`` returns the running attempt, ``over`` whether torchrun has reported its end. ``wake`` is the loop's
-        eventfd.
+        ``latest`` returns the attempt that runs. ``stop`` ends the run.
         """
-        self._settings, self._host, self._launcher = settings, host, launcher
-        self._streams, self._console, self._wake = streams, console, wake
-        self._latest, self._over = attempt, over
-        self.stopped: Diagnosis | None = None  # why the run was ended, if it was
-        self.looking = False
-        limit_s = settings.timeout_s
-        started_s = launcher.started_s if launcher else time.time()
-        self._until_s = None if limit_s is None else time.monotonic() + limit_s - max(0.0, time.time() - started_s)
-        self._hang_s = math.inf if settings.hang_timeout_s is None else settings.hang_timeout_s
+        self._settings, self._host, self._streams, self._loop = settings, host, streams, loop
+        self._aside, self._latest, self._say, self._stop = aside, latest, say, stop
+        now_s = time.monotonic()
+        if settings.timeout_s is not None:
+            loop.at(now_s + settings.timeout_s - max(0.0, time.time() - began_s), self._time_is_up)
+        self._hang_s = settings.hang_timeout_s or math.inf
         self._every_s = min(15.0, max(0.1, self._hang_s / 40))
+        if settings.hang_timeout_s is not None:
+            loop.at(now_s, self._tick)
         self._attempt: Attempt | None = None
-        self._began_s = self._next_s = time.monotonic()
+        self._began_s = now_s
         self._told_s: float | None = None
         self._work = RankWork()
         self._looks: list[Look] = []
         self._look_s = 0.0
-        self._kill_s: float | None = None
 
-    def due_s(self) -> float | None:
-        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        if self._over() or self.looking:
-            return None
-        if self._kill_s is not None:
-            return self._kill_s
-        return self._next_s if self._until_s is None else min(self._next_s, self._until_s)
-
-    def tick(self) -> None:
-        """Do what is due: measure progress, sample stacks, end the run at its time limit, or kill torchrun."""
+    def _tick(self) -> None:
+        """Measure progress, and compare stacks if there was none for half of the time-out."""
+        self._measure()
         now_s = time.monotonic()
-        if (due_s := self.due_s()) is None or now_s < due_s:
-            return
-        if self._kill_s is not None:
-            self._kill_s = None
-            if self._launcher is not None:
-                send_signal(self._launcher, signal.SIGKILL)
-        elif self._until_s is not None and now_s >= self._until_s:
-            self._until_s = None
-            self._in_thread(self._time_is_up)
+        silent = bool(self._pids()) and self._silent_s() >= self._hang_s / 2
+        if not silent:
+            self._looks.clear()
+        if silent and self._told_s is None and now_s >= self._look_s:
+            self._look_s = now_s + self._hang_s / _LOOKS
+            self._aside(self._look, "ranks could not be looked at")
         else:
-            self._next_s = now_s + self._every_s
-            self._measure()
-            if not self._pids() or self._silent_s() < self._hang_s / 2:
-                self._looks.clear()
-            elif self._told_s is None and now_s >= self._look_s:
-                self._look_s = now_s + self._hang_s / _LOOKS
-                self._in_thread(self._compare)
+            self._loop.at(now_s + self._every_s, self._tick)
 
     def _silent_s(self) -> float:
         """Return for how many seconds no rank has made progress."""
@@ -248,24 +223,16 @@ class HangWatch:
         if self._told_s is not None and time.monotonic() - self._silent_s() > self._told_s:
             self._told_s = None  # the run makes progress again, and a new hang is reported again
 
-    def _in_thread(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in a thread: stacks take seconds, and ranks' output must not wait for them."""
-        self.looking = True
+    def _time_is_up(self) -> None:
+        self._aside(self._end_in_time, "the time limit could not be kept")
 
-        def safely() -> None:
-            try:
-                work()
-            except Exception as error:  # a failure to watch must not end the run
-                self._told_s = time.monotonic()
-                self._console.say(f"ddplaunch: ranks could not be looked at: {error!r}\n")
-            finally:
-                self._next_s = time.monotonic() + self._every_s
-                self.looking = False
-                os.eventfd_write(self._wake, 1)
+    # Called in a thread: stacks take seconds, and ranks' output must not wait for them
 
-        _thread.start_new_thread(safely, ())
-
-    # Called in the thread
+    def _look(self) -> None:
+        try:
+            self._compare()
+        finally:
+            self._loop.at(time.monotonic() + self._every_s, self._tick)
 
     def _compare(self) -> None:
         """Sample stacks once more; report or stop a hang if nothing has changed for the whole time-out."""
@@ -283,16 +250,16 @@ class HangWatch:
             return
         ranks = self._attempt.ranks if self._attempt else {}
         diagnosis = describe(stacks, ranks, silent_s, used, steps, self._host, self._folder())
-        if self._silent_s() < silent_s or self._over():
+        if self._silent_s() < silent_s or self._latest() is None:
             return
         stacks_file = write_stacks(stacks, self._settings.node_directory)
         self._told_s = time.monotonic()
         if self._settings.on_hang == "stop":
             self._stop(diagnosis)
         else:
-            self._console.say(warning_text(diagnosis, stacks_file))
+            self._say(warning_text(diagnosis, stacks_file))
 
-    def _time_is_up(self) -> None:
+    def _end_in_time(self) -> None:
         from ddplaunch.agent.guard.hang_report import take, time_is_up, write_stacks
 
         self._measure()
@@ -304,12 +271,3 @@ class HangWatch:
         """Return the folder of the attempt's output, None without one."""
         node = self._settings.node_directory
         return f"{node}/attempt-{self._attempt.number}" if self._attempt and node else None
-
-    def _stop(self, diagnosis: Diagnosis) -> None:
-        """End the run by SIGTERM to torchrun, as a person would: ranks may save, and are killed after the grace."""
-        if self._over():
-            return
-        self.stopped = diagnosis
-        self._kill_s = time.monotonic() + self._settings.grace_s + _LONGER_S
-        if self._launcher is not None:
-            send_signal(self._launcher, signal.SIGTERM)

@@ -7,6 +7,7 @@ so the guard sees a Ctrl-C at once, even while torchrun waits in C++ and runs no
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -32,12 +33,13 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Loop:
-    """Waits for descriptors and makes their calls. A call may forget any descriptor, its own included."""
+    """Waits for descriptors and due times, and makes their calls. A call may forget any descriptor."""
 
     def __init__(self) -> None:
         """Watch nothing yet."""
         self._epoll = select.epoll()
         self._calls: dict[int, Callable[[], None]] = {}
+        self._due: dict[Callable[[], None], float] = {}
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call ``call()`` whenever ``descriptor`` is readable, or its other side is gone."""
@@ -50,10 +52,22 @@ class Loop:
         if self._calls.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
-    def once(self, timeout_s: float | None) -> None:
-        """Wait for descriptors at most ``timeout_s`` (None: forever), and make the calls of those that are ready."""
-        for descriptor, _ in self._epoll.poll(timeout_s):
-            if call := self._calls.get(descriptor):
+    def at(self, at_s: float, call: Callable[[], None]) -> None:
+        """Make ``call`` once, at ``at_s`` (time.monotonic()), instead of when it was to be made before.
+
+        From another thread, wake the loop afterwards.
+        """
+        self._due[call] = at_s
+
+    def once(self, timeout_s: float = math.inf) -> None:
+        """Wait for descriptors and due times, at most ``timeout_s``, and make the calls of those that are ready."""
+        wait_s = min([timeout_s, *(max(0.0, at_s - time.monotonic()) for at_s in list(self._due.values()))])
+        for descriptor, _ in self._epoll.poll(None if wait_s == math.inf else wait_s):
+            if ready := self._calls.get(descriptor):
+                ready()
+        for call, at_s in list(self._due.items()):
+            if time.monotonic() >= at_s and call in self._due:
+                del self._due[call]
                 call()
 
     def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
@@ -84,18 +98,19 @@ class LauncherSignals:
     def __init__(
         self,
         settings: Settings,
+        loop: Loop,
         latest: Callable[[], Attempt | None],
         say: Callable[[str], None],
     ) -> None:
         """Unblock the signals that were blocked when the guard started; it ignores most of them."""
-        self._settings = settings
+        self._settings, self._loop = settings, loop
         self._latest, self._say = latest, say
         self._told = False
         self._pipe = -1
         self.interrupts = 0
         self.resized = False
         self._own: dict[int, float] = {}  # signal number to when it reached this process
-        self._due: dict[int, float] = {}  # signal number to when it must be passed on
+        self._waiting: set[int] = set()  # signals to pass on
         self.announced: tuple[str, float] | None = None  # the first of PASSED_ON that was for the ranks, and when
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)
@@ -118,26 +133,15 @@ class LauncherSignals:
         self.interrupts += numbers.count(signal.SIGINT)
         self.resized = self.resized or signal.SIGWINCH in numbers
         for number in PASSED_ON:
-            if number in numbers:
-                self._due.setdefault(number, time.monotonic() + _ALL_AT_ONCE_S)
+            if number in numbers and number not in self._waiting:
+                self._waiting.add(number)
+                self._loop.at(time.monotonic() + _ALL_AT_ONCE_S, self._pass_on)
                 self.announced = self.announced or (signal_name(number), steady_s())
         return numbers
 
-    def due_s(self) -> float | None:
-        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        return min(self._due.values(), default=None)
-
-    def tick(self) -> None:
-        """Pass on the signals that are due."""
-        now_s = time.monotonic()
-        for number in [each for each, due_s in self._due.items() if now_s >= due_s]:
-            del self._due[number]
-            if now_s - self._own.get(number, -_TOLD_ALSO_S) >= _TOLD_ALSO_S:  # else all processes got it, ranks too
-                self._pass_on(number)
-
     def tell_waiting(self, number: int) -> None:
         """After signal ``number`` told torchrun to end, say once that ranks are given time to save."""
-        self._due.pop(number, None)  # torchrun passes it on itself
+        self._waiting.discard(number)  # torchrun passes it on itself
         ranks = self._ranks()
         if self._told or self._settings.silent or not ranks:
             return
@@ -151,13 +155,17 @@ class LauncherSignals:
         attempt = self._latest()
         return [] if attempt is None else attempt.running()
 
-    def _pass_on(self, number: int) -> None:
-        """Send a signal to the ranks that catch it; it would kill the others, which is not intended."""
-        name = signal_name(number)
-        catching = [one for one in self._ranks() if catches(one.pid, number)]
-        told = [one for one in catching if send_signal(one, number) == "sent"]
-        if told:
-            self._say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
-        else:
-            self.announced = None
-            self._say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")
+    def _pass_on(self) -> None:
+        """Send the waiting signals to the ranks that catch them; they would kill the others, which is not intended."""
+        while self._waiting and self._latest() is not None:
+            number = self._waiting.pop()
+            if time.monotonic() - self._own.get(number, -_TOLD_ALSO_S) < _TOLD_ALSO_S:
+                continue  # all processes got it, ranks too
+            name = signal_name(number)
+            catching = [one for one in self._ranks() if catches(one.pid, number)]
+            told = [one for one in catching if send_signal(one, number) == "sent"]
+            if told:
+                self._say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
+            else:
+                self.announced = None
+                self._say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")

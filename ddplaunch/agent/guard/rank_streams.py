@@ -167,6 +167,7 @@ class Streams:
         elif self._full(stream):
             stream.paused = True
             self._loop.forget(stream.descriptor)
+            self.resume()
 
     def _take(self, stream: Stream) -> int:
         data = stream.read()
@@ -189,13 +190,7 @@ class Streams:
             return True
         return not self._stalled and self.records.full()
 
-    def due_s(self) -> float | None:
-        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        if not self._stalled and any(stream.paused for stream in self._open):
-            return time.monotonic() + 1.0  # to notice a stalled disk
-        return None
-
-    def tick(self) -> None:
+    def resume(self) -> None:
         """Resume the streams that waited for the console or the disk, if there is room again."""
         now_s = time.monotonic()
         if not self._stalled and self.records.full() and now_s - self.records.moved_s > _STALLED_S:
@@ -204,6 +199,8 @@ class Streams:
             if stream.paused and not self._full(stream):
                 stream.paused = False
                 self._watch(stream)
+        if not self._stalled and any(stream.paused for stream in self._open):
+            self._loop.at(now_s + 1.0, self.resume)  # to notice a stalled disk
 
     def _watch(self, stream: Stream) -> None:
         try:

@@ -146,16 +146,15 @@ class Sweeps:
     Children of a Python process get SIGTERM only when it is gone (``asked_first``), because a rank may be saving.
     """
 
-    def __init__(self) -> None:
-        """Begin without sweeps; ``ended`` collects the pids of processes that were signalled."""
+    def __init__(self, at: Callable[[float, Callable[[], None]], None]) -> None:
+        """``at`` makes a call at a time (``Loop.at``); ``ended`` collects the pids of processes that were signalled."""
+        self._at = at
         self._sweeps: list[_Sweep] = []
-        self._next_s = 0.0
         self.ended: set[int] = set()
 
     def begin(self, find: Callable[[], list[ProcessStat]], grace: Grace | None) -> None:
         """End what ``find()`` returns, repeatedly until it returns nothing; without ``grace`` kill at once."""
         self._sweeps.append(_Sweep(find, grace))
-        self._next_s = time.monotonic()
         self.tick()
 
     @property
@@ -163,20 +162,15 @@ class Sweeps:
         """Whether processes are left to end."""
         return bool(self._sweeps)
 
-    def due_s(self) -> float | None:
-        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        return self._next_s if self._sweeps else None
-
     def tick(self) -> None:
-        """If it is time, look for processes again and signal those that are due; reading the table is costly."""
-        if not self._sweeps or time.monotonic() < self._next_s:
-            return
+        """Look for processes again, and signal those that are due."""
         for sweep in list(self._sweeps):
             processes = sweep.find()
             self._end(sweep, processes)
             if not processes or sweep.in_vain():
                 self._sweeps.remove(sweep)
-        self._next_s = time.monotonic() + min((sweep.pause_s() for sweep in self._sweeps), default=0.0)
+        if self._sweeps:
+            self._at(time.monotonic() + min(sweep.pause_s() for sweep in self._sweeps), self.tick)
 
     def _end(self, sweep: _Sweep, processes: list[ProcessStat]) -> None:
         for process in processes if sweep.grace is None else asked_first(processes):
